@@ -1,0 +1,136 @@
+"""Settings of the asynchronous PPO family, as they stand under `algorithm:` in a run's yaml.
+
+Knows: every knob of the algorithm, its default and its meaning.
+Does not know: how any of it is computed, or who runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from attrs import Factory, field, frozen, validators
+
+
+class Proximal(StrEnum):
+    """Where the log-probs of the proximal policy (the centre of the clip) come from."""
+
+    BEHAVIOUR = "behaviour"
+    """The sampling log-probs themselves: plain PPO. Nothing is computed."""
+    RECOMPUTE = "recompute"
+    """One forward pass of the trainer before the first minibatch: decoupled PPO (AReaL, arXiv 2505.24298)."""
+    LOGLINEAR = "loglinear"
+    """Interpolated by token staleness between behaviour and current policy, no forward pass (A-3PO, arXiv 2512.06547)."""
+
+
+class BehaviourWeight(StrEnum):
+    """What is done with w = proximal / behaviour, the importance weight of stale data."""
+
+    NONE = "none"
+    CLAMP = "clamp"
+    """w is held inside [lower, upper]."""
+    MASK = "mask"
+    """Tokens (or sequences) with w outside [lower, upper] leave the loss; the normaliser keeps counting them."""
+
+
+class Level(StrEnum):
+    """Whether a ratio is taken per token or once per sequence (mean log-ratio, as in GSPO)."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+
+
+class NormLevel(StrEnum):
+    """Over what a statistic is taken."""
+
+    NONE = "none"
+    BATCH = "batch"
+    GROUP = "group"
+
+
+class KLEstimator(StrEnum):
+    """Schulman's estimators of KL(policy || reference) from one sample."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+
+
+@frozen(kw_only=True)
+class NormConfig:
+    """(x - mean) / (std + eps). `leave_one_out` takes the mean of the others; the std is about the plain mean.
+
+    `unbiased` divides the variance by n - 1. A group of one, or one where all agree, has std 0:
+    the centred values are divided by eps only where they are exactly 0, so the result is 0.
+    """
+
+    mean: NormLevel = field(default=NormLevel.NONE)
+    std: NormLevel = field(default=NormLevel.NONE)
+    leave_one_out: bool = False
+    unbiased: bool = True
+    eps: float = 1e-4
+
+
+@frozen(kw_only=True)
+class KLConfig:
+    """KL against the reference model, as a penalty in the reward. Needs `reference:`."""
+
+    coefficient: float = field(default=0.0, validator=validators.ge(0.0))
+    estimator: KLEstimator = KLEstimator.K1
+
+
+@frozen(kw_only=True)
+class OverlongConfig:
+    """A soft penalty on long outputs (DAPO, arXiv 2503.14476): falls from 0 to -factor over the last `tokens` of the budget."""
+
+    tokens: int = 0
+    factor: float = 1.0
+
+
+@frozen(kw_only=True)
+class AdvantageConfig:
+    """From rewards to advantages, in this order: overlong penalty, (r + bias) * scale, clip, reward norm, KL, GAE, advantage norm."""
+
+    reward_bias: float = 0.0
+    reward_scale: float = 1.0
+    reward_clip: float = 20.0
+    overlong: OverlongConfig = OverlongConfig()
+    reward_norm: NormConfig = NormConfig(mean=NormLevel.GROUP, std=NormLevel.GROUP)
+    advantage_norm: NormConfig = NormConfig()
+    kl: KLConfig = KLConfig()
+    gamma: float = field(default=1.0, validator=[validators.gt(0.0), validators.le(1.0)])
+    lam: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    zero_truncated: bool = False
+    """Give truncated trajectories (stop reason `length`) no reward at all."""
+
+
+@frozen(kw_only=True)
+class BehaviourConfig:
+    """The behaviour importance weight: one explicit choice, not a side effect of another."""
+
+    mode: BehaviourWeight = BehaviourWeight.NONE
+    level: Level = Level.TOKEN
+    upper: float = field(default=5.0, validator=validators.gt(0.0))
+    lower: float = field(default=0.0, validator=validators.ge(0.0))
+
+
+@frozen(kw_only=True)
+class ObjectiveConfig:
+    """Which objective, by registered name, and its own options (see `areal_core.algorithms.objectives`)."""
+
+    name: str = "ppo"
+    options: Mapping[str, Any] = Factory(dict)  # Any: checked against the objective's config class
+
+
+@frozen(kw_only=True)
+class AlgorithmConfig:
+    """Everything under `algorithm:`."""
+
+    objective: ObjectiveConfig = ObjectiveConfig()
+    proximal: Proximal = Proximal.BEHAVIOUR
+    behaviour: BehaviourConfig = BehaviourConfig()
+    advantages: AdvantageConfig = AdvantageConfig()
+    minibatches: int = field(default=1, validator=validators.ge(1))
+    """Optimizer steps per batch of rollouts; the policy version counts batches."""
+    critic_objective: ObjectiveConfig = ObjectiveConfig(name="value")

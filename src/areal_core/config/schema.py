@@ -1,0 +1,179 @@
+"""The shape of a run's yaml. Every key a run reads is here, with its default and its meaning.
+
+Knows: names, types, ranges of single values.
+Does not know: files and overrides (`load`), or what fits with what (`plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from attrs import Factory, field, frozen, validators
+
+from areal_core.algorithms.config import AlgorithmConfig
+from areal_core.contract.inference import SamplingParams
+from areal_core.contract.train import OptimizerSpec
+
+Options = Mapping[str, Any]  # Any: checked against the plugin's own config class
+
+
+class StalenessPolicy(StrEnum):
+    """What happens when an episode would be too old."""
+
+    WAIT = "wait"
+    """Never drop: the trainer waits for the straggler, so it cannot become too old."""
+    DROP = "drop"
+    """Drop it, count it, and issue its prompt again."""
+
+
+@frozen(kw_only=True)
+class ModelConfig:
+    """The policy's starting point."""
+
+    path: str = ""
+    """A Hugging Face model folder on this machine, or a hub name where the hub can be reached."""
+    dtype: str = field(default="float32", validator=validators.in_(("float32", "bfloat16", "float16")))
+
+
+@frozen(kw_only=True)
+class DataConfig:
+    """A data set by registered name, with its own options."""
+
+    name: str = ""
+    options: Options = Factory(dict)
+    shuffle: bool = True
+
+
+@frozen(kw_only=True)
+class WorkflowConfig:
+    """A workflow by registered name, with its own options."""
+
+    name: str = "single_turn"
+    options: Options = Factory(dict)
+
+
+@frozen(kw_only=True)
+class RewardConfig:
+    """A reward function by registered name, and the pool it runs in."""
+
+    name: str = ""
+    options: Options = Factory(dict)
+    timeout_s: float = field(default=15.0, validator=validators.gt(0.0))
+    workers: int = field(default=1, validator=validators.ge(1))
+
+
+@frozen(kw_only=True)
+class RolloutConfig:
+    """How episodes are made."""
+
+    backend: str = "reference:d1"
+    options: Options = Factory(dict)
+    python: str | None = None
+    """Another interpreter for the inference workers, for engines that pin their own torch."""
+    dtype: str | None = None
+    """Of the inference weights; None takes `model.dtype`."""
+    context_length: int = field(default=0, validator=validators.ge(0))
+    cpus_per_replica: int = field(default=1, validator=validators.ge(1))
+    workflow: WorkflowConfig = WorkflowConfig()
+    reward: RewardConfig = RewardConfig()
+    prompts_per_step: int = field(default=16, validator=validators.ge(1))
+    group_size: int = field(default=8, validator=validators.ge(1))
+    max_staleness: int = field(default=2, validator=validators.ge(0))
+    staleness_policy: StalenessPolicy = StalenessPolicy.WAIT
+    max_concurrent: int = field(default=0, validator=validators.ge(0))
+    """Groups in flight; 0 means all the staleness bound allows."""
+    retries: int = field(default=2, validator=validators.ge(0))
+    """How often a member is run again after a retryable error."""
+    max_failed_groups: int = field(default=0, validator=validators.ge(0))
+    """Groups that may fail for good before the run stops."""
+    sampling: SamplingParams = SamplingParams()
+
+
+@frozen(kw_only=True)
+class RoleConfig:
+    """One training role: actor, critic or reference model."""
+
+    backend: str = "reference:d1"
+    options: Options = Factory(dict)
+    path: str | None = None
+    """Starting weights of this role; None takes `model.path`."""
+    dtype: str | None = None
+    cpus_per_rank: int = field(default=1, validator=validators.ge(1))
+    max_tokens_per_microbatch: int = field(default=16384, validator=validators.ge(1))
+    optimizer: OptimizerSpec = OptimizerSpec()
+
+
+@frozen(kw_only=True)
+class WeightSyncConfig:
+    """How new weights reach the inference fleet after every step."""
+
+    transport: str = "shm"
+    pause: str = field(default="auto", validator=validators.in_(("auto", "none", "keep", "abort")))
+    """`auto` takes the least disturbing one the engine claims: none, then keep, then abort."""
+    timeout_s: float = field(default=120.0, validator=validators.gt(0.0))
+
+
+@frozen(kw_only=True)
+class EvaluationConfig:
+    """Greedy evaluation on held-out prompts. `every_steps` 0 evaluates only before and after."""
+
+    data: DataConfig | None = None
+    every_steps: int = field(default=20, validator=validators.ge(0))
+    before: bool = True
+    max_prompts: int = field(default=256, validator=validators.ge(1))
+    temperature: float = 0.0
+
+
+@frozen(kw_only=True)
+class CheckpointConfig:
+    """`every_steps` 0 saves only at the end and on Ctrl-C. `keep` bounds how many resume points stay."""
+
+    every_steps: int = field(default=0, validator=validators.ge(0))
+    keep: int = field(default=2, validator=validators.ge(1))
+
+
+@frozen(kw_only=True)
+class SchedulerConfig:
+    """Who places worker processes, and when silence counts as death."""
+
+    backend: str = "local"
+    options: Options = Factory(dict)
+    start_timeout_s: float = field(default=180.0, validator=validators.gt(0.0))
+    step_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
+    heartbeat_timeout_s: float = field(default=8.0, validator=validators.gt(0.0))
+
+
+@frozen(kw_only=True)
+class LoggerConfig:
+    """A metrics sink by registered name: tensorboard, trackio, wandb, swanlab, or your own."""
+
+    name: str
+    options: Options = Factory(dict)
+
+
+@frozen(kw_only=True)
+class RunConfig:
+    """One run. `areal train run.yaml a.b=c` reads it; `config.yaml` in the run folder is it, resolved."""
+
+    name: str = "run"
+    out: str = ""
+    """The run folder; empty means `runs/<name>`."""
+    seed: int = 1
+    steps: int = field(default=100, validator=validators.ge(1))
+    imports: tuple[str, ...] = field(default=(), converter=tuple)
+    """Your own files; what they register is there in every process."""
+    device: str = field(default="auto", validator=validators.in_(("auto", "cpu", "cuda", "npu")))
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    actor: RoleConfig = RoleConfig()
+    critic: RoleConfig | None = None
+    reference: RoleConfig | None = None
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    loggers: tuple[LoggerConfig, ...] = field(default=(), converter=tuple)

@@ -1,0 +1,143 @@
+"""Plain data into checked attrs classes, and back.
+
+Knows: attrs classes, strict types, and how to say which key of a yaml is wrong.
+Does not know: any particular configuration.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import cattrs
+from cattrs.errors import (
+    AttributeValidationNote,
+    ClassValidationError,
+    ForbiddenExtraKeysError,
+    IterableValidationError,
+    IterableValidationNote,
+)
+from cattrs.gen import make_dict_structure_fn
+
+from areal_core.contract.errors import ConfigError, UnknownKey, WrongType
+
+T = TypeVar("T")
+
+
+def structure(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
+    """Build `cls` from plain data. Nothing is coerced but int to float.
+
+    Args:
+        mapping: as read from a yaml; Any because that is what a file may hold.
+        path: where the mapping stands in the file, for the error's sake: `rollout.options`.
+
+    Raises:
+        UnknownKey: a key nobody reads, with the nearest key there is.
+        WrongType: a value of the wrong type or out of its range.
+    """
+    try:
+        return _CONVERTER.structure(dict(mapping), cls)
+    except (ClassValidationError, IterableValidationError) as error:
+        raise _translate(error, cls, path) from None
+
+
+def unstructure(value: Any) -> Any:
+    """Return plain data (dicts, lists, strings, numbers) that `structure` turns back. Any: it is a tree."""
+    if attrs.has(type(value)):
+        return {field.name: unstructure(getattr(value, field.name)) for field in attrs.fields(type(value))}
+    if isinstance(value, Mapping):
+        return {str(unstructure(key)): unstructure(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [unstructure(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def _translate(error: Exception, cls: type, path: str) -> ConfigError:
+    """Turn the first leaf of a cattrs error tree into one of our errors, with its dotted path."""
+    here = path
+    current: Exception = error
+    owner: Any = cls
+    wanted: object = cls
+    while isinstance(current, (ClassValidationError, IterableValidationError)):
+        if isinstance(current, ClassValidationError):
+            owner = current.cl
+        current = current.exceptions[0]
+        for note in getattr(current, "__notes__", []):
+            if isinstance(note, AttributeValidationNote):
+                here = f"{here}.{note.name}" if here else str(note.name)
+                wanted = note.type
+            elif isinstance(note, IterableValidationNote) and isinstance(note.index, int):
+                here = f"{here}[{note.index}]"
+    if isinstance(current, ForbiddenExtraKeysError):
+        return _unknown_key(sorted(current.extra_fields)[0], current.cl, here)
+    if isinstance(current, KeyError):
+        missing = str(current.args[0])
+        at = here if here.endswith(missing) else _at(here, missing)
+        return WrongType(f"{at} is missing", why=f"{_name(owner)} needs it", fix="add it")
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        allowed = [str(member.value) for member in wanted]
+        near = difflib.get_close_matches(str(current).split()[0].strip("'"), allowed, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        return WrongType(f"{here}: {_reason(current)}", why=f"allowed: {', '.join(allowed)}", fix=hint)
+    return WrongType(f"{here or _name(owner)}: {_reason(current)}", fix=f"see the fields of {_name(owner)}")
+
+
+def _unknown_key(key: str, cls: type, path: str) -> UnknownKey:
+    allowed = [field.name for field in attrs.fields(cls)]
+    near = difflib.get_close_matches(key, allowed, n=1)
+    return UnknownKey(
+        f"nothing reads the key {_at(path, key)!r}",
+        why=f"keys here: {', '.join(allowed) or 'none'}",
+        fix=f"did you mean {_at(path, near[0])!r}?" if near else "remove it, or check its place in the file",
+    )
+
+
+def _at(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _name(cls: object) -> str:
+    return getattr(cls, "__name__", str(cls))
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error.args[0]).split()) if error.args else type(error).__name__
+    return text if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: {text}"
+
+
+def _strict(value: object, kind: type) -> object:
+    accepted = (int, float) if kind is float else kind
+    if isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted):
+        raise TypeError(f"got {value!r} ({type(value).__name__}), wanted {kind.__name__}")
+    return float(value) if kind is float else value  # type: ignore[arg-type]
+
+
+def _section(converter: cattrs.Converter, cls: type) -> Callable[[object, type], object]:
+    options = {"_cattrs_forbid_extra_keys": True, "_cattrs_detailed_validation": True}
+    build: Callable[[Mapping[str, Any], type], object] = make_dict_structure_fn(cls, converter, **options)
+
+    def from_mapping(value: object, _: type) -> object:
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise TypeError(f"got {value!r} ({type(value).__name__}), wanted the keys of {cls.__name__}")
+        return build(value, cls)
+
+    return from_mapping
+
+
+def _make_converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True, prefer_attrib_converters=False)
+    converter.register_structure_hook_func(lambda kind: kind in (int, float, str, bool), _strict)
+    converter.register_structure_hook_factory(attrs.has, lambda cls: _section(converter, cls))
+    converter.register_structure_hook(Path, lambda value, _: Path(str(_strict(value, str))))
+    return converter
+
+
+_CONVERTER = _make_converter()

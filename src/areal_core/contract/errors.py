@@ -1,0 +1,305 @@
+"""Every error areal raises, each with a code, what happened, why, and the fix.
+
+* ArealError
+  x PluginError                     E100
+    + BackendNotFound (LookupError)   E101   no plugin of that name is installed
+    + EngineMissing (ImportError)     E102   the plugin is here, its engine is not
+    + BackendBroken (ImportError)     E103   the plugin raises when imported
+    + ContractMismatch                E104   written for another contract version
+    + DuplicateName                   E105   two distributions claim one name
+    + CapabilityError                 E106   asked for what the backend does not claim
+    + ManifestError (ValueError)      E107   the manifest itself is wrong
+  x ConfigError (ValueError)        E200
+    + UnknownKey                      E201   a key nobody reads
+    + WrongType (TypeError)           E202   a value of the wrong type
+    + PlanError                       E203   values that cannot go together
+    + ModelError                      E204   the model folder is missing or unfit
+    + DatasetError                    E205   the data set is missing or a row is unfit
+    + RunFolderError                  E206   the run folder is taken or cannot be resumed
+    + LayoutError                     E207   a parallel layout that cannot be built
+  x RolloutError                    E300
+    + EpisodeFailed                   E301   a workflow raised
+    + RewardFailed                    E302   a reward function raised, hung or returned no number
+    + PromptTooLong (ValueError)      E303   prompt and budget exceed the context
+    + GenerationFailed                E304   the engine refused or lost a request        (retryable)
+    + NoReplica                       E305   every inference replica is out of service
+    + StalenessViolation              E306   an episode older than the bound reached the trainer
+  x WorkerError                     E400
+    + WorkerDied                      E401   a worker process ended                       (retryable)
+    + WorkerTimeout (TimeoutError)    E402   a worker did not answer within the deadline
+    + RemoteError                     E403   a call raised inside a worker
+    + ResourceError                   E404   not enough devices, ports or memory
+    + AuthenticationError             E405   a peer without this run's key
+    + CodecError (ValueError)         E406   a message that cannot be encoded or decoded
+  x WeightSyncError                 E500
+    + CoverageError                   E501   a tensor without a destination, or a destination without one
+    + FingerprintMismatch             E502   the bytes that arrived are not the bytes sent
+    + VersionRegressed (ValueError)   E503   weights older than those serving were offered
+  x TrainError                      E600
+    + BatchError (ValueError)         E601   a batch the engine cannot take
+    + CheckpointError                 E602   a checkpoint that is missing, torn or of another model
+  x StorageError (OSError)          E700   the disk is full or not writable
+
+Retryable errors are retried by the one place that retries (`rollout.executor`); all
+others end what raised them. Each code has a page: `docs/errors/AREAL-E101.md`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ArealError(Exception):
+    """Base of every error of ours; says what happened, why, and how to fix it."""
+
+    code: ClassVar[str] = "E000"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what, self.why, self.fix = what, why, fix
+
+    def __str__(self) -> str:
+        lines = [f"{self.what} [AREAL-{self.code}]"]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.why, self.fix)
+
+
+def _rebuild(kind: type[ArealError], what: str, why: str, fix: str) -> ArealError:
+    return kind(what, why=why, fix=fix)
+
+
+class PluginError(ArealError):
+    """A plugin cannot be used."""
+
+    code = "E100"
+
+
+class BackendNotFound(PluginError, LookupError):
+    """No installed plugin has the name asked for."""
+
+    code = "E101"
+
+
+class EngineMissing(PluginError, ImportError):
+    """The plugin is installed without the engine it drives."""
+
+    code = "E102"
+
+
+class BackendBroken(PluginError, ImportError):
+    """The plugin raises when it is imported."""
+
+    code = "E103"
+
+
+class ContractMismatch(PluginError):
+    """The plugin was written for a contract this core does not speak."""
+
+    code = "E104"
+
+
+class DuplicateName(PluginError):
+    """Two distributions register the same name for the same role."""
+
+    code = "E105"
+
+
+class CapabilityError(PluginError):
+    """The backend was asked for something its manifest does not claim."""
+
+    code = "E106"
+
+
+class ManifestError(PluginError, ValueError):
+    """A manifest has a missing, unknown or malformed entry."""
+
+    code = "E107"
+
+
+class ConfigError(ArealError, ValueError):
+    """The configuration cannot be used."""
+
+    code = "E200"
+
+
+class UnknownKey(ConfigError):
+    """The configuration has a key that nothing reads."""
+
+    code = "E201"
+
+
+class WrongType(ConfigError, TypeError):
+    """A configuration value has the wrong type or is out of its range."""
+
+    code = "E202"
+
+
+class PlanError(ConfigError):
+    """Values that are each fine cannot go together."""
+
+    code = "E203"
+
+
+class ModelError(ConfigError):
+    """The model folder is missing, or holds no model this role can use."""
+
+    code = "E204"
+
+
+class DatasetError(ConfigError):
+    """The data set is missing, or a row lacks what the workflow needs."""
+
+    code = "E205"
+
+
+class RunFolderError(ConfigError):
+    """The run folder belongs to another live run, or cannot be resumed."""
+
+    code = "E206"
+
+
+class LayoutError(ConfigError):
+    """The parallel layout cannot be parsed, or does not fit the model or the machine."""
+
+    code = "E207"
+
+
+class RolloutError(ArealError):
+    """Something went wrong between a prompt and its episode."""
+
+    code = "E300"
+
+
+class EpisodeFailed(RolloutError):
+    """A workflow raised; the episode is neither rejected nor worth a reward of zero."""
+
+    code = "E301"
+
+
+class RewardFailed(RolloutError):
+    """A reward function raised, hung, died or returned something that is not a finite number."""
+
+    code = "E302"
+
+
+class PromptTooLong(RolloutError, ValueError):
+    """The prompt leaves no room for a single generated token."""
+
+    code = "E303"
+
+
+class GenerationFailed(RolloutError):
+    """An inference engine refused or lost a request."""
+
+    code = "E304"
+    retryable = True
+
+
+class NoReplica(RolloutError):
+    """Every inference replica is out of service."""
+
+    code = "E305"
+
+
+class StalenessViolation(RolloutError):
+    """An episode older than `max_staleness` was about to be trained on; a bug of the core."""
+
+    code = "E306"
+
+
+class WorkerError(ArealError):
+    """A worker process, or the call made to it, failed."""
+
+    code = "E400"
+
+
+class WorkerDied(WorkerError):
+    """A worker process ended while it was needed."""
+
+    code = "E401"
+    retryable = True
+
+
+class WorkerTimeout(WorkerError, TimeoutError):
+    """A worker did not answer within the deadline of the call."""
+
+    code = "E402"
+
+
+class RemoteError(WorkerError):
+    """A call raised inside a worker; the remote traceback is in `why`."""
+
+    code = "E403"
+
+
+class ResourceError(WorkerError):
+    """The machine has not enough devices, ports, shared memory or processes."""
+
+    code = "E404"
+
+
+class AuthenticationError(WorkerError):
+    """A peer did not present this run's key."""
+
+    code = "E405"
+
+
+class CodecError(WorkerError, ValueError):
+    """A message holds a type that does not travel, or bytes that do not decode."""
+
+    code = "E406"
+
+
+class WeightSyncError(ArealError):
+    """A weight update did not happen; the fleet still serves the previous version."""
+
+    code = "E500"
+
+
+class CoverageError(WeightSyncError):
+    """A tensor has no destination, or a destination got no tensor."""
+
+    code = "E501"
+
+
+class FingerprintMismatch(WeightSyncError):
+    """The bytes received differ from the bytes sent."""
+
+    code = "E502"
+
+
+class VersionRegressed(WeightSyncError, ValueError):
+    """Weights not newer than those already serving were offered."""
+
+    code = "E503"
+
+
+class TrainError(ArealError):
+    """A train engine could not do what it was asked."""
+
+    code = "E600"
+
+
+class BatchError(TrainError, ValueError):
+    """A batch lacks a column, or holds a sequence the engine cannot take."""
+
+    code = "E601"
+
+
+class CheckpointError(TrainError):
+    """A checkpoint is missing, incomplete, or belongs to another model."""
+
+    code = "E602"
+
+
+class StorageError(ArealError, OSError):
+    """A file could not be written: disk full, read-only, or no permission."""
+
+    code = "E700"

@@ -1,0 +1,186 @@
+"""What an inference backend implements: one replica that serves one policy.
+
+All methods are coroutines called in the worker's event loop; many `generate` calls run
+at once. The engine stamps versions; nobody after it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+from attrs import Factory, field, frozen
+
+from areal_core.contract.data import StopReason
+from areal_core.contract.ids import RequestId
+from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import Receipt, WeightSource
+
+
+class PauseMode(StrEnum):
+    """What happens to requests in flight while the engine is paused."""
+
+    KEEP = "keep"
+    """Frozen in place; they go on after `resume` and their next tokens carry the new version."""
+    ABORT = "abort"
+    """They return at once with the tokens they have, stop reason `aborted`; the pool continues them."""
+
+
+@frozen(kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. A field an engine cannot honour is refused at planning.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `stop` strings end the output at
+    the first token that completes one of them; the token stays. `ignore_eos` keeps going past the
+    model's end tokens (`stop_token_ids` still count). `seed` None lets the engine choose.
+    Reported log-probs are those of the distribution sampled from, after temperature and filters.
+    """
+
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple)
+    stop: tuple[str, ...] = field(default=(), converter=tuple)
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+@frozen(kw_only=True)
+class InferenceSpec:
+    """Everything one replica needs. `context_length` 0 means the model's own."""
+
+    model_path: str
+    dtype: str = "float32"
+    layout: Mapping[str, int] = Factory(dict)
+    context_length: int = 0
+    max_concurrent: int = 256
+    seed: int = 1
+    device: str = "cpu"
+    replica: int = 0
+    options: Mapping[str, Any] = Factory(dict)  # Any: the values are the backend's own types
+
+
+@frozen(kw_only=True)
+class GenerationRequest:
+    """One prompt. `num_prior` counts tokens at the end of `input_ids` that an earlier, interrupted
+    call of the same request generated: they count towards stop strings and minimum length, and
+    offset the seed, so that a continued request behaves as one.
+
+    Example: GenerationRequest(request_id="t/0/3#1", input_ids=(5, 9), sampling=SamplingParams(max_new_tokens=8))
+    """
+
+    request_id: RequestId
+    input_ids: tuple[int, ...] = field(converter=tuple)
+    sampling: SamplingParams = SamplingParams()
+    num_prior: int = 0
+    extras: Mapping[str, Any] = Factory(dict)  # Any: images and the like, by claimed ability
+
+
+@frozen(kw_only=True)
+class VersionSpan:
+    """Output tokens [start, stop) were computed by the weights of `version`."""
+
+    start: int
+    stop: int
+    version: int
+
+
+@frozen(kw_only=True)
+class Timings:
+    """Seconds, as the engine saw them: waiting for a slot, until the first token, in all."""
+
+    queued_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+@frozen(kw_only=True)
+class Generation:
+    """What came out. `output_ids` include the stop token; `logprobs` has one entry per output id.
+
+    `version_spans` cover [0, len(output_ids)) without gap or overlap, versions never decreasing.
+
+    Example: Generation(output_ids=(4, 7, 1), logprobs=(-0.7, -0.1, -0.2),
+        version_spans=(VersionSpan(start=0, stop=1, version=3), VersionSpan(start=1, stop=3, version=4)),
+        stop_reason=StopReason.STOP)
+    """
+
+    output_ids: tuple[int, ...] = field(converter=tuple)
+    logprobs: tuple[float, ...] = field(converter=tuple)
+    version_spans: tuple[VersionSpan, ...] = field(converter=tuple)
+    stop_reason: StopReason = field(converter=StopReason)
+    timings: Timings = Timings()
+    token_extras: Mapping[str, Any] = Factory(dict)  # Any: tensors [len(output_ids), ...] by claimed ability
+
+
+@frozen(kw_only=True)
+class EngineStatus:
+    """A snapshot for routing and metrics; cheap, never blocks on generation."""
+
+    version: int
+    num_running: int
+    num_waiting: int
+    paused: bool
+    tokens_generated: int = 0
+    busy_s: float = 0.0
+    """Seconds spent computing since start; with wall time it gives the idle share."""
+    metrics: Mapping[str, float] = Factory(dict)
+
+
+@runtime_checkable
+class InferenceEngine(Protocol):
+    """One replica of the policy, in a process of its own, driven by the pool and by weight sync."""
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        """Load the model and be ready to generate as version 0. Called once, first.
+
+        Raises:
+            ModelError: the folder is missing or holds no model this engine can serve.
+        """
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Generate for one prompt. Many calls run at once; cancelling one frees its slot.
+
+        Returns when it stops, reaches its budget, or is aborted by a pause (with what it has).
+
+        Raises:
+            PromptTooLong: no room for one token within the context.
+            GenerationFailed: anything the pool may retry elsewhere.
+        """
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop computing tokens before returning. New requests wait. Idempotent."""
+
+    async def resume(self) -> None:
+        """Compute again. Idempotent."""
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        """Phase one: take every tensor, prove it, hold it ready; do not serve it yet.
+
+        With the claim `weights.staged` the engine goes on generating from the old weights;
+        without it the core pauses the engine first and an abort may cost the replica a restart.
+        The fingerprints are of the bytes the engine holds now, not of the bytes it was handed.
+
+        Raises:
+            CoverageError: names, shapes or dtypes do not match the model one to one.
+            VersionRegressed: `version` is not newer than the one served.
+        """
+
+    async def commit_weights(self, version: int) -> None:
+        """Phase two: from the next token on, compute with and stamp `version`. Must not fail.
+
+        Cached keys and values of requests in flight are kept or recomputed as claimed
+        (`weights.kv`); the prefix cache never serves old entries to new requests.
+        """
+
+    async def abort_weights(self) -> None:
+        """Drop what phase one holds; keep serving the old version. Idempotent."""
+
+    async def status(self) -> EngineStatus:
+        """Return a snapshot. Polled about once a second."""
+
+    async def close(self) -> None:
+        """Fail waiting calls with GenerationFailed, free everything. Idempotent."""

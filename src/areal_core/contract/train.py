@@ -1,0 +1,255 @@
+"""What a training backend implements, and what an algorithm implements for it.
+
+An engine computes columns and steps an objective; no algorithm is repeated per engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from attrs import Factory, field, frozen
+
+from areal_core.contract.weights import Receipt, WeightSink
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_core.data.batch import Batch
+
+
+class Output(StrEnum):
+    """A per-token column an engine can compute, float32 [T], aligned to its own token."""
+
+    LOGPROBS = "logprobs"
+    """log p(token t | tokens < t) at the spec's temperature; 0 for the first token of a sequence."""
+    ENTROPY = "entropy"
+    """Entropy in nats of the distribution token t was drawn from; 0 for the first token."""
+    VALUES = "values"
+    """The critic's estimate of the return from token t on, read before token t is known."""
+
+
+class Head(StrEnum):
+    """What sits on top of the transformer."""
+
+    CAUSAL_LM = "causal_lm"
+    VALUE = "value"
+
+
+@frozen(kw_only=True)
+class OptimizerSpec:
+    """AdamW and its learning-rate schedule, counted in optimizer steps.
+
+    `schedule` is constant | linear | cosine after `warmup_steps`, down to
+    `min_lr_ratio * lr` at `total_steps`. `max_grad_norm` 0 turns clipping off.
+    """
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = field(default=(0.9, 0.999), converter=tuple)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 0
+    min_lr_ratio: float = 0.0
+
+
+@frozen(kw_only=True)
+class TrainSpec:
+    """Everything a train engine needs to build its model on one rank.
+
+    `options` are the backend's own settings, already checked against its config class.
+    `temperature` divides the logits before every log-softmax: it is the rollout's
+    sampling temperature, taken from there, so that ratios compare like with like.
+    `optimizer` None means a frozen role (reference model): only `forward` is called.
+    """
+
+    role: str
+    model_path: str
+    head: Head = field(default=Head.CAUSAL_LM, converter=Head)
+    dtype: str = "float32"
+    layout: Mapping[str, int] = Factory(dict)
+    """Parallel degrees by letter, as in backend strings: {"d": 4, "t": 2}."""
+    optimizer: OptimizerSpec | None = None
+    temperature: float = 1.0
+    max_tokens_per_microbatch: int = 16384
+    seed: int = 1
+    options: Mapping[str, Any] = Factory(dict)  # Any: the values are the backend's own types
+
+
+@frozen(kw_only=True)
+class RankContext:
+    """Where one rank runs. `init_method` is a rendezvous every rank of the role can reach.
+
+    Example: RankContext(rank=1, world_size=2, local_rank=1, device="cpu", init_method="tcp://127.0.0.1:4567")
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: str
+    """`cpu`, `cuda` or `npu`; the engine picks the device of that type numbered `local_rank`."""
+    init_method: str
+    timeout_s: float = 300.0
+
+
+@frozen(kw_only=True)
+class EngineInfo:
+    """What a started engine reports.
+
+    `data_rank` of `data_size` says which shard of a batch this rank takes: the core
+    splits each batch into `data_size` balanced shards. Ranks that differ only in their
+    tensor, pipeline or context coordinate report the same `data_rank`.
+    """
+
+    engine: str
+    engine_version: str
+    device: str
+    num_parameters: int
+    context_length: int
+    data_rank: int = 0
+    data_size: int = 1
+    details: Mapping[str, str] = Factory(dict)
+
+
+@frozen(kw_only=True)
+class Sum:
+    """A metric that can be added over micro-batches and ranks: shown as `value / weight`."""
+
+    value: float
+    weight: float
+
+
+@frozen(kw_only=True)
+class TrainReport:
+    """What one optimizer step did, equal on every rank (already reduced).
+
+    `stepped` is False when the gradient was not finite: the step was skipped, the
+    weights and the optimizer are unchanged, and `grad_norm` tells the value seen.
+    """
+
+    loss: float
+    grad_norm: float
+    lr: float
+    stepped: bool
+    num_microbatches: int
+    num_tokens: int
+    seconds: float
+    metrics: Mapping[str, Sum] = Factory(dict)
+
+
+@frozen(kw_only=True)
+class ObjectiveSpec:
+    """An objective as it travels: its registered name and its configuration, never code."""
+
+    name: str
+    config: Mapping[str, Any] = Factory(dict)  # Any: the values are the objective's own types
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What an algorithm asks an engine to minimise. Built in every worker from an ObjectiveSpec.
+
+    The loss is a sum over tokens (or sequences) divided by one global normaliser, so the
+    gradient does not depend on micro-batches, packing order or the number of ranks (law 6).
+    """
+
+    @property
+    def outputs(self) -> frozenset[Output]:
+        """Return the columns `loss` needs from the model."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Return the token columns the batch must already hold, for example {"advantages"}."""
+
+    def normalizer(self, batch: Batch) -> Tensor:
+        """Return this shard's share of the normaliser, a float64 scalar (a count, not a mean).
+
+        The engine adds it over micro-batches and data-parallel ranks before any loss.
+        """
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return this micro-batch's share of the loss, and metrics.
+
+        Args:
+            columns: the outputs asked for, float32 [T], with gradient.
+            batch: the micro-batch, on the engine's device, whole sequences only.
+            normalizer: the global normaliser, a positive float64 scalar on the same device.
+
+        Returns:
+            A scalar with gradient, sum / normalizer; shares add up to the global loss.
+        """
+
+
+@runtime_checkable
+class TrainEngine(Protocol):
+    """One rank of a training role (actor, critic, reference model).
+
+    The core makes each call on every rank of the role, in the same order, each rank in a
+    process of its own; calls to one rank never overlap. Collectives are the engine's own.
+    """
+
+    version: int
+    """The policy version of the weights held; `train_step` does not change it, the core sets it."""
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        """Join the process group and build model and optimizer. Called once, first.
+
+        Raises:
+            ModelError: the folder is missing, or holds no model this engine can train.
+            LayoutError: the layout does not fit the model or the number of ranks.
+        """
+
+    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
+        """Make one optimizer step on this rank's shard. Once per minibatch.
+
+        The engine cuts micro-batches, adds the normaliser over all ranks, runs forward
+        and backward, clips the gradient by its global norm, steps optimizer and schedule.
+        A shard may be empty; the rank still takes part.
+
+        Raises:
+            BatchError: a column is missing, or a sequence exceeds the micro-batch budget;
+                raised on every rank, before any collective that others could wait in.
+        """
+
+    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
+        """Return this rank's shard with one more token column per output, no gradient.
+
+        The weights are those of `version`; dropout is off.
+        """
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        """Send every parameter under its Hugging Face name and full shape. Collective.
+
+        Rank 0 gets the sink and returns the receipt of `sink.finish()`, whose fingerprints
+        the engine has compared with the tensors it holds; the others pass None and return
+        None. Gathers one bucket at a time.
+
+        Raises:
+            FingerprintMismatch, CoverageError, StorageError.
+        """
+
+    def save_weights(self, path: Path) -> None:
+        """Write a Hugging Face folder (safetensors, config, tokenizer) at `path`. Collective.
+
+        The folder exists only when it is complete: write beside it, then rename.
+
+        Raises:
+            StorageError: nothing is left behind.
+        """
+
+    def save_state(self, path: Path) -> None:
+        """Write all that an exact resume needs: weights, optimizer, schedule, random state. Collective."""
+
+    def load_state(self, path: Path) -> None:
+        """Return to a saved state exactly: the next step gives the same bits. Collective.
+
+        Raises:
+            CheckpointError: missing, incomplete, or of another model or layout.
+        """
+
+    def close(self) -> None:
+        """Leave the process group and free the device. Idempotent."""

@@ -1,0 +1,36 @@
+"""The version of the contract, one (major, minor) pair per role.
+
+Knows: what this core speaks and which manifests it accepts.
+Does not know: where manifests come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "train": (1, 0),
+        "infer": (1, 0),
+        "scheduler": (1, 0),
+        "transport": (1, 0),
+        "workflow": (1, 0),
+        "objective": (1, 0),
+        "dataset": (1, 0),
+        "reward": (1, 0),
+        "logger": (1, 0),
+    }
+)
+"""Role -> contract version. A minor adds with defaults; a major removes or changes."""
+
+ROLES = tuple(CONTRACT)
+
+
+def accepts(role: str, theirs: tuple[int, int]) -> bool:
+    """Tell whether this core can drive a plugin written for contract `theirs`.
+
+    The major must be equal and the plugin's minor must not be newer than ours.
+    """
+    major, minor = CONTRACT[role]
+    return theirs[0] == major and theirs[1] <= minor

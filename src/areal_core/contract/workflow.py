@@ -1,0 +1,111 @@
+"""How one prompt becomes an episode. Runs in the controller's event loop; never blocks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from attrs import field, frozen
+
+from areal_core.contract.data import Episode, Trajectory
+from areal_core.contract.ids import GroupId, TaskId
+from areal_core.contract.inference import Generation, SamplingParams
+
+
+class RewardStatus:
+    """Names of the ways a reward can end, as found in `RewardResult.status`."""
+
+    OK = "ok"
+    TIMEOUT = "timeout"
+    RAISED = "raised"
+    CRASHED = "crashed"
+    INVALID = "invalid"
+
+
+@frozen(kw_only=True)
+class RewardResult:
+    """What a reward function gave. `value` is a finite number exactly when `status` is ok.
+
+    `components` are named parts for the metrics; they are not summed into the value.
+    """
+
+    value: float | None
+    status: str = RewardStatus.OK
+    components: Mapping[str, float] = field(factory=dict)
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@frozen(kw_only=True)
+class RewardInput:
+    """What a reward function is called with, as keyword arguments of the same names.
+
+    `completion` is the decoded output without special tokens; `row` is the data set's row.
+    """
+
+    prompt: str
+    completion: str
+    completion_ids: Sequence[int]
+    stop_reason: str
+    row: Mapping[str, Any]  # Any: the data set decides
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer workflows use."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
+        """Return token ids."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
+        """Return text."""
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **options: Any) -> Any:
+        """Return token ids of a conversation. Any: options and result are transformers' own."""
+
+
+@runtime_checkable
+class Session(Protocol):
+    """One episode's view of the inference fleet, given to the workflow for that episode.
+
+    Requests of one session prefer one replica (prefix cache). When the episode is
+    cancelled the session's requests are cancelled with it.
+    """
+
+    task_id: TaskId
+    group_id: GroupId
+    sampling: SamplingParams
+    tokenizer: Tokenizer
+
+    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+        """Generate with the run's sampling parameters, or the given ones.
+
+        An interruption by a weight update is continued here; the result is whole,
+        with one version span per version that computed it.
+
+        Raises:
+            PromptTooLong: the prompt leaves no room.
+            NoReplica: every replica is out of service.
+        """
+
+    async def reward(self, value: RewardInput) -> RewardResult:
+        """Score a completion in the reward process pool, within the configured deadline.
+
+        Never raises for a bad reward function: the result says how it ended.
+        """
+
+
+@runtime_checkable
+class RolloutWorkflow(Protocol):
+    """How one episode is made. One instance serves every episode of a run, concurrently."""
+
+    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode | Trajectory | None:
+        """Make one episode from one data row. Any: the data set decides what a row holds.
+
+        Returns:
+            An episode; or one trajectory, which the executor wraps; or None to reject the
+            row on purpose (the executor counts it and never trains on it).
+
+        Raises:
+            Anything: the episode fails, typed and visible. It is never a reward of zero.
+        """

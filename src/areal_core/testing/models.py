@@ -1,0 +1,84 @@
+"""Tiny causal language models on disk, for every test that needs a real one.
+
+Knows: how to write a small random Hugging Face model folder, the same bytes for the same seed.
+Does not know: who loads it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from areal_core.data.tokenizers import SPECIAL_TOKENS, SPELL_CHARACTERS, save_character_tokenizer
+
+_REST_OF_ASCII = "0123456789 \n" + "".join(chr(code) for code in range(33, 127))
+
+
+def make_tiny_model(
+    path: Path,
+    *,
+    kind: str = "qwen3",
+    seed: int = 0,
+    vocab_size: int = 64,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    tied: bool = True,
+    max_position: int = 256,
+) -> Path:
+    """Write a float32 causal language model and a character tokenizer to `path`; return `path`.
+
+    `kind` is "qwen3", "qwen2" (biases on q, k, v) or "llama". Pad is id 0, end is id 1, ids 2 and
+    up are `<unk>`, the letters, ">", "-", digits, space, newline, punctuation, capitals. Weights are
+    wide enough that the next token matters (about two thirds of the flat entropy), and norms and
+    biases differ from their neutral values, so that a layer left out or not sent shows.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = _config(kind, vocab_size, hidden, layers, heads, kv_heads, tied, max_position)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * 1.5 * hidden**-0.5)
+            else:
+                parameter.copy_(noise * 0.1 + (0.0 if name.endswith("bias") else 1.0))
+    model.save_pretrained(path)
+    return save_character_tokenizer(path, _characters(vocab_size))
+
+
+def _config(
+    kind: str, vocab_size: int, hidden: int, layers: int, heads: int, kv_heads: int, tied: bool, max_position: int
+) -> Any:  # Any: transformers is not typed here
+    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+
+    kinds = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}
+    options: dict[str, Any] = {} if kind == "qwen2" else {"head_dim": hidden // heads}
+    return kinds[kind](
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=max_position,
+        tie_word_embeddings=tied,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        **options,
+    )
+
+
+def _characters(vocab_size: int) -> str:
+    num_characters = vocab_size - len(SPECIAL_TOKENS)
+    known = "".join(dict.fromkeys(SPELL_CHARACTERS + _REST_OF_ASCII))
+    more = "".join(chr(0x4E00 + number) for number in range(num_characters - len(known)))
+    return (known + more)[:num_characters]
