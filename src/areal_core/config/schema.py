@@ -162,7 +162,7 @@ class RunConfig:
     """The run folder; empty means `runs/<name>`."""
     seed: int = 1
     steps: int = field(default=100, validator=validators.ge(1))
-    imports: tuple[str, ...] = field(default=(), converter=tuple)
+    imports: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Your own files; what they register is there in every process."""
     device: str = field(default="auto", validator=validators.in_(("auto", "cpu", "cuda", "npu")))
     model: ModelConfig = ModelConfig()
@@ -176,4 +176,4 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
-    loggers: tuple[LoggerConfig, ...] = field(default=(), converter=tuple)
+    loggers: tuple[LoggerConfig, ...] = field(default=(), converter=tuple[LoggerConfig, ...])

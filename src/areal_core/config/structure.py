@@ -119,8 +119,7 @@ def _strict(value: object, kind: type) -> object:
 
 
 def _section(converter: cattrs.Converter, cls: type) -> Callable[[object, type], object]:
-    options = {"_cattrs_forbid_extra_keys": True, "_cattrs_detailed_validation": True}
-    build: Callable[[Mapping[str, Any], type], object] = make_dict_structure_fn(cls, converter, **options)
+    build: Callable[[Mapping[str, Any], type], object] = make_dict_structure_fn(cls, converter)
 
     def from_mapping(value: object, _: type) -> object:
         if isinstance(value, cls):

@@ -101,7 +101,7 @@ class Episode:
     with the same `group_id`.
     """
 
-    trajectories: tuple[Trajectory, ...] = field(converter=tuple)
+    trajectories: tuple[Trajectory, ...] = field(converter=tuple[Trajectory, ...])
     task_id: TaskId
     group_id: GroupId
     metrics: Mapping[str, float] = Factory(dict)

@@ -42,8 +42,8 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple)
-    stop: tuple[str, ...] = field(default=(), converter=tuple)
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple[int, ...])
+    stop: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     ignore_eos: bool = False
     seed: int | None = None
 
@@ -73,7 +73,7 @@ class GenerationRequest:
     """
 
     request_id: RequestId
-    input_ids: tuple[int, ...] = field(converter=tuple)
+    input_ids: tuple[int, ...] = field(converter=tuple[int, ...])
     sampling: SamplingParams = SamplingParams()
     num_prior: int = 0
     extras: Mapping[str, Any] = Factory(dict)  # Any: images and the like, by claimed ability
@@ -108,9 +108,9 @@ class Generation:
         stop_reason=StopReason.STOP)
     """
 
-    output_ids: tuple[int, ...] = field(converter=tuple)
-    logprobs: tuple[float, ...] = field(converter=tuple)
-    version_spans: tuple[VersionSpan, ...] = field(converter=tuple)
+    output_ids: tuple[int, ...] = field(converter=tuple[int, ...])
+    logprobs: tuple[float, ...] = field(converter=tuple[float, ...])
+    version_spans: tuple[VersionSpan, ...] = field(converter=tuple[VersionSpan, ...])
     stop_reason: StopReason = field(converter=StopReason)
     timings: Timings = Timings()
     token_extras: Mapping[str, Any] = Factory(dict)  # Any: tensors [len(output_ids), ...] by claimed ability

@@ -31,7 +31,7 @@ class Job:
     """Compute threads each worker may use."""
     env: Mapping[str, str] = Factory(dict)
     python: str | None = None
-    imports: tuple[str, ...] = field(default=(), converter=tuple)
+    imports: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
 
 
 class WorkerState(StrEnum):
@@ -55,7 +55,7 @@ class WorkerStatus:
     pid: int | None = None
     exit_code: int | None = None
     log_path: str = ""
-    log_tail: tuple[str, ...] = field(default=(), converter=tuple)
+    log_tail: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ class TensorSpec:
     """
 
     name: str
-    shape: tuple[int, ...] = field(converter=tuple)
+    shape: tuple[int, ...] = field(converter=tuple[int, ...])
     dtype: str
 
 
@@ -46,7 +46,7 @@ class WeightManifest:
     """
 
     version: int
-    tensors: tuple[TensorSpec, ...] = field(converter=tuple)
+    tensors: tuple[TensorSpec, ...] = field(converter=tuple[TensorSpec, ...])
     tied: Mapping[str, str] = Factory(dict)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 from attrs import field, frozen
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor
 
 from areal_core.contract.data import Episode, StopReason
-from areal_core.contract.errors import BatchError
+from areal_core.contract.errors import BatchError, StorageError
 
 STOP_CODES: tuple[StopReason, ...] = (StopReason.STOP, StopReason.LENGTH, StopReason.TOOL_CALLS, StopReason.ABORTED)
 """`sequences["stop_reason"]` holds an index into this tuple."""
@@ -26,12 +26,18 @@ STOP_CODES: tuple[StopReason, ...] = (StopReason.STOP, StopReason.LENGTH, StopRe
 
 @frozen(kw_only=True, eq=False, slots=False)
 class Batch:
-    """N sequences of T tokens in all. Sequence i owns tokens [cu_seqlens[i], cu_seqlens[i + 1]).
+    """N sequences of T tokens in all. Sequence i owns tokens [cu_seqlens[i], cu_seqlens[i + 1]), at least one.
 
     tokens, a TensorDict [T]:    input_ids int64, loss_mask bool, logprobs float32, versions int32,
                                  and whatever forward passes and algorithms add
     sequences, a TensorDict [N]: reward float32, stop_reason int8, group int64, episode int64, and more
     cu_seqlens:                  int32 [N + 1], starts with 0, ends with T
+
+    N may be 0. Nothing writes into a column; the `with_` methods share tensors between batches.
+
+    Raises:
+        BatchError: a column has not one row per token (or sequence), or cu_seqlens does not fit. The
+            values of cu_seqlens are read on the CPU only: on a device that would wait for the stream.
     """
 
     tokens: TensorDict
@@ -39,16 +45,28 @@ class Batch:
     cu_seqlens: Tensor = field()
 
     def __attrs_post_init__(self) -> None:
-        num_tokens, num_sequences = self.tokens.batch_size[0], self.sequences.batch_size[0]
+        num_sequences = self.num_sequences
         if tuple(self.cu_seqlens.shape) != (num_sequences + 1,) or self.cu_seqlens.dtype != torch.int32:
             raise BatchError(
                 f"cu_seqlens is {self.cu_seqlens.dtype} {tuple(self.cu_seqlens.shape)} for {num_sequences} sequences",
                 why="it must be int32 with one entry more than there are sequences",
             )
-        if int(self.cu_seqlens[0]) != 0 or int(self.cu_seqlens[-1]) != num_tokens:
+        if self.cu_seqlens.is_cpu:
+            self._check_boundaries()
+
+    def _check_boundaries(self) -> None:
+        first, last = int(self.cu_seqlens[0]), int(self.cu_seqlens[-1])
+        if first != 0 or last != self.num_tokens:
             raise BatchError(
-                f"cu_seqlens runs from {int(self.cu_seqlens[0])} to {int(self.cu_seqlens[-1])}",
-                why=f"it must run from 0 to the number of tokens, {num_tokens}",
+                f"cu_seqlens runs from {first} to {last}",
+                why=f"it must run from 0 to the number of tokens, {self.num_tokens}",
+            )
+        unfit = (self.cu_seqlens.diff() < 1).nonzero()
+        if len(unfit):
+            raise BatchError(
+                f"sequence {int(unfit[0])} of the batch has no tokens",
+                why="attention kernels and per-sequence means have no answer for an empty sequence",
+                fix="leave it out of the batch; a workflow rejects a row by returning None",
             )
 
     @classmethod
@@ -56,10 +74,11 @@ class Batch:
         """Pack every trajectory of every episode, in order.
 
         `sequences["group"]` numbers the distinct group ids in order of appearance,
-        `sequences["episode"]` the episodes. Extra columns must be on all trajectories or on none.
+        `sequences["episode"]` the episodes. Extra columns must be on all trajectories or on none,
+        with the same dtype and shape (per token, for `token_extras`).
 
         Raises:
-            BatchError: trajectories disagree on which extra columns they have.
+            BatchError: trajectories disagree on an extra column, or one has no tokens.
         """
         rows = [(trajectory, number) for number, episode in enumerate(episodes) for trajectory in episode.trajectories]
         groups = {name: code for code, name in enumerate(dict.fromkeys(episode.group_id for episode in episodes))}
@@ -72,7 +91,7 @@ class Batch:
             "versions": _cat([t.versions for t in trajectories], torch.int32),
         }
         for name in _common_names([t.token_extras for t in trajectories]):
-            tokens[name] = torch.cat([t.token_extras[name] for t in trajectories])
+            tokens[name] = torch.cat(_alike(name, [t.token_extras[name] for t in trajectories], from_dim=1))
         sequences = {
             "reward": torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
             "stop_reason": torch.tensor([STOP_CODES.index(t.stop_reason) for t in trajectories], dtype=torch.int8),
@@ -80,7 +99,7 @@ class Batch:
             "episode": torch.tensor([number for _, number in rows], dtype=torch.int64),
         }
         for name in _common_names([t.sequence_extras for t in trajectories]):
-            sequences[name] = torch.stack([t.sequence_extras[name] for t in trajectories])
+            sequences[name] = torch.stack(_alike(name, [t.sequence_extras[name] for t in trajectories], from_dim=0))
         return cls.of(tokens, sequences, lengths)
 
     @classmethod
@@ -89,8 +108,8 @@ class Batch:
         cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
         cu_seqlens[1:] = lengths.cumsum(0)
         return cls(
-            tokens=TensorDict(dict(tokens), batch_size=[int(lengths.sum())]),
-            sequences=TensorDict(dict(sequences), batch_size=[len(lengths)]),
+            tokens=_table("token", tokens, int(lengths.sum())),
+            sequences=_table("sequence", sequences, len(lengths)),
             cu_seqlens=cu_seqlens,
         )
 
@@ -127,17 +146,18 @@ class Batch:
 
     def with_tokens(self, **columns: Tensor) -> Batch:
         """Return a batch with these token columns added or replaced; the tensors are shared, not copied."""
-        tokens = TensorDict({**_columns(self.tokens), **columns}, batch_size=self.tokens.batch_size)
+        tokens = _table("token", {**_columns(self.tokens), **columns}, self.num_tokens)
         return Batch(tokens=tokens, sequences=self.sequences, cu_seqlens=self.cu_seqlens)
 
     def with_sequences(self, **columns: Tensor) -> Batch:
         """Return a batch with these sequence columns added or replaced; the tensors are shared, not copied."""
-        sequences = TensorDict({**_columns(self.sequences), **columns}, batch_size=self.sequences.batch_size)
+        sequences = _table("sequence", {**_columns(self.sequences), **columns}, self.num_sequences)
         return Batch(tokens=self.tokens, sequences=sequences, cu_seqlens=self.cu_seqlens)
 
     def select(self, rows: Sequence[int] | Tensor) -> Batch:
-        """Return the named sequences in the named order, tokens and all."""
-        index = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
+        """Return these sequences, by number and in this order, tokens and all; or those where a bool [N] is True."""
+        index = torch.as_tensor(rows, device=self.device)
+        index = index.nonzero().flatten() if index.dtype == torch.bool else index.to(torch.int64)
         lengths = self.lengths[index]
         starts = self.cu_seqlens.to(torch.int64)[:-1][index]
         ends = lengths.cumsum(0)
@@ -156,10 +176,21 @@ class Batch:
 
     @classmethod
     def concat(cls, batches: Sequence[Batch]) -> Batch:
-        """Return all sequences of all batches, in order. The batches must have the same columns."""
-        tokens = {n: torch.cat([_columns(b.tokens)[n] for b in batches]) for n in _columns(batches[0].tokens)}
-        sequences = {n: torch.cat([_columns(b.sequences)[n] for b in batches]) for n in _columns(batches[0].sequences)}
-        return cls.of(tokens, sequences, torch.cat([b.lengths for b in batches]))
+        """Return all sequences of all batches, in order.
+
+        Group and episode numbers are kept, so the batches must come from one `pack`: numbers of
+        another one would name other groups.
+
+        Raises:
+            BatchError: no batch is given, or they differ in their columns or a column's dtype or shape.
+        """
+        if not batches:
+            raise BatchError("no batch to concatenate", why="the columns of an empty batch would be unknown")
+        return cls.of(
+            _concat_tables([_columns(batch.tokens) for batch in batches]),
+            _concat_tables([_columns(batch.sequences) for batch in batches]),
+            torch.cat([batch.lengths for batch in batches]),
+        )
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the same batch on another device."""
@@ -168,14 +199,34 @@ class Batch:
         )
 
     def save(self, path: Path) -> None:
-        """Write every column to one safetensors file."""
-        save_file({name: column.contiguous().cpu() for name, column in self.flat().items()}, path)
+        """Write every column to one safetensors file. The file appears whole or not at all.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        # Columns may share memory (a copy of a column by name only), which safetensors refuses.
+        columns = {name: column.detach().cpu().clone() for name, column in self.flat().items()}
+        partial = path.with_name(path.name + ".partial")
+        try:
+            save_file(columns, partial)
+            partial.replace(path)
+        except (OSError, SafetensorError) as exc:
+            partial.unlink(missing_ok=True)
+            raise StorageError(f"cannot write the batch to {path}", why=str(exc)) from exc
 
     @classmethod
     def load(cls, path: Path) -> Batch:
-        """Read a file `save` wrote; bit for bit the same batch, on the CPU."""
-        with safe_open(path, framework="pt") as file:
-            return cls.from_flat({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        """Read a file `save` wrote; bit for bit the same batch, on the CPU.
+
+        Raises:
+            BatchError: the file is not one `save` wrote.
+            FileNotFoundError: there is none.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                return cls.from_flat({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except SafetensorError as exc:
+            raise BatchError(f"{path} holds no batch", why=f"it is not a safetensors file: {exc}") from exc
 
     def flat(self) -> dict[str, Tensor]:
         """Return every column under `tokens/<name>`, `sequences/<name>` and `cu_seqlens`."""
@@ -187,22 +238,60 @@ class Batch:
 
     @classmethod
     def from_flat(cls, columns: Mapping[str, Tensor]) -> Batch:
-        """Undo `flat`."""
-        tables: dict[str, dict[str, Tensor]] = {"tokens": {}, "sequences": {}}
+        """Undo `flat`; the tensors are shared, not copied.
+
+        Raises:
+            BatchError: a name `flat` cannot have given, or no `cu_seqlens`.
+        """
+        tables: dict[str, dict[str, Tensor]] = {"tokens": {}, "sequences": {}, "cu_seqlens": {}}
         for path, column in columns.items():
             table, _, name = path.partition("/")
-            if name:
-                tables[table][name] = column
+            if table not in tables or (table == "cu_seqlens") != (name == ""):
+                raise BatchError(f"{path!r} names no column", why="names are tokens/*, sequences/* and cu_seqlens")
+            tables[table][name] = column
+        if "cu_seqlens" not in columns:
+            raise BatchError("the columns hold no cu_seqlens", why="it says where each sequence begins")
         cu_seqlens = columns["cu_seqlens"]
         return cls(
-            tokens=TensorDict(tables["tokens"], batch_size=[int(cu_seqlens[-1])]),
-            sequences=TensorDict(tables["sequences"], batch_size=[len(cu_seqlens) - 1]),
+            tokens=_table("token", tables["tokens"], int(cu_seqlens[-1])),
+            sequences=_table("sequence", tables["sequences"], len(cu_seqlens) - 1),
             cu_seqlens=cu_seqlens,
         )
 
 
 def _columns(table: TensorDict) -> dict[str, Tensor]:
     return {str(name): column for name, column in table.items()}
+
+
+def _table(kind: str, columns: Mapping[str, Tensor], num_rows: int) -> TensorDict:
+    for name, column in columns.items():
+        if column.ndim == 0 or column.shape[0] != num_rows:
+            raise BatchError(
+                f"{kind} column {name!r} has shape {tuple(column.shape)} for {num_rows} {kind}s",
+                why=f"it needs one row per {kind}",
+            )
+    return TensorDict(dict(columns), batch_size=[num_rows])
+
+
+def _concat_tables(tables: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    names = set(tables[0])
+    for table in tables:
+        if set(table) != names:
+            raise BatchError(
+                f"batches differ in their columns {sorted(set(table) ^ names)}",
+                why="a concatenated column needs a value for every row",
+            )
+    return {name: torch.cat(_alike(name, [table[name] for table in tables], from_dim=1)) for name in tables[0]}
+
+
+def _alike(name: str, columns: Sequence[Tensor], *, from_dim: int) -> list[Tensor]:
+    kinds = {(column.dtype, tuple(column.shape[from_dim:])) for column in columns}
+    if len(kinds) > 1:
+        raise BatchError(
+            f"column {name!r} differs from sequence to sequence: {sorted(map(str, kinds))}",
+            why="a packed column has one dtype and one shape",
+        )
+    return list(columns)
 
 
 def _cat(columns: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -12,13 +12,17 @@ Example, in `areal_fsdp/manifest.py`, named by the entry point `fsdp` of group `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attrs import Factory, field, frozen
 
 from areal_core.contract.errors import ManifestError
 from areal_core.contract.version import ROLES
 from areal_core.plugins.claims import Claim
+
+
+def _words(values: Iterable[str]) -> tuple[str, ...]:
+    return (values,) if isinstance(values, str) else tuple(values)
 
 
 @frozen(kw_only=True)
@@ -35,9 +39,9 @@ class Manifest:
     contract: tuple[int, int]
     factory: str = field()
     config: str | None = None
-    requires: tuple[str, ...] = field(default=(), converter=tuple)
+    requires: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     extra: str | None = None
-    devices: tuple[str, ...] = field(default=("cpu",), converter=tuple)
+    devices: tuple[str, ...] = field(default=("cpu",), converter=tuple[str, ...])
     claims: Mapping[str, Claim] = Factory(dict)
     conformance: str | None = None
     summary: str = ""

@@ -8,13 +8,14 @@ Builders need nothing but torch and are deterministic; strategies need hypothesi
 Example:
     trajectory = make_trajectory(num_prompt=2, num_generated=3, reward=1.0, version=4)
     batch = make_batch([(2, 3), (1, 5)], group_size=2)            # two prompts, each sampled twice
-    @given(batches(max_sequences=5))
+    @given(batches(max_groups=3, gaps=False))
     def test_law(batch): ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -26,8 +27,6 @@ from areal_core.data.batch import Batch
 
 VOCAB_SIZE = 64
 """Ids of made tokens are below this, and at least 3: never pad, end or unknown of the tiny models."""
-
-Draw = Callable[[st.SearchStrategy], object]  # type: ignore[type-arg]
 
 
 def make_trajectory(
@@ -94,10 +93,10 @@ def make_batch(
     Args:
         rewards: one per sequence, len(shapes) * group_size; default 1, 0, 1, 0, ...
     """
-    episodes = []
+    packed: list[Episode] = []
     for prompt, (num_prompt, num_generated) in enumerate(shapes):
         for member in range(group_size):
-            row = len(episodes)
+            row = len(packed)
             trajectory = make_trajectory(
                 num_prompt,
                 num_generated,
@@ -105,8 +104,8 @@ def make_batch(
                 version=version,
                 seed=seed + 101 * prompt + member,
             )
-            episodes.append(make_episode(trajectory, group=f"g{prompt}", task=f"train/0/{prompt}"))
-    return Batch.pack(episodes)
+            packed.append(make_episode(trajectory, group=f"g{prompt}", task=f"train/0/{prompt}"))
+    return Batch.pack(packed)
 
 
 def assert_same_batch(expected: Batch, actual: Batch) -> None:
@@ -125,7 +124,7 @@ def _bytes(column: Tensor) -> Tensor:
 
 @st.composite
 def trajectories(
-    draw: Callable[..., object],
+    draw: st.DrawFn,
     *,
     min_length: int = 1,
     max_length: int = 12,
@@ -133,27 +132,86 @@ def trajectories(
     max_version: int = 9,
     extras: bool = False,
 ) -> Trajectory:
-    """Draw a lawful trajectory of min_length to max_length tokens.
+    """Draw a lawful trajectory of `min_length` to `max_length` tokens.
 
-    With `gaps` any token after the first may be on or off the mask (multi-turn, masked tails, nothing
-    generated at all); without, a prompt is followed by generated tokens. Versions differ from token
-    to token. With `extras` it carries a token column and a sequence column.
+    With `gaps` any token after the first may be on or off the mask (several turns, a masked tail, nothing
+    generated at all); without, a prompt is followed by at least one generated token if there is room.
+    Versions differ from token to token. With `extras` it carries a token and a sequence column.
     """
-    integer = lambda low, high: int(draw(st.integers(low, high)))  # type: ignore[call-overload]  # noqa: E731
-    length = integer(min_length, max_length)
-    num_prompt = min(length, integer(1, max(length - 1, 1)))
+    length = draw(st.integers(min_length, max_length))
+    num_prompt = min(length, draw(st.integers(1, max(length - 1, 1))))
     mask = [position >= num_prompt for position in range(length)]
     if gaps and length > 1:
-        mask = [False, *draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1))]  # type: ignore[misc]
-    seed = integer(0, 10_000)
+        mask = [False, *draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1))]
+    seed = draw(st.integers(0, 10_000))
     return make_trajectory(
         num_prompt,
         length - num_prompt,
-        reward=float(draw(st.sampled_from([-1.0, 0.0, 0.25, 1.0]))),  # type: ignore[arg-type]
-        stop_reason=draw(st.sampled_from(list(StopReason))),  # type: ignore[arg-type]
+        reward=draw(st.sampled_from([-1.0, 0.0, 0.25, 1.0])),
+        stop_reason=draw(st.sampled_from(list(StopReason))),
         mask=mask,
-        versions=[integer(0, max_version) for _ in range(length)],
-        token_extras={"routes": torch.arange(length * 2).reshape(length, 2)} if extras else None,
-        sequence_extras={"image": torch.full((2, 3), float(seed)).to(torch.bfloat16)} if extras else None,
+        versions=draw(st.lists(st.integers(0, max_version), min_size=length, max_size=length)),
+        token_extras={"routes": torch.arange(2 * length).reshape(length, 2) + seed} if extras else None,
+        sequence_extras={"image": torch.full((2, 3), float(seed), dtype=torch.bfloat16)} if extras else None,
         seed=seed,
     )
+
+
+@st.composite
+def episodes(
+    draw: st.DrawFn,
+    *,
+    group: str = "g0",
+    max_trajectories: int = 2,
+    min_length: int = 1,
+    max_length: int = 12,
+    gaps: bool = True,
+    extras: bool = False,
+) -> Episode:
+    """Draw an episode of one or more trajectories, all of one group."""
+    one = trajectories(min_length=min_length, max_length=max_length, gaps=gaps, extras=extras)
+    return make_episode(
+        *draw(st.lists(one, min_size=1, max_size=max_trajectories)), group=group, task=f"train/0/{group}"
+    )
+
+
+@st.composite
+def episode_lists(
+    draw: st.DrawFn,
+    *,
+    min_groups: int = 0,
+    max_groups: int = 4,
+    max_group_size: int = 4,
+    max_trajectories: int = 2,
+    min_length: int = 1,
+    max_length: int = 12,
+    gaps: bool = True,
+    extras: bool | None = None,
+) -> list[Episode]:
+    """Draw episodes of several groups of different sizes, in any order (members need not be neighbours).
+
+    `extras` None draws whether all trajectories carry extra columns.
+    """
+    with_extras = draw(st.booleans()) if extras is None else extras
+    drawn: list[Episode] = []
+    for number in range(draw(st.integers(min_groups, max_groups))):
+        member = episodes(
+            group=f"g{number}",
+            max_trajectories=max_trajectories,
+            min_length=min_length,
+            max_length=max_length,
+            gaps=gaps,
+            extras=with_extras,
+        )
+        drawn += draw(st.lists(member, min_size=1, max_size=max_group_size))
+    return draw(st.permutations(drawn))
+
+
+def batches(**limits: Any) -> st.SearchStrategy[Batch]:
+    """Draw packed batches, empty ones included; `limits` are the arguments of `episode_lists`."""
+    return episode_lists(**limits).map(Batch.pack)
+
+
+def rewarded(batch: Batch, rewards: Sequence[float]) -> Batch:
+    """Return the batch with these rewards, one per sequence."""
+    return batch.with_sequences(reward=torch.tensor(rewards, dtype=torch.float32))

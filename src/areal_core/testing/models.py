@@ -51,7 +51,10 @@ def make_tiny_model(
             else:
                 parameter.copy_(noise * 0.1 + (0.0 if name.endswith("bias") else 1.0))
     model.save_pretrained(path)
-    return save_character_tokenizer(path, _characters(vocab_size))
+    characters = _characters(vocab_size)
+    if kind == "qwen2":  # AutoTokenizer reads any tokenizer beside a qwen2 model as a byte-level one
+        characters = characters.replace(" ", "\u0120").replace("\n", "\u010a")
+    return save_character_tokenizer(path, characters)
 
 
 def _config(

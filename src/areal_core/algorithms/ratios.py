@@ -1,0 +1,73 @@
+"""Importance ratios between the three policies of asynchronous PPO.
+
+Knows: policy / proximal (the clipped ratio, with gradient) and proximal / behaviour (the weight, without).
+Does not know: advantages, losses, or where the log-probs come from.
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Level
+from areal_core.data.batch import Batch
+
+LOG_RATIO_BOUND = 20.0
+"""Policy log-ratios are held inside +-20, where exp and its gradient are finite in every dtype but float16."""
+
+
+def sequence_mean(x: Tensor, batch: Batch) -> Tensor:
+    """Return to every generated token the mean of x over its sequence's generated tokens, 0 elsewhere [T]."""
+    mask, ids = batch.tokens["loss_mask"], batch.sequence_ids
+    zeros = torch.zeros(batch.num_sequences, dtype=x.dtype, device=x.device)
+    count = zeros.index_add(0, ids, mask.to(x.dtype)).clamp_min(1.0)
+    mean = zeros.index_add(0, ids, torch.where(mask, x, 0.0)) / count
+    return torch.where(mask, mean[ids], 0.0)
+
+
+def policy_ratio(logprobs: Tensor, proximal: Tensor, batch: Batch, level: Level) -> Tensor:
+    """Return policy / proximal per generated token, with gradient; 0 off the mask [T].
+
+    At sequence level every token gets exp of its sequence's mean log-ratio (GSPO, arXiv 2507.18071).
+    Log-ratios are clamped to [-20, 20], so an infinite one is bounded and has no gradient; NaN stays
+    NaN, so that the engine skips the step and says so.
+    """
+    mask = batch.tokens["loss_mask"]
+    log_ratio = torch.where(mask, logprobs - proximal, 0.0)
+    if level is Level.SEQUENCE:
+        log_ratio = sequence_mean(log_ratio, batch)
+    ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    return torch.where(mask, ratio, 0.0)
+
+
+@frozen(kw_only=True, eq=False)
+class Weighted:
+    """What the behaviour weight does to each token.
+
+    weight:  [T], no gradient; 0 off the mask and for dropped tokens.
+    touched: bool [T], generated tokens that were dropped or whose weight was changed.
+    """
+
+    weight: Tensor
+    touched: Tensor
+
+
+def behaviour_weight(proximal: Tensor, behaviour: Tensor, batch: Batch, config: BehaviourConfig) -> Weighted:
+    """Return w = proximal / behaviour, as `config.mode` would have it: 1, clamped, or out-of-bounds dropped.
+
+    A log-ratio that is not finite (a sampler that returned -inf) counts as 0, w = 1. At sequence
+    level w is exp of the mean log-ratio. The bounds belong to the inside.
+    """
+    mask = batch.tokens["loss_mask"]
+    if config.mode is BehaviourWeight.NONE:
+        return Weighted(weight=mask.to(proximal.dtype), touched=torch.zeros_like(mask))
+    log_weight = (proximal - behaviour).detach()
+    log_weight = torch.where(mask & log_weight.isfinite(), log_weight, 0.0)
+    if config.level is Level.SEQUENCE:
+        log_weight = sequence_mean(log_weight, batch)
+    weight = log_weight.exp()
+    touched = mask & ((weight > config.upper) | (weight < config.lower))
+    if config.mode is BehaviourWeight.CLAMP:
+        return Weighted(weight=torch.where(mask, weight.clamp(config.lower, config.upper), 0.0), touched=touched)
+    return Weighted(weight=torch.where(mask & ~touched, weight, 0.0), touched=touched)

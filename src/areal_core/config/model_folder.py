@@ -1,0 +1,107 @@
+"""What a Hugging Face model folder says of itself, read without torch or transformers.
+
+Knows: config.json and safetensors headers.
+Does not know: how to build the model (`areal_core.training.hf`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from areal_core.contract.errors import ModelError
+
+
+@frozen(kw_only=True)
+class ModelFolder:
+    """The facts a plan needs. `num_parameters` counts stored tensors; tied ones are stored once."""
+
+    path: Path
+    architecture: str
+    context_length: int
+    vocab_size: int
+    num_parameters: int
+    has_tokenizer: bool
+
+
+def inspect_model(path: str) -> ModelFolder:
+    """Read a model folder.
+
+    Raises:
+        ModelError: not a folder, no config.json, not a causal language model, or no weights.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"model folder {path!r} does not exist" if path else "no model given",
+            why="areal loads models from a local folder in Hugging Face format",
+            fix="set model.path to a folder; `hf download ORGANISATION/NAME --local-dir DIR` makes one",
+        )
+    config = _read_config(folder)
+    architectures = config.get("architectures") or []
+    causal = [name for name in architectures if name.endswith(("ForCausalLM", "LMHeadModel"))]
+    if not causal:
+        raise ModelError(
+            f"model folder {path!r} holds no causal language model",
+            why=f"config.json names {', '.join(architectures) or 'no architecture'}",
+            fix="take a model whose architecture ends in ForCausalLM",
+        )
+    text = config.get("text_config", config)
+    return ModelFolder(
+        path=folder,
+        architecture=causal[0],
+        context_length=int(text.get("max_position_embeddings") or text.get("n_positions") or 0),
+        vocab_size=int(text.get("vocab_size", 0)),
+        num_parameters=_count_parameters(folder),
+        has_tokenizer=(folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file(),
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise ModelError(
+            f"model folder {str(folder)!r} has no config.json",
+            why=f"it holds {', '.join(sorted(p.name for p in folder.iterdir())[:8]) or 'nothing'}",
+            fix="point model.path at the folder that save_pretrained or `hf download` wrote",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / 'config.json'} cannot be read", why=str(error)) from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder / 'config.json'} is not a configuration", why="it must hold a json object")
+    return config
+
+
+def _count_parameters(folder: Path) -> int:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(
+            f"model folder {str(folder)!r} has no *.safetensors",
+            why="weights in pickle files are not loaded",
+            fix="convert them with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(DIR)",
+        )
+    return sum(_header_parameters(file) for file in files)
+
+
+def _header_parameters(file: Path) -> int:
+    try:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            if size > file.stat().st_size:
+                raise ValueError("the header is longer than the file")
+            header = json.loads(stream.read(size))
+        total = 0
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                count = 1
+                for extent in tensor["shape"]:
+                    count *= extent
+                total += count
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        raise ModelError(f"{file} is not a whole safetensors file", why=str(error), fix="copy it again") from None
+    return total

@@ -1,0 +1,309 @@
+"""From a configuration to a runnable plan, or one good error before any model loads.
+
+Knows: manifests and claims, the model folder, what fits with what.
+Does not know: how to start anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from areal_core.algorithms.plan import check as check_algorithm
+from areal_core.algorithms.plan import critic_spec, objective_spec
+from areal_core.config.backend import BackendString, parse_backend
+from areal_core.config.model_folder import ModelFolder, inspect_model
+from areal_core.config.schema import RoleConfig, RunConfig
+from areal_core.config.structure import structure
+from areal_core.contract.errors import CapabilityError, PlanError, ResourceError, UnknownKey
+from areal_core.contract.inference import PauseMode
+from areal_core.contract.train import ObjectiveSpec
+from areal_core.plugins.registry import Registry
+
+_PARALLEL = {"t": "parallel.tensor", "p": "parallel.pipeline", "c": "parallel.context", "e": "parallel.expert"}
+_ADAM_BYTES = 16
+"""fp32 master weight, gradient and two moments, per parameter."""
+
+
+@frozen(kw_only=True)
+class RolePlan:
+    """One role, resolved: which backend, how many workers, on what, from which weights."""
+
+    role: str
+    engine_role: str
+    backend: BackendString
+    distribution: str
+    num_workers: int
+    devices_per_worker: int
+    cpus_per_worker: int
+    device: str
+    dtype: str
+    model: ModelFolder
+    options: Mapping[str, Any]
+    python: str | None = None
+    memory_per_worker: int = 0
+    """Bytes for weights and optimizer, estimated; activations and cache come on top."""
+
+
+@frozen(kw_only=True)
+class Plan:
+    """A run that can be started. `pause` None means weights change without pausing generation."""
+
+    config: RunConfig
+    roles: tuple[RolePlan, ...]
+    pause: PauseMode | None
+    objective: ObjectiveSpec
+    critic_objective: ObjectiveSpec | None
+    warnings: tuple[str, ...]
+
+    def role(self, name: str) -> RolePlan:
+        """Return one role; KeyError if the run has none of that name."""
+        return {role.role: role for role in self.roles}[name]
+
+
+def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
+    """Check everything that can be checked without loading a model.
+
+    Args:
+        devices: how many accelerators of each type this run may use, for example {"cuda": 8}.
+
+    Raises:
+        ConfigError, PluginError, ResourceError: the first thing that cannot work, what, why, fix.
+    """
+    for file in config.imports:
+        registry.add_file(Path(file))
+    device = _choose_device(config.device, devices)
+    roles = [_train_role(name, role, config, registry, device) for name, role in _train_roles(config).items()]
+    roles.append(_rollout_role(config, registry, device))
+    _check_devices(roles, device, devices)
+    _check_names(config, registry)
+    warnings = [*_check_rollout(config, roles[-1]), *check_algorithm(
+        config.algorithm, has_reference=config.reference is not None, has_critic=config.critic is not None
+    )]
+    objective = objective_spec(config.algorithm)
+    critic = critic_spec(config.algorithm) if config.critic else None
+    for spec in (objective, critic):
+        if spec is not None:
+            registry.build("objective", spec.name, spec.config)
+    return Plan(
+        config=config,
+        roles=tuple(roles),
+        pause=_choose_pause(config, registry, roles[-1]),
+        objective=objective,
+        critic_objective=critic,
+        warnings=tuple(warnings),
+    )
+
+
+def _train_roles(config: RunConfig) -> dict[str, RoleConfig]:
+    roles = {"actor": config.actor, "critic": config.critic, "reference": config.reference}
+    return {name: role for name, role in roles.items() if role is not None}
+
+
+def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Registry, device: str) -> RolePlan:
+    backend = parse_backend(role.backend)
+    manifest = registry.describe("train", backend.name)
+    needs = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
+    if backend.data > 1:
+        needs.append("parallel.data")
+    dtype = role.dtype or config.model.dtype
+    if dtype != "float32":
+        needs.append(f"precision.{dtype}")
+    if name == "critic":
+        needs.append("head.value")
+    _require(registry, "train", backend.name, needs, manifest.devices, device)
+    model = inspect_model(role.path or config.model.path)
+    _check_options(registry, "train", backend.name, role.options, f"{name}.options")
+    trained = 0 if name == "reference" else _ADAM_BYTES
+    shards = backend.world_size
+    return RolePlan(
+        role=name,
+        engine_role="train",
+        backend=backend,
+        distribution=backend.name,
+        num_workers=backend.world_size,
+        devices_per_worker=1,
+        cpus_per_worker=role.cpus_per_rank,
+        device=device,
+        dtype=dtype,
+        model=model,
+        options=role.options,
+        memory_per_worker=model.num_parameters * (trained or _width(dtype)) // shards,
+    )
+
+
+def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePlan:
+    rollout = config.rollout
+    backend = parse_backend(rollout.backend)
+    manifest = registry.describe("infer", backend.name)
+    needs = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
+    sampling = rollout.sampling
+    wanted = {
+        "sampling.top_p": sampling.top_p < 1,
+        "sampling.top_k": sampling.top_k > 0,
+        "sampling.min_tokens": sampling.min_new_tokens > 0,
+        "sampling.stop_strings": bool(sampling.stop),
+        "sampling.stop_tokens": bool(sampling.stop_token_ids),
+        "sampling.ignore_eos": sampling.ignore_eos,
+        f"transport.{config.weight_sync.transport}": True,
+    }
+    _require(registry, "infer", backend.name, [*needs, *(k for k, on in wanted.items() if on)], manifest.devices, device)
+    _check_options(registry, "infer", backend.name, rollout.options, "rollout.options")
+    model = inspect_model(config.model.path)
+    dtype = rollout.dtype or config.model.dtype
+    return RolePlan(
+        role="rollout",
+        engine_role="infer",
+        backend=backend,
+        distribution=backend.name,
+        num_workers=backend.data,
+        devices_per_worker=backend.ranks_per_replica,
+        cpus_per_worker=rollout.cpus_per_replica,
+        device=device,
+        dtype=dtype,
+        model=model,
+        options=rollout.options,
+        python=rollout.python,
+        memory_per_worker=2 * model.num_parameters * _width(dtype),
+    )
+
+
+def _require(
+    registry: Registry, role: str, name: str, needs: list[str], devices: tuple[str, ...], device: str
+) -> None:
+    if device not in devices:
+        raise CapabilityError(
+            f"{role} backend {name!r} does not run on {device}",
+            why=f"its manifest names {', '.join(devices)}",
+            fix=f"set device={devices[0]}, or choose another backend: areal backends --role {role}",
+        )
+    for key in needs:
+        registry.require(role, name, key, device=device)
+
+
+def _check_options(registry: Registry, role: str, name: str, options: Mapping[str, Any], path: str) -> None:
+    config_class = registry.config_class(role, name)
+    if config_class is not None:
+        structure(config_class, options, path)
+    elif options:
+        raise UnknownKey(f"{path} has keys, but {role} {name!r} takes no options", fix=f"remove {path}")
+
+
+def _check_names(config: RunConfig, registry: Registry) -> None:
+    """Ask every plugin the run names for its manifest, and check its options."""
+    rollout, evaluation = config.rollout, config.evaluation
+    for what, name in (("data.name", config.data.name), ("rollout.reward.name", rollout.reward.name)):
+        if not name:
+            role = "dataset" if what.startswith("data") else "reward"
+            raise PlanError(
+                f"{what} is not set",
+                why=f"a run needs a {role}",
+                fix=f"choose one of: {', '.join(registry.names(role))}",
+            )
+    _check_options(registry, "scheduler", config.scheduler.backend, config.scheduler.options, "scheduler.options")
+    _check_options(registry, "dataset", config.data.name, config.data.options, "data.options")
+    if evaluation.data is not None:
+        _check_options(registry, "dataset", evaluation.data.name, evaluation.data.options, "evaluation.data.options")
+    _check_options(registry, "reward", rollout.reward.name, rollout.reward.options, "rollout.reward.options")
+    _check_options(registry, "workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow.options")
+    registry.describe("transport", config.weight_sync.transport)
+    for number, logger in enumerate(config.loggers):
+        _check_options(registry, "logger", logger.name, logger.options, f"loggers[{number}].options")
+
+
+def _check_rollout(config: RunConfig, rollout: RolePlan) -> list[str]:
+    sampling, groups = config.rollout.sampling, config.rollout.group_size
+    context = config.rollout.context_length or rollout.model.context_length
+    norm = config.algorithm.advantages.reward_norm
+    if not rollout.model.has_tokenizer:
+        raise PlanError(
+            f"model folder {str(rollout.model.path)!r} has no tokenizer",
+            why="prompts are turned into token ids with the model's own tokenizer",
+            fix="save it beside the weights: tokenizer.save_pretrained(DIR)",
+        )
+    if context and sampling.max_new_tokens >= context:
+        raise PlanError(
+            f"rollout.sampling.max_new_tokens={sampling.max_new_tokens} leaves no room for a prompt",
+            why=f"the context holds {context} tokens",
+            fix=f"set rollout.sampling.max_new_tokens below {context}",
+        )
+    if sampling.temperature <= 0:
+        raise PlanError(
+            "rollout.sampling.temperature=0 cannot be trained on",
+            why="greedy samples of a group are all alike, and ratios to a greedy policy are undefined",
+            fix="set rollout.sampling.temperature=1.0; evaluation has a temperature of its own",
+        )
+    if groups == 1 and norm.mean.value == "group":
+        raise PlanError(
+            "rollout.group_size=1 with algorithm.advantages.reward_norm.mean=group",
+            why="a group of one has no baseline: every advantage would be 0",
+            fix="set rollout.group_size to 2 or more, or the reward norm's mean to batch or none",
+        )
+    warnings = []
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        warnings.append(
+            "top_p/top_k: behaviour log-probs are of the filtered distribution, the trainer's are not; "
+            "set algorithm.proximal=recompute with a behaviour weight, or sample without filters"
+        )
+    return warnings
+
+
+def _choose_device(wanted: str, devices: Mapping[str, int]) -> str:
+    if wanted == "auto":
+        return next((kind for kind in ("cuda", "npu") if devices.get(kind)), "cpu")
+    if wanted != "cpu" and not devices.get(wanted):
+        raise ResourceError(
+            f"device={wanted}, but this machine shows none",
+            why=f"devices seen: {', '.join(f'{n} {kind}' for kind, n in devices.items() if n) or 'only the cpu'}",
+            fix="set device=cpu, or check the driver with: areal doctor",
+        )
+    return wanted
+
+
+def _check_devices(roles: list[RolePlan], device: str, devices: Mapping[str, int]) -> None:
+    if device == "cpu":
+        return
+    wanted = sum(role.num_workers * role.devices_per_worker for role in roles)
+    if wanted > devices[device]:
+        parts = ", ".join(f"{role.role} {role.num_workers * role.devices_per_worker}" for role in roles)
+        raise ResourceError(
+            f"the run needs {wanted} {device} devices, {devices[device]} are here",
+            why=f"{parts}; every rank owns its device",
+            fix="make the layouts smaller, for example actor.backend=fsdp:d1",
+        )
+
+
+def _choose_pause(config: RunConfig, registry: Registry, rollout: RolePlan) -> PauseMode | None:
+    wanted = config.weight_sync.pause
+    claims = {
+        "none": ("weights.staged", "weights.in_flight"),
+        "keep": ("pause.keep", "weights.in_flight"),
+        "abort": ("pause.abort",),
+    }
+    for mode in claims if wanted == "auto" else (wanted,):
+        try:
+            for key in claims[mode]:
+                registry.require("infer", rollout.backend.name, key, device=rollout.device)
+        except CapabilityError:
+            if wanted != "auto":
+                raise
+            continue
+        return None if mode == "none" else PauseMode(mode)
+    raise CapabilityError(
+        f"infer backend {rollout.backend.name!r} cannot change weights under load",
+        why="it claims neither weights.in_flight nor pause.keep nor pause.abort",
+        fix="choose another backend: areal backends --role infer",
+    )
+
+
+def _width(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
+
+
+def with_model(config: RunConfig, path: str) -> RunConfig:
+    """Return the configuration with another model folder."""
+    return attrs.evolve(config, model=attrs.evolve(config.model, path=path))

@@ -1,0 +1,105 @@
+"""One batch of episodes into one version of the policy: the algorithm, in order.
+
+Knows: which columns are computed by whom, in which order.
+Does not know: where episodes come from, or how new weights leave.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from areal_core.algorithms.advantages import compute_advantages
+from areal_core.algorithms.config import AlgorithmConfig
+from areal_core.algorithms.proximal import add_proximal, needs_forward
+from areal_core.contract.train import ObjectiveSpec, Output, Sum, TrainReport
+from areal_core.data.balance import balance
+from areal_core.data.batch import Batch
+from areal_core.loop.train_group import TrainGroup
+
+
+@frozen(kw_only=True)
+class Update:
+    """What one call of `Learner.update` did. `metrics` are sums, shown as value / weight."""
+
+    report: TrainReport
+    num_tokens: int
+    num_sequences: int
+    stepped: int
+    seconds: float
+    metrics: Mapping[str, Sum]
+
+
+class Learner:
+    """The training roles of a run and the algorithm that drives them."""
+
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        objective: ObjectiveSpec,
+        actor: TrainGroup,
+        *,
+        max_new_tokens: int,
+        reference: TrainGroup | None = None,
+        critic: TrainGroup | None = None,
+        critic_objective: ObjectiveSpec | None = None,
+    ) -> None:
+        self.actor, self.reference, self.critic = actor, reference, critic
+        self._algorithm = algorithm
+        self._objective = objective
+        self._critic_objective = critic_objective
+        self._max_new_tokens = max_new_tokens
+
+    async def update(self, batch: Batch, version: int) -> Update:
+        """Train on one batch with the policy at `version`; the actor's weights become `version + 1`.
+
+        The reference's log-probs, the critic's values and the proximal log-probs are
+        computed first, with the weights as they are; then advantages; then one optimizer
+        step per minibatch, every group whole in one minibatch.
+        """
+        started = time.monotonic()
+        batch, metrics = await self._columns(batch, version)
+        reports: list[TrainReport] = []
+        for part in self._minibatches(batch):
+            reports.append(await self.actor.train_step(part, self._objective))
+            add_sums(metrics, reports[-1].metrics)
+            if self.critic is not None and self._critic_objective is not None:
+                critic_report = await self.critic.train_step(part, self._critic_objective)
+                add_sums(metrics, {f"critic/{name}": value for name, value in critic_report.metrics.items()})
+        await self.actor.set_version(version + 1)
+        return Update(
+            report=reports[-1],
+            num_tokens=batch.num_tokens,
+            num_sequences=batch.num_sequences,
+            stepped=sum(report.stepped for report in reports),
+            seconds=time.monotonic() - started,
+            metrics=metrics,
+        )
+
+    async def _columns(self, batch: Batch, version: int) -> tuple[Batch, dict[str, Sum]]:
+        if self.reference is not None:
+            batch = batch.with_tokens(reference_logprobs=await self.reference.forward(batch, Output.LOGPROBS))
+        if self.critic is not None:
+            batch = batch.with_tokens(values=await self.critic.forward(batch, Output.VALUES))
+        proximal = await self.actor.forward(batch, Output.LOGPROBS) if needs_forward(self._algorithm) else None
+        batch = add_proximal(batch, self._algorithm, version, proximal)
+        batch, metrics = compute_advantages(
+            batch, self._algorithm.advantages, max_new_tokens=self._max_new_tokens
+        )
+        return batch, dict(metrics)
+
+    def _minibatches(self, batch: Batch) -> list[Batch]:
+        if self._algorithm.minibatches == 1:
+            return [batch]
+        groups = batch.sequences["group"].tolist()
+        parts = balance(batch.lengths.tolist(), self._algorithm.minibatches, groups)
+        return [batch.select(rows) for rows in parts if rows]
+
+
+def add_sums(total: dict[str, Sum], more: Mapping[str, Sum]) -> None:
+    """Add metrics into `total`, name by name."""
+    for name, value in more.items():
+        have = total.get(name, Sum(value=0.0, weight=0.0))
+        total[name] = Sum(value=have.value + value.value, weight=have.weight + value.weight)

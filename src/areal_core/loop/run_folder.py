@@ -1,0 +1,169 @@
+"""The folder of one run: who owns it, what is in it, where the last resume point is.
+
+    config.yaml metrics.jsonl events.jsonl logs/ checkpoints/step-000040/ model/
+    report.html reward.png summary.json
+
+Knows: names, the lock, atomic directories.
+Does not know: what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from areal_core.contract.errors import RunFolderError, StorageError
+
+_PREFIX = "step-"
+
+
+class RunFolder:
+    """One run's files. Hold the lock (`acquire`) before writing anything."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self._lock: IO[str] | None = None
+
+    @property
+    def config(self) -> Path:
+        """Return the resolved configuration, secrets redacted."""
+        return self.root / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """Return the metrics stream, one json object per step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """Return the journal of what happened."""
+        return self.root / "events.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Return the folder with one log per worker."""
+        return self.root / "logs"
+
+    @property
+    def model(self) -> Path:
+        """Return the trained policy in Hugging Face format."""
+        return self.root / "model"
+
+    @property
+    def summary(self) -> Path:
+        """Return the numbers of the finished run."""
+        return self.root / "summary.json"
+
+    def acquire(self, *, resume: bool, archive: bool = False) -> None:
+        """Take the folder for this process, until it ends.
+
+        Args:
+            resume: continue the run the folder holds.
+            archive: move an earlier run out of the way, to `<folder>.1`, `.2`, ...
+
+        Raises:
+            RunFolderError: another live run owns it; it holds a run and neither was asked for;
+                or there is nothing to resume.
+            StorageError: it cannot be written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.root / ".lock").open("a+")
+        except OSError as error:
+            raise StorageError(f"run folder {self.root} cannot be written", why=str(error)) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            self._lock = None
+            raise RunFolderError(
+                f"run folder {self.root} is in use",
+                why="another live run writes into it",
+                fix="wait for it, stop it with Ctrl-C, or choose another folder with out=DIR",
+            ) from None
+        if resume and self.latest() is None:
+            self.release()
+            raise RunFolderError(
+                f"run folder {self.root} has nothing to resume",
+                why="it holds no complete checkpoint",
+                fix="start the run without --resume",
+            )
+        if not resume and self.metrics.exists():
+            if not archive:
+                self.release()
+                raise RunFolderError(
+                    f"run folder {self.root} already holds a run",
+                    why="its metrics and checkpoints would be mixed up",
+                    fix=f"continue it with: areal train --resume {self.root}, or choose another folder with out=DIR",
+                )
+            self._archive()
+
+    def release(self) -> None:
+        """Give the folder back. Idempotent; the end of the process does it too."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def checkpoints(self) -> list[Path]:
+        """Return complete checkpoints, oldest first."""
+        folder = self.root / "checkpoints"
+        found = [p for p in folder.glob(f"{_PREFIX}*") if p.name.removeprefix(_PREFIX).isdigit()]
+        return sorted(found, key=lambda p: int(p.name.removeprefix(_PREFIX)))
+
+    def latest(self) -> Path | None:
+        """Return the newest complete checkpoint."""
+        return (self.checkpoints() or [None])[-1]
+
+    @contextmanager
+    def new_checkpoint(self, step: int, keep: int) -> Iterator[Path]:
+        """Fill a folder that becomes checkpoint `step` all at once, or not at all.
+
+        Older checkpoints beyond `keep` are deleted only after the new one is complete.
+        """
+        final = self.root / "checkpoints" / f"{_PREFIX}{step:06d}"
+        partial = final.with_name(final.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            if final.exists():
+                shutil.rmtree(final)
+            partial.rename(final)
+            _sync_folder(final.parent)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise StorageError(
+                f"checkpoint of step {step} was not written",
+                why=str(error),
+                fix="free space on the disk; the previous checkpoint is untouched",
+            ) from error
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        for old in self.checkpoints()[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _archive(self) -> None:
+        """Move an earlier run's files into the first free `<folder>.N`."""
+        number = 1
+        while (target := self.root.with_name(f"{self.root.name}.{number}")).exists():
+            number += 1
+        target.mkdir()
+        for item in self.root.iterdir():
+            if item.name != ".lock":
+                item.rename(target / item.name)
+        os.utime(target, (time.time(), time.time()))
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,111 @@
+"""What is written about one step, and what adds up over a run.
+
+Knows: the keys of `metrics.jsonl`.
+Does not know: who reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import attrs
+from attrs import frozen
+
+from areal_core.contract.inference import EngineStatus
+from areal_core.loop.learner import Update
+from areal_core.rollout.executor import Group
+
+
+@frozen(kw_only=True)
+class Totals:
+    """Sums over a run, carried across resume. Seconds are of training and waiting, without start-up."""
+
+    seconds: float = 0.0
+    episodes_trained: int = 0
+    tokens_trained: int = 0
+    tokens_generated: int = 0
+    weight_updates: int = 0
+    max_staleness_seen: int = 0
+    train_busy_s: float = 0.0
+    infer_busy_s: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """Return plain numbers, as a checkpoint holds them."""
+        return attrs.asdict(self)
+
+
+class StepTimes:
+    """Seconds a step spent in each of its parts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {"wait_s": 0.0, "train_s": 0.0, "sync_s": 0.0, "eval_s": 0.0}
+        self._started = time.monotonic()
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Add the time inside the block to one part."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.monotonic() - started
+
+    @property
+    def total(self) -> float:
+        """Return seconds since the step began, evaluation left out."""
+        return time.monotonic() - self._started - self.seconds["eval_s"]
+
+
+def staleness_of(groups: Sequence[Group], version: int) -> list[int]:
+    """Return, per episode trained on at `version`, how many versions its oldest token lags."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    return [version - episode.oldest_version for episode in episodes if episode.oldest_version >= 0]
+
+
+def step_record(
+    version: int,
+    groups: Sequence[Group],
+    update: Update,
+    times: StepTimes,
+    totals: Totals,
+    rollout: Mapping[str, float],
+) -> dict[str, object]:
+    """Return one line of `metrics.jsonl`: the step that made `version`."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    staleness = staleness_of(groups, version - 1)
+    rewards = [episode.trajectories[-1].reward for episode in episodes]
+    report = update.report
+    record: dict[str, object] = {
+        "step": version,
+        "version": version,
+        "seconds": times.total,
+        "wall_s": totals.seconds,
+        "reward": sum(rewards) / max(1, len(rewards)),
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+        "lr": report.lr,
+        "stepped": report.stepped,
+        "episodes": len(episodes),
+        "tokens": update.num_tokens,
+        "tokens_trained": totals.tokens_trained,
+        "tokens_generated": totals.tokens_generated,
+        "train_busy_s": totals.train_busy_s,
+        "infer_busy_s": totals.infer_busy_s,
+        "staleness_mean": sum(staleness) / max(1, len(staleness)),
+        "staleness_max": max(staleness, default=0),
+        "staleness_histogram": {str(lag): count for lag, count in sorted(Counter(staleness).items())},
+        **times.seconds,
+        **rollout,
+    }
+    record.update({f"train/{name}": s.value / s.weight for name, s in update.metrics.items() if s.weight})
+    return record
+
+
+def infer_totals(statuses: Sequence[EngineStatus]) -> tuple[int, float]:
+    """Return tokens generated and busy seconds, the latter as a mean over replicas."""
+    if not statuses:
+        return 0, 0.0
+    return sum(s.tokens_generated for s in statuses), sum(s.busy_s for s in statuses) / len(statuses)

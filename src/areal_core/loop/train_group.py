@@ -1,0 +1,112 @@
+"""All ranks of one training role as one thing: scatter a batch, call every rank, gather.
+
+Knows: which rank takes which shard.
+Does not know: what is trained, or where the ranks run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_core.contract.scheduler import Worker
+from areal_core.contract.train import EngineInfo, ObjectiveSpec, Output, RankContext, TrainReport, TrainSpec
+from areal_core.contract.weights import Offer, Receipt
+from areal_core.data.balance import balance
+from areal_core.data.batch import Batch
+
+
+class TrainGroup:
+    """A role's ranks, called together. Every method is one collective call."""
+
+    def __init__(self, role: str, workers: Sequence[Worker], *, timeout_s: float) -> None:
+        self.role = role
+        self.workers = tuple(workers)
+        self.busy_s = 0.0
+        self._timeout_s = timeout_s
+        self._infos: tuple[EngineInfo, ...] = ()
+
+    @property
+    def info(self) -> EngineInfo:
+        """Return what rank 0 reported at start."""
+        return self._infos[0]
+
+    async def start(self, spec: TrainSpec, ranks: Sequence[RankContext], *, timeout_s: float) -> None:
+        """Build the model on every rank."""
+        calls = [
+            worker.call("start", spec, rank, timeout_s=timeout_s)
+            for worker, rank in zip(self.workers, ranks, strict=True)
+        ]
+        self._infos = tuple(await _together(calls))
+
+    async def train_step(self, batch: Batch, objective: ObjectiveSpec) -> TrainReport:
+        """Make one optimizer step on the whole batch."""
+        shards = self._scatter(batch)
+        reports = await self._call_ranks("train_step", lambda number: (shards[number][1], objective))
+        self.busy_s += reports[0].seconds
+        report: TrainReport = reports[0]
+        return report
+
+    async def forward(self, batch: Batch, output: Output) -> Tensor:
+        """Return one column for the whole batch, float32 [T], in the batch's token order."""
+        shards = self._scatter(batch)
+        answers = await self._call_ranks("forward", lambda number: (shards[number][1], [output.value]))
+        column = torch.zeros(batch.num_tokens, dtype=torch.float32)
+        starts = batch.cu_seqlens.tolist()
+        for (rows, _), answer in zip(shards, answers, strict=True):
+            if rows:
+                places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
+                column[places] = answer.tokens[output.value]
+        return column
+
+    async def send_weights(self, offer: Offer, version: int) -> Receipt:
+        """Send every tensor through rank 0's end of the transport."""
+        receipts = await self._call_ranks("send_weights", lambda number: (offer if number == 0 else None, version))
+        receipt: Receipt = receipts[0]
+        return receipt
+
+    async def save_weights(self, path: Path) -> None:
+        """Write a Hugging Face folder."""
+        await self._call_ranks("save_weights", lambda _: (str(path),))
+
+    async def save_state(self, path: Path) -> None:
+        """Write an exact resume point."""
+        await self._call_ranks("save_state", lambda _: (str(path),))
+
+    async def load_state(self, path: Path) -> None:
+        """Return to a resume point."""
+        await self._call_ranks("load_state", lambda _: (str(path),))
+
+    async def set_version(self, version: int) -> None:
+        """Tell every rank which policy version its weights are."""
+        await self._call_ranks("set_version", lambda _: (version,))
+
+    async def _call_ranks(self, method: str, arguments: Any) -> list[Any]:
+        # Any: arguments and answers are those of the contract method named.
+        calls = [
+            worker.call(method, *arguments(number), timeout_s=self._timeout_s)
+            for number, worker in enumerate(self.workers)
+        ]
+        return await _together(calls)
+
+    def _scatter(self, batch: Batch) -> list[tuple[list[int], Batch]]:
+        """Return, per rank, the rows of its shard and the shard itself."""
+        parts = balance(batch.lengths.tolist(), self.info.data_size)
+        shards = [batch.select(rows) for rows in parts] if len(parts) > 1 else [batch.select(parts[0])]
+        return [(parts[info.data_rank], shards[info.data_rank]) for info in self._infos]
+
+
+async def _together(calls: Sequence[Any]) -> list[Any]:
+    """Await all calls; on the first failure cancel the others and raise it. Any: see `_call_ranks`."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

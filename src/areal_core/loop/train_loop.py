@@ -1,0 +1,155 @@
+"""The asynchronous training loop: rollouts never stop while the trainer takes its steps.
+
+    rollouts ->  buffer  -> learner -> weight sync -> gate opens one version further
+       ^                                    |
+       '------------------------------------'
+
+Knows: the order of one step, and what is recorded about it.
+Does not know: how any part does its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
+
+import attrs
+
+from areal_core.config.schema import RunConfig
+from areal_core.data.batch import Batch
+from areal_core.loop.checkpoint import Progress, save_checkpoint
+from areal_core.loop.evaluate import Evaluator
+from areal_core.loop.learner import Learner, Update
+from areal_core.loop.run_folder import RunFolder
+from areal_core.loop.step_record import StepTimes, Totals, infer_totals, staleness_of, step_record
+from areal_core.loop.weight_sync import WeightSync
+from areal_core.observe.events import EventLog
+from areal_core.observe.metrics import MetricsStream
+from areal_core.rollout.executor import Group, RolloutExecutor
+from areal_core.rollout.pool import InferencePool
+
+T = TypeVar("T")
+
+
+class View(Protocol):
+    """Who watches a run: the terminal, or nobody."""
+
+    def step(self, record: dict[str, object]) -> None:
+        """Show one finished step; the record is what `metrics.jsonl` got."""
+
+    def note(self, text: str) -> None:
+        """Show one line that is not a step."""
+
+
+@attrs.frozen(kw_only=True)
+class Parts:
+    """The started parts the loop drives."""
+
+    learner: Learner
+    executor: RolloutExecutor
+    pool: InferencePool
+    sync: WeightSync
+    evaluator: Evaluator | None
+    metrics: MetricsStream
+    events: EventLog
+    view: View
+
+
+class TrainLoop:
+    """Steps of one run, from a started fleet to the last version."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, parts: Parts, stop: asyncio.Event) -> None:
+        self._config, self._folder, self._parts, self._stop = config, folder, parts, stop
+        self._base = self._totals = Totals()
+
+    async def run(self, version: int, totals: Totals) -> Totals:
+        """Train from `version` to the configured number of steps, or until asked to stop.
+
+        Returns when the last checkpoint is complete. Raises the first error of any part.
+        """
+        self._base = self._totals = totals
+        if self._config.evaluation.before and version == 0:
+            await self._evaluate(version)
+        saved = version
+        while version < self._config.steps and not self._stop.is_set():
+            times = StepTimes()
+            with times.measure("wait_s"):
+                groups = await self._unless_stopped(self._parts.executor.next_batch())
+            if groups is None:
+                break
+            update = await self._train(groups, version, times)
+            version += 1
+            await self._account(groups, update, version, times)
+            every = self._config.checkpoint.every_steps
+            if every and version % every == 0:
+                saved = await self._checkpoint(version)
+        if version > saved:
+            await self._checkpoint(version)
+        return self._totals
+
+    async def _train(self, groups: Sequence[Group], version: int, times: StepTimes) -> Update:
+        """Train on one batch of groups, bring the fleet to the next version, open the gate."""
+        episodes = [episode for group in groups for episode in group.episodes]
+        with times.measure("train_s"):
+            update = await self._parts.learner.update(Batch.pack(episodes), version)
+        with times.measure("sync_s"):
+            await self._parts.sync.update(version + 1)
+        self._parts.executor.set_version(version + 1)
+        return update
+
+    async def _account(self, groups: Sequence[Group], update: Update, version: int, times: StepTimes) -> None:
+        """Evaluate if due, then write down everything about the step that made `version`."""
+        due = self._config.evaluation.every_steps
+        score = None
+        if version == self._config.steps or (due and version % due == 0):
+            with times.measure("eval_s"):
+                score = await self._evaluate(version)
+        generated, infer_busy_s = infer_totals(await self._parts.pool.status())
+        base, last = self._base, self._totals
+        self._totals = Totals(
+            seconds=last.seconds + times.total,
+            episodes_trained=last.episodes_trained + sum(len(group.episodes) for group in groups),
+            tokens_trained=last.tokens_trained + update.num_tokens,
+            tokens_generated=base.tokens_generated + generated,
+            weight_updates=last.weight_updates + 1,
+            max_staleness_seen=max([last.max_staleness_seen, *staleness_of(groups, version - 1)]),
+            train_busy_s=base.train_busy_s + self._parts.learner.actor.busy_s,
+            infer_busy_s=base.infer_busy_s + infer_busy_s,
+        )
+        record = step_record(version, groups, update, times, self._totals, self._parts.executor.stats().as_dict())
+        if score is not None:
+            record["eval_reward"] = score
+        self._parts.metrics.write(record)
+        self._parts.view.step(record)
+
+    async def _evaluate(self, version: int) -> float | None:
+        if self._parts.evaluator is None:
+            return None
+        score = await self._parts.evaluator.score(self._parts.executor)
+        self._parts.events.write("evaluated", version=version, reward=score)
+        self._parts.view.note(f"version {version}: evaluation reward {score:.3f}")
+        return score
+
+    async def _checkpoint(self, version: int) -> int:
+        progress = Progress(version=version, tasks=self._parts.executor.state(), totals=self._totals.as_dict())
+        path = await save_checkpoint(
+            self._folder, self._parts.learner, progress, keep=self._config.checkpoint.keep
+        )
+        self._parts.events.write("checkpoint", version=version, path=str(path))
+        return version
+
+    async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
+        """Await the work, or return None as soon as somebody asked the run to stop.
+
+        Work that is done is never thrown away: groups handed over are trained on.
+        """
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for waiter in (task, stopped):
+                waiter.cancel()
+            await asyncio.gather(task, stopped, return_exceptions=True)

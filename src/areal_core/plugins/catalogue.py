@@ -1,0 +1,48 @@
+"""The official names, so that a missing plugin can be answered with one pip command.
+
+Knows: role -> name -> distribution, for the plugins this project publishes.
+Does not know: what is installed, or anything of third parties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+CORE = "areal-core"
+
+OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "train": {
+            "reference": "areal-reference",
+            "fsdp": "areal-fsdp",
+            "megatron": "areal-megatron",
+            "archon": "areal-archon",
+            "ascend": "areal-ascend",
+        },
+        "infer": {
+            "reference": "areal-reference",
+            "vllm": "areal-vllm",
+            "sglang": "areal-sglang",
+            "ascend": "areal-ascend",
+        },
+        "scheduler": {"local": CORE, "ray": "areal-ray", "slurm": "areal-slurm"},
+        "transport": {"disk": CORE, "shm": CORE},
+        "workflow": {"single_turn": CORE},
+        "objective": {"ppo": CORE, "value": CORE, "sft": CORE},
+        "dataset": {"spell": CORE, "long_spell": CORE, "chain_sum": CORE, "jsonl": CORE, "hub": CORE},
+        "reward": {"exact_match": CORE, "reasoning_gym": CORE, "math_verify": CORE},
+        "logger": {"tensorboard": CORE, "trackio": CORE, "wandb": CORE, "swanlab": CORE},
+    }
+)
+
+
+def official_names(role: str) -> tuple[str, ...]:
+    """Return the names this project publishes for a role, in the order of the catalogue."""
+    return tuple(OFFICIAL.get(role, {}))
+
+
+def pip_command(role: str, name: str) -> str:
+    """Return `pip install areal-vllm` for an official name, and an empty string for any other."""
+    distribution = OFFICIAL.get(role, {}).get(name)
+    return f"pip install {distribution}" if distribution else ""

@@ -1,0 +1,135 @@
+"""Stages two and four: import what an entry point or a manifest names, and say well why that failed.
+
+Knows: `module:name` strings, the contract handshake, whose fault an ImportError is.
+Does not know: which entry is meant; it is handed one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+
+from areal_core.contract.errors import BackendBroken, ContractMismatch, EngineMissing, ManifestError, PluginError
+from areal_core.contract.version import CONTRACT, accepts
+from areal_core.plugins.claims import Claim
+from areal_core.plugins.conditions import parse
+from areal_core.plugins.discovery import PREFIX, Entry
+from areal_core.plugins.manifest import Manifest
+from areal_core.plugins.probe import engine_command, import_roots
+
+_NOUNS = {"train": "train backend", "infer": "infer backend", "scheduler": "scheduler", "transport": "transport"}
+
+
+def noun(role: str) -> str:
+    """Return what a plugin of the role is called in a sentence."""
+    return _NOUNS.get(role, role)
+
+
+def read_manifest(entry: Entry) -> Manifest:
+    """Import the module an entry point names and return its manifest, checked.
+
+    Raises:
+        BackendBroken: the module raises or lacks the object.
+        ManifestError: the object is no manifest, or not the one the entry point announces.
+        ContractMismatch: this core does not speak the plugin's contract.
+    """
+    role = entry.group.removeprefix(PREFIX)
+    title = f"{noun(role)} {entry.name!r} of {entry.origin}"
+    try:
+        found = resolve(entry.value)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as exc:
+        raise _broken(f"{title} cannot be imported", entry, exc) from exc
+    if not isinstance(found, Manifest):
+        raise ManifestError(
+            f"{title} has no manifest", why=f"{entry.value} is of type {type(found).__name__}, not Manifest"
+        )
+    if (found.role, found.name) != (role, entry.name):
+        raise ManifestError(
+            f"{title} announces another plugin",
+            why=f"{entry.value} has role {found.role!r} and name {found.name!r}",
+            fix="make the entry point and the manifest agree",
+        )
+    _check(found, title)
+    _shake_hands(found, entry)
+    return found
+
+
+def load_object(target: str, manifest: Manifest, entry: Entry) -> object:
+    """Import `module:name` for a plugin, its factory or its config class.
+
+    Raises:
+        EngineMissing: a module that the plugin's requirements should bring is not there.
+        BackendBroken: anything else went wrong in the import.
+    """
+    try:
+        return resolve(target)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] in import_roots(manifest):
+            raise engine_missing(manifest, entry, f"not importable: {exc.name}") from exc
+        raise _broken(f"{noun(manifest.role)} {manifest.name!r} of {entry.origin} is broken", entry, exc) from exc
+    except (Exception, SystemExit) as exc:
+        raise _broken(f"{noun(manifest.role)} {manifest.name!r} of {entry.origin} is broken", entry, exc) from exc
+
+
+def engine_missing(manifest: Manifest, entry: Entry, why: str) -> EngineMissing:
+    """Return the error for a plugin whose engine is absent or too old."""
+    return EngineMissing(
+        f"{noun(manifest.role)} {manifest.name!r} is installed without its engine",
+        why=why,
+        fix=engine_command(manifest, entry.distribution),
+    )
+
+
+def reason(exc: BaseException) -> str:
+    """Return one line for an exception raised by a plugin: type, message, file and line."""
+    text = f"{type(exc).__name__}: {exc}".strip().partition("\n")[0].rstrip(": ")
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if "importlib" not in frame.filename]
+    theirs = [frame for frame in frames if frame.filename != __file__]
+    return f"{text} ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else text
+
+
+def resolve(target: str) -> object:
+    """Import `module:name` and return the object; lets every exception pass."""
+    module, _, name = target.partition(":")
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _broken(what: str, entry: Entry, exc: BaseException) -> BackendBroken:
+    return BackendBroken(
+        what, why=reason(exc), fix=f"pip install --force-reinstall {entry.distribution}, or report it to its authors"
+    )
+
+
+def _check(manifest: Manifest, title: str) -> None:
+    version: object = manifest.contract
+    if not (isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)):
+        raise ManifestError(f"{title} has contract {version!r}", fix="write two integers, for example (1, 0)")
+    for key, claim in manifest.claims.items():
+        answer: object = claim  # manifests are other people's: the annotation is a hope
+        if not isinstance(answer, Claim):
+            raise ManifestError(
+                f"{title} claims {key!r} as {answer!r}", fix="use full(), when(), not_yet() or unsupported()"
+            )
+        if claim.condition:
+            parse(claim.condition)
+
+
+def _shake_hands(manifest: Manifest, entry: Entry) -> None:
+    if accepts(manifest.role, manifest.contract):
+        return
+    ours = CONTRACT[manifest.role]
+    newer = manifest.contract > ours
+    raise ContractMismatch(
+        f"{entry.origin} speaks {manifest.role} contract {_dotted(manifest.contract)}",
+        why=f"this areal-core speaks {_dotted(ours)}{' and older minors' if ours[1] else ''}",
+        fix=f"pip install -U {'areal-core' if newer else entry.distribution}",
+    )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

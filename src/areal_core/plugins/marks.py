@@ -1,0 +1,64 @@
+"""The decorators of a user's own file: `@reward("mine")`, `@dataset`, `@workflow`, `@objective`.
+
+    from areal_core.plugins.marks import reward
+
+    @reward("ends_well")
+    def ends_well(prompt, completion, completion_ids, stop_reason, row):
+        return float(completion.endswith("."))
+
+Knows: how to leave a mark on a function or a class.
+Does not know: any registry. A mark is an attribute; `Registry.add_file` collects it from the files named by `imports:`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from attrs import frozen
+
+ATTRIBUTE = "__areal__"
+Marked = TypeVar("Marked", bound=Callable[..., object])
+
+
+@frozen
+class Mark:
+    """What a decorator leaves: the role and name an object is to be known by, and its options' class."""
+
+    role: str
+    name: str
+    config: type | None = None
+
+
+def reward(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
+    """Mark a reward function; with `config`, a callable that takes its instance and returns the reward function."""
+    return _marker("reward", name, config)
+
+
+def dataset(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
+    """Mark a function that returns rows; it takes the options as keywords, or one instance of `config`."""
+    return _marker("dataset", name, config)
+
+
+def workflow(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
+    """Mark a workflow class; it is built with an instance of `config`, or with nothing."""
+    return _marker("workflow", name, config)
+
+
+def objective(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
+    """Mark an objective class; it is built with an instance of `config`, or with nothing."""
+    return _marker("objective", name, config)
+
+
+def marks_of(obj: object) -> tuple[Mark, ...]:
+    """Return the marks set on this very object; a subclass does not inherit those of its base."""
+    found = getattr(obj, "__dict__", {}).get(ATTRIBUTE, ())
+    return tuple(mark for mark in found if isinstance(mark, Mark)) if isinstance(found, tuple) else ()
+
+
+def _marker(role: str, name: str, config: type | None) -> Callable[[Marked], Marked]:
+    def mark(obj: Marked) -> Marked:
+        setattr(obj, ATTRIBUTE, (*marks_of(obj), Mark(role, name, config)))
+        return obj
+
+    return mark

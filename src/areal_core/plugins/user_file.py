@@ -1,0 +1,115 @@
+"""A user's own .py file: run once, and asked for what it marked.
+
+Knows: how a file becomes a module and its marked objects become providers.
+Does not know: which names are taken; the registry does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from areal_core.contract.errors import ConfigError
+from areal_core.contract.version import CONTRACT
+from areal_core.plugins.manifest import Manifest
+from areal_core.plugins.marks import Mark, marks_of
+from areal_core.plugins.provider import Factory, Provider
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def resolve(path: str | Path) -> Path:
+    """Return the absolute path of a user's file.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    resolved = Path(path).expanduser().resolve()
+    if not resolved.is_file():
+        raise ConfigError(
+            f"imports: there is no file {str(path)!r}",
+            why=f"looked for {resolved}",
+            fix="paths are relative to the directory areal was started in; check the spelling",
+        )
+    return resolved
+
+
+def load_file(path: Path) -> list[Provider]:
+    """Run the file and return what it marked, in the order it defines it.
+
+    Raises:
+        ConfigError: the file raises, or marks nothing.
+    """
+    module = _run(path)
+    providers = [_provider(mark, obj, path) for obj in _defined(module) for mark in marks_of(obj)]
+    if not providers:
+        raise ConfigError(
+            f"imports: {path} defines nothing areal can use",
+            why="no function or class of its own carries a mark",
+            fix='mark one: from areal_core.plugins.marks import reward; @reward("name") above the function',
+        )
+    return providers
+
+
+def _run(path: Path) -> ModuleType:
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"areal_user_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"imports: {path} is no Python file", fix="name a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as for any import: annotations and pickling look the module up by name
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as exc:
+        del sys.modules[name]
+        raise ConfigError(
+            f"imports: {path} raises {type(exc).__name__}",
+            why=f"{_place(exc, path)}: {exc}",
+            fix=f"run it alone: python {path}",
+        ) from exc
+    return module
+
+
+def _place(exc: BaseException, path: Path) -> str:
+    """Return `file:line` where the user's own code was when it raised."""
+    if isinstance(exc, SyntaxError) and exc.filename:
+        return f"{exc.filename}:{exc.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(exc.__traceback__) if frame.filename == str(path)]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def _defined(module: ModuleType) -> Iterator[object]:
+    seen: set[int] = set()
+    for obj in vars(module).values():
+        if getattr(obj, "__module__", None) == module.__name__ and id(obj) not in seen:
+            seen.add(id(obj))
+            yield obj
+
+
+def _provider(mark: Mark, obj: object, path: Path) -> Provider:
+    assert callable(obj)
+    factory: Factory = obj
+    if mark.role == "reward" and mark.config is None:
+        factory = _always(obj)
+    name = getattr(obj, "__qualname__", mark.name)
+    manifest = Manifest(
+        role=mark.role,
+        name=mark.name,
+        contract=CONTRACT[mark.role],
+        factory=f"{path.stem}:{name}",
+        summary=(getattr(obj, "__doc__", None) or "").strip().partition("\n")[0],
+    )
+    keywords = mark.role == "dataset" and mark.config is None
+    return Provider(manifest=manifest, factory=factory, config=mark.config, origin=str(path), keywords=keywords)
+
+
+def _always(obj: object) -> Factory:
+    """Return a factory of the object itself: a marked reward function needs no building."""
+    return lambda: obj

@@ -1,0 +1,29 @@
+"""The weight transports of the core, as the registry sees them."""
+
+from __future__ import annotations
+
+from areal_core.plugins.manifest import Manifest
+
+DISK = Manifest(
+    role="transport",
+    name="disk",
+    contract=(1, 0),
+    factory="areal_core.weights.disk:DiskTransport",
+    config="areal_core.weights.config:DiskConfig",
+    requires=("torch>=2.11", "safetensors>=0.5"),
+    extra="torch",
+    devices=("cpu", "cuda", "npu"),
+    summary="safetensors files in a folder every participant sees",
+)
+
+SHM = Manifest(
+    role="transport",
+    name="shm",
+    contract=(1, 0),
+    factory="areal_core.weights.shm:ShmTransport",
+    config="areal_core.weights.config:ShmConfig",
+    requires=("torch>=2.11",),
+    extra="torch",
+    devices=("cpu", "cuda", "npu"),
+    summary="shared memory, for processes of one machine",
+)
