@@ -13,7 +13,8 @@ from areal_core.algorithms.config import AdvantageConfig
 from areal_core.algorithms.gae import gae
 from areal_core.algorithms.kl import kl_estimate
 from areal_core.algorithms.normalize import normalize
-from areal_core.algorithms.rewards import generated_lengths, is_truncated, overlong_penalty, shape_rewards
+from areal_core.algorithms.reduction import generated_lengths
+from areal_core.algorithms.rewards import is_truncated, overlong_penalty, shape_rewards
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import Sum
 from areal_core.data.batch import Batch
@@ -21,9 +22,7 @@ from areal_core.data.batch import Batch
 _ZERO = 1e-8
 
 
-def compute_advantages(
-    batch: Batch, config: AdvantageConfig, *, max_new_tokens: int
-) -> tuple[Batch, dict[str, Sum]]:
+def compute_advantages(batch: Batch, config: AdvantageConfig, *, max_new_tokens: int) -> tuple[Batch, dict[str, Sum]]:
     """Add float32 token columns `advantages` and `returns`, both 0 off the loss mask.
 
     Called by the controller once per step, on the whole batch, before it is cut into minibatches

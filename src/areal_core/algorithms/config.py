@@ -21,7 +21,7 @@ class Proximal(StrEnum):
     RECOMPUTE = "recompute"
     """One forward pass of the trainer before the first minibatch: decoupled PPO (AReaL, arXiv 2505.24298)."""
     LOGLINEAR = "loglinear"
-    """Interpolated by token staleness between behaviour and current policy, no forward pass (A-3PO, arXiv 2512.06547)."""
+    """Between behaviour and current policy by token staleness, no forward pass (A-3PO, arXiv 2512.06547)."""
 
 
 class BehaviourWeight(StrEnum):
@@ -61,15 +61,15 @@ class KLEstimator(StrEnum):
 class NormConfig:
     """(x - mean) / (std + eps). `leave_one_out` takes the mean of the others; the std is about the plain mean.
 
-    `unbiased` divides the variance by n - 1. A group of one, or one where all agree, has std 0:
-    the centred values are divided by eps only where they are exactly 0, so the result is 0.
+    `unbiased` divides the variance by n - 1. Values that all agree (a group of one does) are exactly
+    0 once centred, and where they set the scale the divisor is 1, never eps.
     """
 
     mean: NormLevel = field(default=NormLevel.NONE)
     std: NormLevel = field(default=NormLevel.NONE)
     leave_one_out: bool = False
     unbiased: bool = True
-    eps: float = 1e-4
+    eps: float = field(default=1e-4, validator=validators.ge(0.0))
 
 
 @frozen(kw_only=True)
@@ -82,19 +82,25 @@ class KLConfig:
 
 @frozen(kw_only=True)
 class OverlongConfig:
-    """A soft penalty on long outputs (DAPO, arXiv 2503.14476): falls from 0 to -factor over the last `tokens` of the budget."""
+    """A soft penalty on long outputs (DAPO, arXiv 2503.14476).
 
-    tokens: int = 0
-    factor: float = 1.0
+    Falls from 0 to -factor over the last `tokens` of the budget of new tokens; 0 turns it off.
+    """
+
+    tokens: int = field(default=0, validator=validators.ge(0))
+    factor: float = field(default=1.0, validator=validators.ge(0.0))
 
 
 @frozen(kw_only=True)
 class AdvantageConfig:
-    """From rewards to advantages, in this order: overlong penalty, (r + bias) * scale, clip, reward norm, KL, GAE, advantage norm."""
+    """From rewards to advantages, in this order.
+
+    Overlong penalty, (r + bias) * scale, clip, zero if truncated, reward norm, KL, GAE, advantage norm.
+    """
 
     reward_bias: float = 0.0
     reward_scale: float = 1.0
-    reward_clip: float = 20.0
+    reward_clip: float = field(default=20.0, validator=validators.gt(0.0))
     overlong: OverlongConfig = OverlongConfig()
     reward_norm: NormConfig = NormConfig(mean=NormLevel.GROUP, std=NormLevel.GROUP)
     advantage_norm: NormConfig = NormConfig()
@@ -102,7 +108,7 @@ class AdvantageConfig:
     gamma: float = field(default=1.0, validator=[validators.gt(0.0), validators.le(1.0)])
     lam: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
     zero_truncated: bool = False
-    """Give truncated trajectories (stop reason `length`) no reward at all."""
+    """Give truncated trajectories (stop reason `length` or `aborted`) the reward 0, before any normalisation."""
 
 
 @frozen(kw_only=True)

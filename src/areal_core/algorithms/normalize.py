@@ -44,10 +44,8 @@ def _centre(values: Tensor, groups: Tensor, config: NormConfig) -> Tensor:
         return values
     index, count = _index(config.mean, groups)
     total = _sum(values, index, count)
-    if config.leave_one_out:
-        mean = (total[index] - values) / (count[index] - 1).clamp_min(1)
-    else:
-        mean = (total / count)[index]
+    others = (total[index] - values) / (count[index] - 1).clamp_min(1)
+    mean = others if config.leave_one_out else (total / count)[index]
     # Rounding in the mean must not turn a group without information into one with a tiny gradient.
     return torch.where(_agree(values, index, count), 0.0, values - mean)
 

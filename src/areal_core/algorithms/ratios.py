@@ -11,19 +11,11 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Level
+from areal_core.algorithms.reduction import sequence_mean
 from areal_core.data.batch import Batch
 
 LOG_RATIO_BOUND = 20.0
 """Policy log-ratios are held inside +-20, where exp and its gradient are finite in every dtype but float16."""
-
-
-def sequence_mean(x: Tensor, batch: Batch) -> Tensor:
-    """Return to every generated token the mean of x over its sequence's generated tokens, 0 elsewhere [T]."""
-    mask, ids = batch.tokens["loss_mask"], batch.sequence_ids
-    zeros = torch.zeros(batch.num_sequences, dtype=x.dtype, device=x.device)
-    count = zeros.index_add(0, ids, mask.to(x.dtype)).clamp_min(1.0)
-    mean = zeros.index_add(0, ids, torch.where(mask, x, 0.0)) / count
-    return torch.where(mask, mean[ids], 0.0)
 
 
 def policy_ratio(logprobs: Tensor, proximal: Tensor, batch: Batch, level: Level) -> Tensor:

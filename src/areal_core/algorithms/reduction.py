@@ -1,17 +1,17 @@
-"""How per-token losses become one number: sums over one global count, never means of means.
+"""Sums over generated tokens: per sequence, per batch, and as losses over one global count.
 
-Knows: the two counts an objective may be divided by.
+Knows: the loss mask, sequence boundaries, and the two counts an objective may be divided by.
 Does not know: micro-batches and ranks; the engine adds the counts over them (law 6).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-from areal_core.algorithms.ratios import sequence_mean
 from areal_core.contract.train import Sum
 from areal_core.data.batch import Batch
 
@@ -22,29 +22,38 @@ class Normalizer(StrEnum):
     TOKENS = "tokens"
     """Generated tokens: a long answer weighs more than a short one (DAPO, arXiv 2503.14476)."""
     SEQUENCES = "sequences"
-    """Trajectories with a generated token, each by the mean over its own (GRPO, GSPO)."""
+    """Trajectories with a generated token, each by the mean over its own tokens (GRPO, arXiv 2402.03300)."""
+
+
+def generated_lengths(batch: Batch) -> Tensor:
+    """Count the generated tokens of each trajectory, int64 [N]."""
+    counts = torch.zeros(batch.num_sequences, dtype=torch.int64, device=batch.device)
+    return counts.index_add(0, batch.sequence_ids, batch.tokens["loss_mask"].to(torch.int64))
+
+
+def sequence_mean(x: Tensor, batch: Batch) -> Tensor:
+    """Return to every generated token the mean of x over its sequence's generated tokens, 0 elsewhere [T]."""
+    mask, ids = batch.tokens["loss_mask"], batch.sequence_ids
+    zeros = torch.zeros(batch.num_sequences, dtype=x.dtype, device=x.device)
+    mean = zeros.index_add(0, ids, torch.where(mask, x, 0.0)) / generated_lengths(batch).clamp_min(1).to(x.dtype)
+    return torch.where(mask, mean[ids], 0.0)
 
 
 def count(batch: Batch, kind: Normalizer) -> Tensor:
     """Count this batch's share of the normaliser, float64 scalar, before anything is clipped or dropped."""
-    mask = batch.tokens["loss_mask"]
-    if kind is Normalizer.TOKENS:
-        return mask.sum().to(torch.float64)
-    return torch.unique(batch.sequence_ids[mask]).numel() * torch.ones((), dtype=torch.float64, device=mask.device)
+    lengths = generated_lengths(batch)
+    return (lengths if kind is Normalizer.TOKENS else lengths > 0).sum().to(torch.float64)
 
 
 def total(per_token: Tensor, batch: Batch, kind: Normalizer) -> Tensor:
-    """Add up a loss [T] over the mask so that total / count is the mean of that kind.
+    """Add up a loss [T] over the mask, scalar, so that total / count is the mean of that kind.
 
-    Tokens that another rule dropped count as 0, in the sum and in the sequence's own mean alike.
+    A token another rule dropped is worth 0 and still counted, in the batch and in its sequence.
     """
-    mask = batch.tokens["loss_mask"]
-    if kind is Normalizer.TOKENS:
-        return torch.where(mask, per_token, 0.0).sum()
-    share = sequence_mean(torch.ones_like(per_token), batch)  # 1 on the mask
-    zeros = torch.zeros(batch.num_sequences, dtype=per_token.dtype, device=per_token.device)
-    tokens = zeros.index_add(0, batch.sequence_ids, share).clamp_min(1.0)
-    return (torch.where(mask, per_token, 0.0) / tokens[batch.sequence_ids]).sum()
+    masked = torch.where(batch.tokens["loss_mask"], per_token, 0.0)
+    if kind is Normalizer.SEQUENCES:
+        masked = masked / generated_lengths(batch).clamp_min(1).to(masked.dtype)[batch.sequence_ids]
+    return masked.sum()
 
 
 def divide(amount: Tensor, normalizer: Tensor) -> Tensor:
@@ -52,7 +61,7 @@ def divide(amount: Tensor, normalizer: Tensor) -> Tensor:
     return amount / normalizer.clamp_min(1.0).to(amount.dtype)
 
 
-def token_sums(columns: dict[str, Tensor], batch: Batch) -> dict[str, Sum]:
+def token_sums(columns: Mapping[str, Tensor], batch: Batch) -> dict[str, Sum]:
     """Sum metric columns [T] over the mask, each with the number of its tokens, in one transfer to the host."""
     mask = batch.tokens["loss_mask"]
     rows = [torch.where(mask, column.detach().to(torch.float32), 0.0).sum() for column in columns.values()]

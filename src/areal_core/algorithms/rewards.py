@@ -11,6 +11,7 @@ from torch import Tensor
 
 from areal_core.algorithms.config import AdvantageConfig, OverlongConfig
 from areal_core.algorithms.normalize import normalize
+from areal_core.algorithms.reduction import generated_lengths
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError
 from areal_core.data.batch import STOP_CODES, Batch
@@ -22,12 +23,6 @@ def is_truncated(batch: Batch) -> Tensor:
     """Tell which trajectories were cut off before their end, bool [N]: stop reason `length` or `aborted`."""
     codes = torch.tensor(_TRUNCATED, device=batch.device)
     return torch.isin(batch.sequences["stop_reason"].to(torch.int64), codes)
-
-
-def generated_lengths(batch: Batch) -> Tensor:
-    """Count the generated tokens of each trajectory, int64 [N]."""
-    counts = torch.zeros(batch.num_sequences, dtype=torch.int64, device=batch.device)
-    return counts.index_add(0, batch.sequence_ids, batch.tokens["loss_mask"].to(torch.int64))
 
 
 def overlong_penalty(lengths: Tensor, config: OverlongConfig, max_new_tokens: int) -> Tensor:

@@ -18,8 +18,7 @@ from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.schema import RoleConfig, RunConfig
-from areal_core.config.structure import structure
-from areal_core.contract.errors import CapabilityError, PlanError, ResourceError, UnknownKey
+from areal_core.contract.errors import CapabilityError, PlanError, ResourceError
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.registry import Registry
@@ -51,11 +50,16 @@ class RolePlan:
 
 @frozen(kw_only=True)
 class Plan:
-    """A run that can be started. `pause` None means weights change without pausing generation."""
+    """A run that can be started.
+
+    `pause` None means weights change without pausing generation; `staged` means the engine
+    takes new weights beside the ones it serves.
+    """
 
     config: RunConfig
     roles: tuple[RolePlan, ...]
     pause: PauseMode | None
+    staged: bool
     objective: ObjectiveSpec
     critic_objective: ObjectiveSpec | None
     warnings: tuple[str, ...]
@@ -81,9 +85,12 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     roles.append(_rollout_role(config, registry, device))
     _check_devices(roles, device, devices)
     _check_names(config, registry)
-    warnings = [*_check_rollout(config, roles[-1]), *check_algorithm(
-        config.algorithm, has_reference=config.reference is not None, has_critic=config.critic is not None
-    )]
+    warnings = [
+        *_check_rollout(config, roles[-1]),
+        *check_algorithm(
+            config.algorithm, has_reference=config.reference is not None, has_critic=config.critic is not None
+        ),
+    ]
     objective = objective_spec(config.algorithm)
     critic = critic_spec(config.algorithm) if config.critic else None
     for spec in (objective, critic):
@@ -93,6 +100,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
         config=config,
         roles=tuple(roles),
         pause=_choose_pause(config, registry, roles[-1]),
+        staged=roles[-1].backend.name in registry.capable("infer", "weights.staged", device=device),
         objective=objective,
         critic_objective=critic,
         warnings=tuple(warnings),
@@ -117,7 +125,7 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
         needs.append("head.value")
     _require(registry, "train", backend.name, needs, manifest.devices, device)
     model = inspect_model(role.path or config.model.path)
-    _check_options(registry, "train", backend.name, role.options, f"{name}.options")
+    registry.options("train", backend.name, role.options, f"{name}.options")
     trained = 0 if name == "reference" else _ADAM_BYTES
     shards = backend.world_size
     return RolePlan(
@@ -151,8 +159,10 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
         "sampling.ignore_eos": sampling.ignore_eos,
         f"transport.{config.weight_sync.transport}": True,
     }
-    _require(registry, "infer", backend.name, [*needs, *(k for k, on in wanted.items() if on)], manifest.devices, device)
-    _check_options(registry, "infer", backend.name, rollout.options, "rollout.options")
+    _require(
+        registry, "infer", backend.name, [*needs, *(k for k, on in wanted.items() if on)], manifest.devices, device
+    )
+    registry.options("infer", backend.name, rollout.options, "rollout.options")
     model = inspect_model(config.model.path)
     dtype = rollout.dtype or config.model.dtype
     return RolePlan(
@@ -172,9 +182,7 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
     )
 
 
-def _require(
-    registry: Registry, role: str, name: str, needs: list[str], devices: tuple[str, ...], device: str
-) -> None:
+def _require(registry: Registry, role: str, name: str, needs: list[str], devices: tuple[str, ...], device: str) -> None:
     if device not in devices:
         raise CapabilityError(
             f"{role} backend {name!r} does not run on {device}",
@@ -183,14 +191,6 @@ def _require(
         )
     for key in needs:
         registry.require(role, name, key, device=device)
-
-
-def _check_options(registry: Registry, role: str, name: str, options: Mapping[str, Any], path: str) -> None:
-    config_class = registry.config_class(role, name)
-    if config_class is not None:
-        structure(config_class, options, path)
-    elif options:
-        raise UnknownKey(f"{path} has keys, but {role} {name!r} takes no options", fix=f"remove {path}")
 
 
 def _check_names(config: RunConfig, registry: Registry) -> None:
@@ -204,15 +204,15 @@ def _check_names(config: RunConfig, registry: Registry) -> None:
                 why=f"a run needs a {role}",
                 fix=f"choose one of: {', '.join(registry.names(role))}",
             )
-    _check_options(registry, "scheduler", config.scheduler.backend, config.scheduler.options, "scheduler.options")
-    _check_options(registry, "dataset", config.data.name, config.data.options, "data.options")
+    registry.options("scheduler", config.scheduler.backend, config.scheduler.options, "scheduler.options")
+    registry.options("dataset", config.data.name, config.data.options, "data.options")
     if evaluation.data is not None:
-        _check_options(registry, "dataset", evaluation.data.name, evaluation.data.options, "evaluation.data.options")
-    _check_options(registry, "reward", rollout.reward.name, rollout.reward.options, "rollout.reward.options")
-    _check_options(registry, "workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow.options")
+        registry.options("dataset", evaluation.data.name, evaluation.data.options, "evaluation.data.options")
+    registry.options("reward", rollout.reward.name, rollout.reward.options, "rollout.reward.options")
+    registry.options("workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow.options")
     registry.describe("transport", config.weight_sync.transport)
     for number, logger in enumerate(config.loggers):
-        _check_options(registry, "logger", logger.name, logger.options, f"loggers[{number}].options")
+        registry.options("logger", logger.name, logger.options, f"loggers[{number}].options")
 
 
 def _check_rollout(config: RunConfig, rollout: RolePlan) -> list[str]:

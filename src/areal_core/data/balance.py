@@ -42,6 +42,8 @@ def microbatches(
     """
     if algorithm not in ALGORITHMS:
         raise BatchError(f"unknown packing algorithm {algorithm!r}", why=f"there are {', '.join(ALGORITHMS)}")
+    if max_tokens < 1:
+        raise BatchError(f"the budget is {max_tokens} tokens", why="it must be at least 1")
     units = _units(len(lengths), groups)
     sizes = [sum(lengths[row] for row in unit) for unit in units]
     _check_budget(units, sizes, max_tokens, grouped=groups is not None)

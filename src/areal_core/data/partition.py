@@ -40,7 +40,7 @@ def largest_differencing(sizes: Sequence[int], num_parts: int) -> list[list[int]
     Starts from one partial solution per size; again and again joins the two with the widest spread,
     the largest part of one with the smallest of the other. Empty parts are not stored.
     """
-    solutions = [((sizes[position], (position,)),) for position in _largest_first(sizes)]
+    solutions: list[tuple[Part, ...]] = [((sizes[position], (position,)),) for position in _largest_first(sizes)]
     heap = [(-_spread(solution, num_parts), age, solution) for age, solution in enumerate(solutions)]
     heapq.heapify(heap)
     age = len(heap)

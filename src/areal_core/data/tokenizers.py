@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from areal_core.contract.errors import ModelError
+
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 SPECIAL_TOKENS = (PAD, EOS, UNK)
 """Ids 0, 1, 2 of every character tokenizer."""
@@ -50,3 +52,21 @@ def save_character_tokenizer(path: Path, characters: str = SPELL_CHARACTERS) -> 
     """Write a character tokenizer to a folder `AutoTokenizer` can load; return the folder."""
     character_tokenizer(characters).save_pretrained(path)
     return path
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Return the tokenizer of a model folder. Any: transformers is not typed here.
+
+    Raises:
+        ModelError: the folder has no tokenizer transformers can build from its files alone.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"the tokenizer of {path} cannot be loaded",
+            why=str(error).splitlines()[0] if str(error) else repr(error),
+            fix="save it beside the weights: tokenizer.save_pretrained(DIR)",
+        ) from error

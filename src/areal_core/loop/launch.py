@@ -6,7 +6,6 @@ Does not know: where a scheduler puts them, or what happens in a step.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +18,15 @@ from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import Head, RankContext, TrainSpec
 from areal_core.loop.train_group import TrainGroup
+from areal_core.rollout.pool import InferencePool, PoolPolicy
 from areal_core.runtime.rendezvous import init_method
 
 if TYPE_CHECKING:
     from areal_core.plugins.registry import Registry
 
 _HEADS = {"critic": Head.VALUE}
+_MAX_CONCURRENT = 256
+"""Requests one replica computes at once; more wait in its queue."""
 
 
 def make_scheduler(config: RunConfig, registry: Registry, logs: Path) -> Scheduler:
@@ -66,29 +68,25 @@ async def start_train_group(
     return group
 
 
-async def start_replicas(scheduler: Scheduler, plan: Plan) -> Sequence[Worker]:
+async def start_pool(scheduler: Scheduler, plan: Plan) -> InferencePool:
     """Submit the inference role and load the starting policy on every replica."""
-    role, rollout = plan.role("rollout"), plan.config.rollout
+    role, rollout, timeouts = plan.role("rollout"), plan.config.rollout, plan.config.scheduler
     workers = await scheduler.submit(_job(plan.config, role))
+    pool = InferencePool(workers, policy=PoolPolicy(request_timeout_s=timeouts.step_timeout_s))
     in_flight = rollout.max_concurrent or (rollout.max_staleness + 1) * rollout.prompts_per_step
-    evaluation = plan.config.evaluation.max_prompts if plan.config.evaluation.data else 0
-    wanted = -(-max(in_flight * rollout.group_size, evaluation) // len(workers))
-    calls = []
-    for number, worker in enumerate(workers):
-        spec = InferenceSpec(
-            model_path=str(role.model.path),
-            dtype=role.dtype,
-            layout=role.backend.layout,
-            context_length=rollout.context_length,
-            max_concurrent=min(256, wanted),
-            seed=plan.config.seed,
-            device=role.device,
-            replica=number,
-            options=role.options,
-        )
-        calls.append(worker.call("start", spec, timeout_s=plan.config.scheduler.start_timeout_s))
-    await asyncio.gather(*calls)
-    return workers
+    wanted = -(-in_flight * rollout.group_size // len(workers))
+    spec = InferenceSpec(
+        model_path=str(role.model.path),
+        dtype=role.dtype,
+        layout=role.backend.layout,
+        context_length=rollout.context_length,
+        max_concurrent=min(_MAX_CONCURRENT, wanted),
+        seed=plan.config.seed,
+        device=role.device,
+        options=role.options,
+    )
+    await pool.start_fleet(spec, timeout_s=timeouts.start_timeout_s)
+    return pool
 
 
 def _job(config: RunConfig, role: RolePlan) -> Job:

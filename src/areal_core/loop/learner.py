@@ -85,9 +85,7 @@ class Learner:
             batch = batch.with_tokens(values=await self.critic.forward(batch, Output.VALUES))
         proximal = await self.actor.forward(batch, Output.LOGPROBS) if needs_forward(self._algorithm) else None
         batch = add_proximal(batch, self._algorithm, version, proximal)
-        batch, metrics = compute_advantages(
-            batch, self._algorithm.advantages, max_new_tokens=self._max_new_tokens
-        )
+        batch, metrics = compute_advantages(batch, self._algorithm.advantages, max_new_tokens=self._max_new_tokens)
         return batch, dict(metrics)
 
     def _minibatches(self, batch: Batch) -> list[Batch]:

@@ -118,7 +118,8 @@ class RunFolder:
 
     def latest(self) -> Path | None:
         """Return the newest complete checkpoint."""
-        return (self.checkpoints() or [None])[-1]
+        complete = self.checkpoints()
+        return complete[-1] if complete else None
 
     @contextmanager
     def new_checkpoint(self, step: int, keep: int) -> Iterator[Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -16,7 +16,9 @@ from attrs import frozen
 
 from areal_core.contract.inference import EngineStatus
 from areal_core.loop.learner import Update
-from areal_core.rollout.executor import Group
+from areal_core.loop.weight_sync import WeightUpdate
+from areal_core.rollout.groups import Group
+from areal_core.rollout.stats import RolloutStats
 
 
 @frozen(kw_only=True)
@@ -69,9 +71,10 @@ def step_record(
     version: int,
     groups: Sequence[Group],
     update: Update,
+    weights: WeightUpdate,
     times: StepTimes,
     totals: Totals,
-    rollout: Mapping[str, float],
+    rollout: RolloutStats,
 ) -> dict[str, object]:
     """Return one line of `metrics.jsonl`: the step that made `version`."""
     episodes = [episode for group in groups for episode in group.episodes]
@@ -97,15 +100,23 @@ def step_record(
         "staleness_mean": sum(staleness) / max(1, len(staleness)),
         "staleness_max": max(staleness, default=0),
         "staleness_histogram": {str(lag): count for lag, count in sorted(Counter(staleness).items())},
+        "in_flight": rollout.running,
+        "buffered": rollout.buffered,
+        "failed": rollout.failed,
+        "dropped": rollout.dropped,
+        "rejected": rollout.rejected,
+        "sync_bytes": weights.num_bytes,
+        "sync_unchanged": weights.unchanged,
         **times.seconds,
-        **rollout,
+        **{f"sync/{phase}_s": seconds for phase, seconds in weights.phases.items()},
     }
     record.update({f"train/{name}": s.value / s.weight for name, s in update.metrics.items() if s.weight})
     return record
 
 
-def infer_totals(statuses: Sequence[EngineStatus]) -> tuple[int, float]:
-    """Return tokens generated and busy seconds, the latter as a mean over replicas."""
+def infer_totals(answers: Sequence[EngineStatus | BaseException]) -> tuple[int, float]:
+    """Return tokens generated and busy seconds, the latter as a mean over replicas that answered."""
+    statuses = [answer for answer in answers if isinstance(answer, EngineStatus)]
     if not statuses:
         return 0, 0.0
     return sum(s.tokens_generated for s in statuses), sum(s.busy_s for s in statuses) / len(statuses)

@@ -6,7 +6,6 @@ Does not know: what is trained, or where the ranks run.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from areal_core.contract.train import EngineInfo, ObjectiveSpec, Output, RankCon
 from areal_core.contract.weights import Offer, Receipt
 from areal_core.data.balance import balance
 from areal_core.data.batch import Batch
+from areal_core.loop.together import together
 
 
 class TrainGroup:
@@ -42,7 +42,7 @@ class TrainGroup:
             worker.call("start", spec, rank, timeout_s=timeout_s)
             for worker, rank in zip(self.workers, ranks, strict=True)
         ]
-        self._infos = tuple(await _together(calls))
+        self._infos = tuple(await together(calls))
 
     async def train_step(self, batch: Batch, objective: ObjectiveSpec) -> TrainReport:
         """Make one optimizer step on the whole batch."""
@@ -92,21 +92,10 @@ class TrainGroup:
             worker.call(method, *arguments(number), timeout_s=self._timeout_s)
             for number, worker in enumerate(self.workers)
         ]
-        return await _together(calls)
+        return await together(calls)
 
     def _scatter(self, batch: Batch) -> list[tuple[list[int], Batch]]:
         """Return, per rank, the rows of its shard and the shard itself."""
         parts = balance(batch.lengths.tolist(), self.info.data_size)
         shards = [batch.select(rows) for rows in parts] if len(parts) > 1 else [batch.select(parts[0])]
         return [(parts[info.data_rank], shards[info.data_rank]) for info in self._infos]
-
-
-async def _together(calls: Sequence[Any]) -> list[Any]:
-    """Await all calls; on the first failure cancel the others and raise it. Any: see `_call_ranks`."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -23,7 +23,7 @@ from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.learner import Learner, Update
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import StepTimes, Totals, infer_totals, staleness_of, step_record
-from areal_core.loop.weight_sync import WeightSync
+from areal_core.loop.weight_sync import WeightSync, WeightUpdate
 from areal_core.observe.events import EventLog
 from areal_core.observe.metrics import MetricsStream
 from areal_core.rollout.executor import Group, RolloutExecutor
@@ -78,9 +78,9 @@ class TrainLoop:
                 groups = await self._unless_stopped(self._parts.executor.next_batch())
             if groups is None:
                 break
-            update = await self._train(groups, version, times)
+            update, weights = await self._train(groups, version, times)
             version += 1
-            await self._account(groups, update, version, times)
+            await self._account(version, groups, update, weights, times)
             every = self._config.checkpoint.every_steps
             if every and version % every == 0:
                 saved = await self._checkpoint(version)
@@ -88,24 +88,26 @@ class TrainLoop:
             await self._checkpoint(version)
         return self._totals
 
-    async def _train(self, groups: Sequence[Group], version: int, times: StepTimes) -> Update:
+    async def _train(self, groups: Sequence[Group], version: int, times: StepTimes) -> tuple[Update, WeightUpdate]:
         """Train on one batch of groups, bring the fleet to the next version, open the gate."""
         episodes = [episode for group in groups for episode in group.episodes]
         with times.measure("train_s"):
             update = await self._parts.learner.update(Batch.pack(episodes), version)
         with times.measure("sync_s"):
-            await self._parts.sync.update(version + 1)
+            weights = await self._parts.sync.update(version + 1)
         self._parts.executor.set_version(version + 1)
-        return update
+        return update, weights
 
-    async def _account(self, groups: Sequence[Group], update: Update, version: int, times: StepTimes) -> None:
+    async def _account(
+        self, version: int, groups: Sequence[Group], update: Update, weights: WeightUpdate, times: StepTimes
+    ) -> None:
         """Evaluate if due, then write down everything about the step that made `version`."""
         due = self._config.evaluation.every_steps
         score = None
         if version == self._config.steps or (due and version % due == 0):
             with times.measure("eval_s"):
                 score = await self._evaluate(version)
-        generated, infer_busy_s = infer_totals(await self._parts.pool.status())
+        generated, infer_busy_s = infer_totals(list((await self._parts.pool.status()).values()))
         base, last = self._base, self._totals
         self._totals = Totals(
             seconds=last.seconds + times.total,
@@ -117,7 +119,7 @@ class TrainLoop:
             train_busy_s=base.train_busy_s + self._parts.learner.actor.busy_s,
             infer_busy_s=base.infer_busy_s + infer_busy_s,
         )
-        record = step_record(version, groups, update, times, self._totals, self._parts.executor.stats().as_dict())
+        record = step_record(version, groups, update, weights, times, self._totals, self._parts.executor.stats())
         if score is not None:
             record["eval_reward"] = score
         self._parts.metrics.write(record)
@@ -133,9 +135,7 @@ class TrainLoop:
 
     async def _checkpoint(self, version: int) -> int:
         progress = Progress(version=version, tasks=self._parts.executor.state(), totals=self._totals.as_dict())
-        path = await save_checkpoint(
-            self._folder, self._parts.learner, progress, keep=self._config.checkpoint.keep
-        )
+        path = await save_checkpoint(self._folder, self._parts.learner, progress, keep=self._config.checkpoint.keep)
         self._parts.events.write("checkpoint", version=version, path=str(path))
         return version
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
+from collections.abc import Mapping
 
 from areal_core.contract.errors import BackendBroken, ContractMismatch, EngineMissing, ManifestError, PluginError
 from areal_core.contract.version import CONTRACT, accepts
@@ -106,17 +107,31 @@ def _broken(what: str, entry: Entry, exc: BaseException) -> BackendBroken:
 
 
 def _check(manifest: Manifest, title: str) -> None:
+    # Manifests are other people's: here the annotations are hopes, and a wrong one must not reach a listing.
     version: object = manifest.contract
     if not (isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)):
         raise ManifestError(f"{title} has contract {version!r}", fix="write two integers, for example (1, 0)")
-    for key, claim in manifest.claims.items():
-        answer: object = claim  # manifests are other people's: the annotation is a hope
-        if not isinstance(answer, Claim):
-            raise ManifestError(
-                f"{title} claims {key!r} as {answer!r}", fix="use full(), when(), not_yet() or unsupported()"
-            )
-        if claim.condition:
+    for words in (manifest.requires, manifest.devices, (manifest.summary,)):
+        for word in words:
+            if not isinstance(word, str):
+                raise ManifestError(f"{title} has {word!r} where a string belongs")
+    claims: object = manifest.claims
+    if not isinstance(claims, Mapping):
+        raise ManifestError(f"{title} has claims of type {type(claims).__name__}", fix="write a dict of claims")
+    for key, claim in claims.items():
+        _check_claim(str(key), claim, title)
+
+
+def _check_claim(key: str, claim: object, title: str) -> None:
+    if not isinstance(claim, Claim):
+        raise ManifestError(
+            f"{title} claims {key!r} as {claim!r}", fix="use full(), when(), not_yet() or unsupported()"
+        )
+    if claim.condition:
+        try:
             parse(claim.condition)
+        except ManifestError as exc:
+            raise ManifestError(f"{title} claims {key!r} wrongly", why=exc.what, fix=exc.fix) from exc
 
 
 def _shake_hands(manifest: Manifest, entry: Entry) -> None:

@@ -119,7 +119,7 @@ def assert_same_batch(expected: Batch, actual: Batch) -> None:
 
 
 def _bytes(column: Tensor) -> Tensor:
-    return column.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return column.detach().cpu().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
 @st.composite

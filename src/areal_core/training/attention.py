@@ -115,15 +115,15 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | N
     return out
 
 
-def _by_length(
-    q: Tensor, k: Tensor, v: Tensor, runs: Sequence[tuple[int, int]], scaling: float | None
-) -> Tensor:
+def _by_length(q: Tensor, k: Tensor, v: Tensor, runs: Sequence[tuple[int, int]], scaling: float | None) -> Tensor:
     """Call the dense kernel once per run of equal lengths, on views. `split` so that backward is one concatenation."""
     sizes = [count * length for count, length in runs]
     grouped = q.shape[1] != k.shape[1]
     outs = []
-    for (count, length), *parts in zip(runs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
-        qs, ks, vs = (part.unflatten(0, (count, length)).transpose(1, 2) for part in parts)
+    for (count, length), *parts in zip(
+        runs, torch.split(q, sizes), torch.split(k, sizes), torch.split(v, sizes), strict=True
+    ):
+        qs, ks, vs = (part.view(count, length, *part.shape[1:]).transpose(1, 2) for part in parts)
         out = scaled_dot_product_attention(qs, ks, vs, is_causal=True, scale=scaling, enable_gqa=grouped)
         outs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outs)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -26,44 +27,54 @@ def write_folder(path: Path, group: Group, write: Callable[[Path], None]) -> Non
         StorageError: on every rank; nothing is left behind.
     """
     partial = path.with_name(path.name + ".partial")
+    first = group.rank == 0
     try:
-        agree(group, lambda: _guarded(partial, lambda: _begin(partial)) if group.rank == 0 else None)
-        agree(group, lambda: _guarded(partial, lambda: write(partial)))
-        agree(group, lambda: _guarded(partial, lambda: _commit(partial, path)) if group.rank == 0 else None)
+        agree(group, lambda: _begin(partial) if first else None)
+        agree(group, lambda: _write(partial, write))
+        agree(group, lambda: _commit(partial, path) if first else None)
     except BaseException:
-        if group.rank == 0:
+        if first:
             shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def _guarded(partial: Path, action: Callable[[], None]) -> None:
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of a write to `path` into a StorageError."""
     try:
-        action()
+        yield
+    except StorageError:
+        raise
     except (OSError, SafetensorError) as error:
-        if isinstance(error, StorageError):
-            raise
         raise StorageError(
-            f"cannot write {partial.with_suffix('')}",
+            f"cannot write {path}",
             why=str(error),
-            fix="free space on that disk, or choose another run folder; the folder written before is untouched",
+            fix="free space on that disk, or choose another run folder; a folder written before is untouched",
         ) from error
+
+
+def _write(partial: Path, write: Callable[[Path], None]) -> None:
+    with storage_errors(partial):
+        write(partial)
 
 
 def _begin(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with storage_errors(partial):
+        partial.mkdir(parents=True)
 
 
 def _commit(partial: Path, path: Path) -> None:
-    for file in partial.iterdir():
-        _sync(file)
-    _sync(partial)
     old = path.with_name(path.name + ".old")
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-    partial.rename(path)
-    _sync(path.parent)
+    with storage_errors(path):
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        partial.rename(path)
+        _sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -58,13 +58,17 @@ class _HeadLogProbs(torch.autograd.Function):
         rows: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
-        parts = [
-            _log_softmax(chunk, weight, bias, temperature) for chunk in hidden.split(rows)
-        ] if keep else []
+        parts = [_log_softmax(chunk, weight, bias, temperature) for chunk in torch.split(hidden, rows)] if keep else []
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         for number, (chunk, target, logp_out, entropy_out) in enumerate(
-            zip(hidden.split(rows), targets.split(rows), logprobs.split(rows), entropy.split(rows), strict=True)
+            zip(
+                torch.split(hidden, rows),
+                torch.split(targets, rows),
+                torch.split(logprobs, rows),
+                torch.split(entropy, rows),
+                strict=True,
+            )
         ):
             log_p = parts[number] if keep else _log_softmax(chunk, weight, bias, temperature)
             logp_out.copy_(log_p.gather(1, target[:, None]).squeeze(1))
@@ -81,7 +85,14 @@ class _HeadLogProbs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        chunks = zip(hidden.split(rows), targets.split(rows), grad_logprobs.split(rows), grad_entropy.split(rows), grad_hidden.split(rows), strict=True)
+        chunks = zip(
+            torch.split(hidden, rows),
+            torch.split(targets, rows),
+            torch.split(grad_logprobs, rows),
+            torch.split(grad_entropy, rows),
+            torch.split(grad_hidden, rows),
+            strict=True,
+        )
         for number, (chunk, target, g_logp, g_entropy, out) in enumerate(chunks):
             log_p = parts[number] if keep else _log_softmax(chunk, weight, bias, temperature)
             p = log_p.exp()
@@ -94,16 +105,23 @@ class _HeadLogProbs(torch.autograd.Function):
             grad_z = grad_z.to(hidden.dtype)
             torch.mm(grad_z, weight, out=out)
             grad_weight += grad_z.T @ chunk
-        return grad_hidden, grad_weight.to(weight.dtype), None if grad_bias is None else grad_bias.to(weight.dtype), None, None, None, None
+        return (
+            grad_hidden,
+            grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     logits = torch.nn.functional.linear(hidden, weight, bias).float()
     if temperature != 1.0:
         logits = logits / temperature
-    return logits.log_softmax(-1)
+    return logits.log_softmax(-1).clamp_(min=torch.finfo(torch.float32).min)  # so that 0 log 0 is 0 and not nan
 
 
 def _entropy(log_p: Tensor) -> Tensor:
-    """Return -sum p log p, with 0 log 0 = 0."""
-    return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+    return -(log_p.exp() * log_p).sum(-1)

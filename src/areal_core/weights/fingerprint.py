@@ -27,5 +27,5 @@ def fingerprint(tensor: Tensor) -> str:
     Not a defence against an adversary; it finds lost, stale, swapped and flipped bytes.
     """
     digest = xxhash.xxh3_128(f"{tensor.dtype}{list(tensor.shape)}".encode())
-    digest.update(raw_bytes(tensor).numpy())
+    digest.update(raw_bytes(tensor).numpy().data)
     return digest.hexdigest()

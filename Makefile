@@ -1,0 +1,43 @@
+# One line of plain commands each. Variables: PYTHON, VENV, TORCH, OUT, ARGS.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+BASE := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp
+MANIFESTS := pyproject.toml plugins/areal_reference/pyproject.toml plugins/areal_fsdp/pyproject.toml
+
+.PHONY: quickstart test test-slow lint docs bench clean
+.DEFAULT_GOAL := quickstart
+
+$(BASE): $(MANIFESTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet $(PACKAGES)
+	touch $(BASE)
+
+$(DEV): $(BASE)
+	$(BIN)/pip install --quiet -e ".[dev,docs,torch,tasks,report]"
+	touch $(DEV)
+
+quickstart: $(BASE) ## train a small model and show the curve
+	$(BIN)/areal quickstart $(ARGS)
+
+test: $(DEV) ## everything that takes less than half a minute
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-slow: $(DEV) ## whole runs, kills, three seeds
+	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+lint: $(DEV) ## style, types, layers
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+docs: $(DEV) ## the documentation, into site/
+	$(BIN)/mkdocs build --strict
+
+bench: $(DEV) ## every benchmark; figures go to benchmarks/results/
+	$(BIN)/python benchmarks/run_all.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) site build dist runs

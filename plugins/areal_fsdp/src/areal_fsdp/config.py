@@ -1,0 +1,22 @@
+"""Options of the FSDP engine, as they stand under `options:` of a training role."""
+
+from __future__ import annotations
+
+from attrs import field, frozen, validators
+
+
+@frozen(kw_only=True)
+class FSDPConfig:
+    """How the model is sharded. The defaults suit most models."""
+
+    wrap: str = field(default="layer", validator=validators.in_(("layer", "root")))
+    """`layer` gathers one decoder layer at a time; `root` the whole model at once, for models that fit."""
+    reshard_after_forward: bool = True
+    """Drop gathered layers after the forward pass and gather them again for the backward pass."""
+    reduce_every_microbatch: bool = True
+    """Keep only this rank's shard of the gradient between micro-batches. False communicates once
+    per step and holds the whole gradient meanwhile."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input and compute the rest again in the backward pass."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer in host memory; the optimizer steps there."""

@@ -1,0 +1,258 @@
+"""The compute thread: admit, one step for everything running, retire; control messages between steps.
+
+Knows: rows, cache, model and sampler, and the order in which they are used.
+Does not know: asyncio; results and acknowledgements leave through callbacks that may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from attrs import define, field
+from numpy.typing import NDArray
+
+from areal_core.contract.data import StopReason
+from areal_core.contract.errors import ArealError, GenerationFailed
+from areal_core.contract.inference import Generation
+from areal_reference.infer.config import CacheOnUpdate, ReferenceInferenceConfig
+from areal_reference.infer.rows import RowTable, Ticket
+from areal_reference.infer.runner import ModelRunner, StepWork, largest_invariant_tile
+from areal_reference.infer.sampling import sample
+from areal_reference.infer.weights import WeightStage
+
+Outcome = Generation | ArealError
+Deliver = Callable[[Sequence[tuple[Ticket, Outcome]]], None]
+TILES = (32, 8)
+"""Rows per forward tried for deterministic mode, largest first; one at a time always works."""
+
+
+@define(kw_only=True, eq=False)
+class Counters:
+    """What the loop has done since it started. Written by its thread, read by any."""
+
+    tokens: int = 0
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+
+
+@define(kw_only=True, eq=False)
+class GenerationLoop:
+    """Owns the compute thread. Public methods may be called from any thread; `deliver` is called from ours."""
+
+    runner: ModelRunner
+    stage: WeightStage
+    config: ReferenceInferenceConfig
+    max_rows: int
+    deliver: Deliver
+    clock: Callable[[], float]
+    rows: RowTable = field(factory=RowTable)
+    waiting: deque[Ticket] = field(factory=deque)
+    counters: Counters = field(factory=Counters)
+    paused: bool = False
+    tile: int = 0
+    _inbox: deque[Callable[[], None]] = field(factory=deque)
+    _wake: threading.Event = field(factory=threading.Event)
+    _stopping: bool = False
+    _thread: threading.Thread | None = None
+    _owners: dict[tuple[int, ...], Ticket] = field(factory=dict)
+    """Prefix -> a running ticket whose cache holds it, computed by the weights serving now."""
+    _fresh: list[Ticket] = field(factory=list)
+    _recompute: bool = False
+
+    def start(self, on_exit: Callable[[], None]) -> None:
+        """Start the thread; `on_exit` is the last thing it calls."""
+        if self.config.deterministic:
+            self.tile = largest_invariant_tile(self._try_tile, TILES)
+        self._thread = threading.Thread(target=self._run, args=(on_exit,), name="areal-generation", daemon=True)
+        self._thread.start()
+
+    def post(self, message: Callable[[], None]) -> None:
+        """Have the thread call `message` between two steps. It must not raise."""
+        self._inbox.append(message)
+        self._wake.set()
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a request."""
+        self.post(lambda: self.waiting.append(ticket))
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Forget a request; nothing is delivered for it."""
+        self.post(lambda: self._forget(ticket))
+
+    def stop(self) -> None:
+        """End the thread after the step under way; whatever is in flight fails."""
+        self._stopping = True
+        self._wake.set()
+
+    def join(self) -> None:
+        """Wait for the thread. Quick once `on_exit` was called."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def pause(self, *, abort: bool) -> None:
+        """Compute no more tokens. Message; with `abort`, everything in flight is delivered as it is."""
+        self.paused = True
+        if abort:
+            now = self.clock()
+            partial = [(t, self.rows.result(row, now, StopReason.ABORTED)) for row, t in enumerate(self.rows.tickets)]
+            empty = [(ticket, _nothing(now - ticket.arrived_s)) for ticket in self.waiting]
+            self.waiting.clear()
+            self._retire(range(self.rows.count))
+            self.deliver([*partial, *empty])
+
+    def resume(self) -> None:
+        """Compute again. Message."""
+        self.paused = False
+
+    def commit(self, version: int) -> None:
+        """Serve the staged weights from the next token on. Message."""
+        if self.stage.commit(version):
+            self._owners.clear()
+            self._recompute = self.config.kv_on_update is CacheOnUpdate.RECOMPUTE and self.rows.count > 0
+
+    def _run(self, on_exit: Callable[[], None]) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            while self._inbox:
+                self._inbox.popleft()()
+            if self.paused or not (self.rows.count or self.waiting):
+                self._wake.wait()
+                continue
+            started = self.clock()
+            try:
+                self._step()
+            except Exception as exc:
+                self._fail_all(exc)
+            self.counters.busy_s += self.clock() - started
+        while self._inbox:
+            self._inbox.popleft()()
+        self._fail_all(None)
+        on_exit()
+
+    def _fail_all(self, cause: Exception | None) -> None:
+        """Deliver a failure to everything in flight and start from empty rows."""
+        what = "the engine was closed" if cause is None else f"a generation step raised {type(cause).__name__}"
+        error = GenerationFailed(what, why="" if cause is None else str(cause))
+        error.__cause__ = cause
+        failed = [*self.rows.tickets, *self.waiting]
+        self.waiting.clear()
+        self._fresh.clear()
+        self._owners.clear()
+        if self.rows.count and cause is not None:
+            self.runner.cache.clear(range(self.rows.count))
+        self.rows.remove(range(self.rows.count))
+        self.deliver([(ticket, error) for ticket in failed])
+
+    def _forget(self, ticket: Ticket) -> None:
+        if ticket in self.rows.tickets:
+            self._retire([self.rows.tickets.index(ticket)])
+        elif ticket in self.waiting:
+            self.waiting.remove(ticket)
+
+    def _retire(self, gone: Sequence[int]) -> None:
+        """Free rows; the last rows move into the gaps, and so do their cache entries."""
+        for row in gone:
+            ticket = self.rows.tickets[row]
+            if self._owners.get(ticket.prefix) is ticket:
+                del self._owners[ticket.prefix]
+            if ticket in self._fresh:
+                self._fresh.remove(ticket)
+        moves = self.rows.remove(gone)
+        if moves:
+            source, target = zip(*moves, strict=True)
+            self.runner.cache.move(source, target, int(self.rows.position[list(target)].max()))
+
+    def _admit(self) -> None:
+        """Move waiting requests into rows while rows, cache and the step's prompt budget allow."""
+        budget, now = self.config.prefill_tokens, self.clock()
+        limit_bytes = int(self.config.cache_gib * 2**30)
+        longest = max((_final_length(ticket) for ticket in self.rows.tickets), default=0)
+        while self.waiting and self.rows.count < self.max_rows:
+            ticket = self.waiting[0]
+            longest = max(longest, _final_length(ticket))
+            if self.rows.count:
+                over = self.runner.cache.bytes_for(self.rows.count + 1, longest) > limit_bytes
+                if over or (self._fresh and len(ticket.prefix) > budget):
+                    break
+            budget -= 0 if ticket.prefix in self._owners else len(ticket.prefix)
+            self.waiting.popleft()
+            ticket.admitted_s = now
+            self.rows.add(ticket)
+            self._fresh.append(ticket)
+
+    def _work(self) -> StepWork:
+        """Return the next step: every row's last token, and the prefixes of new rows, shared where equal."""
+        place = {id(ticket): row for row, ticket in enumerate(self.rows.tickets)}
+        prompts: list[tuple[int, Sequence[int]]] = []
+        copies: list[tuple[int, int, int]] = []
+        fresh = {id(ticket) for ticket in self._fresh}
+        if self._recompute:
+            rows = [row for row, ticket in enumerate(self.rows.tickets) if id(ticket) not in fresh]
+            prompts = [(row, ids) for row in rows if (ids := self.rows.tokens_cached(row))]
+        for ticket in self._fresh:
+            prefix, row = ticket.prefix, place[id(ticket)]
+            if not prefix:
+                continue
+            owner = self._owners.setdefault(prefix, ticket)
+            if owner is ticket:
+                prompts.append((row, prefix))
+            else:
+                copies.append((place[id(owner)], row, len(prefix)))
+        self._fresh.clear()
+        self._recompute = False
+        self.counters.prompt_tokens += sum(len(ids) for _, ids in prompts)
+        self.counters.shared_tokens += sum(length for *_, length in copies)
+        count = self.rows.count
+        return StepWork(
+            tokens=self.rows.token[:count], positions=self.rows.position[:count], prompts=prompts, copies=copies
+        )
+
+    def _step(self) -> None:
+        """Compute one token for every row."""
+        self._admit()
+        count = self.rows.count
+        self.runner.cache.grow(count, int(self.rows.position[:count].max()) + 1)
+        work = self._work()
+        tokens, logprobs = self._draw_tiles(work) if self.tile else self._draw(work)
+        version = self.stage.version
+        bad = np.flatnonzero(~np.isfinite(logprobs)).tolist()
+        now = self.clock()
+        done = self.rows.record(tokens, logprobs, version, now)
+        self.counters.steps += 1
+        self.counters.tokens += count
+        if done or bad:
+            outcomes: list[tuple[Ticket, Outcome]] = []
+            for row in sorted({*done, *bad}):
+                outcome = _not_finite(version) if row in bad else self.rows.result(row, now)
+                outcomes.append((self.rows.tickets[row], outcome))
+            if bad:
+                self.runner.cache.clear(bad)
+            self._retire(sorted({*done, *bad}))
+            self.deliver(outcomes)
+
+    def _draw(self, work: StepWork) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        with torch.inference_mode():
+            logits = self.runner.logits(work)
+            tokens, logprobs = sample(logits, self.rows.sampling(np.arange(self.rows.count)))
+        return tokens.cpu().numpy(), logprobs.cpu().numpy()
+
+    def _draw_tiles(self, work: StepWork) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Draw tile by tile, every tile the same shape, so that no row feels another."""
+        self.runner.fill_alone(work.prompts)
+        self.runner.copy_prefixes(work.copies)
+        tokens = np.zeros(self.rows.count, dtype=np.int64)
+        logprobs = np.zeros(self.rows.count, dtype=np.float32)
+        with torch.inference_mode():
+            for rows in self.runner.tiles(work.positions, self.tile):
+                logits = self.runner.tile_logits(rows, work.tokens[rows], work.positions[rows], self.tile)
+                filled = np.concatenate([rows, np.full(self.tile - len(rows), rows[0])])
+                drawn, chance = sample(logits, self.rows.sampling(filled, fixed_shape=True))
+                tokens[rows] = drawn.cpu().numpy()[: len(rows)]
+                logprobs[rows] = chance.cpu().numpy()[: len(rows)]
+        return tokens, logprobs

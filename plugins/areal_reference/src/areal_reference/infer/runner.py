@@ -1,0 +1,182 @@
+"""One forward of the model over a packed step: prompt tokens first, then one token per row.
+
+Knows: how a step becomes index tensors, and how to keep shapes fixed in deterministic mode.
+Does not know: requests, sampling or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from numpy.typing import NDArray
+from torch import Tensor
+
+from areal_reference.infer.attention import AttentionStep, PrefixCopy, PromptLayout
+from areal_reference.infer.cache import CacheSlab
+from areal_reference.infer.loading import LoadedModel
+
+Ints = NDArray[np.int64]
+LENGTH_BUCKET = 64
+"""Deterministic mode reads the cache in multiples of this, chosen by the row's own length alone."""
+
+
+@frozen(kw_only=True, eq=False)
+class StepWork:
+    """What one step computes.
+
+    `tokens`, `positions` [R]: the last token of every row and where it stands. `prompts`: (row, its first
+    token ids) to be cached from position 0. `copies`: (source row, target row, length) of shared prefixes.
+    """
+
+    tokens: Ints
+    positions: Ints
+    prompts: Sequence[tuple[int, Sequence[int]]] = field(default=())
+    copies: Sequence[tuple[int, int, int]] = field(default=())
+
+
+class ModelRunner:
+    """Runs the model against the slab. All calls come from the compute thread."""
+
+    def __init__(self, loaded: LoadedModel, cache: CacheSlab) -> None:
+        self._model, self._device = loaded.model, loaded.device
+        self._dtype, self.cache = loaded.dtype, cache
+        self._head_counts = sorted({layer.num_heads for layer in cache.layers})
+
+    @torch.inference_mode()
+    def logits(self, work: StepWork) -> Tensor:
+        """Return logits [R, V] for the token after each row's last one, in one forward."""
+        num_rows = len(work.tokens)
+        lengths = [len(ids) for _, ids in work.prompts]
+        rows = np.arange(num_rows)
+        slots, positions, tokens = rows, work.positions, work.tokens
+        if lengths:
+            prompt_rows = np.repeat([row for row, _ in work.prompts], lengths)
+            slots = np.concatenate([prompt_rows, rows])
+            positions = np.concatenate([*map(np.arange, lengths), work.positions])
+            tokens = np.concatenate([*(np.asarray(ids, dtype=np.int64) for _, ids in work.prompts), work.tokens])
+        length = int(work.positions.max()) + 1
+        step = AttentionStep(
+            keys=self.cache.keys,
+            values=self.cache.values,
+            write=self._write_index(slots, positions),
+            bias=self._bias(work.positions, length),
+            num_rows=num_rows,
+            length=length,
+            prompts=self._prompt_layout(lengths) if lengths else None,
+            copies=self._prefix_copy(work.copies) if work.copies else None,
+        )
+        return self._forward(tokens, positions, step, num_rows)
+
+    @torch.inference_mode()
+    def fill_alone(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Cache prompts one forward each, so that a prompt's entries depend on itself alone."""
+        for row, ids in prompts:
+            tokens, positions = np.asarray(ids, dtype=np.int64), np.arange(len(ids))
+            step = AttentionStep(
+                keys=self.cache.keys,
+                values=self.cache.values,
+                write=self._write_index(np.full(len(ids), row), positions),
+                bias={},
+                num_rows=0,
+                length=0,
+                prompts=self._prompt_layout([len(ids)]),
+            )
+            self._forward(tokens, positions, step, 1)
+
+    def copy_prefixes(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Share prefixes outside a forward (deterministic mode)."""
+        for source, target, length in copies:
+            self.cache.move([source], [target], length)
+
+    def tiles(self, positions: Ints, tile: int) -> list[Ints]:
+        """Cut rows into tiles of at most `tile` rows whose caches are read at the same length."""
+        buckets = positions // LENGTH_BUCKET
+        order = np.argsort(buckets, kind="stable")
+        cuts = np.flatnonzero(np.diff(buckets[order])) + 1
+        return [part[i : i + tile] for part in np.split(order, cuts) for i in range(0, len(part), tile)]
+
+    @torch.inference_mode()
+    def tile_logits(self, rows: Ints, tokens: Ints, positions: Ints, tile: int) -> Tensor:
+        """Return logits [tile, V padded to 16] of one tile, always of the same shape per length bucket.
+
+        Missing rows compute on the scratch row; whoever calls drops them.
+        """
+        missing = tile - len(rows)
+        rows = np.concatenate([rows, np.full(missing, self.cache.scratch)])
+        tokens = np.concatenate([tokens, np.zeros(missing, dtype=np.int64)])
+        positions = np.concatenate([positions, np.full(missing, positions[0])])
+        length = (int(positions[0]) // LENGTH_BUCKET + 1) * LENGTH_BUCKET
+        step = AttentionStep(
+            keys=self.cache.keys,
+            values=self.cache.values,
+            write=self._write_index(rows, positions),
+            bias=self._bias(positions, length),
+            num_rows=tile,
+            length=length,
+            rows=torch.from_numpy(rows).to(self._device),
+        )
+        logits = self._forward(tokens, positions, step, tile)
+        return torch.nn.functional.pad(logits, (0, -logits.shape[1] % 16), value=float("-inf"))
+
+    def _forward(self, tokens: Ints, positions: Ints, step: AttentionStep, keep: int) -> Tensor:
+        output = self._model(
+            input_ids=torch.from_numpy(tokens).to(self._device).unsqueeze(0),
+            position_ids=torch.from_numpy(positions).to(self._device).unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=keep,
+            areal_step=step,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _write_index(self, slots: Ints, positions: Ints) -> dict[int, Tensor]:
+        """Return, per number of heads K, the flat cache rows [T * K] of tokens at (slot, position)."""
+        index = {}
+        for heads in self._head_counts:
+            flat = (slots[:, None] * heads + np.arange(heads)) * self.cache.length + positions[:, None]
+            index[heads] = torch.from_numpy(flat.reshape(-1)).to(self._device)
+        return index
+
+    def _bias(self, positions: Ints, length: int) -> dict[int, Tensor]:
+        """Return, per number of heads K, the mask [R * K, 1, L] that hides what lies beyond each row's token."""
+        beyond = torch.from_numpy(np.arange(length) > positions[:, None]).to(self._device)
+        mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._device).masked_fill_(beyond, float("-inf"))
+        return {heads: mask.repeat_interleave(heads, 0).unsqueeze(1) for heads in self._head_counts}
+
+    def _prompt_layout(self, lengths: Sequence[int]) -> PromptLayout:
+        width, sizes = max(lengths), np.asarray(lengths)
+        starts = np.cumsum(sizes) - sizes
+        gather = starts[:, None] + np.minimum(np.arange(width), sizes[:, None] - 1)
+        scatter = np.flatnonzero(np.arange(width) < sizes[:, None])
+        return PromptLayout(
+            num_tokens=int(sizes.sum()),
+            num_prompts=len(lengths),
+            width=width,
+            gather=torch.from_numpy(gather.reshape(-1)).to(self._device),
+            scatter=torch.from_numpy(scatter).to(self._device),
+        )
+
+    def _prefix_copy(self, copies: Sequence[tuple[int, int, int]]) -> PrefixCopy:
+        source, target, length = zip(*copies, strict=True)
+        return PrefixCopy(
+            source=torch.tensor(source, device=self._device),
+            target=torch.tensor(target, device=self._device),
+            length=max(length),
+        )
+
+
+def largest_invariant_tile(run: Callable[[int, int], Tensor], candidates: Sequence[int]) -> int:
+    """Return the largest tile whose rows do not feel their place or their neighbours; 1 always qualifies.
+
+    Args:
+        run: (tile, shift) -> outputs [tile, ...] of the same rows rotated by `shift`, rotated back.
+        candidates: tile sizes to try, largest first.
+    """
+    for tile in candidates:
+        straight = run(tile, 0)
+        if all(torch.equal(straight, run(tile, shift)) for shift in (1, tile // 2, tile - 1)):
+            return tile
+    return 1

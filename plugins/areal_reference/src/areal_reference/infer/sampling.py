@@ -1,0 +1,109 @@
+"""Draw one token per row for the whole batch at once.
+
+Knows: distributions (temperature, top-k, top-p, forbidden tokens), a counter-based random stream per request.
+Does not know: requests, or what ends one.
+
+The uniform behind a token is a hash of (request seed, index of the token in its output), so a draw does not
+depend on who else is in the batch, and a continued request goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+@frozen(kw_only=True, eq=False)
+class RowSampling:
+    """How each of R rows is drawn; arrays [R]. `temperature` is 1 where `greedy`.
+
+    `forbidden_rows`, `forbidden_ids` list (row, token) pairs that must not be drawn. `fixed_shape` keeps
+    every intermediate the same shape whatever the rows ask for (deterministic mode).
+    """
+
+    greedy: NDArray[np.bool_]
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    uniform: NDArray[np.float64]
+    forbidden_rows: NDArray[np.int64]
+    forbidden_ids: NDArray[np.int64]
+    fixed_shape: bool = False
+
+
+def stream_key(seed: int) -> int:
+    """Return the 64-bit key of a request's random stream; near seeds give unrelated keys."""
+    return xxh3_64_intdigest((seed % 2**64).to_bytes(8, "little"))
+
+
+def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return SplitMix64 output number `indices` of streams `keys`, in [0, 1), float64 [R]."""
+    x = keys + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    x ^= x >> np.uint64(31)
+    bits: NDArray[np.float64] = (x >> np.uint64(11)).astype(np.float64)
+    return bits * 2.0**-53
+
+
+def sample(logits: Tensor, rows: RowSampling) -> tuple[Tensor, Tensor]:
+    """Draw a token per row from logits [R, V].
+
+    Log-probs are those of the distribution drawn from, after temperature and filters; for a greedy row they
+    are of the model's own distribution at temperature 1, since the degenerate one would say 0.
+
+    Returns:
+        Token ids int64 [R] and their log-probs float32 [R], on the logits' device.
+    """
+    logprobs = torch.log_softmax(distribution_logits(logits, rows), -1)
+    if rows.greedy.all():
+        tokens = logprobs.argmax(-1)
+    else:
+        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+        target = torch.from_numpy(rows.uniform).to(logits.device) * cumulative[:, -1]
+        tokens = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+        tokens.clamp_(max=logits.shape[1] - 1)
+        if rows.greedy.any():
+            tokens = torch.where(torch.from_numpy(rows.greedy).to(logits.device), logprobs.argmax(-1), tokens)
+    return tokens, logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
+def distribution_logits(logits: Tensor, rows: RowSampling) -> Tensor:
+    """Return float32 logits after forbidden tokens, temperature, top-k and top-p, in that order."""
+    logits = logits.float()
+    device = logits.device
+    if rows.forbidden_rows.size:
+        pairs = (torch.from_numpy(rows.forbidden_rows).to(device), torch.from_numpy(rows.forbidden_ids).to(device))
+        logits = logits.index_put(pairs, torch.tensor(float("-inf"), device=device))
+    if (rows.temperature != 1.0).any():
+        logits = logits / torch.from_numpy(rows.temperature).to(device).unsqueeze(1)
+    filtered = (rows.top_k > 0) | (rows.top_p < 1.0)
+    if not filtered.any():
+        return logits
+    chosen = np.arange(len(filtered)) if rows.fixed_shape else np.flatnonzero(filtered)
+    index = torch.from_numpy(chosen).to(device)
+    kept = _filter(logits.index_select(0, index), rows.top_k[chosen], rows.top_p[chosen])
+    return logits.index_copy(0, index, kept)
+
+
+def _filter(logits: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
+    """Cut each row to its k best tokens, then to the fewest whose probability reaches p. [R, V]."""
+    ranked, order = logits.sort(-1, descending=True, stable=True)
+    width = logits.shape[1]
+    num_kept = torch.from_numpy(np.where(top_k > 0, top_k, width)).to(logits.device).unsqueeze(1)
+    ranked = ranked.masked_fill(torch.arange(width, device=logits.device) >= num_kept, float("-inf"))
+    share = torch.from_numpy(top_p).to(logits.device).unsqueeze(1)
+    probability = torch.softmax(ranked, -1, dtype=torch.float64)
+    before = probability.cumsum(-1) - probability
+    beyond = (before >= share) & (share < 1.0)
+    beyond[:, 0] = False
+    ranked = ranked.masked_fill(beyond, float("-inf"))
+    return torch.empty_like(logits).scatter_(1, order, ranked)

@@ -1,0 +1,167 @@
+"""New weights beside the ones serving: taken, checked and proved in phase one, swapped in phase two.
+
+Knows: names, shapes, dtypes, tied tensors, fingerprints, two buffers per parameter.
+Does not know: where the bytes come from, or when the swap is safe (`loop` does).
+
+A tensor sent in another floating dtype than the engine serves is fingerprinted as it arrived and cast
+after that, so both sides compare the same bytes and the cast is the only thing not proved.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from areal_core.contract.errors import CoverageError, ModelError, VersionRegressed, WeightSyncError
+from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
+from areal_core.training import hf
+from areal_core.weights.coverage import Coverage, check_names
+from areal_core.weights.specs import torch_dtype
+
+
+@define(kw_only=True, eq=False)
+class WeightStage:
+    """Double-buffers every parameter of a model. `version` is what serves; `staged` what could.
+
+    `receive` runs outside the compute thread, `commit` and `abort` between two steps.
+    """
+
+    model: Any  # Any: transformers is untyped
+    clock: Callable[[], float] = time.perf_counter
+    version: int = 0
+    staged: int | None = None
+    _spare: dict[str, Tensor] = field(factory=dict)
+    _cancelled: threading.Event = field(factory=threading.Event)
+
+    def receive(self, source: WeightSource, version: int) -> Receipt:
+        """Take every tensor of `version` into the spare buffers.
+
+        Raises:
+            CoverageError, VersionRegressed: nothing is staged, and what serves is untouched.
+            WeightSyncError: `cancel` was called meanwhile, or the source holds another version.
+        """
+        started = self.clock()
+        self._cancelled.clear()
+        self.staged = None
+        if version <= self.version:
+            raise VersionRegressed(
+                f"weights of version {version} were offered", why=f"version {self.version} is serving already"
+            )
+        try:
+            receipt = self._take(source, version, started)
+        finally:
+            source.close()
+        self.staged = version
+        return receipt
+
+    def _take(self, source: WeightSource, version: int, started: float) -> Receipt:
+        manifest = source.manifest
+        if manifest.version != version:
+            raise WeightSyncError(
+                f"version {version} was announced", why=f"the source holds version {manifest.version}"
+            )
+        coverage = Coverage(manifest)
+        targets = self._targets(manifest)
+        for bucket in source.buckets():
+            for name, tensor in bucket.items():
+                if self._cancelled.is_set():
+                    raise WeightSyncError(f"receiving version {version} was aborted")
+                coverage.check(name, tensor)
+                self._store(coverage, name, tensor, targets[name])
+        return coverage.receipt(self.clock() - started)
+
+    def _store(self, coverage: Coverage, name: str, tensor: Tensor, targets: list[Tensor]) -> None:
+        first = targets[0]
+        if tensor.dtype == first.dtype:
+            first.copy_(tensor)
+            coverage.record(name, first)
+        else:
+            arrived = tensor.clone()
+            coverage.record(name, arrived)
+            first.copy_(arrived)
+        for other in targets[1:]:
+            other.copy_(first)
+
+    def _targets(self, manifest: WeightManifest) -> dict[str, list[Tensor]]:
+        """Return the spare buffers each announced tensor fills, after checking coverage both ways."""
+        spare = self._views()
+        tied = hf.tied_weights(self.model)
+        check_names({*spare, *tied}, manifest)
+        for name, carrier in tied.items():
+            if manifest.tied.get(name, carrier) != carrier or name not in manifest.tied:
+                raise CoverageError(
+                    f"tensor {name!r} has no destination of its own",
+                    why=f"the model serving shares it with {carrier!r}, the sender does not",
+                    fix="use the same tie_word_embeddings on both sides",
+                )
+        targets = {}
+        for spec in manifest.tensors:
+            followers = [name for name, carrier in manifest.tied.items() if carrier == spec.name and name in spare]
+            targets[spec.name] = [spare[name] for name in (spec.name, *followers)]
+            for target in targets[spec.name]:
+                if tuple(target.shape) != spec.shape or not torch_dtype(spec).is_floating_point:
+                    raise CoverageError(
+                        f"tensor {spec.name!r} was announced as {spec.dtype} {list(spec.shape)}",
+                        why=f"the model has {str(target.dtype).removeprefix('torch.')} {list(target.shape)}",
+                        fix="train and serve the same model",
+                    )
+        return targets
+
+    def _views(self) -> dict[str, Tensor]:
+        """Return the spare buffers under the names they have in a model folder."""
+        views: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if name not in self._spare:
+                self._spare[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+            views |= folder_views(self.model, name, self._spare[name])
+        return views
+
+    def cancel(self) -> None:
+        """Make a `receive` under way give up at its next tensor. Any thread."""
+        self._cancelled.set()
+
+    def commit(self, version: int) -> bool:
+        """Serve the staged version; return False if it is serving already. Between two steps only.
+
+        Raises:
+            WeightSyncError: another version, or none, is staged.
+        """
+        if version == self.version and self.staged is None:
+            return False
+        if version != self.staged:
+            raise WeightSyncError(
+                f"version {version} cannot be committed",
+                why="nothing is staged" if self.staged is None else f"version {self.staged} is staged",
+                fix="call receive_weights for it first",
+            )
+        for name, parameter in self.model.named_parameters():
+            parameter.data, self._spare[name] = self._spare[name], parameter.data
+        self.version, self.staged = version, None
+        return True
+
+    def abort(self) -> None:
+        """Drop what is staged; the buffers stay for the next version. Idempotent."""
+        self.staged = None
+
+
+def folder_views(model: Any, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+    """Return views of one parameter under the names it has in a model folder (fused experts are several).
+
+    Raises:
+        ModelError: transformers makes a copy for one of them, so writing to it would be lost.
+    """
+    views = hf.folder_tensors(model, name, tensor)
+    storage = tensor.untyped_storage().data_ptr()
+    if any(view.untyped_storage().data_ptr() != storage for view in views.values()):
+        raise ModelError(
+            f"{name!r} of {type(model).__name__} cannot be updated in place",
+            why="transformers stores it in another form than it computes with",
+            fix="use the vllm or sglang backend for this model",
+        )
+    return views

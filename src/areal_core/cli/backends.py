@@ -1,0 +1,138 @@
+"""`areal backends`: what is installed, what it can do, and whether it would run here.
+
+Knows: two tables and their JSON.
+Does not know: how plugins are found or judged (`areal_core.plugins`).
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from areal_core.contract.errors import ContractMismatch, DuplicateName, ManifestError
+from areal_core.plugins.claims import Claim, Support
+from areal_core.plugins.discovery import Discovery
+from areal_core.plugins.inventory import Row, count_claims, inventory, plain
+from areal_core.plugins.lookup_errors import not_found_anywhere
+from areal_core.plugins.registry import Registry, default_registry
+
+_ANSWERS = {Support.FULL: "yes", Support.WHEN: "when", Support.NOT_YET: "not yet", Support.UNSUPPORTED: "no"}
+_FAULTS = {DuplicateName: "registered twice", ContractMismatch: "contract mismatch", ManifestError: "bad manifest"}
+_STYLES = {Support.FULL: "green", Support.WHEN: "yellow", Support.NOT_YET: "yellow", Support.UNSUPPORTED: "red"}
+
+
+def backends(
+    name: str | None = None, *, role: str | None = None, json: Annotated[bool, Parameter(negative=())] = False
+) -> int:
+    """List what is installed: backends, schedulers, transports, objectives, workflows, data sets, rewards, loggers.
+
+    Args:
+        name: Show every ability of this one, with the reasons.
+        role: Only this role: train, infer, scheduler, ...
+        json: Print JSON instead of tables.
+    """
+    show(default_registry(), Console(), name=name, role=role, json=json)
+    return 0
+
+
+def show(registry: Registry, console: Console, *, name: str | None, role: str | None, json: bool) -> None:
+    """Print the inventory of a registry.
+
+    Raises:
+        BackendNotFound: nothing has the name.
+        PluginError: there is no such role.
+    """
+    rows = inventory(registry, role, name)
+    if name is not None and not rows:
+        raise not_found_anywhere(name, role, (listing.name for listing in registry.listings(role)))
+    if json:
+        console.file.write(jsonlib.dumps([plain(row) for row in rows], indent=2) + "\n")
+    elif name is None:
+        console.print(_table(rows))
+        _footnotes(rows, registry.discovery, console)
+    else:
+        for row in rows:
+            _details(row, console)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("role", "name", "distribution", "contract", "devices", "claims", "here"):
+        table.add_column(column, no_wrap=column in ("role", "name", "distribution"))
+    for row in rows:
+        contract = ".".join(map(str, row.manifest.contract)) if row.manifest else "?"
+        devices = " ".join(row.manifest.devices) if row.manifest else "?"
+        table.add_row(row.role, row.name, row.origin, contract, devices, _claims(row), _state(row))
+    return table
+
+
+def _claims(row: Row) -> str:
+    if row.manifest is None:
+        return "?"
+    counts = count_claims(row.manifest)
+    return ", ".join(f"{count} {_ANSWERS[support]}" for support, count in counts.items() if count) or "-"
+
+
+def _state(row: Row) -> str:
+    if row.error is not None:
+        return f"[red]{_FAULTS.get(type(row.error), 'broken')}[/]"
+    assert row.probe is not None
+    return "[green]ok[/]" if row.probe.ok else f"[yellow]{escape(row.probe.summary)}[/]"
+
+
+def _footnotes(rows: Sequence[Row], discovery: Discovery, console: Console) -> None:
+    """Print errors and fixes below the table, where there is room for them, each fix once."""
+    fixes: dict[str, list[str]] = {}
+    for row in rows:
+        if row.error is not None:
+            console.print(f"\n{type(row.error).__name__}: {row.error}", markup=False, highlight=False, soft_wrap=True)
+        elif row.probe is not None and row.probe.fix:
+            fixes.setdefault(row.probe.fix, []).append(row.name)
+    if fixes:
+        console.print()
+    for fix, names in fixes.items():
+        console.print(f"for {', '.join(names)}: {fix}", markup=False, highlight=False, soft_wrap=True)
+    if discovery.hidden:
+        hidden = ", ".join(sorted({entry.name for entry in discovery.hidden}))
+        console.print(f"\nleft out by AREAL_PLUGINS: {hidden}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _details(row: Row, console: Console) -> None:
+    console.print(f"[bold]{row.role} {escape(row.name)}[/]  {escape(row.origin)}", soft_wrap=True)
+    if row.error is not None:
+        console.print(f"{type(row.error).__name__}: {row.error}", markup=False, highlight=False, soft_wrap=True)
+    if row.manifest is None:
+        console.print()
+        return
+    if row.manifest.summary:
+        console.print(escape(row.manifest.summary), soft_wrap=True)
+    console.print(f"contract {'.'.join(map(str, row.manifest.contract))}, devices {' '.join(row.manifest.devices)}")
+    if row.probe is not None:
+        found = ", ".join(f"{name} {version}" for name, version in row.probe.versions.items())
+        console.print(f"here: {_state(row)}" + (f"  ({escape(found)})" if found else ""), soft_wrap=True)
+        if row.probe.fix:
+            console.print(escape(row.probe.fix), soft_wrap=True)
+    if row.manifest.claims:
+        console.print(_claim_table(row))
+    console.print()
+
+
+def _claim_table(row: Row) -> Table:
+    assert row.manifest is not None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("ability", "claimed", "why"):
+        table.add_column(column, no_wrap=column != "why")
+    for key, claim in sorted(row.manifest.claims.items()):
+        table.add_row(escape(key), f"[{_STYLES[claim.support]}]{_ANSWERS[claim.support]}[/]", escape(_why(claim)))
+    return table
+
+
+def _why(claim: Claim) -> str:
+    parts = (claim.condition, claim.why, claim.issue)
+    return ": ".join(part for part in parts if part)

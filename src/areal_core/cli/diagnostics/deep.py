@@ -1,0 +1,99 @@
+"""Deep checks: load every factory and run a little torch, each in a process of its own.
+
+Knows: that importing an engine may crash the process or hang, so it is done elsewhere and with a time limit.
+Does not know: what the engines do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from areal_core.plugins.describe import noun
+from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.inventory import Row
+
+LIMIT_S = 60.0
+
+_LOAD = "import sys; from areal_core.cli.diagnostics.deep import load; load(sys.argv[1], sys.argv[2])"
+_TORCH = """
+import torch, torch.distributed as dist
+assert float((torch.ones(64, 64) @ torch.ones(64, 64)).sum()) == 64.0 ** 3, "a matrix product is wrong"
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+total = torch.ones(1); dist.all_reduce(total); dist.destroy_process_group()
+devices = [f"{torch.cuda.device_count()} cuda"] if torch.cuda.is_available() else []
+print(", ".join([f"torch {torch.__version__}: product and gloo work", *devices]))
+"""
+
+
+def check_deep(rows: Sequence[Row], *, torch: bool, limit_s: float = LIMIT_S) -> list[Finding]:
+    """Load what the probe found usable, one process each, and run torch if it is installed.
+
+    Args:
+        limit_s: how many seconds each process may take.
+    """
+    usable = [row for row in rows if row.probe is not None and row.probe.ok]
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        findings = list(pool.map(lambda row: _loaded(row, limit_s), usable))
+    return [_torch_works(limit_s), *findings] if torch else findings
+
+
+def load(role: str, name: str) -> None:
+    """Load one factory; runs in the child process and prints what went wrong as one line of JSON."""
+    from areal_core.contract.errors import ArealError
+    from areal_core.plugins.registry import default_registry
+
+    try:
+        default_registry().load(role, name)
+    except ArealError as exc:
+        error = {"code": f"AREAL-{exc.code}", "what": f"{exc.what}: {exc.why}", "fix": exc.fix}
+        sys.stdout.write("\n" + json.dumps(error))
+
+
+def run_child(arguments: Sequence[str], limit_s: float) -> tuple[str, str]:
+    """Run this interpreter with arguments; return its output, and one phrase on how it failed or an empty one."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"no end after {limit_s:g} s"
+    if done.returncode == 0:
+        return done.stdout, ""
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    how = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    return done.stdout, f"{how}: {last}"
+
+
+def _loaded(row: Row, limit_s: float) -> Finding:
+    subject = f"{noun(row.role)} {row.name} ({row.origin})"
+    output, failure = run_child(["-c", _LOAD, row.role, row.name], limit_s)
+    if failure:
+        return Finding(
+            code="AREAL-E103",
+            level=Level.ERROR,
+            subject=subject,
+            what=f"loading it failed: {failure}",
+            fix=f'load it by hand: python -c "import {_module(row)}"',
+        )
+    last = (output.strip().splitlines() or [""])[-1]
+    if last.startswith('{"code"'):
+        error = json.loads(last)
+        return Finding(code=error["code"], level=Level.ERROR, subject=subject, what=error["what"], fix=error["fix"])
+    return Finding(code="plugins.load", level=Level.OK, subject=subject, what="loads")
+
+
+def _module(row: Row) -> str:
+    return row.manifest.factory.partition(":")[0] if row.manifest is not None else row.name
+
+
+def _torch_works(limit_s: float) -> Finding:
+    output, failure = run_child(["-c", _TORCH], limit_s)
+    if not failure:
+        return Finding(code="core.torch.works", level=Level.OK, subject="torch", what=output.strip())
+    fix = "export GLOO_SOCKET_IFNAME=lo" if "gloo" in failure.lower() else "pip install --force-reinstall torch"
+    return Finding(code="core.torch.works", level=Level.ERROR, subject="torch", what=failure, fix=fix)

@@ -1,0 +1,67 @@
+"""Checks of the installed packages: the core itself and torch.
+
+Knows: distributions and versions.
+Does not know: plugins; imports no package it looks at.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from importlib.util import find_spec
+
+from packaging.version import Version
+
+from areal_core import __version__
+from areal_core.contract.version import CONTRACT
+from areal_core.plugins.findings import Finding, Level
+
+MIN_TORCH = "2.11"
+
+
+def check_packages() -> list[Finding]:
+    """Run every check of the packages."""
+    installed = _version("torch") if find_spec("torch") else None
+    return [check_core(_version("areal-core")), check_torch(installed)]
+
+
+def check_core(installed: str | None) -> Finding:
+    """Compare the code that runs with the distribution that is installed; a stale one hides entry points."""
+    contracts = sorted({".".join(map(str, version)) for version in CONTRACT.values()})
+    what = f"{__version__}, contract {', '.join(contracts)}"
+    if installed == __version__:
+        return Finding(code="core.version", level=Level.OK, subject="areal-core", what=what)
+    return Finding(
+        code="core.version",
+        level=Level.WARNING,
+        subject="areal-core",
+        what=f"{what}, but the installed metadata says {installed or 'nothing'}",
+        fix="pip install --force-reinstall --no-deps areal-core (or pip install -e . in a checkout)",
+    )
+
+
+def check_torch(installed: str | None) -> Finding:
+    """Judge the torch of this interpreter; engines under another interpreter have their own."""
+    if installed is None:
+        return Finding(
+            code="core.torch",
+            level=Level.WARNING,
+            subject="torch",
+            what="not installed; nothing trains in this interpreter",
+            fix="pip install 'areal-core[torch]'",
+        )
+    if Version(installed) < Version(MIN_TORCH):
+        return Finding(
+            code="core.torch",
+            level=Level.WARNING,
+            subject="torch",
+            what=f"{installed}, older than {MIN_TORCH}",
+            fix=f"pip install -U 'torch>={MIN_TORCH}'",
+        )
+    return Finding(code="core.torch", level=Level.OK, subject="torch", what=installed)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,128 @@
+"""The `areal` command: its commands by name, and what happens when one of them fails.
+
+Knows: names, help lines and import paths of the commands; exit codes.
+Does not know: what a command does. None is imported before it runs.
+
+Exit codes: what the command returns; 1 for an error, 2 for bad input, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from areal_core import __version__
+from areal_core.contract.errors import ArealError, ConfigError, EngineMissing
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "train": ("areal_core.cli.train:train", "Train a model as a yaml file says."),
+        "quickstart": ("areal_core.cli.quickstart:quickstart", "Train a small model on this machine, now."),
+        "backends": ("areal_core.cli.backends:backends", "List what is installed and what it can do."),
+        "doctor": ("areal_core.cli.doctor:doctor", "Examine this machine and the plugins on it."),
+    }
+)
+"""Command -> where it is, and its line in `areal --help`."""
+
+INTERRUPTED = 130
+BAD_INPUT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; the console script of the distribution.
+
+    Args:
+        arguments: without the program's name; those of the process if None.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except ArealError as exc:
+        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        return BAD_INPUT if isinstance(exc, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `areal backends | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def make_app(extra: Mapping[str, tuple[str, str]] | None = None) -> App:
+    """Return the cyclopts application with the core's commands and the extra ones; imports no command."""
+    from cyclopts import App
+
+    app = App(
+        name="areal",
+        help="Asynchronous reinforcement learning of language models.",
+        help_epilogue="Start with: areal quickstart",
+        help_format="plaintext",  # the markdown renderer would double the time of `areal --help`
+        version=__version__,
+        result_action="return_value",
+        exit_on_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+    for name, (target, summary) in {**(extra or {}), **COMMANDS}.items():
+        app.command(target, name=name, help=summary)
+    return app
+
+
+def _run(words: list[str]) -> int:
+    first = words[0] if words else "--help"
+    # Hook plugins are asked only where they could matter, so that they cannot slow or break the core's commands.
+    extra = {} if first in COMMANDS or first == "--version" else _plugin_commands()
+    if not first.startswith("-") and first not in {*COMMANDS, *extra}:
+        raise _unknown_command(first, [*COMMANDS, *extra])
+    app = make_app(extra)
+    from cyclopts import CycloptsError
+
+    try:
+        result = app(words or ["--help"])
+    except CycloptsError:
+        return BAD_INPUT  # cyclopts has printed what is wrong
+    except ArealError:
+        raise  # some of ours are ImportErrors as well; they say what is wrong already
+    except ImportError as exc:
+        cause = exc if isinstance(exc, ModuleNotFoundError) else exc.__cause__
+        if isinstance(cause, ModuleNotFoundError) and not (cause.name or "areal").startswith("areal"):
+            raise _missing_module(first, cause.name or "") from exc
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def _plugin_commands() -> dict[str, tuple[str, str]]:
+    from areal_core.plugins.discovery import discover
+
+    entries = discover().hooks
+    if not entries:
+        return {}
+    from areal_core.plugins.hooks import Command, Hooks
+
+    commands = Hooks(entries).collect("areal_cli_commands")
+    return {c.name: (c.target, c.help) for c in commands if isinstance(c, Command)}
+
+
+def _unknown_command(word: str, known: Sequence[str]) -> ConfigError:
+    near = difflib.get_close_matches(word, known, n=1)
+    return ConfigError(
+        f"areal has no command {word!r}",
+        why=f"commands are {', '.join(known)}",
+        fix=f"did you mean 'areal {near[0]}'?" if near else "areal --help",
+    )
+
+
+def _missing_module(command: str, module: str) -> EngineMissing:
+    return EngineMissing(
+        f"areal {command} needs the module {module!r}", why="it is not installed", fix="pip install 'areal-core[torch]'"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""`areal train run.yaml a.b=c`: plan a run, show it, run it.
+
+Knows: arguments, the terminal, signals.
+Does not know: how training works (`areal_core.loop`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+from cyclopts import Parameter
+from rich.console import Console
+
+from areal_core.cli.plan_view import show_plan
+from areal_core.config.load import load_config
+from areal_core.config.plan import Plan, make_plan
+from areal_core.config.schema import RunConfig
+from areal_core.contract.errors import ConfigError
+from areal_core.plugins.registry import Registry, default_registry
+from areal_core.runtime.devices import count_visible
+
+if TYPE_CHECKING:
+    from areal_core.loop.run import Outcome
+
+INTERRUPTED = 130
+
+
+def train(
+    config: Path | None = None,
+    *overrides: str,
+    resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last checkpoint.")] = None,
+    dry_run: Annotated[bool, Parameter(help="Print the resolved plan and stop; no model is loaded.")] = False,
+) -> int:
+    """Train a model as a yaml file says.
+
+    Parameters
+    ----------
+    config:
+        The run's yaml file. Left out with --resume, where the run's own is taken.
+    overrides:
+        Values that replace those of the file: rollout.max_staleness=0 actor.backend=fsdp:d8
+    """
+    registry = default_registry()
+    if config is not None and "=" in str(config) and not config.exists():
+        overrides, config = (str(config), *overrides), None
+    if config is None and resume is None:
+        raise ConfigError("no configuration given", why="areal train needs a yaml file", fix="areal train run.yaml")
+    run = load_config(config or (resume or Path()) / "config.yaml", overrides)
+    if resume is not None:
+        run = attrs.evolve(run, out=str(resume))
+    return execute(run, registry, resume=resume is not None, dry_run=dry_run)
+
+
+def execute(
+    run: RunConfig, registry: Registry, *, resume: bool = False, dry_run: bool = False, archive: bool = False
+) -> int:
+    """Plan and run a configuration; return the process's exit code."""
+    console = Console()
+    plan = make_plan(run, registry, count_visible(os.environ))
+    show_plan(plan, console)
+    if dry_run:
+        return 0
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        outcome = runner.run(_run(plan, registry, console, resume=resume, archive=archive))
+    return _close(outcome, console)
+
+
+async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool, archive: bool) -> Outcome:
+    from areal_core.loop.run import run_training
+    from areal_core.observe.progress import make_view
+
+    stop = asyncio.Event()
+    _on_interrupt(stop, console)
+    with make_view(console, plan.config.steps) as view:
+        return await run_training(plan, registry, view=view, stop=stop, resume=resume, archive=archive)
+
+
+def _on_interrupt(stop: asyncio.Event, console: Console) -> None:
+    """First Ctrl-C: finish the step, save, close. Second: close at once. SIGTERM is a first Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+    assert main is not None
+
+    def interrupted() -> None:
+        if stop.is_set():
+            main.cancel()
+        else:
+            console.print("stopping after this step; press Ctrl-C again to stop at once")
+            stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted)
+
+
+def _close(outcome: Outcome, console: Console) -> int:
+    from areal_core.observe.progress import draw_curve
+
+    console.print(draw_curve(outcome.curve), highlight=False)
+    console.print(f"report   {outcome.report}")
+    console.print(f"model    {outcome.model}")
+    if outcome.finished:
+        return 0
+    console.print(f"stopped at step {outcome.step}. To continue: areal train --resume {outcome.folder}")
+    return INTERRUPTED
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,87 @@
+"""Any data set the `datasets` library can load: from the Hugging Face hub, or saved to a folder.
+
+Knows: how to load one and shape its records.
+Does not know: what the columns mean (`areal_core.data.datasets.shape`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from areal_core.contract.errors import DatasetError, EngineMissing
+from areal_core.data.datasets.rows import LazyRows
+from areal_core.data.datasets.shape import ShapeConfig, check_columns, shaped
+
+
+@frozen(kw_only=True)
+class HubConfig(ShapeConfig):
+    """Options of `hub`. `path` is a hub name, or a folder `Dataset.save_to_disk` wrote.
+
+    Example: HubConfig(path="openai/gsm8k", name="main", split="train", prompt="{question}", answer_after="####")
+    """
+
+    path: str
+    name: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+
+GSM8K = HubConfig(
+    path="openai/gsm8k",
+    name="main",
+    prompt="{question}",
+    prompt_suffix="\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    answer_after="####",
+)
+"""Grade-school mathematics; score it with the reward `math_verify`."""
+
+
+def gsm8k(split: str = "train", path: str = GSM8K.path) -> LazyRows:
+    """Return GSM8K with the number after "####" as answer; `path` may be a folder on this machine."""
+    return hub(evolve(GSM8K, split=split, path=path))
+
+
+def hub(config: HubConfig) -> LazyRows:
+    """Return the records as rows, shaped when asked for.
+
+    Raises:
+        EngineMissing: the `datasets` library is not installed.
+        DatasetError: the data set or its split cannot be loaded, or lacks a column.
+    """
+    records = _records(config)
+    if len(records) == 0:
+        raise DatasetError(f"split {config.split!r} of {config.path} has no rows")
+    check_columns(config, records.column_names, f"{config.path}[{config.split}]")
+    size = min(config.limit or len(records), len(records))
+    return LazyRows(size, lambda index: shaped(config, records[index], f"{config.path}[{config.split}]:{index}"))
+
+
+def _records(config: HubConfig) -> Any:  # Any: the library is not typed here
+    try:
+        import datasets
+    except ImportError as exc:
+        raise EngineMissing(
+            "the data set 'hub' needs the library `datasets`", why=str(exc), fix="pip install 'areal-core[hub]'"
+        ) from exc
+    try:
+        if not Path(config.path).expanduser().is_dir():
+            return datasets.load_dataset(config.path, config.name, split=config.split, revision=config.revision)
+        stored = datasets.load_from_disk(str(Path(config.path).expanduser()))
+    except (OSError, ValueError) as exc:  # the library's own errors derive from these
+        raise DatasetError(
+            f"cannot load split {config.split!r} of the data set {config.path!r}",
+            why=str(exc),
+            fix="correct `data.options`; without the hub, give a folder written by Dataset.save_to_disk",
+        ) from exc
+    return _of_split(stored, config)
+
+
+def _of_split(stored: Any, config: HubConfig) -> Any:  # Any: as above
+    if not isinstance(stored, dict):
+        return stored
+    if config.split not in stored:
+        raise DatasetError(f"{config.path} has no split {config.split!r}", why=f"there are {', '.join(sorted(stored))}")
+    return stored[config.split]

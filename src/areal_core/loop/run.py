@@ -1,0 +1,248 @@
+"""One whole run: take the folder, start everything, train, write the report, leave nothing behind.
+
+Knows: the order in which parts start and end, and what ends a run.
+Does not know: steps (`train_loop`) or how anything is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from areal_core.config.load import dump_config
+from areal_core.config.plan import Plan
+from areal_core.config.schema import DataConfig
+from areal_core.contract.errors import ArealError, DatasetError
+from areal_core.contract.scheduler import Scheduler
+from areal_core.contract.weights import WeightTransport
+from areal_core.contract.workflow import RolloutWorkflow
+from areal_core.data.tokenizers import load_tokenizer
+from areal_core.loop.checkpoint import Progress, read_progress, restore
+from areal_core.loop.evaluate import Evaluator
+from areal_core.loop.launch import make_scheduler, start_pool, start_train_group
+from areal_core.loop.learner import Learner
+from areal_core.loop.run_folder import RunFolder
+from areal_core.loop.step_record import Totals
+from areal_core.loop.together import together
+from areal_core.loop.train_loop import Parts, TrainLoop, View
+from areal_core.loop.weight_sync import WeightSync
+from areal_core.observe.events import EventLog
+from areal_core.observe.metrics import MetricsStream
+from areal_core.observe.report import write_report
+from areal_core.plugins.registry import Registry
+from areal_core.rollout.executor import RolloutExecutor
+from areal_core.rollout.pool import InferencePool, PoolPolicy
+from areal_core.rollout.reward_child import RewardTarget
+from areal_core.rollout.rewards import RewardPool
+from areal_core.rollout.session import PoolSessions
+from areal_core.rollout.tasks import TaskSource
+from areal_core.runtime.supervise import Supervisor
+
+Rows = Sequence[Mapping[str, Any]]  # Any: the data set decides what a row holds
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """How a run ended well: at its last step, or because somebody asked it to stop."""
+
+    finished: bool
+    step: int
+    folder: Path
+    summary: Mapping[str, Any]  # Any: as `summary.json`
+
+
+class Run:
+    """One run of one plan. `execute` is all there is to call, once."""
+
+    def __init__(self, plan: Plan, registry: Registry, *, view: View, stop: asyncio.Event) -> None:
+        self._plan, self._config, self._registry = plan, plan.config, registry
+        self._view, self._stop = view, stop
+        self._folder = RunFolder(Path(plan.config.out or f"runs/{plan.config.name}"))
+
+    async def execute(self, *, resume: bool = False, archive: bool = False) -> Outcome:
+        """Run to the end.
+
+        Args:
+            resume: continue from the last checkpoint in the run folder.
+            archive: move an earlier run in the folder aside.
+
+        Raises:
+            The first error of any part; by then every process is gone and the report of what
+            happened so far is written, with the error in it.
+        """
+        self._folder.acquire(resume=resume, archive=archive)
+        try:
+            checkpoint = self._folder.latest() if resume else None
+            progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
+            self._folder.config.write_text(dump_config(self._config))
+            async with AsyncExitStack() as stack:
+                events = stack.enter_context(EventLog(self._folder.events))
+                return await self._recorded(events, checkpoint, progress)
+        finally:
+            self._folder.release()
+
+    async def _recorded(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> Outcome:
+        """Run, and whatever happens write down how it ended."""
+        events.write("started", version=progress.version, resumed=checkpoint is not None)
+        status, error = "failed", ""
+        try:
+            version = await self._supervised(events, checkpoint, progress)
+            status = "finished" if version >= self._config.steps else "stopped"
+        except asyncio.CancelledError:
+            status = "stopped"
+            raise
+        except BaseException as exc:
+            error = f"{type(exc).__name__}: {exc}"
+            raise
+        finally:
+            events.write("ended", status=status, error=error)
+            summary = write_report(self._folder.root, self._plan_facts(), status=status, error=error)
+        return Outcome(finished=status == "finished", step=version, folder=self._folder.root, summary=summary)
+
+    async def _supervised(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int:
+        """Start the fleet, train, and close everything in the reverse order."""
+        async with AsyncExitStack() as stack:
+            scheduler = make_scheduler(self._config, self._registry, self._folder.logs)
+            stack.push_async_callback(scheduler.close)
+            supervisor = Supervisor(scheduler)
+            stack.push_async_callback(supervisor.close)
+            parts = await supervisor.guard(self._start(stack, scheduler, events, checkpoint, progress))
+            loop = TrainLoop(self._config, self._folder, parts, self._stop)
+            return await supervisor.guard(loop.run(progress.version, Totals(**progress.totals)))
+
+    async def _start(
+        self,
+        stack: AsyncExitStack,
+        scheduler: Scheduler,
+        events: EventLog,
+        checkpoint: Path | None,
+        progress: Progress,
+    ) -> Parts:
+        """Start the processes side by side and connect the parts."""
+        config, rollout = self._config, self._config.rollout
+        rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
+        metrics = stack.enter_context(
+            MetricsStream(self._folder.metrics, config.loggers, self._registry, events, resume_step=progress.version)
+        )
+        rewards = RewardPool(
+            RewardTarget(name=rollout.reward.name, options=rollout.reward.options, imports=self._imports()),
+            workers=rollout.reward.workers,
+            timeout_s=rollout.reward.timeout_s,
+        )
+        stack.push_async_callback(rewards.close)
+        learner_task = asyncio.ensure_future(self._learner(scheduler))
+        pool_task = asyncio.ensure_future(start_pool(scheduler, self._plan))
+        await together([learner_task, pool_task, rewards.start()])
+        learner, pool = learner_task.result(), pool_task.result()
+        tokenizer = load_tokenizer(Path(config.model.path))
+        executor = self._executor(pool, rewards, tokenizer, rows, events, progress)
+        stack.push_async_callback(executor.close)
+        sync = self._weight_sync(stack, learner, pool)
+        if checkpoint is not None:
+            await restore(checkpoint, learner, progress)
+            await sync.update(progress.version)
+        evaluator = None
+        if held_out is not None:
+            limit = config.evaluation.max_prompts
+            held = [held_out[i] for i in range(min(limit, len(held_out)))]
+            evaluator = Evaluator(held, rollout.sampling, config.evaluation.temperature)
+        executor.start()
+        return Parts(
+            learner=learner,
+            executor=executor,
+            pool=pool,
+            sync=sync,
+            evaluator=evaluator,
+            metrics=metrics,
+            events=events,
+            view=self._view,
+        )
+
+    async def _learner(self, scheduler: Scheduler) -> Learner:
+        config, plan = self._config, self._plan
+        roles = {"actor": config.actor, "critic": config.critic, "reference": config.reference}
+        steps = config.steps * config.algorithm.minibatches
+        chosen = {name: role for name, role in roles.items() if role is not None}
+        started = await together(
+            [
+                start_train_group(scheduler, plan, plan.role(name), role, total_steps=steps, frozen=name == "reference")
+                for name, role in chosen.items()
+            ]
+        )
+        groups = dict(zip(chosen, started, strict=True))
+        return Learner(
+            config.algorithm,
+            plan.objective,
+            groups["actor"],
+            max_new_tokens=config.rollout.sampling.max_new_tokens,
+            reference=groups.get("reference"),
+            critic=groups.get("critic"),
+            critic_objective=plan.critic_objective,
+        )
+
+    def _executor(
+        self,
+        pool: InferencePool,
+        rewards: RewardPool,
+        tokenizer: Any,  # Any: a transformers tokenizer
+        rows: Rows | None,
+        events: EventLog,
+        progress: Progress,
+    ) -> RolloutExecutor:
+        config = self._config
+        workflow = self._registry.build(
+            "workflow", config.rollout.workflow.name, config.rollout.workflow.options, "rollout.workflow.options"
+        )
+        assert isinstance(workflow, RolloutWorkflow) and rows is not None
+        sessions = PoolSessions(
+            pool=pool, rewards=rewards, tokenizer=tokenizer, sampling=config.rollout.sampling, seed=config.seed
+        )
+        executor = RolloutExecutor(
+            workflow=workflow,
+            tasks=TaskSource(rows, seed=config.seed, shuffle=config.data.shuffle),
+            sessions=sessions,
+            config=config.rollout,
+            version=progress.version,
+            on_event=events.write,
+        )
+        if progress.tasks:
+            executor.restore(progress.tasks)
+        return executor
+
+    def _weight_sync(self, stack: AsyncExitStack, learner: Learner, pool: InferencePool) -> WeightSync:
+        config = self._config.weight_sync
+        transport = self._registry.build("transport", config.transport, {})
+        assert isinstance(transport, WeightTransport)
+        stack.callback(transport.close)
+        return WeightSync(
+            trainers=learner.actor.workers,
+            pool=pool,
+            transport=transport,
+            pause=self._plan.pause,
+            staged=self._plan.staged,
+            timeout_s=config.timeout_s,
+        )
+
+    def _rows(self, data: DataConfig | None) -> Rows | None:
+        if data is None:
+            return None
+        try:
+            rows = self._registry.build("dataset", data.name, data.options, "data.options")
+        except ArealError:
+            raise
+        except Exception as error:
+            raise DatasetError(f"data set {data.name!r} could not be read", why=repr(error)) from error
+        assert isinstance(rows, Sequence)
+        return rows
+
+    def _imports(self) -> tuple[str, ...]:
+        return tuple(str(Path(file).absolute()) for file in self._config.imports)
+
+    def _plan_facts(self) -> dict[str, str]:
+        roles = {role.role: f"{role.backend} on {role.device}, {role.dtype}" for role in self._plan.roles}
+        return {**roles, "model": str(self._config.model.path), "steps": str(self._config.steps)}

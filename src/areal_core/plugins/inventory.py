@@ -1,0 +1,90 @@
+"""Everything installed, described and probed: what `areal backends` and `areal doctor` both show.
+
+Knows: how to ask a registry about every name and keep what went wrong as data.
+Does not know: how it is shown.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from areal_core.contract.errors import PluginError
+from areal_core.plugins.claims import Support
+from areal_core.plugins.manifest import Manifest
+from areal_core.plugins.probe import Probe
+from areal_core.plugins.registry import Registry
+
+
+@frozen(kw_only=True)
+class Row:
+    """One plugin: its manifest and probe, or the error that kept them away."""
+
+    role: str
+    name: str
+    origin: str
+    manifest: Manifest | None = None
+    probe: Probe | None = None
+    error: PluginError | None = None
+
+    @property
+    def optional(self) -> bool:
+        """Whether it comes with the core, so that a missing requirement is a choice and not a fault."""
+        return self.origin.startswith("areal-core ")
+
+
+def inventory(registry: Registry, role: str | None = None, name: str | None = None) -> list[Row]:
+    """Describe and probe every plugin, or those of one role or one name; raises for none of them.
+
+    Raises:
+        PluginError: there is no such role.
+    """
+    listings = [listing for listing in registry.listings(role) if name in (None, listing.name)]
+    return [_row(registry, listing.role, listing.name, listing.origin) for listing in listings]
+
+
+def plain(row: Row) -> dict[str, object]:
+    """Return a row as plain data for JSON."""
+    manifest, probe, error = row.manifest, row.probe, row.error
+    data: dict[str, object] = {"role": row.role, "name": row.name, "origin": row.origin}
+    if manifest is not None:
+        data |= {
+            "summary": manifest.summary,
+            "contract": list(manifest.contract),
+            "devices": list(manifest.devices),
+            "claims": {
+                key: {"support": str(claim.support), "why": claim.why, "when": claim.condition, "issue": claim.issue}
+                for key, claim in sorted(manifest.claims.items())
+            },
+        }
+    if probe is not None:
+        data["probe"] = {
+            "ok": probe.ok,
+            "missing": list(probe.missing),
+            "versions": dict(probe.versions),
+            "devices": list(probe.devices),
+            "fix": probe.fix,
+        }
+    if error is not None:
+        kind = type(error).__name__
+        data["error"] = {
+            "code": f"AREAL-{error.code}",
+            "kind": kind,
+            "what": error.what,
+            "why": error.why,
+            "fix": error.fix,
+        }
+    return data
+
+
+def count_claims(manifest: Manifest) -> dict[Support, int]:
+    """Return how many abilities are claimed fully, conditionally, not yet, and never."""
+    return {support: sum(c.support is support for c in manifest.claims.values()) for support in Support}
+
+
+def _row(registry: Registry, role: str, name: str, origin: str) -> Row:
+    manifest = None
+    try:
+        manifest = registry.describe(role, name)
+        return Row(role=role, name=name, origin=origin, manifest=manifest, probe=registry.probe(role, name))
+    except PluginError as exc:
+        return Row(role=role, name=name, origin=origin, manifest=manifest, error=exc)

@@ -1,0 +1,165 @@
+"""One run of a workflow for one prompt, made to end well: retried by error class, checked, bounded.
+
+Knows: the workflow, how to open a session, which errors are worth another try.
+Does not know: groups, staleness, or what becomes of the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from attrs import field, frozen
+
+from areal_core.contract.data import Episode, Trajectory
+from areal_core.contract.errors import ArealError, EpisodeFailed, NoReplica
+from areal_core.contract.ids import GroupId, TaskId
+from areal_core.contract.inference import SamplingParams
+from areal_core.contract.workflow import RolloutWorkflow, Session
+
+
+class EpisodeSession(Session, Protocol):
+    """A session as the executor holds it."""
+
+    num_generated: int
+
+    async def close(self) -> None:
+        """Cancel what is still in flight. Idempotent."""
+
+
+class SessionSource(Protocol):
+    """Opens one session per try of an episode."""
+
+    def open(self, *, task_id: TaskId, name: str, seed_name: str, sampling: SamplingParams | None) -> EpisodeSession:
+        """Open a session; `name` is unique among live ones, the same `seed_name` gives the same seeds."""
+
+
+class EventSink(Protocol):
+    """Where the executor tells what happened, for the journal and the metrics. Must not block or raise."""
+
+    def __call__(self, kind: str, **fields: object) -> None:
+        """Take one event: its kind and its fields, plain data."""
+
+
+def ignore_event(kind: str, **fields: object) -> None:
+    """Take an event and do nothing."""
+
+
+@frozen(kw_only=True)
+class EpisodeOrder:
+    """What to run: one member of one group, or one evaluation prompt.
+
+    `seed_name` decides the seeds; `tag` keeps the names of sessions apart where task ids repeat.
+    """
+
+    task_id: TaskId
+    member: int
+    row: Mapping[str, Any]  # Any: the data set decides
+    seed_name: str
+    tag: str = ""
+    sampling: SamplingParams | None = None
+
+
+@frozen(kw_only=True)
+class EpisodeRunner:
+    """Run episodes. `retries` counts further tries after a retryable error; `timeout_s` bounds all tries together."""
+
+    workflow: RolloutWorkflow
+    sessions: SessionSource
+    retries: int
+    timeout_s: float
+    on_event: EventSink = field(default=ignore_event)
+
+    async def run(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
+        """Return the episode, None if the workflow rejected the row; and how many tokens were generated for it.
+
+        Raises:
+            EpisodeFailed: the workflow raised, hung, or returned something that cannot be trained on.
+            NoReplica: no episode can be made any more, by anyone.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_s) as deadline:
+                return await self._tries(order)
+        except TimeoutError as exc:
+            if not deadline.expired():
+                raise
+            raise EpisodeFailed(
+                f"episode {_name(order)} was not done after {self.timeout_s:g} s",
+                why="the workflow waits for something that does not come",
+                fix="bound the waits in the workflow, or raise the time an episode may take",
+            ) from exc
+
+    async def _tries(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
+        num_generated = 0
+        for attempt in range(self.retries + 1):
+            session = self.sessions.open(
+                task_id=order.task_id,
+                name=f"{order.task_id}{order.tag}#{order.member}.{attempt}",
+                seed_name=order.seed_name,
+                sampling=order.sampling,
+            )
+            try:
+                result = await self.workflow.arun_episode(session, order.row)
+                return _episode(result, order), num_generated + session.num_generated
+            except NoReplica:
+                raise
+            except asyncio.CancelledError:
+                if _being_cancelled():
+                    raise
+                raise _failed(order, RuntimeError("the workflow cancelled itself")) from None
+            except Exception as exc:
+                if not getattr(exc, "retryable", False) or attempt == self.retries:
+                    raise _failed(order, exc) from exc
+                self.on_event("episode_retried", task_id=order.task_id, member=order.member, error=str(exc))
+            finally:
+                num_generated += session.num_generated
+                await session.close()
+        raise AssertionError("the last try returns or raises")
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _episode(result: object, order: EpisodeOrder) -> Episode | None:
+    """Return a lawful episode of the right task, or raise what is wrong with it."""
+    if result is None:
+        return None
+    if isinstance(result, Trajectory):
+        result = Episode(trajectories=(result,), task_id=order.task_id, group_id=GroupId(order.task_id))
+    if not isinstance(result, Episode):
+        raise EpisodeFailed(
+            f"the workflow returned {type(result).__name__}",
+            why="arun_episode returns an Episode, a Trajectory, or None to reject the row",
+        )
+    if result.task_id != order.task_id or str(result.group_id) != order.task_id:
+        raise EpisodeFailed(
+            f"the workflow returned an episode of task {result.task_id!r}, group {result.group_id!r}",
+            why="baselines are computed per group",
+            fix="pass task_id=engine.task_id and group_id=engine.group_id",
+        )
+    if not result.trajectories:
+        raise EpisodeFailed("the workflow returned an episode without a trajectory", fix="return None to reject a row")
+    for trajectory in result.trajectories:
+        if not math.isfinite(trajectory.reward):
+            raise EpisodeFailed(
+                f"the workflow returned a reward of {trajectory.reward}", why="a reward is a finite number"
+            )
+    return result
+
+
+def _failed(order: EpisodeOrder, exc: Exception) -> EpisodeFailed:
+    """Name the episode; what, why and fix of the original error stay readable."""
+    what = exc.what if isinstance(exc, ArealError) else str(exc)
+    why = f"{type(exc).__name__}: {what}" if not isinstance(exc, EpisodeFailed) else what
+    if isinstance(exc, ArealError) and exc.why:
+        why = f"{why}\n{exc.why}"
+    fix = exc.fix if isinstance(exc, ArealError) else ""
+    return EpisodeFailed(f"episode {_name(order)} failed", why=why, fix=fix)
+
+
+def _name(order: EpisodeOrder) -> str:
+    return f"{order.task_id}, member {order.member},"

@@ -1,0 +1,317 @@
+"""Runs workflows ahead of training, as far as the staleness gate allows, and hands over batches.
+
+Knows: which groups run, which finished, which version is trained on.
+Does not know: how an episode is made, how batches are trained on, how weights travel.
+
+Everything happens in one event loop. The executor owns every task it makes: `close` cancels and
+awaits them all, and an error in any of them comes out of `next_batch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from areal_core.config.schema import RolloutConfig, StalenessPolicy
+from areal_core.contract.data import Episode
+from areal_core.contract.errors import EpisodeFailed, RolloutError
+from areal_core.contract.ids import TaskId
+from areal_core.contract.inference import SamplingParams
+from areal_core.contract.workflow import RolloutWorkflow
+from areal_core.rollout.buffer import Buffer
+from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, EventSink, SessionSource, ignore_event
+from areal_core.rollout.groups import Group, run_group, stamped
+from areal_core.rollout.staleness import DroppingGate, StalenessGate
+from areal_core.rollout.stats import Counts, RolloutStats
+from areal_core.rollout.tasks import Task, TaskSource
+
+CLOSE_TIMEOUT_S = 10.0
+"""How long `close` waits for workflows that were cancelled."""
+
+
+class RolloutExecutor:
+    """Make groups of episodes, bounded in number and in age; hand each over exactly once."""
+
+    def __init__(
+        self,
+        *,
+        workflow: RolloutWorkflow,
+        tasks: TaskSource,
+        sessions: SessionSource,
+        config: RolloutConfig,
+        version: int = 0,
+        on_event: EventSink = ignore_event,
+        accept: Callable[[Sequence[Episode]], bool] | None = None,
+        episode_timeout_s: float = 1800.0,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            version: the policy version the run starts or resumes at.
+            accept: called with each finished group; False rejects it (dynamic sampling).
+        """
+        self._tasks = tasks
+        self._config = config
+        self._on_event = on_event
+        self._accept = accept
+        self._runner = EpisodeRunner(
+            workflow=workflow, sessions=sessions, retries=config.retries, timeout_s=episode_timeout_s, on_event=on_event
+        )
+        kind = StalenessGate if config.staleness_policy is StalenessPolicy.WAIT else DroppingGate
+        self._gate = kind(
+            prompts_per_step=config.prompts_per_step,
+            max_staleness=config.max_staleness,
+            max_concurrent=config.max_concurrent,
+            version=version,
+        )
+        self._buffer: Buffer[Group] = Buffer(self._gate.max_concurrent + self._gate.capacity)
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._evaluations: set[asyncio.Task[Episode | None]] = set()
+        self._evaluation_numbers = itertools.count()
+        self._counts = Counts()
+        self._rejected_in_a_row = 0
+        self._admitting = False
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to admit groups. Called once, in the event loop, when the fleet serves the first version."""
+        self._admitting = True
+        self._fill()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`; before `start`. Any: plain data.
+
+        Raises:
+            DatasetError: the data set is another one.
+        """
+        assert not self._counts.admitted, "restore before start"
+        self._tasks.restore(state["tasks"])
+        self._gate.advance(int(state["version"]))
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resume needs, as plain data. Any: int, bool, list and dict.
+
+        Groups handed over count as trained: save it with weights that were trained on them.
+        Everything else is issued again after a resume.
+        """
+        return {"version": self._gate.version, "tasks": self._tasks.state()}
+
+    async def next_batch(self) -> list[Group]:
+        """Wait for the groups to train the current version on, in task order; one batch per version.
+
+        Raises:
+            EpisodeFailed: more groups failed than the run allows.
+            NoReplica: the whole fleet is out of service.
+            StalenessViolation: a group is older than the bound.
+            RolloutError: the batch cannot be completed, because nothing runs and nothing may start.
+        """
+        while True:
+            if self._error is not None:
+                raise self._error
+            indices = self._gate.take()
+            if indices is not None:
+                return self._hand_over(indices)
+            if not self._running:
+                raise self._stuck()
+            self._changed.clear()
+            await self._changed.wait()
+
+    def set_version(self, version: int) -> None:
+        """Tell that the fleet serves `version` and the next batch trains it; opens the gate.
+
+        Raises:
+            RolloutError: a version was skipped, under the policy `wait`.
+        """
+        for index in self._gate.advance(version):
+            (group,) = self._buffer.take((index,))
+            self._drop(group)
+        self._fill()
+        self._changed.set()
+
+    def hold(self) -> None:
+        """Admit no more groups; those in flight go on. For a clean stop."""
+        self._admitting = False
+
+    async def evaluate(self, rows: Sequence[Mapping[str, Any]], sampling: SamplingParams) -> list[Episode]:
+        """Run one episode per row, beside the rollouts and outside the gate. Any: a row is the data set's.
+
+        At most prompts_per_step * group_size run at once. Rejected rows are counted and left out.
+
+        Raises:
+            EpisodeFailed, NoReplica: of the row that failed first; the others are cancelled.
+        """
+        number = next(self._evaluation_numbers)
+        limit = asyncio.Semaphore(self._config.prompts_per_step * self._config.group_size)
+        calls: list[asyncio.Task[Episode | None]] = []
+        try:
+            async with asyncio.TaskGroup() as scope:
+                for index, row in enumerate(rows):
+                    calls.append(scope.create_task(self._evaluate(limit, number, index, row, sampling)))
+                self._evaluations.update(calls)
+        except BaseExceptionGroup as failures:
+            first = failures.exceptions[0]
+            raise first from first.__cause__
+        finally:
+            self._evaluations.difference_update(calls)
+        if any(call.cancelled() for call in calls):
+            raise RolloutError("the evaluation was cut short", why="the executor was closed meanwhile")
+        return [episode for call in calls if (episode := call.result()) is not None]
+
+    def stats(self) -> RolloutStats:
+        """Return the counts so far. Cheap."""
+        counts = self._counts
+        return RolloutStats(
+            version=self._gate.version,
+            running=len(self._running),
+            buffered=len(self._buffer),
+            admitted=counts.admitted,
+            consumed=counts.consumed,
+            rejected=counts.rejected,
+            failed=len(counts.failures),
+            dropped=counts.dropped,
+            evaluated=counts.evaluated,
+            evaluations_rejected=counts.evaluations_rejected,
+            tokens_generated=counts.tokens_generated,
+            reward_sum=counts.reward_sum,
+            episodes_consumed=counts.episodes_consumed,
+            max_staleness_seen=counts.max_staleness_seen,
+            last_staleness=dict(counts.last_staleness),
+            last_lengths=tuple(counts.last_lengths),
+            failures=tuple(counts.failures),
+        )
+
+    async def close(self) -> None:
+        """Cancel and await everything in flight. Idempotent.
+
+        A workflow that ignores cancellation for CLOSE_TIMEOUT_S seconds is reported as an event and left behind.
+        """
+        self._stop(RolloutError("the executor is closed"))
+        this = asyncio.current_task()
+        tasks: list[asyncio.Task[Any]] = [*self._running.values(), *self._evaluations]  # Any: results are not looked at
+        tasks = [task for task in tasks if task is not this]
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            return
+        _, pending = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        if pending:
+            self._on_event("close_incomplete", tasks=sorted(task.get_name() for task in pending))
+
+    def _fill(self) -> None:
+        """Admit as many groups as the gate allows."""
+        while self._admitting and self._error is None and self._gate.room() > 0:
+            task = self._tasks.next()
+            self._gate.admit(task.index)
+            self._counts.admitted += 1
+            self._running[task.index] = asyncio.create_task(self._run(task), name=task.task_id)
+
+    async def _run(self, task: Task) -> None:
+        """Run one group to its end, whatever that is."""
+        try:
+            group = await run_group(self._runner, task, self._config.group_size)
+            if group is not None and self._accept is not None and not self._accept(group.episodes):
+                self._counts.tokens_generated += group.num_generated
+                group = None
+            if group is None:
+                self._reject(task)
+            else:
+                self._finish(group)
+        except EpisodeFailed as error:
+            self._fail(task, error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # NoReplica, or a bug of ours: comes out of next_batch
+            self._stop(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            del self._running[task.index]
+            self._fill()
+            self._changed.set()
+
+    def _finish(self, group: Group) -> None:
+        self._counts.tokens_generated += group.num_generated
+        self._rejected_in_a_row = 0
+        if self._gate.finish(group.task.index, group.oldest_version):
+            self._buffer.put(group.task.index, group)
+        else:
+            self._drop(group)
+
+    def _drop(self, group: Group) -> None:
+        self._counts.dropped += 1
+        self._tasks.issue_again(group.task.index)
+        self._on_event(
+            "group_dropped", task_id=group.task.task_id, attempt=group.task.attempt, version=self._gate.version
+        )
+
+    def _reject(self, task: Task) -> None:
+        self._gate.remove(task.index)
+        self._tasks.use(task.index)
+        self._counts.rejected += 1
+        self._rejected_in_a_row += 1
+        self._on_event("group_rejected", task_id=task.task_id)
+        if self._rejected_in_a_row >= max(len(self._tasks), 10 * self._config.prompts_per_step):
+            self._stop(
+                RolloutError(
+                    f"the workflow rejected {self._rejected_in_a_row} groups in a row",
+                    why="a whole epoch of prompts gave nothing to train on",
+                    fix="look at what the workflow returns None for",
+                )
+            )
+
+    def _fail(self, task: Task, error: EpisodeFailed) -> None:
+        self._gate.remove(task.index)
+        self._tasks.use(task.index)
+        self._counts.failures.append(error)
+        self._on_event("group_failed", task_id=task.task_id, error=str(error))
+        if len(self._counts.failures) > self._config.max_failed_groups:
+            self._stop(error)
+
+    def _hand_over(self, indices: Sequence[int]) -> list[Group]:
+        groups = [stamped(group, self._gate.version) for group in self._buffer.take(indices)]
+        for group in groups:
+            self._tasks.use(group.task.index)
+        self._counts.hand_over(groups)
+        self._on_event(
+            "batch_handed_over",
+            version=self._gate.version,
+            task_ids=[group.task.task_id for group in groups],
+            staleness=dict(self._counts.last_staleness),
+        )
+        self._fill()
+        return groups
+
+    def _stop(self, error: BaseException) -> None:
+        """Remember the first error, end what runs, and wake who waits."""
+        self._admitting = False
+        if self._error is not None:
+            return
+        self._error = error
+        this = asyncio.current_task()
+        for task in self._running.values():
+            if task is not this:
+                task.cancel()
+        self._changed.set()
+
+    def _stuck(self) -> RolloutError:
+        return RolloutError(
+            f"the batch of version {self._gate.version} cannot be completed: "
+            f"{len(self._buffer)} of {self._config.prompts_per_step} groups are finished and none is running",
+            why="admission is on hold" if not self._admitting else "the gate admits no further group",
+            fix="call start() first, and do not ask for a batch after hold()" if not self._admitting else "report this",
+        )
+
+    async def _evaluate(
+        self, limit: asyncio.Semaphore, number: int, index: int, row: Mapping[str, Any], sampling: SamplingParams
+    ) -> Episode | None:
+        task_id = TaskId(f"eval/{index}")
+        order = EpisodeOrder(task_id=task_id, member=0, row=row, seed_name=task_id, tag=f"@{number}", sampling=sampling)
+        async with limit:
+            episode, num_generated = await self._runner.run(order)
+        self._counts.tokens_generated += num_generated
+        self._counts.evaluated += episode is not None
+        self._counts.evaluations_rejected += episode is None
+        return episode

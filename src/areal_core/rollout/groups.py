@@ -1,0 +1,99 @@
+"""A group: one prompt, several episodes, all of them or none.
+
+Knows: that members stand or fall together.
+Does not know: how one episode is made (`episodes`) or when a group may start (`staleness`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from attrs import evolve, frozen
+
+from areal_core.contract.data import Episode
+from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
+from areal_core.rollout.tasks import Task
+
+
+@frozen(kw_only=True)
+class Group:
+    """A finished group, ready to be trained on. Episodes are in member order.
+
+    `oldest_versions` has one entry per episode, None if it generated nothing. `staleness` is set at
+    hand-over, one entry per episode: the version trained at minus its oldest version.
+    """
+
+    task: Task
+    episodes: tuple[Episode, ...]
+    num_generated: int
+    oldest_versions: tuple[int | None, ...]
+    staleness: tuple[int, ...] = ()
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Return the oldest version among all generated tokens, None if none was generated."""
+        return min((version for version in self.oldest_versions if version is not None), default=None)
+
+
+class _Rejected(Exception):
+    """A member was rejected: ends its siblings."""
+
+
+async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Group | None:
+    """Run every member of a group at once; None if the workflow rejected one of them.
+
+    A member that fails or is rejected has its siblings cancelled, and all are awaited.
+
+    Raises:
+        EpisodeFailed, NoReplica: of the member that failed first.
+    """
+    orders = [
+        EpisodeOrder(
+            task_id=task.task_id, member=member, row=task.row, seed_name=f"{task.task_id}#{member}.{task.attempt}"
+        )
+        for member in range(group_size)
+    ]
+    try:
+        async with asyncio.TaskGroup() as scope:
+            members = [scope.create_task(_member(runner, order)) for order in orders]
+    except BaseExceptionGroup as failures:
+        first = failures.exceptions[0]
+        if isinstance(first, _Rejected):
+            return None
+        raise first from first.__cause__
+    results = [member.result() for member in members]
+    return Group(
+        task=task,
+        episodes=tuple(episode for episode, _, _ in results),
+        num_generated=sum(num_generated for _, num_generated, _ in results),
+        oldest_versions=tuple(oldest for _, _, oldest in results),
+    )
+
+
+async def _member(runner: EpisodeRunner, order: EpisodeOrder) -> tuple[Episode, int, int | None]:
+    episode, num_generated = await runner.run(order)
+    if episode is None:
+        raise _Rejected
+    oldest = episode.oldest_version
+    runner.on_event(
+        "episode_finished",
+        task_id=order.task_id,
+        member=order.member,
+        reward=episode_reward(episode),
+        tokens=num_generated,
+        oldest_version=oldest,
+        newest_version=episode.newest_version,
+        stop_reasons=[str(trajectory.stop_reason) for trajectory in episode.trajectories],
+        metrics=dict(episode.metrics),
+    )
+    return episode, num_generated, oldest if oldest >= 0 else None
+
+
+def episode_reward(episode: Episode) -> float:
+    """Return the mean reward of an episode's trajectories, for metrics."""
+    return sum(trajectory.reward for trajectory in episode.trajectories) / len(episode.trajectories)
+
+
+def stamped(group: Group, version: int) -> Group:
+    """Return the group as handed over at `version`."""
+    return evolve(group, staleness=tuple(0 if old is None else version - old for old in group.oldest_versions))

@@ -1,0 +1,108 @@
+"""One inference worker as the pool sees it: its load, its health, its last error.
+
+Knows: a worker handle and what its calls told.
+Does not know: the other replicas, or why a request went here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from areal_core.contract.errors import GenerationFailed, WorkerDied, WorkerTimeout
+from areal_core.contract.inference import Generation, GenerationRequest
+from areal_core.contract.scheduler import Worker
+from areal_core.rollout.breaker import Breaker
+
+FAILOVER = (GenerationFailed, WorkerDied, WorkerTimeout)
+"""Errors of a replica, not of the request: another replica may do better."""
+
+
+class Replica:
+    """One replica. `error` is its last one; `excluded` means out of service for good."""
+
+    def __init__(self, worker: Worker, breaker: Breaker) -> None:
+        """Start healthy and idle."""
+        self.worker = worker
+        self.breaker = breaker
+        self.in_flight = 0
+        self.num_served = 0
+        self.num_failed = 0
+        self.error: BaseException | None = None
+        self.excluded = False
+
+    @property
+    def id(self) -> str:
+        """Return the worker's id."""
+        return self.worker.id
+
+    @property
+    def healthy(self) -> bool:
+        """Return whether it takes part in weight updates: not out of service for good."""
+        return not self.excluded
+
+    @property
+    def usable(self) -> bool:
+        """Return whether a request may go there now."""
+        return not self.excluded and self.breaker.allows
+
+    async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
+        """Make one call and learn from its outcome; a worker that died is out for good."""
+        ticket = self.breaker.begin()
+        with self._busy():
+            try:
+                generation = await self.worker.call("generate", request, timeout_s=timeout_s)
+                check_generation(generation, self.id)
+            except FAILOVER as error:
+                self.num_failed += 1
+                self.error = error
+                self.breaker.failure(ticket)
+                self.excluded = self.excluded or isinstance(error, WorkerDied)
+                raise
+            except BaseException:
+                self.breaker.cancelled(ticket)
+                raise
+        self.breaker.success(ticket)
+        self.num_served += 1
+        assert isinstance(generation, Generation)
+        return generation
+
+    def describe(self) -> str:
+        """Return one paragraph for an error message: id, state, last error."""
+        state = "out of service" if self.excluded else f"circuit {self.breaker.state}"
+        return f"{self.id} ({state}): {_told(self.error)}"
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+
+def check_generation(generation: object, worker_id: str) -> None:
+    """Refuse an answer that is not whole: every token has a log-prob and exactly one version.
+
+    Raises:
+        GenerationFailed: names the replica and what does not fit.
+    """
+    if not isinstance(generation, Generation):
+        raise GenerationFailed(f"{worker_id} answered with {type(generation).__name__}", why="not a Generation")
+    length = len(generation.output_ids)
+    if len(generation.logprobs) != length:
+        raise GenerationFailed(f"{worker_id} gave {len(generation.logprobs)} log-probs for {length} tokens")
+    end, version = 0, -1
+    for span in generation.version_spans:
+        if span.start != end or span.stop <= span.start or span.version < version:
+            raise GenerationFailed(
+                f"{worker_id} gave version spans that do not fit: {generation.version_spans}",
+                why="they must cover every token once, in order, with versions that never decrease",
+            )
+        end, version = span.stop, span.version
+    if end != length:
+        raise GenerationFailed(f"{worker_id} stamped versions on {end} of {length} tokens")
+
+
+def _told(error: BaseException | None) -> str:
+    return "no error" if error is None else f"{type(error).__name__}: {error}"

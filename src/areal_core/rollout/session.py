@@ -1,0 +1,141 @@
+"""One episode's view of the fleet: seeds of its own, one home replica, one place to be cancelled.
+
+Knows: which episode it serves and how many turns it took.
+Does not know: groups as a whole, staleness, or what the workflow does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from areal_core.contract.errors import ConfigError, RolloutError
+from areal_core.contract.ids import GroupId, RequestId, TaskId
+from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams
+from areal_core.contract.workflow import RewardInput, RewardResult, Tokenizer
+from areal_core.rollout.pool import InferencePool
+from areal_core.rollout.rewards import RewardPool
+
+
+def derive_seed(*parts: object) -> int:
+    """Return a seed in [0, 2**63) that depends on every part and on nothing else."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class PoolSession:
+    """Implements `contract.Session` on an inference pool and a reward pool."""
+
+    def __init__(
+        self,
+        *,
+        task_id: TaskId,
+        group_id: GroupId,
+        name: str,
+        seed_name: str,
+        sampling: SamplingParams,
+        source: PoolSessions,
+    ) -> None:
+        """Made by `PoolSessions.open`. `name` is unique among live sessions, `seed_name` decides the seeds."""
+        self.task_id = task_id
+        self.group_id = group_id
+        self.sampling = sampling
+        self.tokenizer = source.tokenizer
+        self.num_generated = 0
+        self._name = name
+        self._seed_name = seed_name
+        self._source = source
+        self._num_turns = 0
+        self._waiting: set[asyncio.Task[object]] = set()
+        self._closed = False
+
+    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+        """Generate one turn; parameters without a seed get one that is the same in every run of the same seed."""
+        turn = self._num_turns
+        self._num_turns += 1
+        chosen = self.sampling if sampling is None else sampling
+        if sampling is None or chosen.seed is None:
+            base = self._source.seed if chosen.seed is None else chosen.seed
+            chosen = evolve(chosen, seed=derive_seed(base, self._seed_name, turn))
+        request = GenerationRequest(
+            request_id=RequestId(f"{self._name}:{turn}"), input_ids=tuple(input_ids), sampling=chosen
+        )
+        with _Owned(self):
+            generation = await self._source.pool.generate(request, affinity=(self._name, self.group_id))
+        self.num_generated += len(generation.output_ids)
+        return generation
+
+    async def reward(self, value: RewardInput) -> RewardResult:
+        """Score in the reward pool."""
+        if self._source.rewards is None:
+            raise ConfigError(
+                "the workflow asks for a reward, the run has none",
+                fix="name a reward function under rollout.reward.name",
+            )
+        with _Owned(self):
+            return await self._source.rewards.score(value)
+
+    async def close(self) -> None:
+        """Cancel requests that tasks of the workflow's own still wait for. Idempotent."""
+        self._closed = True
+        waiting = list(self._waiting)
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+class _Owned:
+    """Registers the current task with its session while it waits for the fleet."""
+
+    def __init__(self, session: PoolSession) -> None:
+        self._session = session
+        self._task = asyncio.current_task()
+
+    def __enter__(self) -> None:
+        if self._session._closed:
+            raise RolloutError(
+                f"the session of {self._session.task_id} is over", why="a task outlived the episode that made it"
+            )
+        assert self._task is not None
+        self._session._waiting.add(self._task)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._session._waiting.discard(self._task)
+
+
+class PoolSessions:
+    """Opens the sessions of a run. Held by the executor."""
+
+    def __init__(
+        self,
+        *,
+        pool: InferencePool,
+        rewards: RewardPool | None,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        seed: int,
+    ) -> None:
+        """Remember what every session shares; `seed` is the run's."""
+        self.pool = pool
+        self.rewards = rewards
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.seed = seed
+
+    def open(
+        self, *, task_id: TaskId, name: str, seed_name: str, sampling: SamplingParams | None = None
+    ) -> PoolSession:
+        """Open the session of one episode; the group is the task."""
+        return PoolSession(
+            task_id=task_id,
+            group_id=GroupId(task_id),
+            name=name,
+            seed_name=seed_name,
+            sampling=self.sampling if sampling is None else sampling,
+            source=self,
+        )

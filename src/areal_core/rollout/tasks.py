@@ -1,0 +1,133 @@
+"""Which prompt comes next: every row once per epoch, in a seeded order, across resumes.
+
+Knows: the data set's length and order, which tasks were used.
+Does not know: what happens to a task; rejected and failed ones count as used.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from areal_core.contract.errors import DatasetError
+from areal_core.contract.ids import TaskId
+
+
+@frozen(kw_only=True)
+class Task:
+    """One prompt of one epoch.
+
+    Example: Task(index=41, task_id="train/1/9", row={"prompt": "stone>"})     # row 9 in the second epoch of 32 rows
+
+    `index` counts tasks over the whole run; `attempt` counts how often this one was issued again.
+    """
+
+    index: int
+    task_id: TaskId
+    row: Mapping[str, Any]  # Any: the data set decides what a row holds
+    attempt: int = 0
+
+
+class TaskSource:
+    """Endless tasks over a data set: each epoch is one permutation of its rows."""
+
+    def __init__(self, dataset: Sequence[Mapping[str, Any]], *, seed: int, shuffle: bool = True) -> None:
+        """Start before the first task of epoch 0.
+
+        Raises:
+            DatasetError: the data set is empty.
+        """
+        if not len(dataset):
+            raise DatasetError("the data set has no rows", fix="check data.name and data.options")
+        self._dataset = dataset
+        self._seed = seed
+        self._shuffle = shuffle
+        self._next = 0
+        self._frontier = 0
+        self._used: set[int] = set()
+        self._again: list[int] = []
+        self._attempts: dict[int, int] = {}
+        self._order: tuple[int, Sequence[int]] = (-1, ())
+
+    def __len__(self) -> int:
+        """Return how many tasks make an epoch."""
+        return len(self._dataset)
+
+    def next(self) -> Task:
+        """Return the next task: one to be issued again first, in index order, then a new one."""
+        if self._again:
+            return self._task(heapq.heappop(self._again))
+        while self._next in self._used:
+            self._next += 1
+        self._next += 1
+        return self._task(self._next - 1)
+
+    def use(self, index: int) -> None:
+        """Record that a task is done with for good: trained on, rejected, or failed."""
+        assert self._frontier <= index < self._next and index not in self._used, f"task {index} used twice"
+        self._used.add(index)
+        self._attempts.pop(index, None)
+        while self._frontier in self._used:
+            self._used.remove(self._frontier)
+            self._frontier += 1
+
+    def issue_again(self, index: int) -> None:
+        """Put a task back that was dropped; it comes next, as a new attempt."""
+        self._attempts[index] = self._attempts.get(index, 0) + 1
+        heapq.heappush(self._again, index)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resume needs, as plain data: every task below `frontier` was used, and those in `used`.
+
+        Any: values are int, bool, list and dict.
+        """
+        return {
+            "rows": len(self._dataset),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "frontier": self._frontier,
+            "used": sorted(self._used),
+            "attempts": {str(index): count for index, count in sorted(self._attempts.items())},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`: tasks that were outstanding are issued again first, in index order.
+
+        Raises:
+            DatasetError: the data set has another length, or the order another seed.
+        """
+        mine = {"rows": len(self._dataset), "seed": self._seed, "shuffle": self._shuffle}
+        for key, value in mine.items():
+            if state[key] != value:
+                raise DatasetError(
+                    f"the data set has {key} {value}, the saved run had {state[key]}",
+                    why="the order of the prompts would be another, so some would be trained twice and some never",
+                    fix="resume with the same data, seed and data.shuffle, or start a new run",
+                )
+        self._frontier = self._next = int(state["frontier"])
+        self._used = {int(index) for index in state["used"]}
+        self._attempts = {int(index): int(count) for index, count in state["attempts"].items()}
+        self._again = []
+
+    def _task(self, index: int) -> Task:
+        epoch, place = divmod(index, len(self._dataset))
+        row = self._order_of(epoch)[place]
+        return Task(
+            index=index,
+            task_id=TaskId(f"train/{epoch}/{row}"),
+            row=self._dataset[row],
+            attempt=self._attempts.get(index, 0),
+        )
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        if not self._shuffle:
+            return range(len(self._dataset))
+        if self._order[0] != epoch:
+            order = list(range(len(self._dataset)))
+            random.Random(f"{self._seed}/{epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]

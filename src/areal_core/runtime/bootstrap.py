@@ -1,0 +1,73 @@
+"""What a worker is told at birth, and what it answers: two lines of JSON over inherited pipes.
+
+Knows: the fields of both lines.
+Does not know: who writes or reads them. Keys travel only here: never in argv, the environment, a file or a log.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from attrs import field, frozen
+
+from areal_core.contract.errors import CodecError
+
+T = TypeVar("T", "Bootstrap", "Ready")
+
+
+@frozen(kw_only=True)
+class Bootstrap:
+    """Controller to worker, on standard input, which then stays open for as long as the controller lives."""
+
+    worker: str
+    engine_role: str
+    backend: str
+    imports: tuple[str, ...] = field(converter=tuple)
+    host: str
+    server_public: str
+    server_secret: str = field(repr=False)
+    client_public: str
+    schema: str
+    """`runtime.schema.fingerprint()` of the controller."""
+    ready_descriptor: int = -1
+    """The pipe to answer on; set when the process is made."""
+
+
+@frozen(kw_only=True)
+class Ready:
+    """Worker to controller, on the pipe named by `ready_descriptor`: it listens. Or `error`, and it ends."""
+
+    rpc_port: int = 0
+    heartbeat_port: int = 0
+    error: str = ""
+
+
+def to_line(message: Bootstrap | Ready) -> bytes:
+    """Return the message as one line of JSON."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def bootstrap_from(line: bytes) -> Bootstrap:
+    """Read what `to_line` wrote.
+
+    Raises:
+        CodecError: it is something else.
+    """
+    return _read(line, Bootstrap)
+
+
+def ready_from(line: bytes) -> Ready:
+    """Read what `to_line` wrote.
+
+    Raises:
+        CodecError: it is something else.
+    """
+    return _read(line, Ready)
+
+
+def _read(line: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.MsgspecError as exc:
+        raise CodecError(f"not a {kind.__name__} line", why=str(exc)) from exc

@@ -1,0 +1,69 @@
+"""Where the ranks of one role meet: an address nobody else listens on.
+
+Knows: free TCP ports of this machine.
+Does not know: process groups; the engines make them.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
+
+from areal_core.contract.errors import ResourceError
+
+_BELOW_EPHEMERAL = range(15_000, 32_000)
+"""Kernels give outgoing connections ports from 32768 up, so a port chosen here is not taken between choice and use."""
+_given: set[int] = set()  # a port handed out is not handed out again, though its rank may not have bound it yet
+
+
+def init_method(host: str) -> str:
+    """Return `tcp://host:port` with a port that is free on this machine, for `RankContext.init_method`.
+
+    Raises:
+        ResourceError: no port is free.
+    """
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{free_port(host)}"
+
+
+def free_port(
+    host: str = "127.0.0.1",
+    *,
+    candidates: Iterable[int] | None = None,
+    is_free: Callable[[str, int], bool] | None = None,
+) -> int:
+    """Return a port that can be bound, never the same one twice in a process.
+
+    Args:
+        candidates: ports to try, in order; by default a random sample below the ephemeral range.
+        is_free: tells whether a port can be bound; by default by binding it.
+
+    Raises:
+        ResourceError: every candidate is taken.
+    """
+    tried = list(random.sample(_BELOW_EPHEMERAL, 100) if candidates is None else candidates)
+    for port in tried:
+        if port not in _given and (is_free or _can_bind)(host, port):
+            _given.add(port)
+            return port
+    raise ResourceError(
+        f"none of {len(tried)} ports of {host} is free", why="every one tried is in use", fix="look at: ss -ltn"
+    )
+
+
+def _can_bind(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if _is_v6(host) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _is_v6(host: str) -> bool:
+    try:
+        return ip_address(host).version == 6
+    except ValueError:
+        return False

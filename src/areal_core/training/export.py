@@ -1,0 +1,177 @@
+"""Weights leave an engine: to the inference fleet, or to a Hugging Face folder. One bucket in memory at a time.
+
+Knows: names, order, dtype, buckets, fingerprints.
+Does not know: how a parameter is made whole (`gather` does), or where a sink puts it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from areal_core.contract.errors import CoverageError, FingerprintMismatch
+from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
+from areal_core.training import hf
+from areal_core.training.folder import storage_errors, write_folder
+from areal_core.training.group import Group, agree
+from areal_core.weights.fingerprint import fingerprint
+
+FILE_BYTES = 4 << 30
+"""Size at which a folder's weight file is cut."""
+
+COMPANIONS = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "*.tiktoken",
+    "LICENSE*",
+)
+"""Files that belong to a model folder and that training does not change."""
+
+
+class Exporter:
+    """Names every parameter as a model folder does, in one fixed order."""
+
+    def __init__(
+        self, model: hf.Model, source: str, dtype: str, group: Group, gather: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Export `model`, loaded from the folder `source`, as `dtype`.
+
+        Args:
+            gather: makes one parameter whole on every rank; a collective where it is sharded.
+        """
+        self._model = model
+        self._source = source
+        self._dtype = dtype
+        self._group = group
+        self._gather = gather
+
+    def manifest(self, version: int) -> WeightManifest:
+        """Describe what `send` sends."""
+        specs = []
+        for name, parameter in self._model.named_parameters():
+            shape = torch.empty(parameter.shape, device="meta")
+            for export_name, tensor in hf.folder_tensors(self._model, name, shape).items():
+                specs.append(TensorSpec(name=export_name, shape=tuple(tensor.shape), dtype=self._dtype))
+        return WeightManifest(version=version, tensors=specs, tied=hf.tied_weights(self._model))
+
+    def send(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        """Send every parameter; rank 0 has the sink and gets the receipt. Collective.
+
+        Raises:
+            FingerprintMismatch, CoverageError, StorageError: on every rank; the sink is aborted.
+        """
+        manifest = self.manifest(version)
+        sent: dict[str, str] = {}
+        receipt: Receipt | None = None
+
+        def begin() -> int:
+            if sink is None:
+                return 0
+            sink.begin(manifest)
+            return sink.bucket_bytes
+
+        def write(bucket: dict[str, Tensor]) -> None:
+            if sink is not None:
+                sent.update({name: fingerprint(tensor) for name, tensor in bucket.items()})
+                sink.write(bucket)
+
+        def finish() -> None:
+            nonlocal receipt
+            if sink is not None:
+                receipt = sink.finish()
+                _compare(sent, receipt)
+
+        try:
+            bucket_bytes = max(agree(self._group, begin))
+            for bucket in self._buckets(bucket_bytes):
+                agree(self._group, partial(write, bucket))
+            agree(self._group, finish)
+        except BaseException:
+            if sink is not None:
+                sink.abort()
+            raise
+        return receipt
+
+    def save(self, path: Path) -> None:
+        """Write a complete model folder at `path`, or nothing. Collective.
+
+        Raises:
+            StorageError: on every rank.
+        """
+        write_folder(path, self._group, self._write)
+
+    def _write(self, folder: Path) -> None:
+        total, names = 0, dict[str, str]()
+        for number, bucket in enumerate(self._buckets(FILE_BYTES)):
+            file = folder / f"model-{number + 1:05d}.safetensors"
+            agree(self._group, partial(self._write_file, file, bucket))
+            total += sum(tensor.nbytes for tensor in bucket.values())
+            names |= dict.fromkeys(bucket, file.name)
+        if self._group.rank == 0:
+            self._finish_folder(folder, total, names)
+
+    def _write_file(self, file: Path, bucket: dict[str, Tensor]) -> None:
+        if self._group.rank == 0:
+            with storage_errors(file):
+                tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket.items()}
+                save_file(tensors, file, metadata={"format": "pt"})
+
+    def _finish_folder(self, folder: Path, total: int, names: dict[str, str]) -> None:
+        if len(set(names.values())) == 1:
+            (folder / "model-00001.safetensors").rename(folder / "model.safetensors")
+        else:
+            index = {"metadata": {"total_size": total}, "weight_map": names}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+        config = hf.folder_config(self._source, self._model, self._dtype)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for pattern in COMPANIONS:
+            for file in Path(self._source).glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+
+    def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+        """Yield whole tensors, as many as fit (at least one), on every rank in step."""
+        dtype = getattr(torch, self._dtype)
+        bucket: dict[str, Tensor] = {}
+        size = 0
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                whole = self._gather(parameter).to(dtype)
+                if bucket and size + whole.nbytes > bucket_bytes:
+                    yield bucket
+                    bucket, size = {}, 0
+                bucket |= hf.folder_tensors(self._model, name, whole)
+                size += whole.nbytes
+        if bucket:
+            yield bucket
+
+
+def _compare(sent: dict[str, str], receipt: Receipt) -> None:
+    if set(sent) != set(receipt.fingerprints):
+        odd = sorted(set(sent) ^ set(receipt.fingerprints))
+        raise CoverageError("the transport took other tensors than were sent", why=f"they differ in {odd[:4]}")
+    wrong = [name for name, value in sent.items() if receipt.fingerprints[name] != value]
+    if wrong:
+        raise FingerprintMismatch(
+            f"{len(wrong)} of {len(sent)} tensors of version {receipt.version} were changed on the way",
+            why=f"their fingerprints differ: {', '.join(wrong[:4])}",
+            fix="check the disk or memory the transport uses; the fleet keeps serving the version before",
+        )
+
+
+def whole(parameter: Tensor) -> Tensor:
+    """Return an unsharded parameter as it is: the `gather` of engines that do not shard."""
+    return parameter.detach()

@@ -1,0 +1,184 @@
+"""Hugging Face model folders: checked, loaded, and described.
+
+Knows: config.json, safetensors weights, heads, tied tensors, the names tensors have in a folder.
+Does not know: devices or ranks. No code from a model folder is ever run, no pickle read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from areal_core.config.model_folder import inspect_model
+from areal_core.contract.errors import ModelError
+from areal_core.contract.train import Head
+from areal_core.training import attention
+
+Model = Any  # Any: transformers is not typed here
+
+_VALUE_ENDING = "ForTokenClassification"
+_HARMLESS = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+
+
+def load_config(path: str, head: Head) -> Any:  # Any: a transformers configuration
+    """Read config.json and refuse what these engines cannot train.
+
+    Raises:
+        ModelError: no folder, no causal language model, own code, or attention other than full and causal.
+    """
+    from transformers import AutoConfig
+
+    if not (head is Head.VALUE and _architecture(path).endswith(_VALUE_ENDING)):
+        inspect_model(path)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"model folder {path!r} cannot be read",
+            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            fix="use a model that this version of transformers knows; code in model folders is never run",
+        ) from error
+    _check_attention(path, config)
+    for key, value in list(config.to_dict().items()):
+        if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
+            setattr(config, key, 0.0)  # log-probs must be the same in training and in scoring
+    if head is Head.VALUE:
+        config.num_labels = 1
+        config.classifier_dropout = 0.0
+    return config
+
+
+def empty_model(config: Any, head: Head) -> Model:
+    """Build the model on the meta device: shapes and names, no memory."""
+    with torch.device("meta"):
+        return _class_of(head).from_config(
+            config, dtype=torch.float32, attn_implementation=attention.register(), trust_remote_code=False
+        )
+
+
+def load_model(path: str, config: Any, head: Head) -> Model:
+    """Load float32 weights on the CPU. A value head not in the folder starts at zero.
+
+    Raises:
+        ModelError: weights missing, torn, or of another model.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model, info = _class_of(head).from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=attention.register(),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(
+            f"weights in {path!r} cannot be loaded", why=str(error), fix="copy the folder again"
+        ) from error
+    missing = set(info["missing_keys"])
+    if head is Head.VALUE and "score.weight" in missing:
+        with torch.no_grad():
+            for parameter in model.score.parameters():
+                parameter.zero_()
+        missing -= {name for name in missing if name.startswith("score.")}
+    unexpected = {name for name in info["unexpected_keys"] if not name.endswith(_HARMLESS)}
+    unexpected -= {"lm_head.weight", "lm_head.bias"} if head is Head.VALUE else {"score.weight", "score.bias"}
+    if missing or unexpected:
+        raise ModelError(
+            f"weights in {path!r} do not match its config.json",
+            why=f"missing: {_few(missing)}; unknown: {_few(unexpected)}",
+            fix="take config.json and *.safetensors from the same model",
+        )
+    return model
+
+
+def tied_weights(model: Model) -> dict[str, str]:
+    """Return, for each name that shares another's tensor, the name that carries it."""
+    carriers: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        carrier = carriers.setdefault(id(parameter), name)
+        if carrier != name:
+            tied[name] = carrier
+    return tied
+
+
+def folder_tensors(model: Model, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return one parameter under the names and shapes it has in a model folder.
+
+    Almost always itself; transformers fuses the experts of a MoE layer into one parameter,
+    which is several tensors in the folder. Views, not copies.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(model, {name: tensor}))
+
+
+def context_length(config: Any) -> int:
+    """Return the longest sequence the model was made for, 0 if it does not say."""
+    text = config.get_text_config()
+    return int(getattr(text, "max_position_embeddings", 0) or getattr(text, "n_positions", 0) or 0)
+
+
+def folder_config(path: str, model: Model, dtype: str) -> dict[str, Any]:
+    """Return the config.json of a folder written from `model`: the original but for head and dtype."""
+    config: dict[str, Any] = json.loads((Path(path) / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = dtype
+    config["architectures"] = [type(model).__name__]
+    if config["architectures"][0].endswith(_VALUE_ENDING):
+        config["id2label"] = {"0": "LABEL_0"}
+        config["label2id"] = {"LABEL_0": 0}
+    return config
+
+
+def _class_of(head: Head) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification if head is Head.VALUE else AutoModelForCausalLM
+
+
+def _architecture(path: str) -> str:
+    try:
+        names = json.loads((Path(path) / "config.json").read_text()).get("architectures") or [""]
+    except (OSError, ValueError, AttributeError):
+        return ""  # inspect_model says what is wrong
+    return str(names[0])
+
+
+def _check_attention(path: str, config: Any) -> None:
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    window = None if kinds else getattr(text, "sliding_window", None)
+    softcap = getattr(text, "attn_logit_softcapping", None) or getattr(text, "final_logit_softcapping", None)
+    odd = kinds - {"full_attention"}
+    if odd or window or softcap or getattr(text, "is_encoder_decoder", False):
+        found = ", ".join(sorted(odd)) or (f"a sliding window of {window}" if window else "soft-capped logits")
+        raise ModelError(
+            f"model {path!r} has {found}",
+            why="these engines train models with full causal attention in every layer and plain logits",
+            fix="choose another model: llama, qwen2, qwen3 and their MoE relatives are fine",
+        )
+
+
+def _few(names: set[str]) -> str:
+    shown = sorted(names)[:4]
+    return (", ".join(shown) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "none"
+
+
+def identity(model: Model, head: Head, *, trained: bool) -> dict[str, Any]:
+    """Return what a saved state must have in common with the model it is loaded into; json."""
+    shapes = [[name, list(parameter.shape)] for name, parameter in model.named_parameters()]
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+    return {"architecture": type(model).__name__, "head": str(head), "shapes": digest, "trained": trained}

@@ -1,0 +1,75 @@
+"""Save and load all that makes the next step the same: weights, optimizer, schedule, random state.
+
+Knows: what belongs to an exact state.
+Does not know: files (`areal_core.training.state`) or how parameters are cut (`place` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from areal_core.training.device import random_state, restore_random_state
+from areal_core.training.group import Group
+from areal_core.training.optimizer import Optimizer, local
+from areal_core.training.state import Piece, load_state, save_state
+
+
+def place_whole(parameter: Tensor) -> tuple[int, int]:
+    """Place an unsharded parameter: it begins at row 0 and has all its rows."""
+    return 0, parameter.shape[0] if parameter.ndim else 1
+
+
+@frozen(kw_only=True, eq=False)
+class TrainingState:
+    """What one rank holds of the state.
+
+    `facts` are json that must be equal when it is loaded again (Any: the engine's own).
+    `place` tells for a parameter at which row this rank's part begins, and how many rows it has in all.
+    """
+
+    group: Group
+    device: torch.device
+    parameters: Mapping[str, Tensor]
+    optimizer: Optimizer | None
+    facts: Mapping[str, Any]
+    place: Callable[[Tensor], tuple[int, int]] = place_whole
+
+    def save(self, path: Path, version: int) -> None:
+        """Write the state. Collective.
+
+        Raises:
+            StorageError: on every rank; a state saved before at `path` is kept.
+        """
+        progress = {"version": version, "steps": self.optimizer.steps if self.optimizer else 0}
+        save_state(path, self.group, self._pieces(), random_state(self.device), {**self.facts, **progress})
+
+    def load(self, path: Path) -> int:
+        """Return to a saved state and return its policy version. Collective.
+
+        Random states are restored when as many ranks saved as load; nothing else depends on that number.
+
+        Raises:
+            CheckpointError: on every rank; nothing is overwritten then.
+        """
+        saved, own = load_state(path, self.group, self._pieces(), self.facts)
+        if self.optimizer is not None:
+            self.optimizer.restore(int(saved["steps"]))
+        restore_random_state(self.device, own)
+        return int(saved["version"])
+
+    def _pieces(self) -> dict[str, Piece]:
+        pieces: dict[str, Piece] = {}
+        for name, parameter in self.parameters.items():
+            offset, rows = self.place(parameter)
+            tensors = {"weights": local(parameter)}
+            if self.optimizer is not None:
+                tensors |= {kind: moments[name] for kind, moments in self.optimizer.moments.items()}
+            for kind, tensor in tensors.items():
+                pieces[f"{kind}/{name}"] = Piece(tensor=tensor, offset=offset, rows=rows)
+        return pieces

@@ -1,0 +1,143 @@
+"""What the workers are sent, and which settings are refused before any model loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from areal_core.algorithms.config import AlgorithmConfig
+from areal_core.algorithms.manifest import PPO, SFT, VALUE
+from areal_core.algorithms.objectives.ppo import PPOConfig
+from areal_core.algorithms.plan import check, critic_spec, objective_spec
+from areal_core.config.structure import structure, unstructure
+from areal_core.contract.errors import ConfigError, PlanError
+
+
+def _config(**algorithm: Any) -> AlgorithmConfig:
+    return structure(AlgorithmConfig, algorithm)
+
+
+def _check(config: AlgorithmConfig, **roles: Any) -> list[str]:
+    return check(config, **{"has_reference": False, "has_critic": False, **roles})
+
+
+def test_a_spec_survives_the_wire_and_builds_the_same_objective() -> None:
+    """It is plain data: msgpack there and back structures into the configuration meant."""
+    config = _config(
+        objective={"options": {"clip_high": 0.28, "ratio_level": "sequence"}},
+        proximal="recompute",
+        behaviour={"mode": "mask", "level": "sequence", "upper": 3.0},
+    )
+
+    spec = objective_spec(config)
+    built = structure(PPOConfig, msgspec.msgpack.decode(msgspec.msgpack.encode(spec.config)))
+
+    assert spec.name == "ppo"
+    assert (0.28, config.proximal, config.behaviour) == (built.clip_high, built.proximal, built.behaviour)
+
+
+def test_defaults_build_the_default_objective() -> None:
+    """What is left out means the same in both places."""
+    assert PPOConfig() == structure(PPOConfig, objective_spec(_config()).config)
+    assert critic_spec(_config()).name == "value"
+
+
+def test_an_objective_of_the_users_own_gets_only_what_was_set() -> None:
+    """Unknown names are carried with their options; defaults it never heard of are not forced on it."""
+    config = _config(objective={"name": "mine", "options": {"alpha": 1}})
+
+    assert objective_spec(config).config == {"alpha": 1}
+    assert _check(config) == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ({"advantages": {"kl": {"coefficient": 0.1}}}, "no reference model"),
+        ({"behaviour": {"mode": "mask"}}, "proximal behaviour"),
+        ({"proximal": "recompute", "behaviour": {"mode": "mask", "lower": 2.0, "upper": 2.0}}, "not below upper"),
+        ({"proximal": "recompute", "behaviour": {"mode": "clamp", "upper": 0.9}}, "leave out 1"),
+        ({"objective": {"options": {"dual_clip": 1.0}}}, "dual_clip is 1.0"),
+        ({"objective": {"options": {"clip_low": -0.2}}}, "clip_low is -0.2"),
+        ({"objective": {"options": {"clip_high": -0.2}}}, "clip_high is -0.2"),
+        ({"objective": {"options": {"proximal": "recompute"}}}, "options.proximal"),
+        ({"advantages": {"reward_norm": {"mean": "none", "leave_one_out": True}}}, "leave_one_out without a mean"),
+        ({"advantages": {"overlong": {"tokens": 9}}}, "overlong.tokens 9"),
+    ],
+)
+def test_settings_that_cannot_go_together_are_refused(algorithm: dict[str, Any], words: str) -> None:
+    """Each is named with its value, why, and what to change (V0 is the first)."""
+    with pytest.raises(PlanError, match=words) as caught:
+        _check(_config(**algorithm), max_new_tokens=8)
+
+    assert caught.value.why
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "roles", "words"),
+    [
+        ({}, {"has_reference": True}, "reference"),
+        ({"proximal": "recompute"}, {}, "ratio is exactly 1"),
+        ({"proximal": "recompute", "behaviour": {"mode": "clamp"}}, {}, "never clipped"),
+        ({"advantages": {"lam": 0.9}}, {}, "without a critic"),
+        ({}, {"has_critic": True}, "critic"),
+    ],
+)
+def test_settings_that_look_unintended_warn(algorithm: dict[str, Any], roles: dict[str, bool], words: str) -> None:
+    """They can run, so they do not stop the run."""
+    warnings = _check(_config(**algorithm), **roles)
+
+    assert len(warnings) == 1
+    assert words in warnings[0]
+
+
+def test_a_reference_with_a_coefficient_is_fine() -> None:
+    """No error, no warning."""
+    assert _check(_config(advantages={"kl": {"coefficient": 0.1}}), has_reference=True) == []
+
+
+def test_the_default_is_fine() -> None:
+    """A run that sets nothing gets no warning."""
+    assert _check(_config()) == []
+
+
+@pytest.mark.parametrize("options", [{"clip_low": 0.0}, {"dual_clip": 0.5}, {"clip_lo": 0.1}, {"normalizer": "token"}])
+def test_a_wrong_option_is_a_configuration_error(options: dict[str, Any]) -> None:
+    """Ranges and names are checked by the objective's own config class."""
+    with pytest.raises(ConfigError):
+        structure(PPOConfig, options)
+
+
+def test_a_config_round_trips_as_plain_data() -> None:
+    """unstructure and structure are inverse on the whole of `algorithm:`."""
+    config = _config(proximal="loglinear", minibatches=4, behaviour={"mode": "clamp", "upper": 2.0})
+
+    assert config == structure(AlgorithmConfig, unstructure(config))
+
+
+def test_manifests_and_plan_import_without_torch() -> None:
+    """Describing objectives and checking a run cost no torch import."""
+    code = (
+        "import sys, areal_core.algorithms.manifest, areal_core.algorithms.plan; "
+        "sys.exit(any(name.split('.')[0] in {'torch', 'tensordict', 'transformers'} for name in sys.modules))"
+    )
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert result.returncode == 0, result.stderr
+
+
+def test_manifests_name_classes_that_exist() -> None:
+    """Every built-in objective can be made from its default configuration."""
+    import importlib
+
+    for manifest in (PPO, VALUE, SFT):
+        module, _, factory = manifest.factory.partition(":")
+        config = str(manifest.config).partition(":")[2]
+        loaded = importlib.import_module(module)
+        assert getattr(loaded, factory)(getattr(loaded, config)()).outputs

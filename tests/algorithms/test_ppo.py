@@ -1,0 +1,245 @@
+"""The policy objective: every mode against an oracle, published values, and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Level, Proximal
+from areal_core.algorithms.kl import kl_estimate
+from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
+from areal_core.algorithms.ratios import behaviour_weight, policy_ratio
+from areal_core.algorithms.reduction import Normalizer, sequence_mean
+from areal_core.contract.train import Objective, Output, Sum
+from areal_core.data.batch import Batch
+from areal_core.testing.batches import batches
+
+from . import oracle
+from .cases import packed, rows, with_columns
+
+PPO_CONFIGS = st.builds(
+    PPOConfig,
+    clip_low=st.sampled_from([0.1, 0.2]),
+    clip_high=st.sampled_from([None, 0.28]),
+    dual_clip=st.sampled_from([None, 1.2, 3.0]),
+    ratio_level=st.sampled_from(Level),
+    normalizer=st.sampled_from(Normalizer),
+    entropy_coefficient=st.sampled_from([0.0, 0.05]),
+    proximal=st.sampled_from(Proximal),
+    behaviour=st.builds(
+        BehaviourConfig,
+        mode=st.sampled_from(BehaviourWeight),
+        level=st.sampled_from(Level),
+        lower=st.sampled_from([0.0, 0.8]),
+        upper=st.sampled_from([1.3, 5.0]),
+    ),
+)
+
+
+def _run(objective: Objective, batch: Batch, **columns: Tensor) -> tuple[float, dict[str, Sum]]:
+    loss, metrics = objective.loss(columns, batch, objective.normalizer(batch))
+    return float(loss), dict(metrics)
+
+
+def _ppo(batch: Batch, logprobs: list[float], **config: object) -> tuple[float, dict[str, Sum]]:
+    return _run(PPOObjective(PPOConfig(**config)), batch, logprobs=torch.tensor(logprobs))
+
+
+@settings(max_examples=250, deadline=None)
+@given(batch=batches(min_groups=1, max_trajectories=1), seed=st.integers(0, 99), config=PPO_CONFIGS)
+def test_every_mode_equals_the_oracle(batch: Batch, seed: int, config: PPOConfig) -> None:
+    """Levels, clips, weights, proximal sources, entropy and both normalisers agree with a loop over tokens."""
+    batch = with_columns(batch, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    noise = 0.5 * torch.randn(2, batch.num_tokens, generator=generator, dtype=torch.float64)
+    columns = {"logprobs": batch.tokens["logprobs"].double() + noise[0], "entropy": noise[1].abs()}
+    expected = oracle.ppo_loss(
+        rows(
+            batch,
+            mask=batch.tokens["loss_mask"],
+            policy=columns["logprobs"],
+            behaviour=batch.tokens["logprobs"],
+            proximal=batch.tokens["proximal_logprobs"],
+            alpha=batch.tokens["proximal_alpha"],
+            advantages=batch.tokens["advantages"],
+            entropy=columns["entropy"],
+        ),
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+        ratio_level=config.ratio_level.value,
+        normalizer=config.normalizer.value,
+        entropy_coefficient=config.entropy_coefficient,
+        proximal=config.proximal.value,
+        mode=config.behaviour.mode.value,
+        level=config.behaviour.level.value,
+        lower=config.behaviour.lower,
+        upper=config.behaviour.upper,
+    )
+
+    actual, metrics = _run(PPOObjective(config), batch, **columns)
+
+    assert expected == pytest.approx(actual, rel=1e-9, abs=1e-12)
+    assert expected == pytest.approx(metrics["loss"].value / max(metrics["loss"].weight, 1), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "dual_clip", "expected"), [(1.0, None, -1.2), (-1.0, None, 1.5), (-1.0, 1.3, 1.3)]
+)
+def test_published_values_of_the_clip(advantage: float, dual_clip: float | None, expected: float) -> None:
+    """Log-ratio ln 1.5 and eps 0.2: a good token is clipped, a bad one is not unless dual clip bounds it."""
+    batch = packed([[1]], advantages=[advantage], proximal_logprobs=[0.0])
+
+    loss, metrics = _ppo(batch, [math.log(1.5)], dual_clip=dual_clip)
+
+    assert expected == pytest.approx(loss)
+    assert float(advantage > 0) == metrics["clip_fraction"].value
+    assert float(dual_clip is not None) == metrics["dual_clip_fraction"].value
+
+
+def test_the_clip_is_asymmetric() -> None:
+    """clip_high 0.28 lets a good token's ratio rise to 1.28, clip_low 0.2 a bad one's fall to 0.8."""
+    batch = packed([[1, 1]], advantages=[1.0, -1.0], proximal_logprobs=[0.0, 0.0])
+
+    loss, _ = _ppo(batch, [1.0, -1.0], clip_low=0.2, clip_high=0.28)
+
+    assert pytest.approx(loss) == (-1.28 + 0.8) / 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected", "weights"),
+    [(BehaviourWeight.MASK, -0.5, [0.0, 1.0]), (BehaviourWeight.CLAMP, -1.5, [2.0, 1.0])],
+)
+def test_published_values_of_the_behaviour_weight(mode: BehaviourWeight, expected: float, weights: list[float]) -> None:
+    """proximal - behaviour = [ln 3, 0], upper 2: half is filtered, and a masked token still counts in N."""
+    batch = packed([[1, 1]], advantages=[1.0, 1.0], proximal_logprobs=[math.log(3), 0.0])
+    behaviour = BehaviourConfig(mode=mode, upper=2.0)
+
+    loss, metrics = _ppo(batch, [math.log(3), 0.0], proximal=Proximal.RECOMPUTE, behaviour=behaviour)
+
+    weighted = behaviour_weight(batch.tokens["proximal_logprobs"], batch.tokens["logprobs"], batch, behaviour)
+    assert expected == pytest.approx(loss)
+    assert weights == weighted.weight.tolist()
+    assert Sum(value=1.0, weight=2.0) == metrics["behaviour_filtered"]
+
+
+def test_the_behaviour_weight_is_its_own_choice() -> None:
+    """Decoupled with mode `none` has weight 1, whatever the proximal policy is."""
+    batch = packed([[1]], advantages=[1.0], proximal_logprobs=[math.log(3)])
+
+    loss, _ = _ppo(batch, [math.log(3)], proximal=Proximal.RECOMPUTE)
+
+    assert pytest.approx(loss) == -1.0
+
+
+def test_published_values_of_the_sequence_ratio() -> None:
+    """Log-ratios .2 .4 and 9 off the mask: ratio exp(.3) and the mean advantage on both tokens, 0 elsewhere."""
+    batch = packed([[1, 1, 0]], advantages=[1.0, 2.0, 7.0])
+
+    ratio = policy_ratio(torch.tensor([0.2, 0.4, 9.0]), torch.zeros(3), batch, Level.SEQUENCE)
+
+    assert pytest.approx(ratio.tolist(), abs=5e-5) == [1.3499, 1.3499, 0.0]
+    assert sequence_mean(batch.tokens["advantages"], batch).tolist() == [1.5, 1.5, 0.0]
+
+
+def test_a_sequence_out_of_bounds_leaves_as_a_whole() -> None:
+    """At sequence level the mean log-weight decides; the other sequence keeps its weight."""
+    batch = packed([[1, 1], [1, 1]])
+    config = BehaviourConfig(mode=BehaviourWeight.MASK, level=Level.SEQUENCE, upper=2.0)
+
+    weighted = behaviour_weight(torch.tensor([2.0, 0.0, 1.0, 0.0]), torch.zeros(4), batch, config)
+
+    assert [0.0, 0.0, math.exp(0.5), math.exp(0.5)] == pytest.approx(weighted.weight.tolist())
+    assert weighted.touched.tolist() == [True, True, False, False]
+
+
+def test_a_behaviour_log_prob_that_is_not_finite_weighs_one() -> None:
+    """A sampler's -inf neither drops the token nor explodes."""
+    batch = packed([[1, 1]])
+    config = BehaviourConfig(mode=BehaviourWeight.MASK, upper=2.0)
+
+    weighted = behaviour_weight(torch.zeros(2), torch.tensor([-math.inf, 0.0]), batch, config)
+
+    assert weighted.weight.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "estimator", "expected"),
+    [
+        (0.0, KLEstimator.K3, 0.0),
+        (20.0, KLEstimator.K1, 10.0),
+        (2.0, KLEstimator.K2, 2.0),
+        (-math.inf, KLEstimator.K3, 10.0),
+    ],
+)
+def test_published_values_of_the_kl_estimators(log_ratio: float, estimator: KLEstimator, expected: float) -> None:
+    """k3(0) = 0, k1(20) = 10 (clamped), k2(2) = 2, and an impossible token is bounded."""
+    assert expected == float(kl_estimate(torch.tensor(log_ratio), torch.tensor(0.0), estimator))
+
+
+def test_an_extreme_ratio_bounded_by_dual_clip_has_a_finite_gradient() -> None:
+    """A log-ratio of 200 on a bad token costs dual_clip and pushes nowhere, instead of making NaN."""
+    batch = packed([[1]], advantages=[-1.0], proximal_logprobs=[-200.0])
+    objective = PPOObjective(PPOConfig(dual_clip=3.0))
+    logprobs = torch.zeros(1, requires_grad=True)
+
+    loss, _ = objective.loss({"logprobs": logprobs}, batch, objective.normalizer(batch))
+    loss.backward()
+
+    assert (float(loss.detach()), logprobs.grad.tolist()) == (3.0, [0.0])
+
+
+def test_a_nan_from_the_model_stays_loud() -> None:
+    """The loss is NaN, so the engine skips the step and reports it, instead of a silent zero."""
+    batch = packed([[1, 1]], advantages=[1.0, 1.0], proximal_logprobs=[0.0, 0.0])
+
+    loss, _ = _ppo(batch, [math.nan, 0.0])
+
+    assert math.isnan(loss)
+
+
+@pytest.mark.parametrize("level", list(Level))
+@pytest.mark.parametrize("mode", list(BehaviourWeight))
+def test_the_gradient_is_that_of_the_loss(level: Level, mode: BehaviourWeight) -> None:
+    """Finite differences agree; the behaviour weight takes no part in it."""
+    batch = with_columns(packed([[0, 1, 1, 0, 1], [0, 1, 1]]), seed=3)
+    behaviour = BehaviourConfig(mode=mode, level=level, upper=1.5)
+    objective = PPOObjective(PPOConfig(ratio_level=level, dual_clip=1.5, entropy_coefficient=0.1, behaviour=behaviour))
+    logprobs = (batch.tokens["logprobs"].double() + torch.linspace(-0.5, 0.4, 8)).requires_grad_()
+    entropy = torch.linspace(0.1, 1.0, 8, dtype=torch.float64).requires_grad_()
+
+    def loss(logprobs: Tensor, entropy: Tensor) -> Tensor:
+        return objective.loss({"logprobs": logprobs, "entropy": entropy}, batch, objective.normalizer(batch))[0]
+
+    assert torch.autograd.gradcheck(loss, (logprobs, entropy))
+
+
+def test_the_proximal_policy_has_no_gradient() -> None:
+    """Loglinear interpolates with the policy itself; only the ratio's numerator learns."""
+    batch = packed([[1]], advantages=[1.0], proximal_alpha=[0.5])
+    objective = PPOObjective(
+        PPOConfig(proximal=Proximal.LOGLINEAR, behaviour=BehaviourConfig(mode=BehaviourWeight.CLAMP))
+    )
+    logprobs = torch.tensor([0.1], dtype=torch.float64, requires_grad=True)
+
+    objective.loss({"logprobs": logprobs}, batch, objective.normalizer(batch))[0].backward()
+
+    assert [-math.exp(0.05) * math.exp(0.05)] == pytest.approx(logprobs.grad.tolist())
+
+
+def test_it_asks_only_for_what_it_uses() -> None:
+    """The entropy costs memory, so it is computed for a bonus or on request."""
+    plain, bonus = PPOConfig(), PPOConfig(entropy_coefficient=0.1)
+    loglinear = evolve(plain, proximal=Proximal.LOGLINEAR)
+
+    assert frozenset({Output.LOGPROBS}) == PPOObjective(plain).outputs
+    assert frozenset({Output.LOGPROBS, Output.ENTROPY}) == PPOObjective(bonus).outputs
+    assert frozenset({"advantages", "logprobs", "proximal_logprobs"}) == PPOObjective(plain).columns
+    assert frozenset({"advantages", "logprobs", "proximal_alpha"}) == PPOObjective(loglinear).columns
+    assert isinstance(PPOObjective(plain), Objective)
