@@ -31,7 +31,7 @@ def test_describe_imports_the_manifest_and_not_the_engine(site: Path) -> None:
 
     manifest = Registry().describe("train", "toy")
 
-    assert "a toy" == manifest.summary
+    assert manifest.summary == "a toy"
     assert "areal_toy.manifest" in sys.modules
     assert "areal_toy.engine" not in sys.modules
 
@@ -51,7 +51,7 @@ def test_a_plugin_that_raises_is_named_with_its_distribution(site: Path, stateme
     with pytest.raises(BackendBroken) as caught:
         Registry().describe("train", "toy")
 
-    assert "train backend 'toy' of areal-toy 9.1 cannot be imported" == caught.value.what
+    assert caught.value.what == "train backend 'toy' of areal-toy 9.1 cannot be imported"
     assert f"{said} ({site}/areal_toy/manifest.py:2)" == caught.value.why
 
 
@@ -61,7 +61,7 @@ def test_a_broken_plugin_breaks_no_other(site: Path) -> None:
     plugin(site, manifest_source("train", "good"), name="good", distribution="areal-good", module="areal_good")
     registry = Registry()
 
-    assert "good" == registry.describe("train", "good").name
+    assert registry.describe("train", "good").name == "good"
     assert {"good", "toy"} <= set(registry.names("train"))
 
 
@@ -94,7 +94,7 @@ def test_an_older_minor_is_accepted(site: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("areal_core.contract.version.CONTRACT", {**CONTRACT, "train": (1, 3)})
     plugin(site, manifest_source("train", "toy", contract=(1, 1)))
 
-    assert (1, 1) == Registry().describe("train", "toy").contract
+    assert Registry().describe("train", "toy").contract == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,10 @@ def test_a_malformed_manifest_is_refused(site: Path, source: str) -> None:
     """Wrong types, names, roles, claims and conditions are errors before anything relies on them."""
     plugin(site, source)
 
-    with pytest.raises(ManifestError):
+    with pytest.raises(ManifestError) as caught:
         Registry().describe("train", "toy")
+
+    assert caught.value.what.startswith("train backend 'toy' of areal-toy 9.1 ")
 
 
 def test_two_distributions_with_one_name_are_both_named(site: Path) -> None:
@@ -131,7 +133,7 @@ def test_two_distributions_with_one_name_are_both_named(site: Path) -> None:
         registry.describe("train", "toy")
 
     assert registry.names("train").count("toy") == 1
-    assert "train backend 'toy' is registered twice" == caught.value.what
+    assert caught.value.what == "train backend 'toy' is registered twice"
     assert {"areal-toy 9.1", "toymakers 9.1"} == set(caught.value.why.removeprefix("by ").split(" and by "))
 
 
@@ -187,7 +189,7 @@ def test_the_message_of_an_unknown_name_reads_as_documented(site: Path) -> None:
         registry.describe("train", "toyy")
 
     assert (
-        "no train backend named 'toyy' is installed [AREAL-E101]\n"
+        str(caught.value) == "no train backend named 'toyy' is installed [AREAL-E101]\n"
         "  why: installed: toy (areal-toy 9.1)\n"
-        "  fix: did you mean 'toy'?" == str(caught.value)
+        "  fix: did you mean 'toy'?"
     )

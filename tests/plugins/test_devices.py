@@ -16,7 +16,7 @@ def touch(root: Path, *names: str) -> None:
 
 def test_a_plain_machine_has_a_cpu(tmp_path: Path) -> None:
     """Nothing seen is no error."""
-    assert () == seen_devices(tmp_path)
+    assert seen_devices(tmp_path) == ()
     assert {"cpu"} == seen_kinds(tmp_path)
 
 
@@ -34,12 +34,12 @@ def test_a_container_without_the_drivers_folder_still_shows_its_cards(tmp_path: 
     """Device files count; the control files beside them do not."""
     touch(tmp_path, "dev/nvidia0", "dev/nvidia3", "dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-modeset")
 
-    assert [("cuda", 0), ("cuda", 1)] == [(device.kind, device.index) for device in seen_devices(tmp_path)]
+    assert [(device.kind, device.index) for device in seen_devices(tmp_path)] == [("cuda", 0), ("cuda", 1)]
 
 
 def test_ascend_devices_keep_their_numbers(tmp_path: Path) -> None:
     """/dev/davinci0 is a device and /dev/davinci_manager is not; ten follows nine."""
     touch(tmp_path, "dev/davinci10", "dev/davinci9", "dev/davinci_manager")
 
-    assert [("npu", 9), ("npu", 10)] == [(device.kind, device.index) for device in seen_devices(tmp_path)]
+    assert [(device.kind, device.index) for device in seen_devices(tmp_path)] == [("npu", 9), ("npu", 10)]
     assert {"cpu", "npu"} == seen_kinds(tmp_path)

@@ -51,7 +51,7 @@ def test_an_unknown_role_is_refused_with_the_near_one() -> None:
     with pytest.raises(PluginError) as caught:
         Registry().names("trian")
 
-    assert "did you mean 'train'?" == caught.value.fix
+    assert caught.value.fix == "did you mean 'train'?"
 
 
 def test_unreadable_metadata_hides_only_itself(site: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_first_of_two_copies_of_one_distribution_counts(
 
     entries = discover({}).roles["train", "twin"]
 
-    assert ["2.0"] == [entry.version for entry in entries]
+    assert [entry.version for entry in entries] == ["2.0"]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_a_name_left_out_says_who_left_it_out(site: Path) -> None:
     with pytest.raises(BackendNotFound) as caught:
         Registry(environ={"AREAL_PLUGINS": ""}).describe("train", "one")
 
-    assert "areal-one 1.0 has it, but AREAL_PLUGINS leaves that out" == caught.value.why
-    assert "add one to AREAL_PLUGINS, or unset it" == caught.value.fix
+    assert caught.value.why == "areal-one 1.0 has it, but AREAL_PLUGINS leaves that out"
+    assert caught.value.fix == "add one to AREAL_PLUGINS, or unset it"
 
 
 def test_a_word_that_fits_nothing_is_remembered() -> None:
     """A misspelt word in AREAL_PLUGINS is kept for doctor."""
-    assert ("fsdq",) == discover({"AREAL_PLUGINS": "fsdq"}).unmatched
+    assert discover({"AREAL_PLUGINS": "fsdq"}).unmatched == ("fsdq",)

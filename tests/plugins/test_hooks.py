@@ -32,7 +32,7 @@ def test_every_plugin_is_asked(site: Path) -> None:
     loaded = hooks(site, one=GOOD.format("one"), two=GOOD.format("two"))
 
     assert {"one", "two"} == names(loaded.collect("areal_cli_commands"))
-    assert [] == loaded.failures
+    assert loaded.failures == []
 
 
 def test_a_plugin_that_raises_at_import_is_remembered(site: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_misspelt_hook_is_an_error_of_its_plugin(site: Path) -> None:
     loaded = hooks(site, a=bad, b=GOOD.format("b"))
 
     assert {"b"} == names(loaded.collect("areal_cli_commands"))
-    assert ["a"] == [failure.name for failure in loaded.failures]
+    assert [failure.name for failure in loaded.failures] == ["a"]
     assert "areal_cli_comands" in loaded.failures[0].why
 
 
@@ -67,7 +67,7 @@ def test_a_hook_with_an_argument_nobody_gives_is_refused(site: Path) -> None:
     """Signatures are checked when the plugin is loaded, not in the middle of a run."""
     bad = HEAD + "def areal_report_lines(sumary):\n    return []\n"
 
-    assert ["a"] == [failure.name for failure in hooks(site, a=bad).failures]
+    assert [failure.name for failure in hooks(site, a=bad).failures] == ["a"]
 
 
 def test_an_answer_that_is_no_list_is_remembered(site: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_answer_that_is_no_list_is_remembered(site: Path) -> None:
     bad = HEAD + "def areal_report_lines(summary):\n    return 'text'\n"
     loaded = hooks(site, a=bad)
 
-    assert [] == loaded.collect("areal_report_lines", summary={})
+    assert loaded.collect("areal_report_lines", summary={}) == []
     assert "areal_report_lines returned str, not a list" in loaded.failures[0].why
 
 
@@ -83,4 +83,4 @@ def test_narrowing_leaves_hook_plugins_out_too(site: Path) -> None:
     """AREAL_PLUGINS set but empty is the safe mode of the command line."""
     hooks(site, one=GOOD.format("one"))
 
-    assert () == discover({"AREAL_PLUGINS": ""}).hooks
+    assert discover({"AREAL_PLUGINS": ""}).hooks == ()

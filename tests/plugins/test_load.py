@@ -45,10 +45,10 @@ def test_a_missing_engine_names_the_module_and_the_extra(site: Path) -> None:
     with pytest.raises(EngineMissing) as caught:
         registry.load("train", "toy")
 
-    assert (False, ("absent-engine>=2",)) == (found.ok, found.missing)
-    assert "train backend 'toy' is installed without its engine" == caught.value.what
-    assert "missing: absent-engine>=2" == caught.value.why
-    assert "pip install 'areal-toy[engine]'" == caught.value.fix
+    assert (found.ok, found.missing) == (False, ("absent-engine>=2",))
+    assert caught.value.what == "train backend 'toy' is installed without its engine"
+    assert caught.value.why == "missing: absent-engine>=2"
+    assert caught.value.fix == "pip install 'areal-toy[engine]'"
 
 
 def test_the_probe_imports_nothing(site: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_probe_imports_nothing(site: Path) -> None:
     found = Registry().probe("train", "toy")
 
     assert found.ok
-    assert {"engine-x": "3.1"} == found.versions
+    assert found.versions == {"engine-x": "3.1"}
     assert not {"engine_x", "areal_toy.engine"} & set(sys.modules)
 
 
@@ -72,8 +72,8 @@ def test_an_engine_too_old_is_missing_with_what_was_found(site: Path) -> None:
     with pytest.raises(EngineMissing) as caught:
         registry.load("train", "toy")
 
-    assert ("engine_x>=3.11 (found 3.10)",) == registry.probe("train", "toy").missing
-    assert "missing: engine_x>=3.11 (found 3.10)" == caught.value.why
+    assert registry.probe("train", "toy").missing == ("engine_x>=3.11 (found 3.10)",)
+    assert caught.value.why == "missing: engine_x>=3.11 (found 3.10)"
 
 
 def test_metadata_without_the_module_counts_as_missing(site: Path) -> None:
@@ -81,7 +81,7 @@ def test_metadata_without_the_module_counts_as_missing(site: Path) -> None:
     write_distribution(site, "engine-x", version="3.1")
     plugin(site, requires=("engine-x",))
 
-    assert ("engine-x (found 3.1, not importable)",) == Registry().probe("train", "toy").missing
+    assert Registry().probe("train", "toy").missing == ("engine-x (found 3.1, not importable)",)
 
 
 def test_a_module_may_be_called_unlike_its_distribution(site: Path) -> None:
@@ -114,8 +114,8 @@ def test_without_a_device_the_plugin_is_not_ok() -> None:
     """The probe names the devices that would do."""
     manifest = Manifest(role="train", name="toy", contract=(1, 0), factory="a:b", devices=("npu", "cuda"))
 
-    assert "no device: needs npu or cuda" == probe(manifest, "areal-toy", {"cpu"}).summary
-    assert ("cuda",) == probe(manifest, "areal-toy", {"cpu", "cuda"}).devices
+    assert probe(manifest, "areal-toy", {"cpu"}).summary == "no device: needs npu or cuda"
+    assert probe(manifest, "areal-toy", {"cpu", "cuda"}).devices == ("cuda",)
     assert probe(manifest, "areal-toy", {"cpu", "cuda"}).ok
 
 
@@ -127,7 +127,7 @@ def test_a_submodule_the_engine_lacks_is_a_missing_engine(site: Path) -> None:
     with pytest.raises(EngineMissing) as caught:
         Registry().load("train", "toy")
 
-    assert "not importable: engine_x.newer" == caught.value.why
+    assert caught.value.why == "not importable: engine_x.newer"
 
 
 @pytest.mark.parametrize("engine", ["import unrelated_module", "raise ImportError('libgone.so')", "1 / 0", "Engin = 1"])
@@ -138,7 +138,7 @@ def test_a_broken_plugin_is_not_called_a_missing_engine(site: Path, engine: str)
     with pytest.raises(BackendBroken) as caught:
         Registry().load("train", "toy")
 
-    assert "train backend 'toy' of areal-toy 1.0 is broken" == caught.value.what
+    assert caught.value.what == "train backend 'toy' of areal-toy 1.0 is broken"
 
 
 def test_build_structures_the_options(site: Path) -> None:
@@ -147,7 +147,7 @@ def test_build_structures_the_options(site: Path) -> None:
 
     engine = Registry().build("train", "toy", {"rate": 2})
 
-    assert (2.0, 1) == (engine.config.rate, engine.config.shards)  # type: ignore[attr-defined]
+    assert (engine.config.rate, engine.config.shards) == (2.0, 1)  # type: ignore[attr-defined]
 
 
 def test_a_config_instance_passes_through(site: Path) -> None:
@@ -171,7 +171,7 @@ def test_without_a_config_class_the_factory_is_called_with_nothing(site: Path) -
         registry.build("train", "toy", {"rate": 1}, path="actor.options")
 
     assert engine.config is None  # type: ignore[attr-defined]
-    assert "unknown key 'actor.options.rate'" == caught.value.what
+    assert caught.value.what == "nothing reads the key 'actor.options.rate'"
 
 
 @pytest.mark.parametrize(("options", "kind"), [({"raet": 1.0}, UnknownKey), ({"shards": "two"}, WrongType)])
@@ -193,4 +193,4 @@ def test_a_factory_that_cannot_be_called_is_broken(site: Path) -> None:
     with pytest.raises(BackendBroken) as caught:
         Registry().load("train", "toy")
 
-    assert "areal_toy.engine:Engine is of type int and cannot be called" == caught.value.why
+    assert caught.value.why == "areal_toy.engine:Engine is of type int and cannot be called"

@@ -28,7 +28,7 @@ def test_an_overlay_is_there_inside_and_gone_outside() -> None:
     with registry.overlay({("reward", "mine"): make_one}):
         inside = (registry.build("reward", "mine"), "mine" in registry.names("reward"))
 
-    assert ("one", True) == inside
+    assert inside == ("one", True)
     assert before == registry.listings()
     with pytest.raises(BackendNotFound):
         registry.load("reward", "mine")
@@ -53,7 +53,7 @@ def test_overlays_nest_and_the_inner_one_wins() -> None:
             inner = registry.build("reward", "mine")
         outer = registry.build("reward", "mine")
 
-    assert ("two", "one") == (inner, outer)
+    assert (inner, outer) == ("two", "one")
 
 
 def test_an_overlay_replaces_an_installed_name() -> None:
@@ -65,7 +65,7 @@ def test_an_overlay_replaces_an_installed_name() -> None:
         inside = registry.build("transport", "disk")
         replaced = next(row.origin for row in registry.listings("transport") if row.name == "disk")
 
-    assert ("one", "overlay") == (inside, replaced)
+    assert (inside, replaced) == ("one", "overlay")
     assert origin == next(row.origin for row in registry.listings("transport") if row.name == "disk")
 
 

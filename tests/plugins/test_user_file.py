@@ -36,8 +36,8 @@ def test_a_marked_reward_function_is_built_as_itself(tmp_path: Path) -> None:
     function = registry.build("reward", "ends_well")
 
     assert [Listing(role="reward", name="ends_well", origin=str(tmp_path / "mine.py"))] == added
-    assert 1.0 == function("", "Well.", [], "stop", {})  # type: ignore[operator]
-    assert "Give one to a full stop." == registry.describe("reward", "ends_well").summary
+    assert function("", "Well.", [], "stop", {}) == 1.0  # type: ignore[operator]
+    assert registry.describe("reward", "ends_well").summary == "Give one to a full stop."
     assert pickle.loads(pickle.dumps(function)) is function
 
 
@@ -71,13 +71,16 @@ def test_the_four_marks_build_what_they_mark(tmp_path: Path) -> None:
     registry = Registry()
     registry.add_file(write(tmp_path, source))
 
-    assert 1 == registry.build("workflow", "plain").turns  # type: ignore[attr-defined]
-    assert 5 == registry.build("workflow", "configured", {"max_turns": 5}).turns  # type: ignore[attr-defined]
-    assert "Steady" == type(registry.build("objective", "steady")).__name__
-    assert [{"n": 4}, {"n": 5}] == registry.build("dataset", "numbers", {"start": 4})
+    assert registry.build("workflow", "plain").turns == 1  # type: ignore[attr-defined]
+    assert registry.build("workflow", "configured", {"max_turns": 5}).turns == 5  # type: ignore[attr-defined]
+    assert type(registry.build("objective", "steady")).__name__ == "Steady"
+    assert registry.build("dataset", "numbers", {"start": 4}) == [{"n": 4}, {"n": 5}]
     with pytest.raises(UnknownKey) as caught:
         registry.options("dataset", "numbers", {"cuont": 4}, path="data.options")
-    assert ("unknown key 'data.options.cuont'", "did you mean 'count'?") == (caught.value.what, caught.value.fix)
+    assert (caught.value.what, caught.value.fix) == (
+        "nothing reads the key 'data.options.cuont'",
+        "did you mean 'count'?",
+    )
 
 
 def test_marking_registers_nothing_by_itself(tmp_path: Path) -> None:
@@ -147,8 +150,8 @@ def test_a_subclass_does_not_inherit_the_name(tmp_path: Path) -> None:
     """
     registry = Registry()
 
-    assert ["base"] == [row.name for row in registry.add_file(write(tmp_path, source))]
-    assert "Base" == type(registry.build("workflow", "base")).__name__
+    assert [row.name for row in registry.add_file(write(tmp_path, source))] == ["base"]
+    assert type(registry.build("workflow", "base")).__name__ == "Base"
 
 
 def test_two_files_with_one_name_are_both_named(tmp_path: Path) -> None:
@@ -175,6 +178,6 @@ def test_a_file_may_not_take_an_installed_name(tmp_path: Path) -> None:
     with pytest.raises(DuplicateName) as caught:
         registry.add_file(write(tmp_path, source))
 
-    assert "reward 'exact_match' is registered twice" == caught.value.what
+    assert caught.value.what == "reward 'exact_match' is registered twice"
     assert "areal-core" in caught.value.why
     assert "ends_well" not in registry.names("reward")

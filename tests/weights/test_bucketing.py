@@ -14,7 +14,7 @@ SIZES = st.lists(st.integers(0, 40), max_size=20)
 
 @given(sizes=SIZES, bound=st.integers(1, 60))
 def test_buckets_keep_order_and_bound(sizes: list[int], bound: int) -> None:
-    """Every tensor once, in order; a bucket above the bound holds one tensor; no two neighbours would fit one bucket."""
+    """Every tensor once, in order; only a single tensor exceeds the bound; no bucket is cut too early."""
     named = [(str(number), torch.zeros(size, dtype=torch.uint8)) for number, size in enumerate(sizes)]
 
     cut = list(buckets(named, bound))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
 import subprocess
 import sys
@@ -375,7 +373,10 @@ from areal_core.weights.specs import manifest_of
 from areal_core.contract.weights import Offer
 
 kind, root, role = sys.argv[1:4]
-transport = DiskTransport(DiskConfig(root=root)) if kind == "disk" else ShmTransport(ShmConfig(backing=kind, folder=root))
+if kind == "disk":
+    transport = DiskTransport(DiskConfig(root=root))
+else:
+    transport = ShmTransport(ShmConfig(backing=kind, folder=root))
 tensors = {"w": torch.arange(100_000.0)}
 offer = transport.open(1) if role == "controller" else eval(sys.argv[4])
 sink = transport.sink(offer)
@@ -474,7 +475,7 @@ def test_descriptors_do_not_pile_up(make: Make) -> None:
         send(transport, offer, some_tensors())
         receive(transport, offer)
         transport.release(offer)
-        counts.append(len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0)
+        counts.append(len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0)
 
     assert counts[0] == counts[-1], f"open files grew: {counts}"
 
@@ -485,4 +486,3 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
 
     with pytest.raises(StorageError, match="file"):
         DiskTransport(DiskConfig(root=str(tmp_path / "file" / "root"))).open(1)
-    assert issubclass(StorageError, OSError) and errno.ENOTDIR

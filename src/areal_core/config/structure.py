@@ -112,6 +112,8 @@ def _reason(error: Exception) -> str:
 
 
 def _strict(value: object, kind: type) -> object:
+    if issubclass(kind, Enum):  # an enumeration of strings is a string to the dispatch
+        return kind(value)
     accepted = (int, float) if kind is float else kind
     if isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted):
         raise TypeError(f"got {value!r} ({type(value).__name__}), wanted {kind.__name__}")
@@ -133,7 +135,8 @@ def _section(converter: cattrs.Converter, cls: type) -> Callable[[object, type],
 
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True, prefer_attrib_converters=False)
-    converter.register_structure_hook_func(lambda kind: kind in (int, float, str, bool), _strict)
+    for kind in (int, float, str, bool):
+        converter.register_structure_hook(kind, _strict)
     converter.register_structure_hook_factory(attrs.has, lambda cls: _section(converter, cls))
     converter.register_structure_hook(Path, lambda value, _: Path(str(_strict(value, str))))
     return converter

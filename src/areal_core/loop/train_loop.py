@@ -26,7 +26,8 @@ from areal_core.loop.step_record import StepTimes, Totals, infer_totals, stalene
 from areal_core.loop.weight_sync import WeightSync, WeightUpdate
 from areal_core.observe.events import EventLog
 from areal_core.observe.metrics import MetricsStream
-from areal_core.rollout.executor import Group, RolloutExecutor
+from areal_core.rollout.executor import RolloutExecutor
+from areal_core.rollout.groups import Group
 from areal_core.rollout.pool import InferencePool
 
 T = TypeVar("T")
@@ -63,10 +64,10 @@ class TrainLoop:
         self._config, self._folder, self._parts, self._stop = config, folder, parts, stop
         self._base = self._totals = Totals()
 
-    async def run(self, version: int, totals: Totals) -> Totals:
+    async def run(self, version: int, totals: Totals) -> int:
         """Train from `version` to the configured number of steps, or until asked to stop.
 
-        Returns when the last checkpoint is complete. Raises the first error of any part.
+        Returns the version reached, when its checkpoint is complete. Raises the first error of any part.
         """
         self._base = self._totals = totals
         if self._config.evaluation.before and version == 0:
@@ -86,7 +87,7 @@ class TrainLoop:
                 saved = await self._checkpoint(version)
         if version > saved:
             await self._checkpoint(version)
-        return self._totals
+        return version
 
     async def _train(self, groups: Sequence[Group], version: int, times: StepTimes) -> tuple[Update, WeightUpdate]:
         """Train on one batch of groups, bring the fleet to the next version, open the gate."""
@@ -115,7 +116,7 @@ class TrainLoop:
             tokens_trained=last.tokens_trained + update.num_tokens,
             tokens_generated=base.tokens_generated + generated,
             weight_updates=last.weight_updates + 1,
-            max_staleness_seen=max([last.max_staleness_seen, *staleness_of(groups, version - 1)]),
+            max_staleness_seen=max([last.max_staleness_seen, *staleness_of(groups)]),
             train_busy_s=base.train_busy_s + self._parts.learner.actor.busy_s,
             infer_busy_s=base.infer_busy_s + infer_busy_s,
         )

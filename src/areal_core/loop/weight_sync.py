@@ -157,8 +157,9 @@ class WeightSync:
             )
 
     async def _transfer(self, version: int) -> Receipt:
-        offer = await asyncio.to_thread(self._transport.open, version)
+        opening = asyncio.ensure_future(asyncio.to_thread(self._transport.open, version))
         try:
+            offer = await asyncio.shield(opening)
             with self._timed("send"):
                 sent = await self._send(offer)
             if self._staged:
@@ -170,7 +171,13 @@ class WeightSync:
                     await _to_the_end(self._commit(version))
             return sent
         finally:
-            await _to_the_end(asyncio.to_thread(self._transport.release, offer))
+            await _to_the_end(self._release(opening))
+
+    async def _release(self, opening: asyncio.Future[Offer]) -> None:
+        """Release what was opened, also when nobody waited for the opening to end."""
+        await asyncio.wait({opening})
+        if opening.exception() is None:
+            await asyncio.to_thread(self._transport.release, opening.result())
 
     async def _send(self, offer: Offer) -> Receipt:
         """Call every rank; the first failure ends the wait, for the others wait for the one that failed."""

@@ -10,7 +10,7 @@ import importlib
 import traceback
 from collections.abc import Mapping
 
-from areal_core.contract.errors import BackendBroken, ContractMismatch, EngineMissing, ManifestError, PluginError
+from areal_core.contract.errors import BackendBroken, ContractMismatch, EngineMissing, ManifestError
 from areal_core.contract.version import CONTRACT, accepts
 from areal_core.plugins.claims import Claim
 from areal_core.plugins.conditions import parse
@@ -38,8 +38,8 @@ def read_manifest(entry: Entry) -> Manifest:
     title = f"{noun(role)} {entry.name!r} of {entry.origin}"
     try:
         found = resolve(entry.value)
-    except PluginError:
-        raise
+    except ManifestError as exc:
+        raise ManifestError(f"{title} has a malformed manifest", why=exc.what, fix=exc.fix or exc.why) from exc
     except (Exception, SystemExit) as exc:
         raise _broken(f"{title} cannot be imported", entry, exc) from exc
     if not isinstance(found, Manifest):

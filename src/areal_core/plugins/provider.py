@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from areal_core.contract.errors import UnknownKey
+from areal_core.contract.errors import UnknownKey, WrongType
 from areal_core.plugins.manifest import Manifest
 
 Factory = Callable[..., object]
@@ -64,7 +64,7 @@ def refuse_options(manifest: Manifest, options: Mapping[str, Any], path: str) ->
     """Raise UnknownKey when a plugin without a config class is given options."""
     for key in options:
         raise UnknownKey(
-            f"unknown key '{_dotted(path, key)}'",
+            f"nothing reads the key {_dotted(path, key)!r}",
             why=f"{manifest.role} {manifest.name!r} takes no options",
             fix="remove it",
         )
@@ -80,13 +80,13 @@ def _check_keywords(function: Factory, options: Mapping[str, Any], path: str) ->
         if key not in names:
             near = difflib.get_close_matches(str(key), names, n=1)
             raise UnknownKey(
-                f"unknown key '{_dotted(path, key)}'",
+                f"nothing reads the key {_dotted(path, key)!r}",
                 why=f"it takes: {', '.join(names) or 'no options'}",
                 fix=f"did you mean '{near[0]}'?" if near else "remove it",
             )
     for parameter in parameters:
         if parameter.name in names and parameter.default is parameter.empty and parameter.name not in options:
-            raise UnknownKey(f"missing key '{_dotted(path, parameter.name)}'", why="it has no default")
+            raise WrongType(f"{_dotted(path, parameter.name)} is missing", why="it has no default")
 
 
 def _dotted(path: str, key: object) -> str:

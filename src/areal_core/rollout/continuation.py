@@ -81,8 +81,13 @@ class Continuation:
         last = self._spans[-1] if self._spans else None
         if last is not None and last.version == version:
             self._spans[-1] = evolve(last, stop=stop)
-        else:
-            self._spans.append(VersionSpan(start=start, stop=stop, version=version))
+            return
+        if last is not None and version < last.version:
+            raise GenerationFailed(
+                f"request {self._request.request_id} was continued by version {version} after version {last.version}",
+                why="a replica was released before it held the weights the others serve",
+            )
+        self._spans.append(VersionSpan(start=start, stop=stop, version=version))
 
     def _whole(self, stop_reason: StopReason) -> Generation:
         if len(self._parts) == 1 and stop_reason is self._parts[0].stop_reason:

@@ -23,7 +23,7 @@ class Bootstrap:
     worker: str
     engine_role: str
     backend: str
-    imports: tuple[str, ...] = field(converter=tuple)
+    imports: tuple[str, ...]
     host: str
     server_public: str
     server_secret: str = field(repr=False)

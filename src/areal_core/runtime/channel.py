@@ -120,15 +120,22 @@ class Channel:
         self._loop.add_reader(self._descriptor, self._drain)
         self._wake()
 
-    def send(self, frames: Sequence[Frame]) -> None:
-        """Queue one message; never blocks. Large frames are read by libzmq's thread later: leave them alone."""
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue one message and never block; False if there is no peer, because a handshake was refused.
+
+        Large frames are read by libzmq's thread later: leave them alone until the message was answered.
+        """
         last = len(frames) - 1
-        for number, frame in enumerate(frames):
-            size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-            flags = zmq.NOBLOCK | zmq.SNDMORE if number < last else zmq.NOBLOCK
-            self._socket.send(frame, flags, copy=size < ZERO_COPY_BYTES)
+        try:
+            for number, frame in enumerate(frames):
+                size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+                flags = zmq.NOBLOCK | zmq.SNDMORE if number < last else zmq.NOBLOCK
+                self._socket.send(frame, flags, copy=size < ZERO_COPY_BYTES)
+        except zmq.Again:
+            return False
         # Sending may swallow the descriptor's edge for a message that arrived meanwhile.
         self._wake()
+        return True
 
     def close(self) -> None:
         """Stop listening and drop what was not sent. Idempotent."""

@@ -6,6 +6,7 @@ Does not know: what a worker is doing; a long step, an import or a held lock is 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 
@@ -40,7 +41,13 @@ class Pulse:
         self._max_gap_s = max_gap_s
         self._last_look: float | None = None
         self._answered = True
+        self._heard = asyncio.Event()
         self.silent_s = 0.0
+
+    async def first(self) -> None:
+        """Wait for the first answer, which proves that the worker holds its key."""
+        self._ping()
+        await self._heard.wait()
 
     def beat(self, now: float) -> None:
         """Account for the time since the last look and send the next ping."""
@@ -48,13 +55,17 @@ class Pulse:
             self.silent_s += min(now - self._last_look, self._max_gap_s)
         self._last_look = now
         if self._answered:
-            self._answered = False
-            self._channel.send([b"beat"])
+            self._ping()
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
         self._channel.close()
 
+    def _ping(self) -> None:
+        self._answered = False
+        self._channel.send([b"beat"])
+
     def _on_echo(self, _frames: list[Frame]) -> None:
         self._answered = True
+        self._heard.set()
         self.silent_s = 0.0

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import zmq
 
-from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerDied, WorkerError, WorkerTimeout
-from areal_core.contract.scheduler import Job, Worker, WorkerState, WorkerStatus
+from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
+from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.runtime import schema
 from areal_core.runtime.bootstrap import Bootstrap
 from areal_core.runtime.channel import KeyPair
@@ -104,7 +104,9 @@ class LocalScheduler:
         if job.role in self._gangs:
             raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first, or choose another name")
         if job.engine_role not in HOSTS:
-            raise ConfigError(f"no worker hosts {job.engine_role!r} engines", why=f"these are hosted: {', '.join(HOSTS)}")
+            raise ConfigError(
+                f"no worker hosts {job.engine_role!r} engines", why=f"these are hosted: {', '.join(HOSTS)}"
+            )
         if job.num_workers < 1:
             raise ConfigError(f"role {job.role!r} asks for {job.num_workers} workers", fix="ask for at least one")
 
@@ -142,28 +144,27 @@ class LocalScheduler:
         return LocalWorker(job.role, rank, process, keys.public)
 
     async def _all_ready(self, gang: _Gang) -> None:
-        pending = {
-            asyncio.create_task(worker.become_ready(self._context, self._keys)): worker for worker in gang.workers
-        }
+        tasks = [
+            asyncio.create_task(worker.become_ready(self._context, self._keys, LOOPBACK, max_gap_s=2 * LOOK_S))
+            for worker in gang.workers
+        ]
+        timeout_s = self._config.start_timeout_s
         try:
-            async with asyncio.timeout(self._config.start_timeout_s):
-                for done in asyncio.as_completed(tuple(pending)):
-                    await done
-        except TimeoutError as exc:
-            if isinstance(exc, WorkerError):
-                raise
-            late = [worker for task, worker in pending.items() if not task.done() or task.cancelled()]
-            raise WorkerTimeout(
-                f"{', '.join(worker.id for worker in late)} did not start within {self._config.start_timeout_s:g} s",
-                why="\n".join(late[0].process.tail()) or "its log is empty",
-                fix=f"read {late[0].process.log_path}, or raise scheduler.start_timeout_s",
-            ) from exc
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            late = [worker for worker, task in zip(gang.workers, tasks, strict=True) if not task.done()]
         finally:
-            for task in pending:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-        for worker in gang.workers:
-            worker.listen(self._context, self._keys, max_gap_s=2 * LOOK_S)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if late:
+            raise WorkerTimeout(
+                f"{', '.join(worker.id for worker in late)} did not start within {timeout_s:g} s",
+                why="\n".join(late[0].process.tail()) or "nothing was written to its log",
+                fix=f"read {late[0].process.log_path}, or raise scheduler.start_timeout_s",
+            )
 
     async def _watch_workers(self) -> None:
         while True:

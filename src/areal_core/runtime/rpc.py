@@ -19,7 +19,14 @@ from typing import Any
 import msgspec
 import zmq
 
-from areal_core.contract.errors import ArealError, CodecError, RemoteError, WorkerError, WorkerTimeout
+from areal_core.contract.errors import (
+    ArealError,
+    AuthenticationError,
+    CodecError,
+    RemoteError,
+    WorkerError,
+    WorkerTimeout,
+)
 from areal_core.runtime import schema
 from areal_core.runtime.channel import Channel
 from areal_core.runtime.codec import Frame, decode, encode
@@ -44,6 +51,7 @@ class RpcClient:
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._failure: ArealError | None = None
+        self._ended = False
         self._channel = Channel(socket, self._on_reply, num_plain=2)
 
     @property
@@ -62,7 +70,11 @@ class RpcClient:
         timer = loop.call_later(timeout_s, self._expire, future, method, timeout_s)
         answered = False
         try:
-            self._channel.send([_envelope((_CALL, number, method)), *body])
+            if not self._channel.send([_envelope((_CALL, number, method)), *body]):
+                raise AuthenticationError(
+                    f"{self.id} does not take calls of this run",
+                    why="the worker refused the key presented, or is not the worker expected",
+                )
             result = await future
             answered = True
             return result
@@ -70,16 +82,21 @@ class RpcClient:
             timer.cancel()
             answered = answered or number not in self._waiting
             self._waiting.pop(number, None)
-            if not answered and self._failure is None:
+            if not answered and not self._ended:
                 self._channel.send([_envelope((_CANCEL, number, ""))])
 
     def fail(self, error: ArealError, *, final: bool) -> None:
-        """End every call in flight with this error; if final, every later call too."""
-        if final and self._failure is None:
-            self._failure = error
+        """End every call in flight with this error, and every later one until `recover`; final is for ever."""
+        if not self._ended:
+            self._failure, self._ended = error, final
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(_copy(error))
+
+    def recover(self) -> None:
+        """Take calls again after a failure that was not final."""
+        if not self._ended:
+            self._failure = None
 
     def close(self) -> None:
         """Fail what is in flight and close the socket. Idempotent."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from areal_core.contract.errors import CapabilityError, ResourceError
 
-DISTRIBUTED_BACKENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
-"""What `init_process_group` takes, by device type. gloo is always there: small agreements travel over the CPU."""
+DISTRIBUTED_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+"""What `init_process_group` takes, by device type."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

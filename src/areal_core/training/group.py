@@ -50,10 +50,11 @@ class SingleRank:
 
 @frozen
 class ProcessRanks:
-    """The ranks of the default process group, which must have a CPU backend (gloo)."""
+    """The ranks of one role. `control` is a gloo group over all of them, so that agreements travel over the CPU."""
 
     rank: int
     size: int
+    control: dist.ProcessGroup
 
     def gather(self, value: Any) -> list[Any]:
         """Gather json: one all-gather when every value is under 4 KiB, two otherwise."""
@@ -69,7 +70,7 @@ class ProcessRanks:
     def _all_gather(self, payload: bytes, size: int) -> list[bytes]:
         mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
         everyone = [torch.empty(size, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(everyone, mine)
+        dist.all_gather(everyone, mine, group=self.control)
         return [block.numpy().tobytes() for block in everyone]
 
 

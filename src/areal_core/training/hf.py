@@ -71,6 +71,7 @@ def load_model(path: str, config: Any, head: Head) -> Model:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what its load report says, the checks below raise
     try:
         model, info = _class_of(head).from_pretrained(
             path,
@@ -101,6 +102,12 @@ def load_model(path: str, config: Any, head: Head) -> Model:
             fix="take config.json and *.safetensors from the same model",
         )
     return model
+
+
+def recompute_activations(model: Model) -> None:
+    """Keep only each layer's input in the forward pass. Transformers renamed the switch within version 5."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def tied_weights(model: Model) -> dict[str, str]:

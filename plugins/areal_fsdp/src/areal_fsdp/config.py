@@ -9,8 +9,9 @@ from attrs import field, frozen, validators
 class FSDPConfig:
     """How the model is sharded. The defaults suit most models."""
 
-    wrap: str = field(default="layer", validator=validators.in_(("layer", "root")))
-    """`layer` gathers one decoder layer at a time; `root` the whole model at once, for models that fit."""
+    wrap: str = field(default="auto", validator=validators.in_(("auto", "layer", "root")))
+    """`layer` gathers one decoder layer at a time, `root` the whole model at once. `auto` takes `root`
+    for models under 64 MiB, where the hooks of many units would cost more than they save."""
     reshard_after_forward: bool = True
     """Drop gathered layers after the forward pass and gather them again for the backward pass."""
     reduce_every_microbatch: bool = True

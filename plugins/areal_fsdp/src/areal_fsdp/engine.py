@@ -57,7 +57,8 @@ class FSDPEngine:
             world_size=rank.world_size,
             timeout=timedelta(seconds=rank.timeout_s),
         )
-        self._group = ProcessRanks(rank=rank.rank, size=rank.world_size)
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=rank.timeout_s))
+        self._group = ProcessRanks(rank=rank.rank, size=rank.world_size, control=control)
         seed_everything(self._device, spec.seed + rank.rank)
         try:
             return self._build(spec, rank, dtype)
@@ -77,13 +78,12 @@ class FSDPEngine:
         model = hf.empty_model(self._hf_config, spec.head)
         model.train().requires_grad_(spec.optimizer is not None)
         if self._config.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            hf.recompute_activations(model)
         mesh = init_device_mesh(rank.device, (rank.world_size,), mesh_dim_names=("data",))
-        self._model = sharding.shard(
-            PackedModel(model, spec.head, temperature=spec.temperature), mesh, dtype, self._config
-        )
+        packed = PackedModel(model, spec.head, temperature=spec.temperature)
+        self._model = sharding.shard(packed, mesh, dtype, self._config)
         offloaded = self._config.cpu_offload and rank.device != "cpu"
-        sharding.fill(model, source[0] if source else None, self._device, offloaded=offloaded)
+        sharding.fill(packed, source[0] if source else None, self._device, offloaded=offloaded)
         source.clear()
         parameters: dict[str, Tensor] = dict(model.named_parameters())
         self._optimizer = Optimizer(parameters, spec.optimizer) if spec.optimizer else None
@@ -155,9 +155,10 @@ class FSDPEngine:
 
     def close(self) -> None:
         """Leave the process group, together if the others still answer."""
+        group = self.__dict__.get("_group")
         self.__dict__ = {"version": self.version, "_config": self._config, "_model": None, "_optimizer": None}
-        if dist.is_initialized():
-            _leave()
+        if group is not None:
+            _leave(group)
 
     def _started(self) -> FSDPModule:
         if self._model is None:
@@ -165,11 +166,11 @@ class FSDPEngine:
         return self._model
 
 
-def _leave() -> None:
+def _leave(group: ProcessRanks) -> None:
     """Destroy the process group. gloo aborts now and then when ranks leave one by one, so they meet first."""
     try:
-        dist.monitored_barrier(timeout=timedelta(seconds=_CLOSE_TIMEOUT_S))
+        dist.monitored_barrier(group.control, timeout=timedelta(seconds=_CLOSE_TIMEOUT_S))
     except RuntimeError:
-        pass  # a rank is dead or stuck in a collective: the supervisor has said so; leave alone
+        pass  # a rank is dead or stuck in a collective, which the supervisor reports; leave alone
     finally:
         dist.destroy_process_group()

@@ -7,6 +7,7 @@ Does not know: batches, optimizers, files.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from areal_core.training.model import PackedModel
 from areal_core.training.optimizer import local
 from areal_fsdp.config import FSDPConfig
 
+SMALL_BYTES = 64 << 20
+
 
 def shard(model: PackedModel, mesh: DeviceMesh, dtype: torch.dtype, config: FSDPConfig) -> FSDPModule:
     """Cut every parameter over `mesh` in place: one unit per decoder layer and one for the rest.
@@ -32,7 +35,7 @@ def shard(model: PackedModel, mesh: DeviceMesh, dtype: torch.dtype, config: FSDP
     offload: OffloadPolicy = OffloadPolicy()
     if config.cpu_offload and mesh.device_type != "cpu":
         offload = CPUOffloadPolicy()
-    for layer in _layers(model.hf) if config.wrap == "layer" else ():
+    for layer in _units(model.hf, config.wrap):
         fully_shard(
             layer,
             mesh=mesh,
@@ -46,12 +49,13 @@ def shard(model: PackedModel, mesh: DeviceMesh, dtype: torch.dtype, config: FSDP
 
 
 @torch.no_grad()
-def fill(model: Model, source: Model | None, device: torch.device, *, offloaded: bool) -> None:
+def fill(packed: PackedModel, source: Model | None, device: torch.device, *, offloaded: bool) -> None:
     """Give memory to a sharded meta model and copy rank 0's `source` into it, one tensor at a time. Collective.
 
     Buffers that no folder stores (rotary frequencies) are copied as well, for the meta device has lost them.
     """
-    model.to_empty(device="cpu" if offloaded else device)
+    packed.to_empty(device="cpu" if offloaded else device)
+    model = packed.hf
     for name, buffer in model.named_buffers():
         received = _broadcast(source.get_buffer(name) if source is not None else None, buffer, device)
         owner, _, leaf = name.rpartition(".")
@@ -65,12 +69,10 @@ def fill(model: Model, source: Model | None, device: torch.device, *, offloaded:
 
 def gather(parameter: Tensor) -> Tensor:
     """Return a parameter whole, on every rank, on the device. Collective."""
-    if not isinstance(parameter, DTensor):
-        return parameter.detach()
-    detached = parameter.detach()
-    if detached.device.type != parameter.device_mesh.device_type:
-        detached = detached.to(parameter.device_mesh.device_type)  # offloaded to the host
-    whole: Tensor = detached.full_tensor()
+    sharded: Any = parameter.detach()  # Any: a DTensor, whose methods are not all typed
+    if sharded.device.type != sharded.device_mesh.device_type:  # offloaded to the host
+        sharded = sharded.to(sharded.device_mesh.device_type)
+    whole: Tensor = sharded.full_tensor()
     return whole
 
 
@@ -82,7 +84,11 @@ def place(parameter: Tensor) -> tuple[int, int]:
     return min(parameter.device_mesh.get_local_rank() * chunk, rows), rows
 
 
-def _layers(model: Model) -> Iterable[nn.Module]:
+def _units(model: Model, wrap: str) -> Iterable[nn.Module]:
+    """Return the modules that are gathered on their own; the root gathers the rest."""
+    small = sum(parameter.nbytes for parameter in model.parameters()) < SMALL_BYTES
+    if wrap == "root" or (wrap == "auto" and small):
+        return []
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 

@@ -18,7 +18,7 @@ from areal_core.data.datasets.shape import ShapeConfig, check_columns, shaped
 
 @frozen(kw_only=True)
 class HubConfig(ShapeConfig):
-    """Options of `hub`. `path` is a hub name, or a folder `Dataset.save_to_disk` wrote.
+    """Options of `hub`. `path` is a hub name, a folder `save_to_disk` wrote, or one of parquet, csv or json files.
 
     Example: HubConfig(path="openai/gsm8k", name="main", split="train", prompt="{question}", answer_after="####")
     """
@@ -28,6 +28,9 @@ class HubConfig(ShapeConfig):
     split: str = "train"
     revision: str | None = None
 
+
+SAVED = ("dataset_dict.json", "state.json")
+"""Files that tell a folder `save_to_disk` wrote from a folder of parquet, csv or json files."""
 
 GSM8K = HubConfig(
     path="openai/gsm8k",
@@ -66,11 +69,12 @@ def _records(config: HubConfig) -> Any:  # Any: the library is not typed here
         raise EngineMissing(
             "the data set 'hub' needs the library `datasets`", why=str(exc), fix="pip install 'areal-core[hub]'"
         ) from exc
+    folder = Path(config.path).expanduser()
     try:
-        if not Path(config.path).expanduser().is_dir():
+        if not any((folder / name).is_file() for name in SAVED):
             return datasets.load_dataset(config.path, config.name, split=config.split, revision=config.revision)
-        stored = datasets.load_from_disk(str(Path(config.path).expanduser()))
-    except (OSError, ValueError) as exc:  # the library's own errors derive from these
+        stored = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, IndexError) as exc:  # the last from a saved data set without rows
         raise DatasetError(
             f"cannot load split {config.split!r} of the data set {config.path!r}",
             why=str(exc),

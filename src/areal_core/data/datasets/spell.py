@@ -14,6 +14,7 @@ from typing import Any
 
 from attrs import field, frozen, validators
 
+from areal_core.contract.errors import DatasetError
 from areal_core.data.datasets.rows import LazyRows, Row
 from areal_core.data.datasets.seeds import SplitConfig
 
@@ -69,6 +70,11 @@ def demonstration(row: Row, rng: random.Random) -> str:
 def _spell_backward(config: SpellConfig) -> Any:  # Any: reasoning-gym is not typed here
     from reasoning_gym.algorithmic.spell_backward import SpellBackwardConfig, SpellBackwardDataset
 
+    if config.min_word_len > config.max_word_len:
+        raise DatasetError(
+            f"min_word_len is {config.min_word_len}, max_word_len is {config.max_word_len}",
+            why="the minimum exceeds the maximum",
+        )
     return SpellBackwardDataset(
         SpellBackwardConfig(
             seed=config.first,

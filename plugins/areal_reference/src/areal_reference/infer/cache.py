@@ -28,8 +28,10 @@ class CacheSlab:
     """Keys and values, per layer [rows + 1, K, length, D]; the last row is scratch for padding.
 
     Both axes double when they must and never shrink, so memory is flat once the load is.
+    Inference mode throughout: torch forbids mixing its tensors with others in place.
     """
 
+    @torch.inference_mode()
     def __init__(
         self, layers: Sequence[LayerShape], *, max_rows: int, max_length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -61,6 +63,7 @@ class CacheSlab:
         per_token = sum(layer.num_heads * (layer.key_dim + layer.value_dim) for layer in self.layers)
         return rows * tokens * per_token * self._dtype.itemsize
 
+    @torch.inference_mode()
     def grow(self, num_rows: int, length: int) -> None:
         """Make room for `num_rows` rows of `length` tokens, keeping what is there."""
         if num_rows <= self.num_rows and length <= self.length:
@@ -73,6 +76,7 @@ class CacheSlab:
                 slabs[index] = self._empty(old.shape[1], old.shape[3])
                 slabs[index][:old_rows, :, :old_length] = old[:old_rows]
 
+    @torch.inference_mode()
     def move(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of rows `source` into rows `target`."""
         source_index = torch.tensor(source, device=self._device)
@@ -81,6 +85,7 @@ class CacheSlab:
             prefix = slab[:, :, :length]
             prefix.index_copy_(0, target_index, prefix.index_select(0, source_index))
 
+    @torch.inference_mode()
     def clear(self, rows: Sequence[int]) -> None:
         """Zero rows: a masked entry counts as 0 times its value, which must therefore be finite."""
         index = torch.tensor(rows, device=self._device)

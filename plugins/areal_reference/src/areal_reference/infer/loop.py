@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from attrs import define, field
 from numpy.typing import NDArray
+from torch import Tensor
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, GenerationFailed
-from areal_core.contract.inference import Generation
+from areal_core.contract.inference import Generation, Timings
 from areal_reference.infer.config import CacheOnUpdate, ReferenceInferenceConfig
 from areal_reference.infer.rows import RowTable, Ticket
-from areal_reference.infer.runner import ModelRunner, StepWork, largest_invariant_tile
+from areal_reference.infer.runner import LENGTH_BUCKET, ModelRunner, StepWork, largest_invariant_tile
 from areal_reference.infer.sampling import sample
 from areal_reference.infer.weights import WeightStage
 
@@ -62,7 +63,6 @@ class GenerationLoop:
     _thread: threading.Thread | None = None
     _owners: dict[tuple[int, ...], Ticket] = field(factory=dict)
     """Prefix -> a running ticket whose cache holds it, computed by the weights serving now."""
-    _fresh: list[Ticket] = field(factory=list)
     _recompute: bool = False
 
     def start(self, on_exit: Callable[[], None]) -> None:
@@ -117,23 +117,25 @@ class GenerationLoop:
             self._recompute = self.config.kv_on_update is CacheOnUpdate.RECOMPUTE and self.rows.count > 0
 
     def _run(self, on_exit: Callable[[], None]) -> None:
-        while not self._stopping:
-            self._wake.clear()
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                while self._inbox:
+                    self._inbox.popleft()()
+                if self.paused or not (self.rows.count or self.waiting):
+                    self._wake.wait()
+                    continue
+                started = self.clock()
+                try:
+                    self._step()
+                except Exception as exc:
+                    self._fail_all(exc)
+                self.counters.busy_s += self.clock() - started
+        finally:
             while self._inbox:
                 self._inbox.popleft()()
-            if self.paused or not (self.rows.count or self.waiting):
-                self._wake.wait()
-                continue
-            started = self.clock()
-            try:
-                self._step()
-            except Exception as exc:
-                self._fail_all(exc)
-            self.counters.busy_s += self.clock() - started
-        while self._inbox:
-            self._inbox.popleft()()
-        self._fail_all(None)
-        on_exit()
+            self._fail_all(None)
+            on_exit()
 
     def _fail_all(self, cause: Exception | None) -> None:
         """Deliver a failure to everything in flight and start from empty rows."""
@@ -142,7 +144,6 @@ class GenerationLoop:
         error.__cause__ = cause
         failed = [*self.rows.tickets, *self.waiting]
         self.waiting.clear()
-        self._fresh.clear()
         self._owners.clear()
         if self.rows.count and cause is not None:
             self.runner.cache.clear(range(self.rows.count))
@@ -161,71 +162,65 @@ class GenerationLoop:
             ticket = self.rows.tickets[row]
             if self._owners.get(ticket.prefix) is ticket:
                 del self._owners[ticket.prefix]
-            if ticket in self._fresh:
-                self._fresh.remove(ticket)
         moves = self.rows.remove(gone)
         if moves:
             source, target = zip(*moves, strict=True)
-            self.runner.cache.move(source, target, int(self.rows.position[list(target)].max()))
+            self.runner.cache.move(source, target, int(self.rows.positions[list(target)].max()))
 
-    def _admit(self) -> None:
-        """Move waiting requests into rows while rows, cache and the step's prompt budget allow."""
+    def _admit(self) -> list[int]:
+        """Move waiting requests into rows while rows, cache and the step's prompt budget allow; return those rows."""
         budget, now = self.config.prefill_tokens, self.clock()
         limit_bytes = int(self.config.cache_gib * 2**30)
-        longest = max((_final_length(ticket) for ticket in self.rows.tickets), default=0)
+        longest = int(self.rows.state["final"][: self.rows.count].max(initial=0))
+        fresh: list[int] = []
         while self.waiting and self.rows.count < self.max_rows:
             ticket = self.waiting[0]
-            longest = max(longest, _final_length(ticket))
-            if self.rows.count:
-                over = self.runner.cache.bytes_for(self.rows.count + 1, longest) > limit_bytes
-                if over or (self._fresh and len(ticket.prefix) > budget):
+            longest = max(longest, ticket.final_length)
+            if self.rows.count and self.runner.cache.bytes_for(self.rows.count + 1, longest) > limit_bytes:
+                break
+            if ticket.prefix not in self._owners:
+                if fresh and len(ticket.prefix) > budget:
                     break
-            budget -= 0 if ticket.prefix in self._owners else len(ticket.prefix)
+                budget -= len(ticket.prefix)
+                self._owners[ticket.prefix] = ticket
             self.waiting.popleft()
             ticket.admitted_s = now
-            self.rows.add(ticket)
-            self._fresh.append(ticket)
+            fresh.append(self.rows.add(ticket))
+        return fresh
 
-    def _work(self) -> StepWork:
-        """Return the next step: every row's last token, and the prefixes of new rows, shared where equal."""
-        place = {id(ticket): row for row, ticket in enumerate(self.rows.tickets)}
+    def _work(self, fresh: Sequence[int]) -> StepWork:
+        """Return the next step: every row's last token, and the prefixes of new rows, computed once where equal."""
         prompts: list[tuple[int, Sequence[int]]] = []
         copies: list[tuple[int, int, int]] = []
-        fresh = {id(ticket) for ticket in self._fresh}
         if self._recompute:
-            rows = [row for row, ticket in enumerate(self.rows.tickets) if id(ticket) not in fresh]
-            prompts = [(row, ids) for row in rows if (ids := self.rows.tokens_cached(row))]
-        for ticket in self._fresh:
-            prefix, row = ticket.prefix, place[id(ticket)]
-            if not prefix:
-                continue
-            owner = self._owners.setdefault(prefix, ticket)
-            if owner is ticket:
+            prompts = [(row, ids) for row in range(self.rows.count - len(fresh)) if (ids := self.rows.tokens_cached(row))]
+            self._recompute = False
+        place = {ticket: row for row, ticket in enumerate(self.rows.tickets)} if fresh else {}
+        for row in fresh:
+            prefix = self.rows.tickets[row].prefix
+            owner = place[self._owners[prefix]]
+            if prefix and owner == row:
                 prompts.append((row, prefix))
-            else:
-                copies.append((place[id(owner)], row, len(prefix)))
-        self._fresh.clear()
-        self._recompute = False
+            elif prefix:
+                copies.append((owner, row, len(prefix)))
         self.counters.prompt_tokens += sum(len(ids) for _, ids in prompts)
         self.counters.shared_tokens += sum(length for *_, length in copies)
-        count = self.rows.count
-        return StepWork(
-            tokens=self.rows.token[:count], positions=self.rows.position[:count], prompts=prompts, copies=copies
-        )
+        return StepWork(tokens=self.rows.tokens, positions=self.rows.positions, prompts=prompts, copies=copies)
 
     def _step(self) -> None:
         """Compute one token for every row."""
-        self._admit()
+        fresh = self._admit()
         count = self.rows.count
-        self.runner.cache.grow(count, int(self.rows.position[:count].max()) + 1)
-        work = self._work()
+        self.runner.cache.grow(count, int(self.rows.positions.max()) + 1)
+        work = self._work(fresh)
         tokens, logprobs = self._draw_tiles(work) if self.tile else self._draw(work)
         version = self.stage.version
         bad = np.flatnonzero(~np.isfinite(logprobs)).tolist()
         now = self.clock()
+        num_new = count - int((self.rows.state["replay"][:count] > 0).sum())
         done = self.rows.record(tokens, logprobs, version, now)
         self.counters.steps += 1
-        self.counters.tokens += count
+        self.counters.tokens += num_new
         if done or bad:
             outcomes: list[tuple[Ticket, Outcome]] = []
             for row in sorted({*done, *bad}):
@@ -256,3 +251,33 @@ class GenerationLoop:
                 tokens[rows] = drawn.cpu().numpy()[: len(rows)]
                 logprobs[rows] = chance.cpu().numpy()[: len(rows)]
         return tokens, logprobs
+
+    @torch.inference_mode()
+    def _try_tile(self, tile: int, shift: int) -> Tensor:
+        """Run `tile` made-up rows, each `shift` places further on, and return what they computed, in order."""
+        cache, generator = self.runner.cache, torch.Generator().manual_seed(0)
+        cache.grow(tile, LENGTH_BUCKET)
+        place = (np.arange(tile) + shift) % tile
+        for slab in (*cache.keys, *cache.values):
+            made_up = torch.randn(tile, *slab.shape[1:], generator=generator)
+            slab[place] = made_up.to(slab)
+        numbers = np.argsort(place)
+        positions = numbers * 7 % (LENGTH_BUCKET - 1)
+        logits = self.runner.tile_logits(np.arange(tile), numbers % self.runner.vocabulary, positions, tile)
+        logprobs = torch.log_softmax(logits.float(), -1)
+        cache.clear(range(cache.num_rows))
+        return torch.cat([logprobs.double(), logprobs.exp().cumsum(-1, dtype=torch.float64)], -1)[place]
+
+
+def _nothing(waited_s: float) -> Generation:
+    """Return the result of a request that was aborted before its first token."""
+    timings = Timings(queued_s=waited_s, total_s=waited_s)
+    return Generation(output_ids=(), logprobs=(), version_spans=(), stop_reason=StopReason.ABORTED, timings=timings)
+
+
+def _not_finite(version: int) -> GenerationFailed:
+    return GenerationFailed(
+        f"version {version} of the policy gave no finite log-probability",
+        why="its weights, or the activations they lead to, hold NaN or infinity",
+        fix="look at the trainer's loss and gradient norm before that version",
+    )

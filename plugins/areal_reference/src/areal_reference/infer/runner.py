@@ -7,6 +7,7 @@ Does not know: requests, sampling or time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class ModelRunner:
 
     def __init__(self, loaded: LoadedModel, cache: CacheSlab) -> None:
         self._model, self._device = loaded.model, loaded.device
-        self._dtype, self.cache = loaded.dtype, cache
+        self._dtype, self.cache, self.vocabulary = loaded.dtype, cache, loaded.vocabulary
         self._head_counts = sorted({layer.num_heads for layer in cache.layers})
 
     @torch.inference_mode()
@@ -116,15 +117,15 @@ class ModelRunner:
             bias=self._bias(positions, length),
             num_rows=tile,
             length=length,
-            rows=torch.from_numpy(rows).to(self._device),
+            rows=self._put(rows),
         )
         logits = self._forward(tokens, positions, step, tile)
         return torch.nn.functional.pad(logits, (0, -logits.shape[1] % 16), value=float("-inf"))
 
     def _forward(self, tokens: Ints, positions: Ints, step: AttentionStep, keep: int) -> Tensor:
         output = self._model(
-            input_ids=torch.from_numpy(tokens).to(self._device).unsqueeze(0),
-            position_ids=torch.from_numpy(positions).to(self._device).unsqueeze(0),
+            input_ids=self._put(tokens).unsqueeze(0),
+            position_ids=self._put(positions).unsqueeze(0),
             use_cache=False,
             logits_to_keep=keep,
             areal_step=step,
@@ -137,14 +138,21 @@ class ModelRunner:
         index = {}
         for heads in self._head_counts:
             flat = (slots[:, None] * heads + np.arange(heads)) * self.cache.length + positions[:, None]
-            index[heads] = torch.from_numpy(flat.reshape(-1)).to(self._device)
+            index[heads] = self._put(flat.reshape(-1))
         return index
 
     def _bias(self, positions: Ints, length: int) -> dict[int, Tensor]:
         """Return, per number of heads K, the mask [R * K, 1, L] that hides what lies beyond each row's token."""
-        beyond = torch.from_numpy(np.arange(length) > positions[:, None]).to(self._device)
-        mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._device).masked_fill_(beyond, float("-inf"))
-        return {heads: mask.repeat_interleave(heads, 0).unsqueeze(1) for heads in self._head_counts}
+        columns, bias = np.arange(length), {}
+        for heads in self._head_counts:
+            beyond = columns > np.repeat(positions, heads)[:, None]
+            hidden = np.where(beyond, np.float32("-inf"), np.float32(0.0))
+            bias[heads] = self._put(hidden).to(self._dtype).unsqueeze(1)
+        return bias
+
+    def _put(self, array: NDArray[Any]) -> Tensor:  # Any: integers or floats
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
     def _prompt_layout(self, lengths: Sequence[int]) -> PromptLayout:
         width, sizes = max(lengths), np.asarray(lengths)
@@ -155,8 +163,8 @@ class ModelRunner:
             num_tokens=int(sizes.sum()),
             num_prompts=len(lengths),
             width=width,
-            gather=torch.from_numpy(gather.reshape(-1)).to(self._device),
-            scatter=torch.from_numpy(scatter).to(self._device),
+            gather=self._put(gather.reshape(-1)),
+            scatter=self._put(scatter),
         )
 
     def _prefix_copy(self, copies: Sequence[tuple[int, int, int]]) -> PrefixCopy:

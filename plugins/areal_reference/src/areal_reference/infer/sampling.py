@@ -9,6 +9,8 @@ depend on who else is in the batch, and a continued request goes on where it was
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from attrs import frozen
@@ -44,6 +46,13 @@ def stream_key(seed: int) -> int:
     return xxh3_64_intdigest((seed % 2**64).to_bytes(8, "little"))
 
 
+def request_key(seed: int | None, engine_seed: int, request_id: str, version: int) -> int:
+    """Return the stream key of a request; one without a seed gets one from its id, the engine's seed and the version."""
+    if seed is not None:
+        return stream_key(seed)
+    return xxh3_64_intdigest(f"{engine_seed}:{version}:{request_id}")
+
+
 def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return SplitMix64 output number `indices` of streams `keys`, in [0, 1), float64 [R]."""
     x = keys + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN
@@ -68,11 +77,11 @@ def sample(logits: Tensor, rows: RowSampling) -> tuple[Tensor, Tensor]:
         tokens = logprobs.argmax(-1)
     else:
         cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-        target = torch.from_numpy(rows.uniform).to(logits.device) * cumulative[:, -1]
+        target = _on(logits.device, rows.uniform) * cumulative[:, -1]
         tokens = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
         tokens.clamp_(max=logits.shape[1] - 1)
         if rows.greedy.any():
-            tokens = torch.where(torch.from_numpy(rows.greedy).to(logits.device), logprobs.argmax(-1), tokens)
+            tokens = torch.where(_on(logits.device, rows.greedy), logprobs.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
 
@@ -81,26 +90,31 @@ def distribution_logits(logits: Tensor, rows: RowSampling) -> Tensor:
     logits = logits.float()
     device = logits.device
     if rows.forbidden_rows.size:
-        pairs = (torch.from_numpy(rows.forbidden_rows).to(device), torch.from_numpy(rows.forbidden_ids).to(device))
+        pairs = (_on(device, rows.forbidden_rows), _on(device, rows.forbidden_ids))
         logits = logits.index_put(pairs, torch.tensor(float("-inf"), device=device))
     if (rows.temperature != 1.0).any():
-        logits = logits / torch.from_numpy(rows.temperature).to(device).unsqueeze(1)
+        logits = logits / _on(device, rows.temperature).unsqueeze(1)
     filtered = (rows.top_k > 0) | (rows.top_p < 1.0)
     if not filtered.any():
         return logits
     chosen = np.arange(len(filtered)) if rows.fixed_shape else np.flatnonzero(filtered)
-    index = torch.from_numpy(chosen).to(device)
+    index = _on(device, chosen)
     kept = _filter(logits.index_select(0, index), rows.top_k[chosen], rows.top_p[chosen])
     return logits.index_copy(0, index, kept)
+
+
+def _on(device: torch.device, array: NDArray[Any]) -> Tensor:  # Any: whatever dtype
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def _filter(logits: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
     """Cut each row to its k best tokens, then to the fewest whose probability reaches p. [R, V]."""
     ranked, order = logits.sort(-1, descending=True, stable=True)
     width = logits.shape[1]
-    num_kept = torch.from_numpy(np.where(top_k > 0, top_k, width)).to(logits.device).unsqueeze(1)
+    num_kept = _on(logits.device, np.where(top_k > 0, top_k, width)).unsqueeze(1)
     ranked = ranked.masked_fill(torch.arange(width, device=logits.device) >= num_kept, float("-inf"))
-    share = torch.from_numpy(top_p).to(logits.device).unsqueeze(1)
+    share = _on(logits.device, top_p).unsqueeze(1)
     probability = torch.softmax(ranked, -1, dtype=torch.float64)
     before = probability.cumsum(-1) - probability
     beyond = (before >= share) & (share < 1.0)

@@ -52,7 +52,7 @@ class ReferenceTrainEngine:
         model = hf.load_model(spec.model_path, hf_config, spec.head).to(self._device)
         model.train().requires_grad_(spec.optimizer is not None)
         if self._config.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            hf.recompute_activations(model)
         autocast = None if dtype is torch.float32 else dtype
         parameters: dict[str, Tensor] = dict(model.named_parameters())
         self._model = PackedModel(model, spec.head, temperature=spec.temperature, autocast=autocast)

@@ -24,6 +24,8 @@ from areal_core.weights.specs import manifest_of
 Fault = Exception | Callable[[Any], Any]
 """Raised instead of the answer, or applied to it. Any: the answer of the method it is for."""
 
+_METHODS = ("send_weights", "receive_weights", "commit_weights", "abort_weights", "pause", "resume", "status")
+
 
 class FaultyWorker:
     """A worker whose methods can be told to fail. `calls` names every call made."""
@@ -47,9 +49,6 @@ class FaultyWorker:
             raise fault
         answer = getattr(self, f"do_{method}")(*args)
         return fault(answer) if fault is not None else answer
-
-
-_METHODS = ("send_weights", "receive_weights", "commit_weights", "abort_weights", "pause", "resume", "status")
 
 
 class SendingWorker(FaultyWorker):
@@ -87,15 +86,16 @@ class ReceivingWorker(FaultyWorker):
         """Copy every tensor and fingerprint the copy."""
         source = self._transport.source(offer)
         check_names(self._names, source.manifest)
-        self.staged = {}
+        staged: dict[str, Tensor] = {}
         for bucket in source.buckets():
-            self.staged.update({name: torch.clone(tensor) for name, tensor in bucket.items()})
+            staged.update({name: torch.clone(tensor) for name, tensor in bucket.items()})
         source.close()
+        self.staged = staged
         return Receipt(
             version=version,
-            num_bytes=sum(tensor.nbytes for tensor in self.staged.values()),
+            num_bytes=sum(tensor.nbytes for tensor in staged.values()),
             seconds=0.0,
-            fingerprints={name: fingerprint(tensor) for name, tensor in self.staged.items()},
+            fingerprints={name: fingerprint(tensor) for name, tensor in staged.items()},
         )
 
     def do_commit_weights(self, version: int) -> None:

@@ -1,0 +1,318 @@
+"""The reference inference engine: the contract's coroutines on top of one compute thread.
+
+Knows: which calls are allowed when, and how an asyncio caller waits for a thread.
+Does not know: how a token is computed (`loop`, `runner`), or how weights are checked (`weights`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import transformers
+from attrs import frozen
+
+from areal_core.contract.errors import BatchError, GenerationFailed, PromptTooLong
+from areal_core.contract.inference import (
+    EngineStatus,
+    Generation,
+    GenerationRequest,
+    InferenceSpec,
+    PauseMode,
+    SamplingParams,
+)
+from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import Receipt, WeightSource
+from areal_reference.infer.cache import CacheSlab
+from areal_reference.infer.config import ReferenceInferenceConfig
+from areal_reference.infer.loading import LoadedModel, load_model
+from areal_reference.infer.loop import GenerationLoop, Outcome
+from areal_reference.infer.rows import Ticket
+from areal_reference.infer.runner import ModelRunner
+from areal_reference.infer.sampling import request_key
+from areal_reference.infer.stopping import StopStrings
+from areal_reference.infer.weights import WeightStage
+
+
+@frozen(kw_only=True, eq=False)
+class _Running:
+    """What exists between start and close."""
+
+    spec: InferenceSpec
+    loaded: LoadedModel
+    stage: WeightStage
+    loop: GenerationLoop
+    cache: CacheSlab
+    events: asyncio.AbstractEventLoop
+    exited: asyncio.Event
+
+
+class ReferenceInferenceEngine:
+    """A small continuous-batching generator for any transformers decoder, on cpu, cuda or npu."""
+
+    def __init__(
+        self, config: ReferenceInferenceConfig | None = None, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._config = config or ReferenceInferenceConfig()
+        self._clock = clock
+        self._running: _Running | None = None
+        self._closed = False
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._acknowledged: set[asyncio.Future[None]] = set()
+        self._callers: dict[Ticket, asyncio.Future[Generation]] = {}
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="areal-weights")
+        """Loads the model and stages weights, so that neither the event loop nor the compute thread waits."""
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        """Load the model and start the compute thread as version 0.
+
+        Raises:
+            ModelError: no folder, no causal language model, or an architecture this engine cannot serve.
+        """
+        events = self._events = asyncio.get_running_loop()
+        loaded = await events.run_in_executor(self._background, load_model, spec)
+        cache = CacheSlab(
+            loaded.layers,
+            max_rows=spec.max_concurrent,
+            max_length=loaded.context_length,
+            dtype=loaded.dtype,
+            device=loaded.device,
+        )
+        stage = WeightStage(model=loaded.model, clock=self._clock)
+        loop = GenerationLoop(
+            runner=ModelRunner(loaded, cache),
+            stage=stage,
+            config=self._config,
+            max_rows=spec.max_concurrent,
+            deliver=lambda outcomes: self._from_thread(self._resolve, outcomes),
+            clock=self._clock,
+        )
+        running = _Running(
+            spec=spec, loaded=loaded, stage=stage, loop=loop, cache=cache, events=events, exited=asyncio.Event()
+        )
+        self._running = running
+        await events.run_in_executor(self._background, loop.start, lambda: self._from_thread(self._exited, running))
+        return EngineInfo(
+            engine="reference",
+            engine_version=f"transformers {transformers.__version__}, torch {torch.__version__}",
+            device=str(loaded.device),
+            num_parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+            context_length=loaded.context_length,
+            details={
+                "architecture": type(loaded.model).__name__,
+                "dtype": spec.dtype,
+                "deterministic_rows": str(loop.tile),
+            },
+        )
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Generate for one prompt; cancelling the call frees its row.
+
+        Raises:
+            PromptTooLong: no room for one token within the context.
+            BatchError: a token id outside the vocabulary, or sampling parameters out of range.
+            GenerationFailed: the engine is not started, closed, or a step failed.
+        """
+        running = self._require()
+        ticket = self._ticket(running, request)
+        caller = running.events.create_future()
+        self._callers[ticket] = caller
+        running.loop.submit(ticket)
+        try:
+            return await caller
+        finally:
+            if self._callers.pop(ticket, None) is not None:
+                running.loop.cancel(ticket)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop computing tokens before returning; `abort` returns what is in flight."""
+        loop = self._require().loop
+        await self._between_steps(lambda: loop.pause(abort=PauseMode(mode) is PauseMode.ABORT))
+
+    async def resume(self) -> None:
+        """Compute again."""
+        await self._between_steps(self._require().loop.resume)
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        """Stage one version while generation goes on.
+
+        Raises:
+            CoverageError, VersionRegressed, WeightSyncError: what serves is untouched.
+        """
+        running = self._require()
+        return await running.events.run_in_executor(self._background, running.stage.receive, source, version)
+
+    async def commit_weights(self, version: int) -> None:
+        """Swap the staged version in between two steps."""
+        loop = self._require().loop
+        await self._between_steps(lambda: loop.commit(version))
+
+    async def abort_weights(self) -> None:
+        """Drop the staged version, also one that is still arriving."""
+        running = self._require()
+        running.stage.cancel()
+        await running.events.run_in_executor(self._background, running.stage.abort)
+
+    async def status(self) -> EngineStatus:
+        """Return a snapshot without waiting for a step."""
+        running = self._require()
+        loop, cache = running.loop, running.cache
+        used = int(loop.rows.positions.sum())
+        return EngineStatus(
+            version=running.stage.version,
+            num_running=loop.rows.count,
+            num_waiting=max(0, len(self._callers) - loop.rows.count),
+            paused=loop.paused,
+            tokens_generated=loop.counters.tokens,
+            busy_s=loop.counters.busy_s,
+            metrics={
+                "rows_allocated": float(cache.num_rows),
+                "cache_bytes": float(cache.num_bytes),
+                "cache_used_share": used / (cache.num_rows * cache.length),
+                "steps": float(loop.counters.steps),
+                "prompt_tokens_computed": float(loop.counters.prompt_tokens),
+                "prompt_tokens_shared": float(loop.counters.shared_tokens),
+            },
+        )
+
+    async def close(self) -> None:
+        """Fail waiting calls with GenerationFailed and end the threads. Idempotent."""
+        self._closed = True
+        running, self._running = self._running, None
+        if running is not None:
+            running.stage.cancel()
+            running.loop.stop()
+            await running.exited.wait()
+            running.loop.join()
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+    def _require(self) -> _Running:
+        if self._running is None:
+            raise _closed() if self._closed else GenerationFailed("the engine was not started", fix="call start first")
+        return self._running
+
+    async def _between_steps(self, action: Callable[[], None]) -> None:
+        """Run an action in the compute thread between two steps and wait for it."""
+        running = self._require()
+        done: asyncio.Future[None] = running.events.create_future()
+
+        def message() -> None:
+            try:
+                action()
+            except Exception as exc:
+                self._from_thread(_settle, done, exc)
+            else:
+                self._from_thread(_settle, done, None)
+
+        self._acknowledged.add(done)
+        running.loop.post(message)
+        try:
+            await done
+        finally:
+            self._acknowledged.discard(done)
+
+    def _exited(self, running: _Running) -> None:
+        """Fail whatever still waits for the compute thread: it has ended, by `close` or by a bug."""
+        self._running = None
+        waiting: list[asyncio.Future[Generation] | asyncio.Future[None]] = [*self._callers.values(), *self._acknowledged]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(_closed())
+        running.exited.set()
+
+    def _from_thread(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call back into the event loop, unless the loop is gone and with it everybody who waits."""
+        if self._events is not None and not self._events.is_closed():
+            self._events.call_soon_threadsafe(function, *arguments)
+
+    def _resolve(self, outcomes: Sequence[tuple[Ticket, Outcome]]) -> None:
+        for ticket, outcome in outcomes:
+            caller = self._callers.pop(ticket, None)
+            if caller is None or caller.done():
+                continue
+            if isinstance(outcome, Generation):
+                caller.set_result(outcome)
+            else:
+                caller.set_exception(outcome)
+
+    def _ticket(self, running: _Running, request: GenerationRequest) -> Ticket:
+        """Check a request and work out what its row needs."""
+        loaded, sampling, ids = running.loaded, request.sampling, request.input_ids
+        room = loaded.context_length - len(ids)
+        _check(request, loaded.vocabulary)
+        if room < 1:
+            raise PromptTooLong(
+                f"prompt of {len(ids)} tokens leaves no room in a context of {loaded.context_length}",
+                fix="shorten the prompt or raise rollout.context_length",
+            )
+        own = () if sampling.ignore_eos else loaded.end_ids
+        return Ticket(
+            request=request,
+            end_ids=tuple(dict.fromkeys((*own, *sampling.stop_token_ids))),
+            key=request_key(sampling.seed, running.spec.seed, request.request_id, running.stage.version),
+            limit=min(sampling.max_new_tokens, room),
+            stop_strings=self._stop_strings(loaded, request),
+            arrived_s=self._clock(),
+            replay=request.num_prior if self._config.deterministic else 0,
+        )
+
+    def _stop_strings(self, loaded: LoadedModel, request: GenerationRequest) -> StopStrings | None:
+        if not request.sampling.stop:
+            return None
+        if loaded.tokenizer is None:
+            raise GenerationFailed(
+                f"request {request.request_id!r} has stop strings, the model folder has no tokenizer",
+                fix="save the tokenizer beside the model, or use stop_token_ids",
+            )
+        watch = StopStrings(loaded.tokenizer, request.sampling.stop)
+        for token in request.input_ids[len(request.input_ids) - request.num_prior :]:
+            watch.push(token)
+        return watch
+
+
+def _check(request: GenerationRequest, vocabulary: int) -> None:
+    """Raise BatchError for a request that no engine state could serve."""
+    ids, sampling = request.input_ids, request.sampling
+    bad = next((token for token in (*ids, *sampling.stop_token_ids) if not 0 <= token < vocabulary), None)
+    if bad is not None:
+        raise BatchError(
+            f"token id {bad} in request {request.request_id!r} is outside the vocabulary",
+            why=f"the model has {vocabulary} token ids, 0 to {vocabulary - 1}",
+            fix="tokenize with the tokenizer of the same model folder",
+        )
+    if not 0 <= request.num_prior < max(1, len(ids)) or not ids:
+        raise BatchError(
+            f"request {request.request_id!r} has {len(ids)} tokens of which {request.num_prior} were generated",
+            why="at least one token must be prompt",
+        )
+    problem = _out_of_range(sampling)
+    if problem:
+        raise BatchError(f"sampling of request {request.request_id!r}: {problem}")
+
+
+def _out_of_range(sampling: SamplingParams) -> str:
+    if sampling.max_new_tokens < 1:
+        return f"max_new_tokens is {sampling.max_new_tokens}, it must be at least 1"
+    if not 0.0 <= sampling.temperature < float("inf"):
+        return f"temperature is {sampling.temperature}, it must be 0 (greedy) or a positive number"
+    if not 0.0 < sampling.top_p <= 1.0:
+        return f"top_p is {sampling.top_p}, it must be in (0, 1]"
+    if sampling.top_k < 0 or sampling.min_new_tokens < 0:
+        return f"top_k {sampling.top_k} and min_new_tokens {sampling.min_new_tokens} must not be negative"
+    return "a stop string is empty" if "" in sampling.stop else ""
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _closed() -> GenerationFailed:
+    return GenerationFailed("the engine is closed", why="close() was called, or its compute thread ended", fix="send the request to another replica")

@@ -1,0 +1,48 @@
+"""The journal of a run: what happened, when, in `events.jsonl`.
+
+Knows: that an event has a time, a kind and fields.
+Does not know: which kinds there are; whoever writes one decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_core.observe.jsonl import JsonLines, read_lines
+
+MAX_FIELD = 4000
+"""Characters kept of a text field: an event must not grow with a log."""
+
+
+class EventLog:
+    """Append events; each is on its way to the disk before `write` returns. One per run, in the controller.
+
+    Example of a line: {"time": 1760000000.5, "kind": "checkpoint", "version": 40, "path": "..."}
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._lines = JsonLines(path)
+        self._clock = clock
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one event. Any: plain data; long text loses its middle."""
+        self._lines.write({"time": self._clock(), "kind": kind, **{name: _cut(v) for name, v in fields.items()}})
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._lines.close()
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a file, also of a run that crashed while writing. Any: the writer's fields."""
+    return read_lines(path)
+
+
+def _cut(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) <= MAX_FIELD:
+        return value
+    half = MAX_FIELD // 2
+    return f"{value[:half]}\n... {len(value) - MAX_FIELD} characters ...\n{value[-half:]}"

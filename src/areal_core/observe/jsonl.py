@@ -1,0 +1,98 @@
+"""One json object per line: written at once, read even after a crash.
+
+Knows: lines, and that the last one may be torn.
+Does not know: what the objects mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_core.contract.errors import StorageError
+
+
+class JsonLines:
+    """An append-only file of json objects. Each line reaches the operating system before `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            end = _end_of_last_line(path)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._file, end)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written", why=str(error)) from error
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one object. Any: plain data; what json cannot hold is written as text, NaN as null.
+
+        Raises:
+            StorageError: the disk is full or gone.
+        """
+        line = json.dumps(_plain(record), default=str, allow_nan=False, separators=(",", ":")) + "\n"
+        try:
+            os.write(self._file, line.encode())
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be written", why=str(error), fix="free space there, then resume the run"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file; a last line torn by a crash, and a file that is not there, are no error.
+
+    Raises:
+        StorageError: a line before the last is not a json object; names the line.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                return
+            raise StorageError(f"line {number} of {path} is not json", why=str(error)) from error
+        yield record
+
+
+def rewrite(path: Path, records: Iterator[dict[str, Any]]) -> None:
+    """Replace a file by these objects, at once."""
+    unnamed = path.with_name(path.name + ".part")
+    unnamed.unlink(missing_ok=True)
+    lines = JsonLines(unnamed)
+    try:
+        for record in records:
+            lines.write(record)
+    finally:
+        lines.close()
+    unnamed.rename(path)
+
+
+def _end_of_last_line(path: Path) -> int:
+    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,109 @@
+"""The numbers of a run: one record per step, in `metrics.jsonl` and in whatever loggers are asked for.
+
+Knows: steps, the file, and that a logger may fail.
+Does not know: what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from areal_core.observe.events import EventLog
+from areal_core.observe.jsonl import JsonLines, read_lines, rewrite
+
+
+@runtime_checkable
+class MetricsLogger(Protocol):
+    """A sink beside the file: the role `logger`. Any exception it raises disables it, never the run."""
+
+    def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
+        """Open it. Any: the run's configuration as plain data. `first_step` is above 0 on resume."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the numbers of one step. Called once per step, steps increasing."""
+
+    def close(self) -> None:
+        """Finish what is under way. Idempotent."""
+
+
+class MetricsStream:
+    """Write every step to the file, and its numbers to each logger. One per run, in the controller.
+
+    Args:
+        path: the run's `metrics.jsonl`.
+        loggers: by name, not started yet.
+        events: where a logger that failed is written down.
+        resume_step: the last step the resumed run keeps; later lines of the file are
+            dropped, for those steps will be made again. None for a new run.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        loggers: Mapping[str, MetricsLogger] | None = None,
+        events: EventLog | None = None,
+        resume_step: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if resume_step is not None and path.exists():
+            rewrite(path, (record for record in read_lines(path) if record.get("step", 0) <= resume_step))
+        self._lines = JsonLines(path)
+        self._loggers = dict(loggers or {})
+        self._events = events
+        self._first_step = resume_step or 0
+        self._clock = clock
+
+    @property
+    def loggers(self) -> Sequence[str]:
+        """Return the names of the loggers that still take numbers."""
+        return tuple(self._loggers)
+
+    def start(self, run: str, folder: Path, config: Mapping[str, Any]) -> None:
+        """Start every logger. Any: the run's configuration as plain data."""
+        self._each("start", lambda logger: logger.start(run, folder, config, self._first_step))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one step's record, which holds at least `step`. Any: numbers, and small mappings of numbers.
+
+        Raises:
+            StorageError: the file cannot be written. Loggers never raise.
+        """
+        self._lines.write({"time": self._clock(), **record})
+        step, values = int(record["step"]), flat(record)
+        self._each("log", lambda logger: logger.log(step, values))
+
+    def close(self) -> None:
+        """Close the file and every logger. Idempotent."""
+        self._lines.close()
+        self._each("close", lambda logger: logger.close())
+        self._loggers.clear()
+
+    def _each(self, action: str, call: Callable[[MetricsLogger], None]) -> None:
+        for name, logger in list(self._loggers.items()):
+            try:
+                call(logger)
+            except Exception as error:  # whatever a third party's client raises, the run goes on without it
+                del self._loggers[name]
+                if self._events is not None:
+                    self._events.write("logger_disabled", logger=name, action=action, error=repr(error))
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, also of a run that crashed while writing. Any: numbers, mappings of numbers."""
+    return read_lines(path)
+
+
+def flat(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a record; `{"a": {"b": 1}}` becomes `{"a/b": 1.0}`. Any: other values are left out."""
+    values: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            values.update({f"{name}/{inner}": number for inner, number in flat(value).items()})
+        elif isinstance(value, bool | int | float) and math.isfinite(value):
+            values[name] = float(value)
+    return values

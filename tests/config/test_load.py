@@ -1,0 +1,120 @@
+"""Configuration files: every mistake is named with its path, secrets never leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from areal_core.config.load import dump_config, load_config
+from areal_core.config.schema import RunConfig, StalenessPolicy
+from areal_core.config.structure import structure, unstructure
+from areal_core.contract.errors import ConfigError, UnknownKey, WrongType
+
+
+def test_overrides_win_over_the_file_and_the_file_over_the_base(tmp_path: Path) -> None:
+    """Base, file, overrides, in this order."""
+    file = tmp_path / "run.yaml"
+    file.write_text("steps: 5\nseed: 7\n")
+
+    config = load_config(file, ["steps=6"], base={"steps": 4, "seed": 4, "name": "base"})
+
+    assert (config.steps, config.seed, config.name) == (6, 7, "base")
+
+
+def test_an_unknown_key_is_named_with_the_nearest_one() -> None:
+    """The path and a suggestion are in the message."""
+    with pytest.raises(UnknownKey, match=r"rollout\.max_stalenes'(.|\n)*did you mean 'rollout\.max_staleness'"):
+        load_config(None, ["rollout.max_stalenes=3"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps=abc", "steps: got 'abc' "),
+        ("steps=true", "steps: got True "),
+        ("steps=1.5", "steps: got 1.5 "),
+        ("actor=null", "actor: got None"),
+        ("actor.optimizer.betas=[0.9]", r"actor\.optimizer\.betas"),
+        ("loggers=[{nam: x}]", r"loggers\[0\]\.name is missing"),
+        ("steps=0", "'steps' must be >= 1"),
+        ("algorithm.advantages.gamma=2", "'gamma' must be <= 1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_path(override: str, message: str) -> None:
+    """Nothing is coerced: true is no number, 1.5 is no count."""
+    with pytest.raises(WrongType, match=message):
+        load_config(None, [override])
+
+
+def test_a_wrong_choice_lists_the_allowed_ones() -> None:
+    """Enumerations say what they take."""
+    with pytest.raises(WrongType, match=r"allowed: wait, drop(.|\n)*did you mean 'wait'"):
+        load_config(None, ["rollout.staleness_policy=wai"])
+
+
+def test_an_integer_is_fine_where_a_number_is_wanted() -> None:
+    """`lr: 1` is 1.0."""
+    assert isinstance(load_config(None, ["actor.optimizer.lr=1"]).actor.optimizer.lr, float)
+
+
+def test_values_can_refer_to_each_other() -> None:
+    """`${seed}` keeps its type."""
+    config = load_config(None, ["seed=9", "data.options.seed=${seed}"])
+
+    assert config.data.options["seed"] == 9
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "--steps=3"])
+def test_an_override_without_key_or_value_is_refused(override: str) -> None:
+    """The message shows the right form."""
+    with pytest.raises(ConfigError, match=r"is not key=value"):
+        load_config(None, [override])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("a: [", "is not yaml"), ("- 1", "holds a list"), ("steps: ${nope}", "nope")]
+)
+def test_a_broken_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    """Not yaml, no mapping, an interpolation that leads nowhere."""
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+
+    with pytest.raises(ConfigError, match=message):
+        load_config(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """The path is in the message."""
+    with pytest.raises(ConfigError, match="missing.yaml"):
+        load_config(tmp_path / "missing.yaml")
+
+
+def test_the_written_configuration_reads_back_equal(tmp_path: Path) -> None:
+    """`config.yaml` of a run folder is the run's configuration, resolved."""
+    config = load_config(None, ["rollout.staleness_policy=drop", "critic.backend=fsdp:d2", "imports=[a.py]"])
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+
+    assert load_config(file) == config
+    assert config.rollout.staleness_policy is StalenessPolicy.DROP
+    assert structure(RunConfig, unstructure(config)) == config
+
+
+def test_secrets_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, tokens and passwords are redacted, however deep; counts of tokens are not secrets."""
+    monkeypatch.setenv("MY_KEY", "hunter2")
+    config = load_config(
+        None,
+        [
+            "loggers=[{name: wandb, options: {api_key: '${oc.env:MY_KEY}', auth: {password: hunter2, token: hunter2}}}]",
+            "algorithm.advantages.overlong.tokens=4",
+        ],
+    )
+
+    text = dump_config(config)
+
+    assert "hunter2" not in text
+    assert yaml.safe_load(text)["algorithm"]["advantages"]["overlong"]["tokens"] == 4
+    assert yaml.safe_load(text)["rollout"]["sampling"]["max_new_tokens"] == 256

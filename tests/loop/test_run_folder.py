@@ -1,0 +1,119 @@
+"""The run folder: one owner, complete checkpoints, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_core.contract.errors import RunFolderError, StorageError
+from areal_core.loop.run_folder import RunFolder
+
+
+def _checkpoint(folder: RunFolder, step: int, keep: int = 2) -> None:
+    with folder.new_checkpoint(step, keep) as path:
+        (path / "loop.json").write_text("{}")
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
+    """The second process is told that another live run owns it."""
+    folder = RunFolder(tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path; from areal_core.loop.run_folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).held(resume=False): pass"
+    )
+    command = [sys.executable, "-c", code, str(folder.root)]
+
+    with folder.held(resume=False):
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert second.returncode != 0
+    assert "is in use" in second.stderr
+
+
+def test_the_lock_ends_with_the_run(tmp_path: Path) -> None:
+    """A finished run's folder can be taken again, to resume."""
+    folder = RunFolder(tmp_path)
+    with folder.held(resume=False):
+        _checkpoint(folder, 1)
+
+    with RunFolder(tmp_path).held(resume=True):
+        assert folder.latest() is not None
+
+
+def test_a_folder_with_a_run_is_not_mixed_with_another(tmp_path: Path) -> None:
+    """The error says how to continue it, and the folder is free again."""
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    folder = RunFolder(tmp_path)
+
+    with pytest.raises(RunFolderError, match=r"already holds a run(.|\n)*--resume"), folder.held(resume=False):
+        pass
+
+    with RunFolder(tmp_path).held(resume=False, archive=True):
+        assert not folder.metrics.exists()
+
+
+def test_archiving_moves_every_file_of_the_earlier_run(tmp_path: Path) -> None:
+    """Nothing is deleted; the second archive gets the next number."""
+    root = tmp_path / "run"
+    for text in ("first", "second"):
+        folder = RunFolder(root)
+        with folder.held(resume=False, archive=True):
+            folder.metrics.write_text(text)
+    with RunFolder(root).held(resume=False, archive=True):
+        pass
+
+    archived = [(tmp_path / f"run.{number}" / "metrics.jsonl").read_text() for number in (1, 2)]
+    assert archived == ["first", "second"]
+    assert not folder.metrics.exists()
+
+
+def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
+    """A folder without a complete checkpoint cannot be resumed."""
+    folder = RunFolder(tmp_path)
+    (tmp_path / "checkpoints" / "step-000004.partial").mkdir(parents=True)
+
+    with pytest.raises(RunFolderError, match="nothing to resume"), folder.held(resume=True):
+        pass
+
+
+def test_a_checkpoint_appears_all_at_once(tmp_path: Path) -> None:
+    """While it is written there is none; then it is the latest."""
+    folder = RunFolder(tmp_path)
+    with folder.new_checkpoint(5, keep=2) as path:
+        (path / "loop.json").write_text("{}")
+        assert folder.latest() is None
+
+    assert folder.latest() == tmp_path / "checkpoints" / "step-000005"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("worker died")])
+def test_a_failed_checkpoint_leaves_the_previous_one_and_no_rest(tmp_path: Path, error: Exception) -> None:
+    """A full disk becomes StorageError; any other error stays itself."""
+    folder = RunFolder(tmp_path)
+    _checkpoint(folder, 5)
+
+    with pytest.raises(StorageError if isinstance(error, OSError) else RuntimeError), folder.new_checkpoint(6, keep=1):
+        raise error
+
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000005"]
+
+
+def test_old_checkpoints_go_only_when_the_new_one_is_complete(tmp_path: Path) -> None:
+    """`keep` counts complete ones, newest kept, in numeric order."""
+    folder = RunFolder(tmp_path)
+    for step in (9, 10, 1_000_000):
+        _checkpoint(folder, step)
+
+    assert [path.name for path in folder.checkpoints()] == ["step-000010", "step-1000000"]
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StorageError, match="file"), RunFolder(tmp_path / "file" / "run").held(resume=False):
+        pass

@@ -1,0 +1,151 @@
+"""A reward is a finite number or a typed failure; a function that hangs or dies takes nobody with it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from areal_core.contract.errors import BackendNotFound, ConfigError, RewardFailed
+from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
+from areal_core.rollout.reward_child import RewardTarget, judge
+from areal_core.rollout.rewards import RewardPool, require_ok
+
+FILE = """
+import os, time
+from areal_core.plugins.marks import reward
+
+@reward("scripted")
+def scripted(prompt, completion, completion_ids, stop_reason, row):
+    if completion == "hang":
+        time.sleep(1000)
+    if completion == "exit":
+        os._exit(3)
+    if completion == "raise":
+        raise KeyError("answer")
+    if completion == "pid":
+        return os.getpid()
+    return {"value": len(completion) + row["bonus"], "length": len(completion_ids)}
+
+@reward("unbuildable", config=dict)
+def unbuildable(config):
+    return 5
+"""
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> str:
+    path = tmp_path / "my_rewards.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def value(completion: str) -> RewardInput:
+    return RewardInput(prompt="p", completion=completion, completion_ids=(4, 5), stop_reason="stop", row={"bonus": 0.5})
+
+
+@pytest.mark.parametrize("returned", [True, 1, 0.25, -3, RewardResult(value=2.0), {"value": 1, "part": False}])
+def test_finite_numbers_are_rewards(returned: object) -> None:
+    """int and bool are numbers."""
+    result = judge(returned)
+
+    assert result.status == RewardStatus.OK
+    assert isinstance(result.value, float)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [math.nan, math.inf, None, "1.0", [1.0], 10**400, {}, {"value": 1.0, "part": math.nan}, RewardResult(value=None)],
+)
+def test_anything_else_is_invalid_and_never_a_zero(returned: object) -> None:
+    """NaN, text, nothing, a broken part: typed as invalid, without a value, and an error for the workflow."""
+    result = judge(returned)
+
+    assert (result.status, result.value) == (RewardStatus.INVALID, None)
+    with pytest.raises(RewardFailed, match="the reward of episode x is invalid"):
+        require_ok(result, "episode x")
+
+
+def test_every_way_a_reward_can_end(user_file: str) -> None:
+    """ok, raised, crashed and timeout, side by side; the hung process is killed and the pool goes on."""
+
+    async def test() -> None:
+        target = RewardTarget(name="scripted", options={}, imports=(user_file,))
+        pool = RewardPool(target, workers=1, timeout_s=0.3)
+        await pool.start()
+        pid = int((await pool.score(value("pid"))).value or 0)
+        names = ("abc", "raise", "exit", "hang", "abcd")
+        good, raised, crashed, hung, after = await asyncio.gather(*(pool.score(value(name)) for name in names))
+        await pool.close()
+        await pool.close()
+
+        assert (good.status, good.value, good.components) == (RewardStatus.OK, 3.5, {"length": 2.0})
+        assert (raised.status, raised.value) == (RewardStatus.RAISED, None)
+        assert "KeyError: 'answer'" in raised.detail
+        assert crashed.status == RewardStatus.CRASHED
+        assert "exit code 3" in crashed.detail
+        assert hung.status == RewardStatus.TIMEOUT
+        assert after.value == 4.5
+        assert not psutil.pid_exists(pid)
+
+    asyncio.run(test())
+
+
+def test_a_wrong_reward_is_refused_before_training(user_file: str, tmp_path: Path) -> None:
+    """An unknown name, a file that raises and a factory that gives no function are errors of `start`."""
+    broken = tmp_path / "broken.py"
+    broken.write_text("import not_there_at_all")
+
+    async def start(name: str, *imports: str) -> None:
+        pool = RewardPool(RewardTarget(name=name, options={}, imports=imports))
+        try:
+            await pool.start()
+        finally:
+            await pool.close()
+
+    with pytest.raises(BackendNotFound, match="scriptde"):
+        asyncio.run(start("scriptde", user_file))
+    with pytest.raises(ConfigError, match=r"broken\.py"):
+        asyncio.run(start("x", str(broken)))
+    with pytest.raises(RewardFailed, match="cannot be called"):
+        asyncio.run(start("unbuildable", user_file))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
+def test_reward_processes_die_with_a_killed_controller(user_file: str) -> None:
+    """After kill -9 of the controller no reward process is left, not even one that hangs."""
+    program = f"""
+import asyncio
+from areal_core.contract.workflow import RewardInput
+from areal_core.rollout.reward_child import RewardTarget
+from areal_core.rollout.rewards import RewardPool
+
+def ask(completion):
+    return RewardInput(prompt="p", completion=completion, completion_ids=(), stop_reason="stop", row={{"bonus": 0}})
+
+async def main():
+    pool = RewardPool(RewardTarget(name="scripted", options={{}}, imports=({user_file!r},)), timeout_s=600)
+    await pool.start()
+    print(int((await pool.score(ask("pid"))).value), flush=True)
+    await pool.score(ask("hang"))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    path = Path(user_file).with_name("controller.py")
+    path.write_text(program)
+    with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None
+        child = psutil.Process(int(controller.stdout.readline()))
+        os.kill(controller.pid, signal.SIGKILL)
+        controller.wait()
+        _, alive = psutil.wait_procs([child], timeout=20)
+
+    assert not alive

@@ -1,0 +1,89 @@
+"""Every row once per epoch, in a seeded order, whatever the order tasks finish in and wherever a run resumes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_core.contract.errors import DatasetError
+from areal_core.rollout.tasks import TaskSource
+
+ROWS = [{"number": number} for number in range(5)]
+
+
+@given(num_rows=st.integers(1, 9), seed=st.integers(0, 99), epochs=st.integers(1, 3))
+def test_each_epoch_is_a_permutation_of_the_rows(num_rows: int, seed: int, epochs: int) -> None:
+    """Every row comes once per epoch; ids name epoch and row."""
+    source = TaskSource([{"number": n} for n in range(num_rows)], seed=seed)
+
+    for epoch in range(epochs):
+        tasks = [source.next() for _ in range(num_rows)]
+        assert sorted(task.row["number"] for task in tasks) == list(range(num_rows))
+        assert [task.task_id for task in tasks] == [f"train/{epoch}/{task.row['number']}" for task in tasks]
+
+
+def test_the_order_follows_the_seed_and_differs_between_epochs() -> None:
+    """The same seed gives the same order; another epoch another one."""
+    first, second = (TaskSource([{"n": n} for n in range(50)], seed=3) for _ in range(2))
+    order = [first.next().row["n"] for _ in range(100)]
+
+    assert order == [second.next().row["n"] for _ in range(100)]
+    assert order[:50] != order[50:]
+
+
+def test_without_shuffle_rows_come_in_order() -> None:
+    """`shuffle=False` is the data set's own order."""
+    source = TaskSource(ROWS, seed=1, shuffle=False)
+
+    assert [source.next().row["number"] for _ in range(7)] == [0, 1, 2, 3, 4, 0, 1]
+
+
+@given(data=st.data(), num_rows=st.integers(1, 6), issued=st.integers(0, 20))
+def test_a_resumed_run_trains_every_prompt_exactly_once(data: st.DataObject, num_rows: int, issued: int) -> None:
+    """Whatever subset was used when the state was taken, the rest comes again first, in order, then new ones."""
+    rows = [{"number": n} for n in range(num_rows)]
+    source = TaskSource(rows, seed=2)
+    order = [source.next() for _ in range(issued)]
+    used = data.draw(st.lists(st.sampled_from(range(issued)), unique=True) if issued else st.just([]))
+    for index in used:
+        source.use(index)
+    resumed = TaskSource(rows, seed=2)
+    resumed.restore(json.loads(json.dumps(source.state())))
+
+    outstanding = [index for index in range(issued) if index not in used]
+    again = [resumed.next() for _ in range(len(outstanding) + 3)]
+    assert [task.index for task in again] == [*outstanding, issued, issued + 1, issued + 2]
+    assert [task.task_id for task in again[: len(outstanding)]] == [order[index].task_id for index in outstanding]
+    for task in again:
+        resumed.use(task.index)
+    assert resumed.state()["frontier"] == issued + 3
+    assert resumed.state()["used"] == []
+
+
+def test_a_dropped_task_comes_next_with_the_same_id_as_a_new_attempt() -> None:
+    """Dropping loses no prompt, and the attempt survives a resume."""
+    source = TaskSource(ROWS, seed=1)
+    first = source.next()
+    source.next()
+    source.issue_again(first.index)
+    again = source.next()
+    resumed = TaskSource(ROWS, seed=1)
+    resumed.restore(source.state())
+
+    assert (again.index, again.task_id, again.attempt) == (first.index, first.task_id, 1)
+    assert resumed.next().attempt == 1
+
+
+def test_another_data_set_is_refused_on_resume() -> None:
+    """A state of other rows or another seed would train some prompts twice."""
+    state = TaskSource(ROWS, seed=1).state()
+
+    with pytest.raises(DatasetError, match="rows 4, the saved run had 5"):
+        TaskSource(ROWS[:4], seed=1).restore(state)
+    with pytest.raises(DatasetError, match="seed 2, the saved run had 1"):
+        TaskSource(ROWS, seed=2).restore(state)
+    with pytest.raises(DatasetError, match="no rows"):
+        TaskSource([], seed=1)
