@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from areal_core.contract.errors import BatchError
@@ -80,7 +80,13 @@ def test_first_fit_decreasing_keeps_its_bound(lengths: list[int], budget: int) -
     assert len(plan) <= 11 / 9 * fewest_bins(lengths, budget) + 1
 
 
+def test_long_rows_are_placed_first() -> None:
+    """In the order given [3, 3, 3, 7, 7, 7] would need four bins of 10; the longest first need three."""
+    assert microbatches([3, 3, 3, 7, 7, 7], 10) == [[0, 3], [1, 4], [2, 5]]
+
+
 @given(st.lists(st.integers(1, 100), max_size=24), st.integers(1, 9))
+@example([9, 6, 2, 7, 4, 6, 4, 3], 3)  # differencing alone gives 15, longest-first 14
 def test_balance_is_never_worse_than_longest_first(lengths: list[int], num_parts: int) -> None:
     """The largest token sum is at most that of the greedy rule, and the parts are exactly as many as asked for."""
     shares = balance(lengths, num_parts)

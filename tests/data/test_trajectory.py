@@ -95,6 +95,8 @@ def test_token_columns_line_up_with_the_generations_that_brought_them() -> None:
 BAD_SPANS = {
     "gap": [(0, 1, 3), (2, 3, 3)],
     "overlap": [(0, 2, 3), (1, 3, 3)],
+    "gap and overlap": [(0, 2, 3), (1, 2, 3)],
+    "shifted": [(1, 4, 3)],
     "short": [(0, 2, 3)],
     "long": [(0, 4, 3)],
     "missing": [],

@@ -80,9 +80,12 @@ def test_every_way_a_reward_can_end(user_file: str) -> None:
         target = RewardTarget(name="scripted", options={}, imports=(user_file,))
         pool = RewardPool(target, workers=1, timeout_s=0.3)
         await pool.start()
+        names = ("abc", "raise", "exit", "abcd")
+        good, raised, crashed, after = await asyncio.gather(*(pool.score(value(name)) for name in names))
         pid = int((await pool.score(value("pid"))).value or 0)
-        names = ("abc", "raise", "exit", "hang", "abcd")
-        good, raised, crashed, hung, after = await asyncio.gather(*(pool.score(value(name)) for name in names))
+        hung = await pool.score(value("hang"))
+        killed = not psutil.pid_exists(pid)
+        last = await pool.score(value("abcde"))
         await pool.close()
         await pool.close()
 
@@ -92,8 +95,8 @@ def test_every_way_a_reward_can_end(user_file: str) -> None:
         assert crashed.status == RewardStatus.CRASHED
         assert "exit code 3" in crashed.detail
         assert hung.status == RewardStatus.TIMEOUT
-        assert after.value == 4.5
-        assert not psutil.pid_exists(pid)
+        assert killed
+        assert (after.value, last.value) == (4.5, 5.5)
 
     asyncio.run(test())
 

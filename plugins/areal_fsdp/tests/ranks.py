@@ -1,4 +1,4 @@
-"""Run every multi-rank case of the FSDP engine in one start: `ranks.py RANK WORLD PORT FOLDER`.
+"""Run every multi-rank case of the FSDP engine in one start: `ranks.py RANK WORLD FOLDER`.
 
 Writes FOLDER/results-WORLD-RANK.json; the tests read it. One start, because importing
 transformers on several ranks costs more than all cases together.
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from areal_fsdp.config import FSDPConfig
-from areal_fsdp.engine import FSDPEngine
 
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
@@ -25,6 +23,8 @@ from areal_core.testing.batches import make_batch
 from areal_core.testing.memory_weights import MemorySink
 from areal_core.testing.objectives import PolicyGradient, ValueRegression
 from areal_core.weights.fingerprint import fingerprint
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
 
@@ -44,8 +44,8 @@ def shard_of(rows: list[list[int]], rank: int) -> Batch:
 class Runner:
     """One rank: starts engines one after another, each with a rendezvous of its own."""
 
-    def __init__(self, rank: int, world: int, port: int, folder: Path) -> None:
-        self.rank, self.world, self.port, self.folder = rank, world, port, folder
+    def __init__(self, rank: int, world: int, folder: Path) -> None:
+        self.rank, self.world, self.folder = rank, world, folder
         self.starts = 0
 
     def engine(self, config: FSDPConfig | None = None, **spec: Any) -> FSDPEngine:
@@ -188,7 +188,9 @@ def refusals(run: Runner) -> dict[str, Any]:
     last = run.rank == run.world - 1
     out: dict[str, Any] = {
         "too_long": error_of(lambda: engine.train_step(long_batch if last else good, PolicyGradient())),
-        "too_long_forward": error_of(lambda: engine.forward(long_batch if last else good, frozenset({Output.LOGPROBS}))),
+        "too_long_forward": error_of(
+            lambda: engine.forward(long_batch if last else good, frozenset({Output.LOGPROBS}))
+        ),
         "nothing": error_of(lambda: engine.train_step(masked, PolicyGradient())),
         "wrong_head": error_of(lambda: engine.forward(good, frozenset({Output.VALUES}))),
         "nan": report(engine, nan if last else good)["stepped"],
@@ -208,15 +210,24 @@ def refusals(run: Runner) -> dict[str, Any]:
     return out
 
 
-CASES = [steps, microbatched, uneven, value_head, half_precision, resume, reshard, refusals]
+def frozen(run: Runner) -> dict[str, Any]:
+    """A reference model: it scores, and refuses to train."""
+    engine = run.engine(FSDPConfig(wrap="layer"), optimizer=None)
+    scored = engine.forward(run.shard(), frozenset({Output.LOGPROBS}))
+    out = {"sum": float(scored.tokens["logprobs"].double().sum())}
+    out["train"] = error_of(lambda: engine.train_step(run.shard(), PolicyGradient()))
+    engine.close()
+    return out
+
+
+CASES = [frozen, steps, microbatched, uneven, value_head, half_precision, resume, reshard, refusals]
 
 
 def main() -> None:
     rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.set_num_threads(1)
-    run = Runner(rank, world, 0, folder)
+    run = Runner(rank, world, folder)
     results = {}
     for case in CASES:
         results[case.__name__] = case(run)

@@ -17,9 +17,9 @@ import attrs
 from cyclopts import Parameter
 from rich.console import Console
 
-from areal_core.cli.plan_view import show_plan
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
+from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError
 from areal_core.plugins.registry import Registry, default_registry
@@ -63,7 +63,7 @@ def execute(
     """Plan and run a configuration; return the process's exit code."""
     console = Console()
     plan = make_plan(run, registry, count_visible(os.environ))
-    show_plan(plan, console)
+    console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return 0
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -72,13 +72,13 @@ def execute(
 
 
 async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool, archive: bool) -> Outcome:
-    from areal_core.loop.run import run_training
-    from areal_core.observe.progress import make_view
+    from areal_core.loop.run import Run
+    from areal_core.observe.progress import Progress
 
     stop = asyncio.Event()
     _on_interrupt(stop, console)
-    with make_view(console, plan.config.steps) as view:
-        return await run_training(plan, registry, view=view, stop=stop, resume=resume, archive=archive)
+    with Progress(plan.config.steps, title=plan.config.name, console=console) as view:
+        return await Run(plan, registry, view=view, stop=stop).execute(resume=resume, archive=archive)
 
 
 def _on_interrupt(stop: asyncio.Event, console: Console) -> None:
@@ -99,14 +99,25 @@ def _on_interrupt(stop: asyncio.Event, console: Console) -> None:
 
 
 def _close(outcome: Outcome, console: Console) -> int:
-    from areal_core.observe.progress import draw_curve
+    """Draw the curve, say where everything is, and return the exit code."""
+    from areal_core.observe.curve import draw_curve
+    from areal_core.observe.events import read_events
+    from areal_core.observe.metrics import read_metrics
+    from areal_core.observe.summary import evaluation_points, reward_points
 
-    console.print(draw_curve(outcome.curve), highlight=False)
-    console.print(f"report   {outcome.report}")
-    console.print(f"model    {outcome.model}")
+    folder = outcome.folder
+    records, events = list(read_metrics(folder.metrics)), list(read_events(folder.events))
+    if records:
+        marks = evaluation_points(records, events)
+        curve = draw_curve(reward_points(records), marks=marks, title="reward, and evaluation (marked)")
+        console.print(curve, highlight=False, markup=False)
+    for name, path in (("report", folder.report), ("picture", folder.picture), ("summary", folder.summary)):
+        console.print(f"{name:8}{path}", highlight=False, markup=False, soft_wrap=True)
     if outcome.finished:
         return 0
-    console.print(f"stopped at step {outcome.step}. To continue: areal train --resume {outcome.folder}")
+    console.print(
+        f"stopped at step {outcome.step}; to continue: areal train --resume {folder.root}", markup=False, soft_wrap=True
+    )
     return INTERRUPTED
 
 

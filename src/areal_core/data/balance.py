@@ -49,7 +49,7 @@ def microbatches(
     _check_budget(units, sizes, max_tokens, grouped=groups is not None)
     bins = first_fit_decreasing(sizes, max_tokens, min_bins)
     if algorithm == "kk":
-        fewest = max(min(min_bins, len(units)), -(-sum(sizes) // max_tokens))
+        fewest = max(min_bins, -(-sum(sizes) // max_tokens))
         tries = (largest_differencing(sizes, num_bins) for num_bins in (fewest, len(bins)))
         bins = next((plan for plan in tries if _largest(sizes, plan) <= max_tokens and all(plan)), bins)
     return _rows(units, bins)

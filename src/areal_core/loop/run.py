@@ -27,6 +27,7 @@ from areal_core.loop.checkpoint import Progress, read_progress, restore
 from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.launch import make_scheduler, start_pool, start_train_group
 from areal_core.loop.learner import Learner
+from areal_core.loop.results import write_results
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.together import together
@@ -34,7 +35,7 @@ from areal_core.loop.train_loop import Parts, TrainLoop, View
 from areal_core.loop.weight_sync import WeightSync
 from areal_core.observe.events import EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
-from areal_core.observe.report import write_report
+from areal_core.observe.summary import RUN_ENDED, RUN_STARTED
 from areal_core.plugins.registry import Registry
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.pool import InferencePool
@@ -53,7 +54,7 @@ class Outcome:
 
     finished: bool
     step: int
-    folder: Path
+    folder: RunFolder
     summary: Mapping[str, Any]  # Any: as `summary.json`
 
 
@@ -85,7 +86,14 @@ class Run:
 
     async def _recorded(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> Outcome:
         """Run, and whatever happens write down how it ended."""
-        events.write("started", version=progress.version, resumed=checkpoint is not None)
+        events.write(
+            RUN_STARTED,
+            version=progress.version,
+            resumed=checkpoint is not None,
+            max_staleness=self._config.rollout.max_staleness,
+            train_backend=str(self._plan.role("actor").backend),
+            infer_backend=str(self._plan.role("rollout").backend),
+        )
         status, error = "failed", ""
         try:
             version = await self._supervised(events, checkpoint, progress)
@@ -97,9 +105,9 @@ class Run:
             error = f"{type(exc).__name__}: {exc}"
             raise
         finally:
-            events.write("ended", status=status, error=error)
-            summary = write_report(self._folder.root, self._plan_facts(), status=status, error=error)
-        return Outcome(finished=status == "finished", step=version, folder=self._folder.root, summary=summary)
+            events.write(RUN_ENDED, status=status, **({"error": error} if error else {}))
+            summary = write_results(self._folder, self._plan, events, status)
+        return Outcome(finished=status == "finished", step=version, folder=self._folder, summary=summary)
 
     async def _supervised(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int:
         """Start the fleet, train, and close everything in the reverse order."""
@@ -249,10 +257,6 @@ class Run:
 
     def _imports(self) -> tuple[str, ...]:
         return tuple(str(Path(file).absolute()) for file in self._config.imports)
-
-    def _plan_facts(self) -> dict[str, str]:
-        roles = {role.role: f"{role.backend} on {role.device}, {role.dtype}" for role in self._plan.roles}
-        return {**roles, "model": str(self._config.model.path), "steps": str(self._config.steps)}
 
 
 async def _guarded(work: Coroutine[Any, Any, int], supervisor: Supervisor) -> int:

@@ -57,6 +57,16 @@ class RunFolder:
         """Return the numbers of the finished run."""
         return self.root / "summary.json"
 
+    @property
+    def report(self) -> Path:
+        """Return the page about the run."""
+        return self.root / "report.html"
+
+    @property
+    def picture(self) -> Path:
+        """Return the reward curve."""
+        return self.root / "reward.png"
+
     @contextmanager
     def held(self, *, resume: bool, archive: bool = False) -> Iterator[None]:
         """Own the folder for the length of the block; the end of the process ends it too.

@@ -11,8 +11,8 @@ Does not know: how any part does its work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -26,6 +26,7 @@ from areal_core.loop.step_record import StepTimes, Totals, infer_totals, stalene
 from areal_core.loop.weight_sync import WeightSync, WeightUpdate
 from areal_core.observe.events import EventLog
 from areal_core.observe.metrics import MetricsStream
+from areal_core.observe.summary import EVALUATED
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import Group
 from areal_core.rollout.pool import InferencePool
@@ -36,8 +37,8 @@ T = TypeVar("T")
 class View(Protocol):
     """Who watches a run: the terminal, or nobody."""
 
-    def step(self, record: dict[str, object]) -> None:
-        """Show one finished step; the record is what `metrics.jsonl` got."""
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Show one finished step. Any: what `metrics.jsonl` got."""
 
     def note(self, text: str) -> None:
         """Show one line that is not a step."""
@@ -111,7 +112,7 @@ class TrainLoop:
         generated, infer_busy_s = infer_totals(list((await self._parts.pool.status()).values()))
         base, last = self._base, self._totals
         self._totals = Totals(
-            seconds=last.seconds + times.total,
+            seconds=last.seconds + times.total + times.seconds["eval_s"],
             episodes_trained=last.episodes_trained + sum(len(group.episodes) for group in groups),
             tokens_trained=last.tokens_trained + update.num_tokens,
             tokens_generated=base.tokens_generated + generated,
@@ -130,7 +131,7 @@ class TrainLoop:
         if self._parts.evaluator is None:
             return None
         score = await self._parts.evaluator.score(self._parts.executor)
-        self._parts.events.write("evaluated", version=version, reward=score)
+        self._parts.events.write(EVALUATED, version=version, reward=score)
         self._parts.view.note(f"version {version}: evaluation reward {score:.3f}")
         return score
 

@@ -99,7 +99,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a record; `{"a": {"b": 1}}` becomes `{"a/b": 1.0}`. Any: other values are left out."""
+    """Return the finite numbers of a record; `{"a": {"b": 1}}` gives `{"a/b": 1.0}`. Any: the rest is left out."""
     values: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):

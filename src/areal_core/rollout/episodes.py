@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import frozen
 
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import ArealError, EpisodeFailed, NoReplica
@@ -62,47 +62,62 @@ class EpisodeOrder:
     sampling: SamplingParams | None = None
 
 
-@frozen(kw_only=True)
 class EpisodeRunner:
-    """Run episodes. `retries` counts further tries after a retryable error; `timeout_s` bounds all tries together."""
+    """Run episodes, each in a session of its own per try. One per executor."""
 
-    workflow: RolloutWorkflow
-    sessions: SessionSource
-    retries: int
-    timeout_s: float
-    on_event: EventSink = field(default=ignore_event)
+    def __init__(
+        self,
+        *,
+        workflow: RolloutWorkflow,
+        sessions: SessionSource,
+        retries: int,
+        timeout_s: float,
+        on_event: EventSink = ignore_event,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            retries: further tries after a retryable error, with the same seeds.
+            timeout_s: bounds all tries of one episode together.
+        """
+        self.num_generated = 0
+        """Tokens of every session so far, of rejected, failed and repeated tries too."""
+        self.on_event = on_event
+        self._workflow = workflow
+        self._sessions = sessions
+        self._retries = retries
+        self._timeout_s = timeout_s
 
     async def run(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
-        """Return the episode, None if the workflow rejected the row; and how many tokens were generated for it.
+        """Return the episode, None if the workflow rejected the row; and how many tokens its last try generated.
 
         Raises:
             EpisodeFailed: the workflow raised, hung, or returned something that cannot be trained on.
             NoReplica: no episode can be made any more, by anyone.
         """
         try:
-            async with asyncio.timeout(self.timeout_s) as deadline:
+            async with asyncio.timeout(self._timeout_s) as deadline:
                 return await self._tries(order)
         except TimeoutError as exc:
             if not deadline.expired():
                 raise
             raise EpisodeFailed(
-                f"episode {_name(order)} was not done after {self.timeout_s:g} s",
+                f"episode {_name(order)} was not done after {self._timeout_s:g} s",
                 why="the workflow waits for something that does not come",
                 fix="bound the waits in the workflow, or raise the time an episode may take",
             ) from exc
 
     async def _tries(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
-        num_generated = 0
-        for attempt in range(self.retries + 1):
-            session = self.sessions.open(
+        for attempt in range(self._retries + 1):
+            session = self._sessions.open(
                 task_id=order.task_id,
                 name=f"{order.task_id}{order.tag}#{order.member}.{attempt}",
                 seed_name=order.seed_name,
                 sampling=order.sampling,
             )
             try:
-                result = await self.workflow.arun_episode(session, order.row)
-                return _episode(result, order), num_generated + session.num_generated
+                result = await self._workflow.arun_episode(session, order.row)
+                return _episode(result, order), session.num_generated
             except NoReplica:
                 raise
             except asyncio.CancelledError:
@@ -110,11 +125,11 @@ class EpisodeRunner:
                     raise
                 raise _failed(order, RuntimeError("the workflow cancelled itself")) from None
             except Exception as exc:
-                if not getattr(exc, "retryable", False) or attempt == self.retries:
+                if not getattr(exc, "retryable", False) or attempt == self._retries:
                     raise _failed(order, exc) from exc
                 self.on_event("episode_retried", task_id=order.task_id, member=order.member, error=str(exc))
             finally:
-                num_generated += session.num_generated
+                self.num_generated += session.num_generated
                 await session.close()
         raise AssertionError("the last try returns or raises")
 

@@ -174,7 +174,7 @@ class RolloutExecutor:
             dropped=counts.dropped,
             evaluated=counts.evaluated,
             evaluations_rejected=counts.evaluations_rejected,
-            tokens_generated=counts.tokens_generated,
+            tokens_generated=self._runner.num_generated,
             reward_sum=counts.reward_sum,
             episodes_consumed=counts.episodes_consumed,
             max_staleness_seen=counts.max_staleness_seen,
@@ -213,7 +213,6 @@ class RolloutExecutor:
         try:
             group = await run_group(self._runner, task, self._config.group_size)
             if group is not None and self._accept is not None and not self._accept(group.episodes):
-                self._counts.tokens_generated += group.num_generated
                 group = None
             if group is None:
                 self._reject(task)
@@ -233,7 +232,6 @@ class RolloutExecutor:
             self._changed.set()
 
     def _finish(self, group: Group) -> None:
-        self._counts.tokens_generated += group.num_generated
         self._rejected_in_a_row = 0
         if self._gate.finish(group.task.index, group.oldest_version):
             self._buffer.put(group.task.index, group)
@@ -310,8 +308,7 @@ class RolloutExecutor:
         task_id = TaskId(f"eval/{index}")
         order = EpisodeOrder(task_id=task_id, member=0, row=row, seed_name=task_id, tag=f"@{number}", sampling=sampling)
         async with limit:
-            episode, num_generated = await self._runner.run(order)
-        self._counts.tokens_generated += num_generated
+            episode, _ = await self._runner.run(order)
         self._counts.evaluated += episode is not None
         self._counts.evaluations_rejected += episode is None
         return episode

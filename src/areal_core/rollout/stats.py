@@ -36,7 +36,7 @@ class RolloutStats:
     """Evaluation episodes."""
     evaluations_rejected: int
     tokens_generated: int
-    """Of finished episodes, evaluation included."""
+    """Of every try that ended, rejected, failed and evaluation ones too."""
     reward_sum: float
     """Over consumed episodes; each counts the mean of its trajectories."""
     episodes_consumed: int
@@ -58,7 +58,6 @@ class Counts:
     dropped: int = 0
     evaluated: int = 0
     evaluations_rejected: int = 0
-    tokens_generated: int = 0
     reward_sum: float = 0.0
     episodes_consumed: int = 0
     max_staleness_seen: int = 0

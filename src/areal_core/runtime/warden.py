@@ -17,6 +17,7 @@ import signal
 import sys
 
 LOOK_S = 0.1
+_MAX_DESCRIPTORS = 4096
 _PR_SET_PDEATHSIG = 1
 
 
@@ -64,8 +65,9 @@ def _guard(worker: int, lifeline: int) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        os.closerange(0, lifeline)
-        os.closerange(lifeline + 1, 4096)
+        if lifeline:  # an empty range closes everything in some versions of Python
+            os.closerange(0, lifeline)
+        os.closerange(lifeline + 1, _MAX_DESCRIPTORS)
         while os.getppid() == worker:
             if select.select([lifeline], [], [], LOOK_S)[0] and not os.read(lifeline, 4096):
                 break

@@ -52,11 +52,9 @@ def hub(config: HubConfig) -> LazyRows:
 
     Raises:
         EngineMissing: the `datasets` library is not installed.
-        DatasetError: the data set or its split cannot be loaded, or lacks a column.
+        DatasetError: the data set or its split cannot be loaded or has no rows, or lacks a column.
     """
     records = _records(config)
-    if len(records) == 0:
-        raise DatasetError(f"split {config.split!r} of {config.path} has no rows")
     check_columns(config, records.column_names, f"{config.path}[{config.split}]")
     size = min(config.limit or len(records), len(records))
     return LazyRows(size, lambda index: shaped(config, records[index], f"{config.path}[{config.split}]:{index}"))

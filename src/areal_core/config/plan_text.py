@@ -1,0 +1,56 @@
+"""A plan as people read it: who runs where, from which weights, with how much memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from areal_core.config.plan import Plan, RolePlan
+
+_HEADINGS = ("role", "backend", "ranks", "device", "dtype", "model", "memory each")
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return the resolved plan as aligned plain text, warnings last."""
+    config, rollout = plan.config, plan.config.rollout
+    lines = _aligned([_HEADINGS, *(_row(role) for role in plan.roles)])
+    pause = plan.pause.value if plan.pause else "none"
+    lines.append("")
+    lines.append(
+        f"{config.steps} steps of {rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
+        f"max staleness {rollout.max_staleness} ({rollout.staleness_policy.value}), objective {plan.objective.name}, "
+        f"weights by {config.weight_sync.transport}, pause {pause}"
+    )
+    lines += [f"warning: {warning}" for warning in plan.warnings]
+    return "\n".join(lines)
+
+
+def _row(role: RolePlan) -> tuple[str, ...]:
+    ranks = role.num_workers * role.devices_per_worker
+    return (
+        role.role,
+        str(role.backend),
+        str(role.num_workers),
+        role.device if role.device == "cpu" else f"{ranks} {role.device}",
+        role.dtype,
+        f"{role.model.architecture} {_count(role.model.num_parameters)}",
+        f"{_bytes(role.memory_per_worker)} + activations or cache",
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number} B"
