@@ -27,6 +27,14 @@ def test_decoding_undoes_encoding(text: str) -> None:
     assert TOKENIZER.decode(ids) == text
 
 
+def test_line_breaks_are_characters_too() -> None:
+    """Two of them are two tokens, not one unknown piece."""
+    tokenizer = character_tokenizer("a\n")
+
+    assert tokenizer.encode("\n\na") == [4, 4, 3]
+    assert tokenizer.decode([4, 4, 3]) == "\n\na"
+
+
 def test_special_tokens_are_dropped_when_asked() -> None:
     """Pad, end and unknown vanish from the text a reward sees."""
     ids = [0, *TOKENIZER.encode("enots"), 1, 0]

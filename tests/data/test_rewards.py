@@ -52,6 +52,7 @@ def test_part_of_the_answer_scores_part_unless_exact() -> None:
     assert score(EXACT_GYM, partial, row) == 0.0
     assert score(GYM, row["answer"].upper(), row) == 1.0, "the scorer ignores case"
     assert score(EXACT_GYM, row["answer"].upper(), row) == 0.0
+    assert score(EXACT_GYM, "wrong", {**row, "answer": "wrong"}) == 0.0, "the scorer has the last word"
 
 
 @pytest.mark.parametrize("stop_reason", [StopReason.LENGTH, StopReason.ABORTED])

@@ -58,7 +58,13 @@ def records() -> Records:
 def events() -> Records:
     """What such a run says besides."""
     return [
-        {"time": 1000.0, "kind": "run_started", "max_staleness": 2, "train_backend": "fsdp:d1", "infer_backend": "x:d1"},
+        {
+            "time": 1000.0,
+            "kind": "run_started",
+            "max_staleness": 2,
+            "train_backend": "fsdp:d1",
+            "infer_backend": "x:d1",
+        },
         {"time": 1001.0, "kind": "evaluated", "version": 0, "reward": 0.02},
         {"time": 1040.0, "kind": "episode_failed", "error": "RewardFailed: <b>nan</b>\n  at step 3"},
         {"time": 1080.0, "kind": "run_ended", "status": "finished"},

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from areal_core.contract.errors import PluginError
-from areal_core.plugins.catalogue import OFFICIAL
+from areal_core.plugins.catalogue import CORE, OFFICIAL
 from areal_core.plugins.discovery import Entry, discover
 from areal_core.plugins.registry import Registry
 
+ROOT = Path(__file__).parents[2]
 OURS = {distribution for names in OFFICIAL.values() for distribution in names.values()}
 HEAVY = (
     "torch",
@@ -63,6 +67,19 @@ def test_our_factories_and_configs_are_where_the_manifest_says(entry: Entry) -> 
     targets = [manifest.factory, *([manifest.config] if manifest.config else [])]
 
     assert [target for target in targets if find_spec(target.partition(":")[0]) is None] == []
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.group}:{e.name}")
+def test_the_extra_in_the_pip_command_exists(entry: Entry) -> None:
+    """A manifest with requirements names an extra of its own distribution that brings them."""
+    manifest = Registry(environ={}).describe(entry.group.removeprefix("areal."), entry.name)
+    folder = ROOT if entry.distribution == CORE else ROOT / "plugins" / entry.distribution.replace("-", "_")
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    extras = project.get("optional-dependencies", {})
+    base = {Requirement(text).name for text in project["dependencies"]}
+
+    if {Requirement(text).name for text in manifest.requires} - base:
+        assert manifest.extra in extras
 
 
 def test_our_names_are_in_the_catalogue() -> None:

@@ -27,6 +27,7 @@ def scripted(prompt, completion, completion_ids, stop_reason, row):
     if completion == "hang":
         time.sleep(1000)
     if completion == "exit":
+        time.sleep(0.1)  # the pool tells a crash from a timeout only once it saw the call begin
         os._exit(3)
     if completion == "raise":
         raise KeyError("answer")
@@ -78,7 +79,7 @@ def test_every_way_a_reward_can_end(user_file: str) -> None:
 
     async def test() -> None:
         target = RewardTarget(name="scripted", options={}, imports=(user_file,))
-        pool = RewardPool(target, workers=1, timeout_s=0.3)
+        pool = RewardPool(target, workers=1, timeout_s=1.0)
         await pool.start()
         names = ("abc", "raise", "exit", "abcd")
         good, raised, crashed, after = await asyncio.gather(*(pool.score(value(name)) for name in names))
@@ -97,6 +98,28 @@ def test_every_way_a_reward_can_end(user_file: str) -> None:
         assert hung.status == RewardStatus.TIMEOUT
         assert killed
         assert (after.value, last.value) == (4.5, 5.5)
+
+    asyncio.run(test())
+
+
+def test_one_bad_completion_does_not_spoil_the_trip_it_travels_with(user_file: str) -> None:
+    """Quick rewards travel together; when one of them hangs, the others still get their own answers."""
+
+    async def test() -> None:
+        pool = RewardPool(RewardTarget(name="scripted", options={}, imports=(user_file,)), timeout_s=1.0)
+        await pool.start()
+        for _ in range(60):  # the pool learns that these are quick
+            await pool.score(value("warm"))
+        names = ["a", "hang", "aaa"]
+        results = await asyncio.gather(*(pool.score(value(name)) for name in names))
+        given_up = asyncio.ensure_future(pool.score(value("hang")))
+        await asyncio.sleep(0)
+        await pool.close()
+
+        assert [result.value for result in results] == [1.5, None, 3.5]
+        assert results[1].status == RewardStatus.TIMEOUT
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
 
     asyncio.run(test())
 

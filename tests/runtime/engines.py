@@ -1,4 +1,4 @@
-"""A user's file with two torch-free engines whose requests say how to behave. Read by workers through `imports`."""
+"""A user's file with a torch-free engine whose requests say how to behave. Read by workers through `imports`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import ctypes
 import os
 import subprocess
 import sys
-import threading
-import time
 
 from attrs import frozen
 
-from areal_core.contract import EngineInfo, EngineStatus, Generation, RankContext, StopReason, Sum, TrainReport
+from areal_core.contract import EngineInfo, EngineStatus, Generation, StopReason
 from areal_core.contract.errors import PromptTooLong
-from areal_core.plugins.marks import Mark, objective
+from areal_core.plugins.marks import Mark
 
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PROBE")
 
@@ -85,57 +83,4 @@ class ProbeInference:
         print("closed in good order", flush=True)
 
 
-class ProbeTrain:
-    """Counts its calls and tells on which thread they ran; the objective's config says how long a step takes."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.log: list[str] = []
-
-    def start(self, spec, rank: RankContext):
-        self.rank = rank
-        return EngineInfo(
-            engine="probe",
-            engine_version="1",
-            device="cpu",
-            num_parameters=0,
-            context_length=9,
-            data_rank=rank.rank,
-            details={"thread": threading.current_thread().name},
-        )
-
-    def train_step(self, batch, objective):
-        time.sleep(objective.seconds)
-        self.log.append(f"{threading.current_thread().name}:{len(self.log)}")
-        return TrainReport(
-            loss=float(len(self.log)),
-            grad_norm=0.0,
-            lr=0.0,
-            stepped=True,
-            num_microbatches=1,
-            num_tokens=0,
-            seconds=objective.seconds,
-            metrics={"version": Sum(value=float(self.version), weight=1.0), self.log[-1]: Sum(value=1.0, weight=1.0)},
-        )
-
-    def save_state(self, path):
-        path.write_text("state")
-
-    def close(self):
-        print("closed in good order", flush=True)
-
-
-class ProbeObjective:
-    """An objective that takes a while."""
-
-    seconds = 0.0
-
-
-@objective("slow_probe")
-class SlowObjective(ProbeObjective):
-    seconds = 1.0
-
-
 ProbeInference.__areal__ = (Mark("infer", "probe", ProbeConfig),)
-ProbeTrain.__areal__ = (Mark("train", "probe"),)
-ProbeObjective.__areal__ = (Mark("objective", "probe"),)

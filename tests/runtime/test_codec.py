@@ -139,6 +139,7 @@ def test_received_tensors_are_always_writable(offset: int, readonly: bool) -> No
     tensor = decode([header, frame])
 
     assert tensor.add_(1).tolist() == [1, 2, 3, 4, 5]
+    assert tensor.data_ptr() % 8 == 0
     assert readonly or offset or padded[0] == 1, "a writable aligned frame is used in place"
 
 
@@ -310,6 +311,22 @@ def test_a_tensor_cannot_claim_more_than_its_frame() -> None:
 
     with pytest.raises(CodecError, match="4 bytes"):
         decode([header, b"\0\0\0\0"])
+
+
+@pytest.mark.parametrize("index", [0, -1, 2, True, "1"])
+def test_a_tensor_names_a_frame_of_its_own(index: object) -> None:
+    """The header is no tensor, and no frame is counted from the end."""
+    header = msgspec.msgpack.encode([8, "uint8", [len(msgspec.msgpack.encode([8, "uint8", [9], index]))], index])
+
+    with pytest.raises(CodecError, match="names frame"):
+        decode([header, bytes(len(header))])
+
+
+@pytest.mark.parametrize("tag", [0, 1])
+def test_a_flat_sequence_holds_scalars_only(tag: int) -> None:
+    """What claims to be flat is not looked into again, so nothing may hide in it."""
+    with pytest.raises(CodecError, match="flat"):
+        decode([msgspec.msgpack.encode([tag, [1, [8, "uint8", [1], 1]]])])
 
 
 def test_plain_messages_need_no_torch() -> None:

@@ -22,6 +22,7 @@ from areal_core.data.batch import Batch
 from areal_core.testing.batches import make_batch
 from areal_core.testing.memory_weights import MemorySink
 from areal_core.testing.objectives import PolicyGradient, ValueRegression
+from areal_core.training.trainer import running
 from areal_core.weights.fingerprint import fingerprint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
@@ -89,7 +90,7 @@ def report(engine: FSDPEngine, batch: Batch, objective: Any = None) -> dict[str,
 
 
 def weights(engine: FSDPEngine) -> dict[str, str]:
-    sink = MemorySink() if engine._group.rank == 0 else None
+    sink = MemorySink() if running(engine._trainer).group.rank == 0 else None
     engine.send_weights(sink, 1)
     return {name: fingerprint(tensor) for name, tensor in sink.tensors.items()} if sink else {}
 
@@ -141,7 +142,7 @@ def value_head(run: Runner) -> dict[str, Any]:
 def half_precision(run: Runner) -> dict[str, Any]:
     engine = run.engine(FSDPConfig(wrap="layer"), dtype="bfloat16")
     out: dict[str, Any] = {"steps": [report(engine, run.shard())]}
-    out["local_dtype"] = str(next(iter(engine._optimizer.moments["exp_avg"].values())).dtype)
+    out["local_dtype"] = str(next(iter(running(engine._trainer).state.optimizer.moments["exp_avg"].values())).dtype)
     out["sent"] = weights(engine)
     engine.close()
     return out

@@ -18,7 +18,7 @@ from rich.table import Table
 from areal_core.contract.errors import ContractMismatch, DuplicateName, ManifestError
 from areal_core.plugins.claims import Claim, Support
 from areal_core.plugins.discovery import Discovery
-from areal_core.plugins.inventory import Row, count_claims, inventory, plain
+from areal_core.plugins.inventory import Row, inventory, plain
 from areal_core.plugins.lookup_errors import not_found_anywhere
 from areal_core.plugins.registry import Registry, default_registry
 
@@ -64,7 +64,8 @@ def show(registry: Registry, console: Console, *, name: str | None, role: str | 
 def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("role", "name", "distribution", "contract", "devices", "claims", "here"):
-        table.add_column(column, no_wrap=column in ("role", "name", "distribution"))
+        width = 15 if column == "distribution" else None
+        table.add_column(column, no_wrap=column not in ("distribution", "devices"), min_width=width)
     for row in rows:
         contract = ".".join(map(str, row.manifest.contract)) if row.manifest else "?"
         devices = " ".join(row.manifest.devices) if row.manifest else "?"
@@ -73,31 +74,33 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _claims(row: Row) -> str:
+    """Return how many of the abilities it speaks of it claims; `areal backends NAME` shows which."""
     if row.manifest is None:
         return "?"
-    counts = count_claims(row.manifest)
-    return ", ".join(f"{count} {_ANSWERS[support]}" for support, count in counts.items() if count) or "-"
+    answers = row.manifest.claims.values()
+    return f"{sum(claim.claimed for claim in answers)} of {len(answers)}" if answers else "-"
 
 
 def _state(row: Row) -> str:
     if row.error is not None:
         return f"[red]{_FAULTS.get(type(row.error), 'broken')}[/]"
     assert row.probe is not None
-    return "[green]ok[/]" if row.probe.ok else f"[yellow]{escape(row.probe.summary)}[/]"
+    if row.probe.ok:
+        return "[green]ok[/]"
+    return "[yellow]no engine[/]" if row.probe.missing else "[yellow]no device[/]"
 
 
 def _footnotes(rows: Sequence[Row], discovery: Discovery, console: Console) -> None:
-    """Print errors and fixes below the table, where there is room for them, each fix once."""
-    fixes: dict[str, list[str]] = {}
+    """Print what is wrong and the fixes below the table, where there is room for them."""
+    lines = []
     for row in rows:
         if row.error is not None:
             console.print(f"\n{type(row.error).__name__}: {row.error}", markup=False, highlight=False, soft_wrap=True)
-        elif row.probe is not None and row.probe.fix:
-            fixes.setdefault(row.probe.fix, []).append(row.name)
-    if fixes:
-        console.print()
-    for fix, names in fixes.items():
-        console.print(f"for {', '.join(names)}: {fix}", markup=False, highlight=False, soft_wrap=True)
+        elif row.probe is not None and not row.probe.ok:
+            fix = f"; {row.probe.fix}" if row.probe.fix else ""
+            lines.append(f"{row.role} {row.name}: {row.probe.summary}{fix}")
+    if lines:
+        console.print("\n" + "\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     if discovery.hidden:
         hidden = ", ".join(sorted({entry.name for entry in discovery.hidden}))
         console.print(f"\nleft out by AREAL_PLUGINS: {hidden}", markup=False, highlight=False, soft_wrap=True)
@@ -115,7 +118,7 @@ def _details(row: Row, console: Console) -> None:
     console.print(f"contract {'.'.join(map(str, row.manifest.contract))}, devices {' '.join(row.manifest.devices)}")
     if row.probe is not None:
         found = ", ".join(f"{name} {version}" for name, version in row.probe.versions.items())
-        console.print(f"here: {_state(row)}" + (f"  ({escape(found)})" if found else ""), soft_wrap=True)
+        console.print(f"here: {escape(row.probe.summary)}" + (f"  ({escape(found)})" if found else ""), soft_wrap=True)
         if row.probe.fix:
             console.print(escape(row.probe.fix), soft_wrap=True)
     if row.manifest.claims:

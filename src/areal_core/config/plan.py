@@ -88,7 +88,10 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     warnings = [
         *_check_rollout(config, roles[-1]),
         *check_algorithm(
-            config.algorithm, has_reference=config.reference is not None, has_critic=config.critic is not None
+            config.algorithm,
+            has_reference=config.reference is not None,
+            has_critic=config.critic is not None,
+            max_new_tokens=config.rollout.sampling.max_new_tokens,
         ),
     ]
     objective = objective_spec(config.algorithm)

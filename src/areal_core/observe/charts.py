@@ -38,7 +38,7 @@ def line_chart(
         return '<p class="none">not measured</p>'
     xs, ys = [x for x, _ in everything], [y for _, y in everything]
     x_ticks = _ticks(min(xs), max(xs), 6)
-    y_ticks = [0.0, 0.25, 0.5, 0.75, 1.0] if percent else _ticks(min(0.0, min(ys)) if zero else min(ys), max(ys), 5)
+    y_ticks = [0.0, 0.25, 0.5, 0.75, 1.0] if percent else _ticks(min(0.0, min(ys)) if zero else min(ys), max(ys), 7)
     x_of = _scale(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT)
     y_of = _scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), _HEIGHT - _BOTTOM, _TOP)
     parts = [_axes(x_ticks, y_ticks, x_of, y_of, x_label, percent)]

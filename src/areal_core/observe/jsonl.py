@@ -50,23 +50,21 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file; a last line torn by a crash, and a file that is not there, are no error.
+    """Yield the objects of a file, up to the last line that is whole: one without its newline was torn by a crash.
+
+    A file that is not there holds nothing. Any: the writer's fields.
 
     Raises:
-        StorageError: a line before the last is not a json object; names the line.
+        StorageError: a whole line is not json; names the line.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return
     for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
         try:
             record = json.loads(line)
         except ValueError as error:
-            if number == len(lines):
-                return
             raise StorageError(f"line {number} of {path} is not json", why=str(error)) from error
         yield record
 

@@ -81,7 +81,7 @@ def render_report(
         _failures(events),
         _text("Plan", plan),
         _table("Versions", versions),
-        _table("Summary", {name: _shown(value) for name, value in summary.items()}),
+        _table("Summary", {name: str(value) for name, value in summary.items()}),
         _text("Configuration", config),
     ]
     return (
@@ -187,7 +187,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
     tiles = [
         ("reward", f"{_shown(summary.get('reward_first'))} → {_shown(summary.get('reward_last'))}"),
         ("evaluation", f"{_shown(summary.get('eval_first'))} → {_shown(summary.get('eval_last'))}"),
-        ("steps", f"{summary.get('steps', 0)} in {_shown(summary.get('seconds'))} s"),
+        ("steps", f"{summary.get('steps', 0)} in {summary.get('seconds', 0.0):.0f} s"),
         (
             "staleness",
             f"{_shown(summary.get('max_staleness_seen'))} of {_shown(summary.get('max_staleness_configured'))} allowed",
@@ -260,4 +260,4 @@ def _share(value: object) -> str:
 def _shown(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -36,5 +36,6 @@ summary{cursor:pointer;font-weight:600}
 table{border-collapse:collapse;width:100%;margin-top:8px}
 th,td{text-align:left;padding:3px 12px 3px 0;vertical-align:top;border-top:1px solid var(--edge);font-weight:400}
 th{color:var(--dim);width:1%;white-space:nowrap}
+td{width:1%;white-space:nowrap}td:last-child{width:auto;white-space:normal;overflow-wrap:anywhere}
 pre{margin:8px 0 0;overflow-x:auto;font:13px/1.45 ui-monospace,monospace}td pre{margin:0;white-space:pre-wrap}
 """

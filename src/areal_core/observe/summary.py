@@ -113,7 +113,7 @@ def idle_share(earlier: Record, later: Record, busy: str) -> float | None:
     seconds = later.get("wall_s", 0.0) - earlier.get("wall_s", 0.0)
     if busy not in later or seconds <= 0:
         return None
-    return min(1.0, max(0.0, 1.0 - (later[busy] - earlier.get(busy, 0.0)) / seconds))
+    return min(1.0, max(0.0, 1.0 - float(later[busy] - earlier.get(busy, 0.0)) / float(seconds)))
 
 
 def rate(earlier: Record, later: Record, count: str) -> float | None:

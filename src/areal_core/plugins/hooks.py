@@ -44,8 +44,8 @@ class Command:
 class MetricSink(Protocol):
     """Takes the metrics of every optimizer step; lives in the controller process."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take one step's metrics. Called in order of steps; must not block for long."""
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take one step's values by metric name. Called in order of steps; must not block for long."""
 
     def close(self) -> None:
         """Flush and let go; called once, also after an error."""

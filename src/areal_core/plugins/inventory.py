@@ -9,7 +9,6 @@ from __future__ import annotations
 from attrs import frozen
 
 from areal_core.contract.errors import PluginError
-from areal_core.plugins.claims import Support
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.probe import Probe
 from areal_core.plugins.registry import Registry
@@ -74,11 +73,6 @@ def plain(row: Row) -> dict[str, object]:
             "fix": error.fix,
         }
     return data
-
-
-def count_claims(manifest: Manifest) -> dict[Support, int]:
-    """Return how many abilities are claimed fully, conditionally, not yet, and never."""
-    return {support: sum(c.support is support for c in manifest.claims.values()) for support in Support}
 
 
 def _row(registry: Registry, role: str, name: str, origin: str) -> Row:

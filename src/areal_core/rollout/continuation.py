@@ -39,13 +39,15 @@ class Continuation:
         return len(self._parts)
 
     def next_request(self) -> GenerationRequest:
-        """Return what to ask for now: prompt and tokens so far, the rest of the budget, a request id of its own."""
+        """Return what to ask for now: prompt and tokens so far, the rest of the budget, an id not used before."""
         self._num_calls += 1
+        if self._num_calls == 1:
+            return self._request
         request, done = self._request, len(self._ids)
         sampling = request.sampling
         return evolve(
             request,
-            request_id=RequestId(f"{request.request_id}.{self._num_calls}"),
+            request_id=RequestId(f"{request.request_id}+{self._num_calls - 1}"),
             input_ids=(*request.input_ids, *self._ids),
             sampling=evolve(sampling, max_new_tokens=sampling.max_new_tokens - done) if done else sampling,
             num_prior=request.num_prior + done,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from attrs import frozen
@@ -78,7 +79,7 @@ class EpisodeRunner:
 
         Args:
             retries: further tries after a retryable error, with the same seeds.
-            timeout_s: bounds all tries of one episode together.
+            timeout_s: bounds what is awaited under `deadline`.
         """
         self.num_generated = 0
         """Tokens of every session so far, of rejected, failed and repeated tries too."""
@@ -92,22 +93,9 @@ class EpisodeRunner:
         """Return the episode, None if the workflow rejected the row; and how many tokens its last try generated.
 
         Raises:
-            EpisodeFailed: the workflow raised, hung, or returned something that cannot be trained on.
+            EpisodeFailed: the workflow raised, or returned something that cannot be trained on.
             NoReplica: no episode can be made any more, by anyone.
         """
-        try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
-                return await self._tries(order)
-        except TimeoutError as exc:
-            if not deadline.expired():
-                raise
-            raise EpisodeFailed(
-                f"episode {_name(order)} was not done after {self._timeout_s:g} s",
-                why="the workflow waits for something that does not come",
-                fix="bound the waits in the workflow, or raise the time an episode may take",
-            ) from exc
-
-    async def _tries(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
         for attempt in range(self._retries + 1):
             session = self._sessions.open(
                 task_id=order.task_id,
@@ -132,6 +120,25 @@ class EpisodeRunner:
                 self.num_generated += session.num_generated
                 await session.close()
         raise AssertionError("the last try returns or raises")
+
+    @asynccontextmanager
+    async def deadline(self, task_id: TaskId) -> AsyncIterator[None]:
+        """Bound everything awaited inside: all members of a group, with all their tries.
+
+        Raises:
+            EpisodeFailed: the time is over.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s) as scope:
+                yield
+        except TimeoutError as exc:
+            if not scope.expired():
+                raise
+            raise EpisodeFailed(
+                f"the episodes of {task_id} were not done after {self._timeout_s:g} s",
+                why="a workflow waits for something that does not come",
+                fix="bound the waits in the workflow, or raise the time an episode may take",
+            ) from exc
 
 
 def _being_cancelled() -> bool:

@@ -192,8 +192,8 @@ class RolloutExecutor:
         this = asyncio.current_task()
         tasks: list[asyncio.Task[Any]] = [*self._running.values(), *self._evaluations]  # Any: results are not looked at
         tasks = [task for task in tasks if task is not this]
-        for task in tasks:
-            task.cancel()
+        for evaluation in self._evaluations:
+            evaluation.cancel()
         if not tasks:
             return
         _, pending = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
@@ -307,7 +307,7 @@ class RolloutExecutor:
     ) -> Episode | None:
         task_id = TaskId(f"eval/{index}")
         order = EpisodeOrder(task_id=task_id, member=0, row=row, seed_name=task_id, tag=f"@{number}", sampling=sampling)
-        async with limit:
+        async with limit, self._runner.deadline(task_id):
             episode, _ = await self._runner.run(order)
         self._counts.evaluated += episode is not None
         self._counts.evaluations_rejected += episode is None

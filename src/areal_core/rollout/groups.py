@@ -54,7 +54,7 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Group
         for member in range(group_size)
     ]
     try:
-        async with asyncio.TaskGroup() as scope:
+        async with runner.deadline(task.task_id), asyncio.TaskGroup() as scope:
             members = [scope.create_task(_member(runner, order)) for order in orders]
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
@@ -74,7 +74,7 @@ async def _member(runner: EpisodeRunner, order: EpisodeOrder) -> tuple[Episode, 
     episode, num_generated = await runner.run(order)
     if episode is None:
         raise _Rejected
-    oldest = episode.oldest_version
+    oldest, newest = version_range(episode)
     runner.on_event(
         "episode_finished",
         task_id=order.task_id,
@@ -82,11 +82,20 @@ async def _member(runner: EpisodeRunner, order: EpisodeOrder) -> tuple[Episode, 
         reward=episode_reward(episode),
         tokens=num_generated,
         oldest_version=oldest,
-        newest_version=episode.newest_version,
+        newest_version=newest,
         stop_reasons=[str(trajectory.stop_reason) for trajectory in episode.trajectories],
         metrics=dict(episode.metrics),
     )
-    return episode, num_generated, oldest if oldest >= 0 else None
+    return episode, num_generated, oldest
+
+
+def version_range(episode: Episode) -> tuple[int | None, int | None]:
+    """Return `oldest_version` and `newest_version` of an episode in one pass, None if it generated nothing."""
+    stamps = [trajectory.versions[trajectory.loss_mask] for trajectory in episode.trajectories]
+    ranges = [stamp.aminmax() for stamp in stamps if len(stamp)]
+    if not ranges:
+        return None, None
+    return min(int(low) for low, _ in ranges), max(int(high) for _, high in ranges)
 
 
 def episode_reward(episode: Episode) -> float:

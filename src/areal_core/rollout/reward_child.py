@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
@@ -102,6 +102,11 @@ def score(value: RewardInput) -> RewardResult:
     except Exception:
         result = RewardResult(value=None, status=RewardStatus.RAISED, detail=traceback.format_exc(limit=-8))
     return evolve(result, seconds=time.perf_counter() - began)
+
+
+def score_all(values: Sequence[RewardInput]) -> list[RewardResult]:
+    """Call `score` on each; one trip for many quick rewards."""
+    return [score(value) for value in values]
 
 
 def judge(returned: object) -> RewardResult:

@@ -65,9 +65,7 @@ class DevicePool:
                 fix=f"use fewer ranks or replicas, end what holds the others, or widen {VISIBLE[kind]}",
             )
         taken, self._free[kind] = free[:wanted], free[wanted:]
-        return [tuple(taken[start : start + per_worker]) for start in range(0, wanted, per_worker)] or [
-            ()
-        ] * num_workers
+        return [tuple(taken[rank * per_worker : (rank + 1) * per_worker]) for rank in range(num_workers)]
 
     def give_back(self, kind: str, devices: Sequence[Devices]) -> None:
         """Return what `take` gave, to be taken again."""

@@ -44,10 +44,13 @@ class Pulse:
         self._heard = asyncio.Event()
         self.silent_s = 0.0
 
-    async def first(self) -> None:
-        """Wait for the first answer, which proves that the worker holds its key."""
-        self._ping()
-        await self._heard.wait()
+    async def heard(self, within_s: float) -> bool:
+        """Tell whether the worker ever answered, which proves that it holds its key; wait at most `within_s`."""
+        if self._answered and not self._heard.is_set():
+            self._ping()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._heard.wait(), within_s)
+        return self._heard.is_set()
 
     def beat(self, now: float) -> None:
         """Account for the time since the last look and send the next ping."""

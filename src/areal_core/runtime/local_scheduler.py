@@ -78,6 +78,8 @@ class LocalScheduler:
 
     def poll(self, role: str) -> Sequence[WorkerStatus]:
         """Return the state of each worker of a role, in rank order; nothing for a role that does not run."""
+        if self._watch is not None and self._watch.done():
+            self._watch.result()  # a watch that broke must not look like workers that are well
         gang = self._gangs.get(role)
         return () if gang is None else tuple(worker.status() for worker in gang.workers)
 
@@ -138,6 +140,8 @@ class LocalScheduler:
         try:
             process = WorkerProcess(python, bootstrap, env, log_path)
         except OSError as exc:
+            if exc.filename == str(log_path):
+                raise StorageError(f"the log {log_path} cannot be written", why=str(exc)) from exc
             raise ResourceError(
                 f"worker {name} cannot be started with {python}", why=str(exc), fix="check the interpreter's path"
             ) from exc

@@ -19,6 +19,7 @@ from areal_core.runtime.supervise import failure
 
 Context = zmq.Context[zmq.Socket[bytes]]
 _REAP_S = 2.0
+_LOOK_S = 0.1
 
 
 class LocalWorker:
@@ -52,14 +53,15 @@ class LocalWorker:
         line = await self.process.ready_line()
         if not line:
             await self.process.exited(_REAP_S)
-            self._note_end()
             raise failure(self.status()) or WorkerDied(f"worker {self.id} closed its pipe while starting")
         ready = ready_from(line)
         if ready.error:
             raise ResourceError(f"worker {self.id} cannot serve this run", why=ready.error)
         self._client = RpcClient(self.id, host, connected(context, keys, self._public_key, host, ready.rpc_port))
         self._pulse = Pulse(connected(context, keys, self._public_key, host, ready.heartbeat_port), max_gap_s=max_gap_s)
-        await self._pulse.first()
+        while not await self._pulse.heard(within_s=_LOOK_S):
+            if (error := failure(self.status())) is not None:
+                raise error
         self._state = WorkerState.RUNNING
 
     def status(self) -> WorkerStatus:

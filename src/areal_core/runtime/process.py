@@ -48,7 +48,7 @@ class WorkerProcess:
         try:
             with log_path.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [python, "-m", "areal_core.runtime.worker_main"],
+                    [python, "-P", "-m", "areal_core.runtime.worker_main"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,

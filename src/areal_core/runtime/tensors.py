@@ -44,7 +44,7 @@ def memory(tensor: Tensor) -> memoryview:
         raise CodecError(f"a {tensor.layout} tensor on {tensor.device} does not travel", fix="make it dense")
     if tensor.numel() == 0:
         return memoryview(b"")
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     octets: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
     return octets
 

@@ -47,7 +47,7 @@ class Packing:
             cu_seqlens=batch.cu_seqlens,
             positions=batch.positions,
             predicted=batch.positions.nonzero().squeeze(1),
-            runs=tuple((len(list(run)), length) for length, run in groupby(lengths) if length),
+            runs=tuple((len(list(run)), length) for length, run in groupby(lengths)),
             max_length=max(lengths, default=0),
         )
 

@@ -87,6 +87,12 @@ def load_model(path: str, config: Any, head: Head) -> Model:
         raise ModelError(
             f"weights in {path!r} cannot be loaded", why=str(error), fix="copy the folder again"
         ) from error
+    if model._is_stateful or not model._supports_attention_backend:
+        raise ModelError(
+            f"model {path!r} ({type(model).__name__}) cannot keep packed sequences apart",
+            why="its layers carry a state along, or do not go through transformers' attention interface",
+            fix="choose a model that does: llama, qwen2, qwen3 and their MoE relatives do",
+        )
     missing = set(info["missing_keys"])
     if head is Head.VALUE and "score.weight" in missing:
         with torch.no_grad():

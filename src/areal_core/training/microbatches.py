@@ -46,15 +46,14 @@ def check_batch(
 
 
 def cut(batch: Batch, max_tokens: int) -> list[Batch]:
-    """Return micro-batches of at most `max_tokens` tokens; every non-empty sequence is in exactly one.
+    """Return micro-batches of at most `max_tokens` tokens; every sequence is in exactly one.
 
     Each carries the token column `row`, int64: where its tokens stood in `batch`.
     """
     lengths = batch.lengths.tolist()
-    rows = [row for row, length in enumerate(lengths) if length]
-    plan = microbatches([lengths[row] for row in rows], max_tokens)
+    plan = microbatches(lengths, max_tokens)
     numbered = batch.with_tokens(row=torch.arange(batch.num_tokens, device=batch.device))
-    ordered = [sorted((rows[index] for index in part), key=lambda row: (lengths[row], row)) for part in plan]
+    ordered = [sorted(part, key=lambda row: (lengths[row], row)) for part in plan]
     return numbered.split(ordered)
 
 

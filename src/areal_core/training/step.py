@@ -19,8 +19,9 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_core.contract.errors import BatchError
-from areal_core.contract.train import Head, Objective, Output, Sum, TrainReport
+from areal_core.contract.train import Head, Objective, Output, Sum, TrainReport, TrainSpec
 from areal_core.data.batch import Batch
+from areal_core.training import hf
 from areal_core.training.device import synchronize
 from areal_core.training.group import Group, agree
 from areal_core.training.microbatches import check_batch, cut, placeholder
@@ -46,6 +47,16 @@ class Limits:
     max_tokens: int
     context_length: int
     vocab_size: int
+
+    @classmethod
+    def of(cls, spec: TrainSpec, config: Any) -> Limits:
+        """Read them from the spec and the transformers configuration (Any: not typed here)."""
+        return cls(
+            head=spec.head,
+            max_tokens=spec.max_tokens_per_microbatch,
+            context_length=hf.context_length(config),
+            vocab_size=int(config.get_text_config().vocab_size),
+        )
 
 
 def train_step(
@@ -133,18 +144,23 @@ def _accumulate(
     for number in range(num_microbatches):
         last = number == num_microbatches - 1
         if number >= len(microbatches):
-            columns = model.columns(placeholder(device), objective.outputs)
-            model.backward(torch.stack([column.sum() for column in columns.values()]).sum() * 0.0, last=last)
+            model.backward(_nothing(model.columns(placeholder(device), objective.outputs)), last=last)
             continue
         part = microbatches[number].to(device)
-        loss, sums = objective.loss(model.columns(part, objective.outputs), part, scale)
-        model.backward(loss, last=last)
+        columns = model.columns(part, objective.outputs)
+        loss, sums = objective.loss(columns, part, scale)
+        model.backward(loss if loss.requires_grad else loss + _nothing(columns), last=last)
         losses.append(loss.detach())
         for name, entry in sums.items():
             total = metrics.setdefault(name, [0.0, 0.0])
             total[0] += entry.value
             total[1] += entry.weight
     return (float(torch.stack(losses).double().sum()) if losses else 0.0), metrics
+
+
+def _nothing(columns: Mapping[str, Tensor]) -> Tensor:
+    """Return 0 that depends on the model, so that a backward pass takes part in every collective."""
+    return torch.stack([column.sum() for column in columns.values()]).sum() * 0.0
 
 
 def _check(batch: Batch, limits: Limits, columns: frozenset[str]) -> None:

@@ -64,12 +64,12 @@ class ValueObjective:
     def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
         """Return this micro-batch's share of the loss; 0 with a zero gradient if it has no generated token."""
         mask = batch.tokens["loss_mask"]
-        values = torch.where(mask, columns[Output.VALUES], 0.0)
-        returns = torch.where(mask, batch.tokens["returns"].to(values.dtype), 0.0)
+        values = torch.where(mask, columns[Output.VALUES], 0.0)  # stops the gradient of junk off the mask
+        returns = batch.tokens["returns"].to(values.dtype)
         per_token = self._distance(values, returns)
         clipped = torch.zeros_like(mask)
         if self.config.clip is not None:
-            old = torch.where(mask, batch.tokens["values"].to(values.dtype), 0.0)
+            old = batch.tokens["values"].to(values.dtype)
             bounded = self._distance(old + (values - old).clamp(-self.config.clip, self.config.clip), returns)
             clipped = bounded > per_token
             per_token = torch.maximum(per_token, bounded)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from areal_core.contract.errors import ModelError
 
 ATTENTION_NAME = "areal_reference_slab"
-IGNORED_ARGUMENTS = frozenset({"dropout", "position_ids", "is_causal", "use_cache", "cache_position", "output_attentions"})
+IGNORED_ARGUMENTS = frozenset({"dropout", "position_ids", "is_causal", "cache_position"})
 """Keyword arguments that change nothing in a causal forward without dropout."""
 
 
@@ -121,7 +121,7 @@ def slab_attention(
 
 
 def _shape_of(key: Tensor, value: Tensor, options: Mapping[str, Any]) -> LayerShape:
-    given = {name: option for name, option in options.items() if option is not None}
+    given = {name: option for name, option in options.items() if option is not None and option is not False}
     window = given.pop("sliding_window", None)
     foreign = tuple(sorted(set(given) - IGNORED_ARGUMENTS))
     return LayerShape(
@@ -151,12 +151,13 @@ def _write(step: AttentionStep, layer: int, key: Tensor, value: Tensor) -> None:
 
 def _attend_prompts(layout: PromptLayout, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attend inside each prompt; padding is on the right, so causality hides it. Returns [tokens, H, D]."""
-    square = [
-        part[0].index_select(1, layout.gather).unflatten(1, (layout.num_prompts, layout.width)).transpose(0, 1)
+    shape = (layout.num_prompts, layout.width)
+    queries, keys, values = (
+        part[0].index_select(1, layout.gather).view(part.shape[1], *shape, part.shape[3]).transpose(0, 1)
         for part in (query, key, value)
-    ]
+    )
     grouped = query.shape[1] != key.shape[1]
-    out = F.scaled_dot_product_attention(*square, is_causal=True, scale=scale, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, layout.scatter)
 
 

@@ -19,9 +19,10 @@ FIRST_LENGTH = 64
 
 def grown(current: int, needed: int, limit: int) -> int:
     """Return `current` doubled until it holds `needed`, but not beyond `limit` unless needed."""
-    while current < needed:
-        current *= 2
-    return max(needed, min(current, limit))
+    size = current
+    while size < needed:
+        size *= 2
+    return max(needed, current, min(size, limit))
 
 
 class CacheSlab:

@@ -118,7 +118,7 @@ class ReferenceInferenceEngine:
         """
         running = self._require()
         ticket = self._ticket(running, request)
-        caller = running.events.create_future()
+        caller: asyncio.Future[Generation] = running.events.create_future()
         self._callers[ticket] = caller
         running.loop.submit(ticket)
         try:
@@ -217,7 +217,10 @@ class ReferenceInferenceEngine:
     def _exited(self, running: _Running) -> None:
         """Fail whatever still waits for the compute thread: it has ended, by `close` or by a bug."""
         self._running = None
-        waiting: list[asyncio.Future[Generation] | asyncio.Future[None]] = [*self._callers.values(), *self._acknowledged]
+        waiting: list[asyncio.Future[Generation] | asyncio.Future[None]] = [
+            *self._callers.values(),
+            *self._acknowledged,
+        ]
         for future in waiting:
             if not future.done():
                 future.set_exception(_closed())
@@ -315,4 +318,8 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def _closed() -> GenerationFailed:
-    return GenerationFailed("the engine is closed", why="close() was called, or its compute thread ended", fix="send the request to another replica")
+    return GenerationFailed(
+        "the engine is closed",
+        why="close() was called, or its compute thread ended",
+        fix="send the request to another replica",
+    )

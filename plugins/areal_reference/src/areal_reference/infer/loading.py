@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -26,6 +27,7 @@ from areal_reference.infer.attention import ATTENTION_NAME, LayerShape, ProbeSte
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary scalings that look at the longest sequence of the batch: a neighbour would change the result."""
+PROBE_TOKENS = 8
 OTHER_BACKENDS = "use a full-attention decoder such as Qwen3, Qwen2 or Llama, or the vllm or sglang backend"
 
 
@@ -118,10 +120,9 @@ def _read_weights(spec: InferenceSpec, config: Any) -> Any:
 
 @torch.inference_mode()
 def _probe(model: Any, spec: InferenceSpec, context: int, device: torch.device) -> tuple[LayerShape, ...]:
-    """Run two tokens through the model and return what each layer would cache."""
+    """Run a few tokens through the model and return what each layer would cache, if the slab can stand in."""
     step = ProbeStep()
-    ids = torch.zeros(1, 2, dtype=torch.long, device=device)
-    model(input_ids=ids, position_ids=torch.arange(2, device=device)[None], use_cache=False, areal_step=step)
+    logits = _few_tokens(model, device, step)
     expected = int(model.config.get_text_config().num_hidden_layers)
     foreign = sorted({name for layer in step.layers.values() for name in layer.foreign})
     window = min((layer.window for layer in step.layers.values() if layer.window is not None), default=context)
@@ -131,6 +132,8 @@ def _probe(model: Any, spec: InferenceSpec, context: int, device: torch.device) 
         why = f"its attention takes {', '.join(foreign)}, which the slab attention does not know"
     elif window < context:
         why = f"it attends to the last {window} tokens only, within a context of {context}"
+    elif not _agrees_with_eager(model, device, logits):
+        why = "its logits differ from those of its own attention"
     else:
         return tuple(step.layers[index] for index in range(expected))
     raise ModelError(
@@ -138,6 +141,23 @@ def _probe(model: Any, spec: InferenceSpec, context: int, device: torch.device) 
         why=why,
         fix=OTHER_BACKENDS,
     )
+
+
+def _few_tokens(model: Any, device: torch.device, step: ProbeStep | None) -> Tensor:
+    positions = torch.arange(PROBE_TOKENS, device=device).unsqueeze(0)
+    ids = positions % int(model.config.get_text_config().vocab_size)
+    extra = {} if step is None else {"areal_step": step}
+    logits: Tensor = model(input_ids=ids, position_ids=positions, use_cache=False, **extra).logits.float()
+    return logits
+
+
+def _agrees_with_eager(model: Any, device: torch.device, logits: Tensor) -> bool:
+    """Compare with the architecture's own attention, which may hide a bias in the mask it would be given."""
+    model.set_attn_implementation("eager")
+    own = _few_tokens(model, device, None)
+    model.set_attn_implementation(ATTENTION_NAME)
+    tolerance = (1e-3 if logits.dtype == model.dtype else 0.1) * float(own.abs().max())
+    return bool(((logits - own).abs() <= tolerance).all())
 
 
 def _end_ids(model: Any) -> tuple[int, ...]:

@@ -193,7 +193,9 @@ class GenerationLoop:
         prompts: list[tuple[int, Sequence[int]]] = []
         copies: list[tuple[int, int, int]] = []
         if self._recompute:
-            prompts = [(row, ids) for row in range(self.rows.count - len(fresh)) if (ids := self.rows.tokens_cached(row))]
+            prompts = [
+                (row, ids) for row in range(self.rows.count - len(fresh)) if (ids := self.rows.tokens_cached(row))
+            ]
             self._recompute = False
         place = {ticket: row for row, ticket in enumerate(self.rows.tickets)} if fresh else {}
         for row in fresh:

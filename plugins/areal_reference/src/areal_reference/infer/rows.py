@@ -7,6 +7,7 @@ Does not know: the model, threads, or who waits for the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -59,11 +60,12 @@ STATE = np.dtype(
         *((name, np.int64) for name in ("min_new", "top_k")),
         *(("key", np.uint64), ("top_p", np.float64), ("temperature", np.float32)),
         *((name, np.bool_) for name in ("greedy", "stopped", "watched")),
-    ]
+    ],
+    align=True,  # torch takes no array whose strides are not multiples of its elements
 )
 """One row's numbers. `token` at `position` is the last known token, not yet cached; `generated` counts the outputs
 of this call, `limit` bounds them, `final` is the longest the sequence can get; `watched` has stop strings."""
-OUTPUT = np.dtype([("token", np.int64), ("logprob", np.float32), ("version", np.int32)])
+OUTPUT = np.dtype([("token", np.int64), ("logprob", np.float32), ("version", np.int32)], align=True)
 
 
 def _grow(array: NDArray[Number], shape: tuple[int, ...]) -> NDArray[Number]:
@@ -228,7 +230,4 @@ def spans(versions: NDArray[np.int32]) -> tuple[VersionSpan, ...]:
     if not len(versions):
         return ()
     cuts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
-    return tuple(
-        VersionSpan(start=start, stop=stop, version=int(versions[start]))
-        for start, stop in zip(cuts, cuts[1:], strict=False)
-    )
+    return tuple(VersionSpan(start=start, stop=stop, version=int(versions[start])) for start, stop in pairwise(cuts))

@@ -47,10 +47,10 @@ def stream_key(seed: int) -> int:
 
 
 def request_key(seed: int | None, engine_seed: int, request_id: str, version: int) -> int:
-    """Return the stream key of a request; one without a seed gets one from its id, the engine's seed and the version."""
+    """Return the stream key of a request; without a seed it is made of engine seed, version and request id."""
     if seed is not None:
         return stream_key(seed)
-    return xxh3_64_intdigest(f"{engine_seed}:{version}:{request_id}")
+    return xxh3_64_intdigest(f"{engine_seed}:{version}:{request_id}".encode())
 
 
 def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -110,7 +110,7 @@ def _on(device: torch.device, array: NDArray[Any]) -> Tensor:  # Any: whatever d
 
 def _filter(logits: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
     """Cut each row to its k best tokens, then to the fewest whose probability reaches p. [R, V]."""
-    ranked, order = logits.sort(-1, descending=True, stable=True)
+    ranked, order = logits.sort(stable=True, dim=-1, descending=True)
     width = logits.shape[1]
     num_kept = _on(logits.device, np.where(top_k > 0, top_k, width)).unsqueeze(1)
     ranked = ranked.masked_fill(torch.arange(width, device=logits.device) >= num_kept, float("-inf"))

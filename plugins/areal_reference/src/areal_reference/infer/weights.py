@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, ModelError, VersionRegressed, WeightSyncError
@@ -23,6 +23,15 @@ from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_core.training import hf
 from areal_core.weights.coverage import Coverage, check_names
 from areal_core.weights.specs import torch_dtype
+
+
+@frozen(kw_only=True)
+class Place:
+    """Where a tensor of a model folder lies within the parameter that holds it, in elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
 
 @define(kw_only=True, eq=False)
@@ -38,6 +47,11 @@ class WeightStage:
     staged: int | None = None
     _spare: dict[str, Tensor] = field(factory=dict)
     _cancelled: threading.Event = field(factory=threading.Event)
+    _places: dict[str, dict[str, Place]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Find out how the model's folder names its parameters."""
+        self._places = folder_places(self.model)
 
     def receive(self, source: WeightSource, version: int) -> Receipt:
         """Take every tensor of `version` into the spare buffers.
@@ -119,7 +133,8 @@ class WeightStage:
         for name, parameter in self.model.named_parameters():
             if name not in self._spare:
                 self._spare[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-            views |= folder_views(self.model, name, self._spare[name])
+            for part, place in self._places[name].items():
+                views[part] = self._spare[name].as_strided(place.size, place.stride, place.offset)
         return views
 
     def cancel(self) -> None:
@@ -150,18 +165,39 @@ class WeightStage:
         self.staged = None
 
 
-def folder_views(model: Any, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    """Return views of one parameter under the names it has in a model folder (fused experts are several).
+def folder_places(model: Any) -> dict[str, dict[str, Place]]:
+    """Return, for each parameter, the places of the tensors a model folder stores it as.
+
+    Almost always one, itself; fused experts are several. transformers copies those, so the places are found
+    by converting a parameter that counts its own elements.
 
     Raises:
-        ModelError: transformers makes a copy for one of them, so writing to it would be lost.
+        ModelError: a tensor is no strided part of its parameter, so it cannot be updated in place.
     """
-    views = hf.folder_tensors(model, name, tensor)
-    storage = tensor.untyped_storage().data_ptr()
-    if any(view.untyped_storage().data_ptr() != storage for view in views.values()):
+    places: dict[str, dict[str, Place]] = {}
+    for name, parameter in model.named_parameters():
+        empty = torch.empty(parameter.shape, device="meta")
+        stored = hf.folder_tensors(model, name, empty)
+        if list(stored) == [name] and stored[name] is empty:
+            places[name] = {name: Place(size=tuple(empty.shape), stride=empty.stride(), offset=0)}
+            continue
+        counting = torch.arange(parameter.numel()).view(parameter.shape)
+        places[name] = {part: _place(part, found) for part, found in hf.folder_tensors(model, name, counting).items()}
+    return places
+
+
+def _place(name: str, found: Tensor) -> Place:
+    """Return where the counted elements `found` lie."""
+    origin = (0,) * found.ndim
+    steps = [tuple(int(axis == dim) for axis in range(found.ndim)) for dim in range(found.ndim)]
+    offset = int(found[origin])
+    stride = tuple(int(found[s]) - offset if found.shape[d] > 1 else 0 for d, s in enumerate(steps))
+    axes = [torch.arange(size).view(-1, *[1] * (found.ndim - dim - 1)) for dim, size in enumerate(found.shape)]
+    expected = sum((axis * step for axis, step in zip(axes, stride, strict=True)), torch.tensor(offset))
+    if not torch.equal(expected.expand_as(found), found):
         raise ModelError(
-            f"{name!r} of {type(model).__name__} cannot be updated in place",
+            f"{name!r} cannot be updated in place",
             why="transformers stores it in another form than it computes with",
             fix="use the vllm or sglang backend for this model",
         )
-    return views
+    return Place(size=tuple(found.shape), stride=stride, offset=offset)

@@ -1,0 +1,151 @@
+"""What every benchmark shares: timing, the facts of the machine, and how a result is kept.
+
+Knows: how to time actions against each other, and the shape of `results/NAME.json`.
+Does not know: what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, frozen
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("torch", "transformers", "areal-core", "areal-reference", "areal-fsdp")
+
+
+@frozen(kw_only=True)
+class Timing:
+    """Seconds of several repeats of one action, after a warm-up that is not counted."""
+
+    median: float
+    fastest: float
+    repeats: int
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Timing:
+        """Summarise repeats."""
+        return cls(median=statistics.median(seconds), fastest=min(seconds), repeats=len(seconds))
+
+
+@frozen(kw_only=True)
+class Result:
+    """One benchmark's answer. The goal is met at or above `target`, or at or below it if `lower_is_better`.
+
+    Example: Result(name="packing", ratio=2.4, target=1.5, what="padded step / packed step")
+    """
+
+    name: str
+    ratio: float
+    target: float | None
+    what: str
+    lower_is_better: bool = False
+    details: Mapping[str, Any] = {}  # Any: json
+
+    @property
+    def met(self) -> bool | None:
+        """Tell whether the target is met; None where there is none."""
+        if self.target is None:
+            return None
+        return self.ratio <= self.target if self.lower_is_better else self.ratio >= self.target
+
+    def line(self) -> str:
+        """Return the one line that is printed."""
+        sign = "<=" if self.lower_is_better else ">="
+        goal = "no target" if self.target is None else f"target {sign} {self.target:g}"
+        verdict = {True: "met", False: "MISSED", None: ""}[self.met]
+        return f"{self.name}: {self.ratio:.3g} ({self.what}; {goal}) {verdict}".rstrip()
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with `--quick`, described by the module's docstring."""
+    made = argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
+    made.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast is it")
+    return made
+
+
+def compare(actions: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 1) -> dict[str, Timing]:
+    """Time actions in turns, so that a change in the machine's load meets all of them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for number in range(warmup + repeats):
+        for name, action in actions.items():
+            began = time.perf_counter()
+            action()
+            if number >= warmup:
+                seconds[name].append(time.perf_counter() - began)
+    return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def finish(result: Result, *, quick: bool) -> int:
+    """Print the line, keep the json, return the exit code 0. Quick results go to a folder of their own."""
+    folder = RESULTS / "quick" if quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "name": result.name,
+        "ratio": result.ratio,
+        "target": result.target,
+        "lower_is_better": result.lower_is_better,
+        "met": result.met,
+        "what": result.what,
+        "quick": quick,
+        "command": " ".join(["python", f"benchmarks/{result.name}.py", *sys.argv[1:]]),
+        "machine": machine(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "details": result.details,
+    }
+    text = json.dumps(record, indent=2, default=_plain)
+    (folder / f"{result.name}.json").write_text(text + "\n")
+    print(result.line(), flush=True)
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    """Return processor, cores this process may use, load, and versions. Any: json."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": num_cores(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def one_thread() -> None:
+    """Make torch compute on one thread in this process."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _plain(value: object) -> object:
+    return asdict(value) if isinstance(value, Timing) else str(value)  # type: ignore[arg-type]

@@ -1,0 +1,209 @@
+"""Pausing, cancelling and closing: nobody waits for ever, nothing is lost, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import pytest
+import torch
+
+from areal_core.contract.data import StopReason
+from areal_core.contract.errors import GenerationFailed
+from areal_core.contract.inference import InferenceEngine, InferenceSpec, PauseMode
+from areal_core.testing.serving import ask, until_generated
+from areal_reference.infer.engine import ReferenceInferenceEngine
+from areal_reference.infer.loop import GenerationLoop
+
+LONG = {"max_new_tokens": 200, "ignore_eos": True}
+
+
+async def frozen(engine):
+    """Return whether the number of tokens stands still while the event loop turns many times."""
+    before = (await engine.status()).tokens_generated
+    for _ in range(200):
+        await asyncio.sleep(0)
+    return (await engine.status()).tokens_generated == before
+
+
+def test_it_is_an_inference_engine():
+    """The class has every member of the contract."""
+    assert isinstance(ReferenceInferenceEngine(), InferenceEngine)
+
+
+def test_a_kept_request_goes_on_after_resume_as_if_nothing_had_been(serve):
+    """pause(keep) freezes in place: nothing is computed, and the output is that of an undisturbed run."""
+
+    async def run():
+        async with serve() as engine:
+            undisturbed = await engine.generate(ask(5, 9, seed=1, **LONG))
+            call = asyncio.ensure_future(engine.generate(ask(5, 9, seed=1, **LONG)))
+            await until_generated(engine, 5)
+            await engine.pause(PauseMode.KEEP)
+            await engine.pause(PauseMode.KEEP)
+            stands, paused, done = await frozen(engine), (await engine.status()).paused, call.done()
+            await engine.resume()
+            await engine.resume()
+            return undisturbed, stands, paused, done, await call
+
+    undisturbed, stands, paused, done, generation = asyncio.run(run())
+    assert (stands, paused, done) == (True, True, False)
+    assert generation.output_ids == undisturbed.output_ids
+    assert generation.logprobs == undisturbed.logprobs
+
+
+def test_an_aborted_request_returns_what_it_has_and_can_be_continued(serve):
+    """pause(abort) returns partial outputs; continuing them gives the whole of an undisturbed run."""
+
+    async def run():
+        async with serve(max_concurrent=2) as engine:
+            whole = await engine.generate(ask(5, 9, seed=1, **LONG))
+            calls = [asyncio.ensure_future(engine.generate(ask(5, 9, seed=1, **LONG))) for _ in range(3)]
+            await until_generated(engine, 5)
+            await engine.pause(PauseMode.ABORT)
+            parts = await asyncio.gather(*calls)
+            waiting = asyncio.ensure_future(engine.generate(ask(5, 9, seed=1, **LONG)))
+            stands, done = await frozen(engine), waiting.done()
+            await engine.resume()
+            await waiting
+            prior = parts[0].output_ids
+            options = {**LONG, "max_new_tokens": 200 - len(prior)}
+            rest = await engine.generate(ask(5, 9, *prior, num_prior=len(prior), seed=1, **options))
+            return whole, parts, stands, done, rest
+
+    whole, parts, stands, done, rest = asyncio.run(run())
+    assert {part.stop_reason for part in parts} == {StopReason.ABORTED}
+    assert [len(part.output_ids) > 0 for part in parts] == [True, True, False]
+    assert (stands, done) == (True, False)
+    assert parts[0].output_ids + rest.output_ids == whole.output_ids
+
+
+def test_cancelling_a_call_frees_its_row(serve):
+    """With one row, the next request is served only if the cancelled one left."""
+
+    async def run():
+        async with serve(max_concurrent=1) as engine:
+            stuck = asyncio.ensure_future(engine.generate(ask(5, 9, **LONG)))
+            queued = asyncio.ensure_future(engine.generate(ask(6, 9, **LONG)))
+            await until_generated(engine, 5)
+            stuck.cancel()
+            queued.cancel()
+            generation = await engine.generate(ask(5, 9, max_new_tokens=3, ignore_eos=True))
+            status = await engine.status()
+            return generation, status, stuck.cancelled() and queued.cancelled()
+
+    generation, status, cancelled = asyncio.run(run())
+    assert len(generation.output_ids) == 3
+    assert (status.num_running, status.num_waiting, cancelled) == (0, 0, True)
+    assert status.tokens_generated < 200
+
+
+def test_close_fails_everybody_who_waits_and_ends_the_threads(serve, model_folder):
+    """Running, queued and paused callers get GenerationFailed; close twice is fine; later calls are refused."""
+
+    async def run():
+        engine = ReferenceInferenceEngine()
+        await engine.start(InferenceSpec(model_path=str(model_folder()), max_concurrent=2))
+        calls = [asyncio.ensure_future(engine.generate(ask(5, n, **LONG))) for n in range(5)]
+        await until_generated(engine, 5)
+        await engine.pause(PauseMode.KEEP)
+        calls.append(asyncio.ensure_future(engine.generate(ask(5, 9, **LONG))))
+        await asyncio.sleep(0)
+        await engine.close()
+        await engine.close()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        with pytest.raises(GenerationFailed, match="closed"):
+            await engine.generate(ask(5))
+        return outcomes
+
+    before = {thread.name for thread in threading.enumerate()}
+    outcomes = asyncio.run(run())
+    assert [type(outcome) for outcome in outcomes] == [GenerationFailed] * 6
+    left = {thread.name for thread in threading.enumerate()} - before
+    assert not {name for name in left if name == "areal-generation"}
+
+
+def test_an_engine_that_was_not_started_says_so():
+    """Calls before start are refused, and close is still fine."""
+
+    async def run():
+        engine = ReferenceInferenceEngine()
+        with pytest.raises(GenerationFailed, match="not started"):
+            await engine.generate(ask(5))
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_step_that_raises_fails_its_requests_and_the_engine_serves_on(serve, monkeypatch):
+    """An error inside a step reaches every caller as GenerationFailed with its cause; later requests work."""
+    step, broken = GenerationLoop._draw, []
+
+    def draw(self, work):
+        if broken:
+            raise MemoryError("out of memory")
+        return step(self, work)
+
+    monkeypatch.setattr(GenerationLoop, "_draw", draw)
+
+    async def run():
+        async with serve() as engine:
+            broken.append(True)
+            failed = await asyncio.gather(*(engine.generate(ask(5, n)) for n in range(3)), return_exceptions=True)
+            broken.clear()
+            return failed, await engine.generate(ask(5, max_new_tokens=2, ignore_eos=True))
+
+    failed, later = asyncio.run(run())
+    assert all("MemoryError" in str(error) and error.retryable for error in failed)
+    assert len(later.output_ids) == 2
+
+
+def test_status_counts_tokens_and_time(serve):
+    """tokens_generated counts outputs, busy_s grows, version is 0, and the timings of a generation add up."""
+
+    async def run():
+        async with serve(max_concurrent=4) as engine:
+            outputs = await asyncio.gather(*(engine.generate(ask(5, n, max_new_tokens=9)) for n in range(9)))
+            return outputs, await engine.status()
+
+    outputs, status = asyncio.run(run())
+    assert status.tokens_generated == sum(len(g.output_ids) for g in outputs)
+    assert status.version == 0
+    assert status.busy_s > 0
+    assert all(0 <= g.timings.queued_s <= g.timings.first_token_s <= g.timings.total_s for g in outputs)
+
+
+def test_a_small_cache_makes_requests_wait_instead_of_growing(serve):
+    """`cache_gib` bounds the slab: all requests are served, and the slab stays under the bound."""
+    bound = 400_000
+
+    async def run():
+        async with serve(config={"cache_gib": bound / 2**30}) as engine:
+            outputs = await asyncio.gather(*(engine.generate(ask(5, seed=n, max_new_tokens=60)) for n in range(24)))
+            return outputs, await engine.status()
+
+    outputs, status = asyncio.run(run())
+    assert len(outputs) == 24
+    assert status.metrics["cache_bytes"] <= bound
+    assert status.metrics["rows_allocated"] == 8
+
+
+def test_memory_stays_flat_over_many_requests(serve):
+    """After the first load, no more tensors are held, however many requests come."""
+
+    def tensors():
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    async def run():
+        async with serve(max_concurrent=8) as engine:
+            counts = []
+            for _ in range(3):
+                for _ in range(10):
+                    await asyncio.gather(*(engine.generate(ask(5, n, max_new_tokens=10)) for n in range(12)))
+                counts.append((tensors(), (await engine.status()).metrics["cache_bytes"]))
+            return counts
+
+    first, second, third = asyncio.run(run())
+    assert first == second == third

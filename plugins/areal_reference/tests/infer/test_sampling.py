@@ -1,0 +1,109 @@
+"""The sampler draws from the distribution it reports, the same for a row wherever it stands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from areal_reference.infer.sampling import RowSampling, distribution_logits, sample, stream_key, uniforms
+
+
+def rows(num, *, temperature=1.0, top_k=0, top_p=1.0, uniform=None, greedy=False, fixed_shape=False):
+    """Return the sampling of `num` equal rows."""
+    return RowSampling(
+        greedy=np.full(num, greedy),
+        temperature=np.full(num, temperature, dtype=np.float32),
+        top_k=np.full(num, top_k),
+        top_p=np.full(num, top_p),
+        uniform=np.linspace(0, 1, num, endpoint=False) if uniform is None else uniform,
+        forbidden_rows=np.zeros(0, dtype=np.int64),
+        forbidden_ids=np.zeros(0, dtype=np.int64),
+        fixed_shape=fixed_shape,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.7}])
+def test_draws_follow_the_distribution(options):
+    """Chi-square of 20,000 draws with streams of consecutive seeds, against the distribution reported."""
+    num = 20_000
+    logits = torch.linspace(-1.5, 1.5, 10).repeat(num, 1)
+    keys = np.array([stream_key(seed) for seed in range(num)], dtype=np.uint64)
+    drawn, logprobs = sample(logits, rows(num, uniform=uniforms(keys, np.full(num, 3)), **options))
+
+    expected = torch.softmax(distribution_logits(logits[:1], rows(1, **options))[0], -1).numpy() * num
+    counts = np.bincount(drawn.numpy(), minlength=10)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    assert statistic < 27.9, "chi-square with at most 9 degrees of freedom exceeds its 99.9% quantile"
+    torch.testing.assert_close(logprobs.exp(), torch.from_numpy(expected / num).float()[drawn], atol=1e-6, rtol=1e-5)
+
+
+def test_successive_draws_of_one_stream_are_spread_and_unrelated():
+    """Uniforms along one stream have the moments of uniforms, and no correlation from one index to the next."""
+    stream = uniforms(np.full(50_000, stream_key(1), dtype=np.uint64), np.arange(50_000))
+    assert abs(stream.mean() - 0.5) < 0.005
+    assert abs(stream.var() - 1 / 12) < 0.002
+    assert abs(np.corrcoef(stream[1:], stream[:-1])[0, 1]) < 0.015
+    assert (stream >= 0).all()
+    assert (stream < 1).all()
+
+
+def test_streams_of_near_seeds_are_unrelated():
+    """Seeds 0, 1, 2, ... give unrelated first draws; negative and huge seeds are seeds too."""
+    keys = np.array([stream_key(seed) for seed in range(50_000)], dtype=np.uint64)
+    first = uniforms(keys, np.zeros(50_000, dtype=np.int64))
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.015
+    assert len({stream_key(seed) for seed in (-1, 0, 2**63, 2**64 - 2)}) == 4
+
+
+matrices = npst.arrays(
+    np.float32, st.tuples(st.integers(1, 6), st.integers(2, 40)), elements=st.floats(-8, 8, width=32), unique=True
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices, st.integers(0, 50), st.floats(0.05, 1.0), st.booleans())
+def test_filters_keep_what_transformers_keeps(values, top_k, top_p, fixed_shape):
+    """Top-k, then top-p: the same tokens survive as with transformers' processors, unless a sum is a rounding away."""
+    logits = torch.from_numpy(values)
+    ours = distribution_logits(logits, rows(len(values), top_k=top_k, top_p=top_p, fixed_shape=fixed_shape))
+
+    theirs = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
+    cumulative = torch.softmax(theirs, -1).sort(-1).values.cumsum(-1)
+    if top_p < 1.0 and bool(((cumulative - (1 - top_p)).abs() < 1e-5).any()):
+        return
+    theirs = TopPLogitsWarper(top_p)(None, theirs) if top_p < 1.0 else theirs
+    torch.testing.assert_close(ours, theirs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrices, st.integers(0, 2**32), st.floats(0.05, 1.0))
+def test_a_row_is_drawn_the_same_in_any_company(values, seed, top_p):
+    """Each row alone gives the token it gives in the batch."""
+    logits = torch.from_numpy(values)
+    uniform = np.random.default_rng(seed).random(len(values))
+    tokens, _ = sample(logits, rows(len(values), uniform=uniform, top_p=top_p))
+    for row in range(len(values)):
+        alone, _ = sample(logits[row : row + 1], rows(1, uniform=uniform[row : row + 1], top_p=top_p))
+        assert alone.item() == tokens[row].item()
+
+
+def test_a_token_without_probability_is_never_drawn():
+    """Not at the ends of the unit interval either."""
+    logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]]).repeat(3, 1)
+    tokens, _ = sample(logits, rows(3, uniform=np.array([0.0, 0.5, 1 - 2**-53])))
+    assert tokens.tolist() == [1, 3, 3]
+
+
+def test_greedy_rows_take_the_best_token_and_report_the_models_own_distribution():
+    """Temperature 0 is argmax; its log-prob is that of temperature 1."""
+    logits = torch.tensor([[0.0, 2.0, 1.0]])
+    tokens, logprobs = sample(logits, rows(1, greedy=True))
+    assert tokens.item() == 1
+    assert logprobs.item() == pytest.approx(torch.log_softmax(logits, -1)[0, 1].item())

@@ -1,0 +1,401 @@
+"""The reference trainer: what a step computes, and what every call leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from areal_core.contract.errors import (
+    BatchError,
+    CapabilityError,
+    CheckpointError,
+    CoverageError,
+    FingerprintMismatch,
+    LayoutError,
+    ModelError,
+    StorageError,
+    TrainError,
+)
+from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainEngine, TrainReport, TrainSpec
+from areal_core.data.batch import Batch
+from areal_core.testing.batches import assert_same_batch, make_batch
+from areal_core.testing.memory_weights import MemorySink
+from areal_core.testing.models import make_tiny_model
+from areal_core.testing.objectives import PolicyGradient, ValueRegression
+from areal_core.training.trainer import running
+from areal_reference.train.config import ReferenceTrainConfig
+from areal_reference.train.engine import ReferenceTrainEngine
+
+SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
+RANK = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method="unused")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def started(model: Path, config: ReferenceTrainConfig | None = None, **spec: Any) -> ReferenceTrainEngine:
+    engine = ReferenceTrainEngine(config)
+    defaults = {"role": "actor", "model_path": str(model), "optimizer": OptimizerSpec(lr=1e-2)}
+    engine.start(TrainSpec(**{**defaults, **spec}), RANK)
+    return engine
+
+
+def data(rows: list[int] | None = None) -> Batch:
+    batch = make_batch(SHAPES)
+    noise = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(3))
+    batch = batch.with_tokens(advantages=noise, returns=noise.flip(0))
+    return batch if rows is None else batch.select(rows)
+
+
+def gradient(engine: ReferenceTrainEngine, batch: Batch) -> tuple[TrainReport, torch.Tensor]:
+    """Return the report, and the gradient as AdamW's first moment tells it when betas[0] is 0."""
+    report = engine.train_step(batch, PolicyGradient())
+    optimizer = running(engine._trainer).optimizer
+    assert optimizer is not None
+    moments = optimizer.moments["exp_avg"]
+    return report, torch.cat([moments[name].flatten() for name in sorted(moments)])
+
+
+def sent(engine: ReferenceTrainEngine, **options: Any) -> MemorySink:
+    sink = MemorySink(**options)
+    engine.send_weights(sink, 1)
+    return sink
+
+
+def test_it_is_a_train_engine(model: Path) -> None:
+    """It has the contract's members, and tells what it started."""
+    engine = ReferenceTrainEngine()
+    info = engine.start(TrainSpec(role="actor", model_path=str(model)), RANK)
+
+    assert isinstance(engine, TrainEngine)
+    assert (info.engine, info.device, info.data_size, info.context_length) == ("reference", "cpu", 1, 256)
+    assert info.num_parameters == sum(tensor.numel() for tensor in load_file(model / "model.safetensors").values())
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(order=st.permutations(range(8)), max_tokens=st.integers(14, 70), recompute=st.booleans())
+def test_gradient_does_not_depend_on_order_or_microbatches(
+    model: Path, order: list[int], max_tokens: int, recompute: bool
+) -> None:
+    """Law 6: any order, any budget, activations kept or not: loss and gradient within 1e-5."""
+    optimizer = OptimizerSpec(lr=1e-2, betas=(0.0, 0.9), max_grad_norm=0.0)
+    whole, expected = gradient(started(model, optimizer=optimizer), data())
+    config = ReferenceTrainConfig(activation_checkpointing=recompute)
+
+    report, actual = gradient(
+        started(model, config, optimizer=optimizer, max_tokens_per_microbatch=max_tokens), data(order)
+    )
+
+    assert report.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert report.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
+    assert report.metrics["entropy"].value == pytest.approx(whole.metrics["entropy"].value, rel=1e-5)
+    assert report.metrics["entropy"].weight == 40.0
+    assert report.num_tokens == 64
+    assert float((actual - expected).norm() / expected.norm()) < 1e-5
+    if max_tokens < 64:
+        assert report.num_microbatches > 1
+
+
+def test_a_microbatch_without_trained_tokens_adds_nothing(model: Path) -> None:
+    """Sequences that are off the mask everywhere change neither loss nor gradient."""
+    batch = data()
+    masked = batch.with_tokens(loss_mask=batch.tokens["loss_mask"] & (batch.sequence_ids < 4))
+    optimizer = OptimizerSpec(lr=1e-2, betas=(0.0, 0.9))
+
+    alone, expected = gradient(started(model, optimizer=optimizer), data([0, 1, 2, 3]))
+    report, actual = gradient(started(model, optimizer=optimizer, max_tokens_per_microbatch=14), masked)
+
+    assert report.loss == pytest.approx(alone.loss, rel=1e-5)
+    assert float((actual - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_a_loss_that_does_not_depend_on_the_model_is_no_error(model: Path) -> None:
+    """An objective may return a plain 0 for a micro-batch it has nothing to say about."""
+
+    class Partly(PolicyGradient):
+        def loss(self, columns: Any, batch: Batch, normalizer: torch.Tensor) -> Any:
+            if int(batch.lengths.max()) < 10:
+                return torch.zeros(()), {}
+            return super().loss(columns, batch, normalizer)
+
+    report = started(model, max_tokens_per_microbatch=14).train_step(data(), Partly())
+
+    assert report.stepped
+    assert report.grad_norm > 0.0
+
+
+@pytest.mark.parametrize("max_tokens", [14, 30, 1000])
+def test_forward_returns_columns_in_the_batch_order(model: Path, max_tokens: int) -> None:
+    """Cut and sorted inside, restored outside; the batch's own columns are untouched."""
+    batch = data()
+    engine = started(model, max_tokens_per_microbatch=max_tokens, temperature=0.5)
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    scored = engine.forward(batch, frozenset({Output.LOGPROBS, Output.ENTROPY}))
+
+    for start, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
+        ids = batch.tokens["input_ids"][start:end]
+        with torch.no_grad():
+            log_p = (plain(input_ids=ids[None]).logits[0, :-1] / 0.5).log_softmax(-1)
+        expected = torch.cat([torch.zeros(1), log_p.gather(1, ids[1:, None])[:, 0]])
+        torch.testing.assert_close(scored.tokens["logprobs"][start:end], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            scored.tokens["entropy"][start + 1 : end], -(log_p.exp() * log_p).sum(-1), rtol=1e-5, atol=1e-5
+        )
+    kept = {name: scored.tokens[name] for name in batch.tokens.keys() if name != "logprobs"}  # noqa: SIM118
+    assert_same_batch(
+        Batch.of({name: batch.tokens[name] for name in kept}, {}, batch.lengths), Batch.of(kept, {}, scored.lengths)
+    )
+    assert not scored.tokens["logprobs"].requires_grad
+
+
+def test_the_version_is_the_cores_to_set(model: Path) -> None:
+    """A step does not change it; the state carries it."""
+    engine = started(model)
+    engine.version = 4
+    engine.train_step(data(), PolicyGradient())
+
+    assert engine.version == 4
+
+
+def test_resume_is_exact_to_the_bit(model: Path, tmp_path: Path) -> None:
+    """Weights, moments, schedule and random state: two more steps are equal, and so is a random number."""
+    spec = OptimizerSpec(lr=1e-2, schedule="cosine", warmup_steps=2, total_steps=9, weight_decay=0.1)
+    first = started(model, optimizer=spec)
+    first.version = 3
+    first.train_step(data(), PolicyGradient())
+    first.save_state(tmp_path / "state")
+    expected = [first.train_step(data(), PolicyGradient()) for _ in range(2)]
+    drawn = torch.rand(3)
+
+    second = started(model, optimizer=spec, seed=99)
+    second.load_state(tmp_path / "state")
+    actual = [second.train_step(data(), PolicyGradient()) for _ in range(2)]
+
+    assert second.version == 3
+    assert [(r.loss, r.grad_norm, r.lr) for r in expected] == [(r.loss, r.grad_norm, r.lr) for r in actual]
+    assert torch.equal(drawn, torch.rand(3))
+    left, right = sent(first).tensors, sent(second).tensors
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_no_file_of_a_state_is_a_pickle(model: Path, tmp_path: Path) -> None:
+    """Law 11: safetensors and json, nothing else."""
+    started(model).save_state(tmp_path / "state")
+
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["rank-00000.safetensors", "state.json"]
+
+
+def test_states_of_other_roles_are_refused(model: Path, tmp_path: Path) -> None:
+    """A critic does not load an actor's state, nor a frozen role a trained one's."""
+    started(model).save_state(tmp_path / "state")
+
+    with pytest.raises(CheckpointError, match="another model or role"):
+        started(model, head=Head.VALUE).load_state(tmp_path / "state")
+    with pytest.raises(CheckpointError, match="another model or role"):
+        started(model, optimizer=None).load_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_saved_weights_are_those_held_and_reload(model: Path, dtype: str, tmp_path: Path) -> None:
+    """A model folder in the spec's dtype, with the tokenizer, that this engine and transformers read."""
+    engine = started(model, dtype=dtype)
+    engine.train_step(data(), PolicyGradient())
+
+    engine.save_weights(tmp_path / "out")
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert str(loaded.dtype) == f"torch.{dtype}"
+    tensors = sent(engine).tensors
+    assert {name for name, _ in loaded.named_parameters()} == set(tensors)
+    assert all(torch.equal(parameter, tensors[name]) for name, parameter in loaded.named_parameters())
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    started(tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(model: Path, tmp_path: Path) -> None:
+    """And nothing is left."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError):
+        started(model).save_weights(tmp_path / "file" / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 20_000, 1 << 30])
+def test_every_tensor_is_sent_once_in_buckets_of_the_size_asked_for(model: Path, bucket_bytes: int) -> None:
+    """Names, shapes and bytes are those of the folder; the tied head is named, not sent twice."""
+    stored = load_file(model / "model.safetensors")
+
+    sink = sent(started(model), bucket_bytes=bucket_bytes)
+
+    assert sink.manifest is not None
+    assert {spec.name for spec in sink.manifest.tensors} == set(stored) == set(sink.tensors)
+    assert sink.manifest.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert sink.manifest.version == 1
+    assert all(torch.equal(stored[name], tensor) for name, tensor in sink.tensors.items())
+    for bucket in sink.buckets:
+        assert len(bucket) == 1 or sum(stored[name].nbytes for name in bucket) <= bucket_bytes
+    assert len(sink.buckets) == {1: 24, 1 << 30: 1}.get(bucket_bytes, len(sink.buckets))
+
+
+def test_bytes_changed_on_the_way_are_noticed(model: Path) -> None:
+    """One bit in one tensor: FingerprintMismatch names it, and the sink is aborted."""
+    sink = MemorySink(spoil=lambda name, t: t + (name == "model.norm.weight"))
+    with pytest.raises(FingerprintMismatch, match=r"model\.norm\.weight"):
+        started(model).send_weights(sink, 1)
+    assert sink.aborted
+
+
+def test_a_tensor_the_transport_lost_is_noticed(model: Path) -> None:
+    """A receipt must be about exactly what was sent."""
+
+    class Losing(MemorySink):
+        def finish(self) -> Any:
+            self.tensors["stray"] = self.tensors.pop("model.norm.weight")
+            self.manifest = None
+            return type("R", (), {"fingerprints": dict.fromkeys(self.tensors, ""), "version": 1})()
+
+    sink = Losing()
+    with pytest.raises(CoverageError, match="other tensors"):
+        started(model).send_weights(sink, 1)
+    assert sink.aborted
+
+
+def test_experts_are_sent_under_their_folder_names(tmp_path: Path) -> None:
+    """Transformers fuses a layer's experts; the fleet and the folder get each expert by name."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=8,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "moe")
+    stored = load_file(tmp_path / "moe" / "model.safetensors")
+
+    engine = started(tmp_path / "moe")
+    sink = sent(engine)
+    engine.save_weights(tmp_path / "out")
+
+    for found in (sink.tensors, load_file(tmp_path / "out" / "model.safetensors")):
+        assert found.keys() == stored.keys()
+        assert all(torch.equal(stored[name], tensor) for name, tensor in found.items())
+    assert "model.layers.0.mlp.experts.1.up_proj.weight" in stored
+
+
+def test_a_value_head_learns_and_reloads(model: Path, tmp_path: Path) -> None:
+    """It starts at zero, is aligned to the token it is read before, and is saved as transformers' own class."""
+    engine = started(model, head=Head.VALUE, max_tokens_per_microbatch=30)
+    before = engine.forward(data(), frozenset({Output.VALUES})).tokens["values"]
+    losses = [engine.train_step(data(), ValueRegression()).loss for _ in range(12)]
+    values = engine.forward(data(), frozenset({Output.VALUES})).tokens["values"]
+    engine.save_weights(tmp_path / "critic")
+
+    assert not before.any()
+    assert losses[-1] < 0.5 * losses[0]
+    loaded = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic")
+    first = data([2])
+    with torch.no_grad():
+        expected = loaded(input_ids=first.tokens["input_ids"][None]).logits[0, :-1, 0]
+    index = data().sequence_ids == 2
+    torch.testing.assert_close(values[index][1:], expected, rtol=1e-4, atol=1e-5)
+    assert float(values[index][0]) == 0.0
+    again = started(tmp_path / "critic", head=Head.VALUE)
+    torch.testing.assert_close(again.forward(data(), frozenset({Output.VALUES})).tokens["values"], values)
+
+
+def test_bfloat16_computes_in_bfloat16_on_float32_masters(model: Path) -> None:
+    """Log-probs differ from float32's by little; a small step is not rounded away."""
+    exact, half = started(model), started(model, dtype="bfloat16", optimizer=OptimizerSpec(lr=1e-6))
+    outputs = frozenset({Output.LOGPROBS})
+    left, right = (engine.forward(data(), outputs).tokens["logprobs"] for engine in (exact, half))
+
+    before = running(half._trainer).state.parameters["model.norm.weight"].detach().clone()
+    half.train_step(data(), PolicyGradient())
+    after = running(half._trainer).state.parameters["model.norm.weight"].detach()
+
+    assert not torch.equal(left, right)
+    torch.testing.assert_close(left, right, rtol=0.05, atol=0.1)
+    assert after.dtype is torch.float32
+    assert bool((before != after).any())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda b: b.with_tokens(loss_mask=torch.zeros_like(b.tokens["loss_mask"])), r"divided by 0\.0"),
+        (lambda b: b.select([]), r"divided by 0\.0"),
+        (lambda b: make_batch([(2, 3)]), "lacks the token columns advantages"),
+        (lambda b: make_batch([(2, 40)]).with_tokens(advantages=torch.zeros(42)), "the limit is 30"),
+    ],
+)
+def test_unfit_batches_are_refused(model: Path, change: Callable[[Batch], Batch], says: str) -> None:
+    """And the engine goes on."""
+    engine = started(model, max_tokens_per_microbatch=30)
+
+    with pytest.raises(BatchError, match=says):
+        engine.train_step(change(data()), PolicyGradient())
+    assert engine.train_step(data(), PolicyGradient()).stepped
+
+
+def test_an_empty_batch_is_scored_as_nothing(model: Path) -> None:
+    """A shard may be empty."""
+    scored = started(model).forward(data([]), frozenset({Output.LOGPROBS}))
+
+    assert scored.num_tokens == 0
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_reported(model: Path) -> None:
+    """The weights are the same bits, the learning rate has not moved on, the next step is a first step."""
+    engine = started(model, optimizer=OptimizerSpec(lr=1e-2, warmup_steps=10))
+    before = sent(engine).tensors
+    batch = data()
+
+    bad = engine.train_step(batch.with_tokens(advantages=batch.tokens["advantages"] * float("nan")), PolicyGradient())
+    after = sent(engine).tensors
+    good = engine.train_step(batch, PolicyGradient())
+
+    assert not bad.stepped
+    assert bad.grad_norm != bad.grad_norm
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (good.stepped, good.lr) == (True, pytest.approx(1e-3))
+
+
+def test_what_it_cannot_do_is_refused(model: Path, tmp_path: Path) -> None:
+    """Several ranks, other parallelism, the wrong head, a frozen role, float16, no model, a closed engine."""
+    two = RankContext(rank=0, world_size=2, local_rank=0, device="cpu", init_method="unused")
+    spec = TrainSpec(role="actor", model_path=str(model))
+
+    with pytest.raises(LayoutError, match="no data parallelism"):
+        ReferenceTrainEngine().start(spec, two)
+    with pytest.raises(LayoutError, match="no tensor parallelism"):
+        started(model, layout={"d": 1, "t": 2})
+    with pytest.raises(CapabilityError, match="cannot give values"):
+        started(model).train_step(data(), ValueRegression())
+    with pytest.raises(TrainError, match="frozen"):
+        started(model, optimizer=None).train_step(data(), PolicyGradient())
+    with pytest.raises(CapabilityError, match="float16"):
+        started(model, dtype="float16")
+    with pytest.raises(ModelError):
+        started(tmp_path)
+    engine = started(model)
+    engine.close()
+    engine.close()
+    with pytest.raises(TrainError, match="closed"):
+        engine.forward(data(), frozenset({Output.LOGPROBS}))

@@ -1,0 +1,72 @@
+"""What an engine is made of once it has started, and every call of the contract that needs it.
+
+Knows: which shared part answers which call.
+Does not know: how the model was built or cut; the engine's `start` puts these parts together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from attrs import frozen
+
+from areal_core.contract.errors import TrainError
+from areal_core.contract.train import Objective, Output, TrainReport
+from areal_core.contract.weights import Receipt, WeightSink
+from areal_core.data.batch import Batch
+from areal_core.training import step
+from areal_core.training.export import Exporter
+from areal_core.training.group import Group
+from areal_core.training.optimizer import Optimizer
+from areal_core.training.resume import TrainingState
+
+
+@frozen(kw_only=True, eq=False)
+class Trainer:
+    """One rank. `optimizer` is None for a frozen role."""
+
+    model: step.Model
+    optimizer: Optimizer | None
+    group: Group
+    device: torch.device
+    limits: step.Limits
+    exporter: Exporter
+    state: TrainingState
+
+    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
+        """See `TrainEngine.train_step`."""
+        if self.optimizer is None:
+            raise TrainError("train_step on a frozen role", why="its spec has no optimizer", fix="give it one")
+        return step.train_step(self.model, self.optimizer, self.group, self.device, self.limits, batch, objective)
+
+    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
+        """See `TrainEngine.forward`."""
+        return step.forward(self.model, self.group, self.device, self.limits, batch, outputs)
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        """See `TrainEngine.send_weights`."""
+        return self.exporter.send(sink, version)
+
+    def save_weights(self, path: Path) -> None:
+        """See `TrainEngine.save_weights`."""
+        self.exporter.save(Path(path))
+
+    def save_state(self, path: Path, version: int) -> None:
+        """See `TrainEngine.save_state`."""
+        self.state.save(Path(path), version)
+
+    def load_state(self, path: Path) -> int:
+        """See `TrainEngine.load_state`; returns the version saved."""
+        return self.state.load(Path(path))
+
+
+def running(trainer: Trainer | None) -> Trainer:
+    """Return the trainer of a started engine.
+
+    Raises:
+        TrainError: `start` was not called, or `close` was.
+    """
+    if trainer is None:
+        raise TrainError("the engine holds no model", why="it was not started, or was closed")
+    return trainer

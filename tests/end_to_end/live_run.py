@@ -1,0 +1,116 @@
+"""A real `areal train` in processes of its own, watched from outside."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from attrs import define, field
+
+from areal_core.cli.quickstart import preset_path
+
+PATIENCE_S = 120.0
+"""A deadline for a run on a busy machine, never a measure of speed."""
+
+
+@define
+class LiveRun:
+    """One run and every process it ever had."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    processes: set[psutil.Process] = field(factory=set)
+
+    def wait_for_step(self, step: int) -> None:
+        """Return once the run has finished a step; fail if it ends before or takes for ever."""
+        self._until(lambda: len(self.steps()) >= step, f"step {step}")
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Return the complete lines of metrics.jsonl. Any: numbers and small mappings."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def summary(self) -> dict[str, Any]:
+        """Return summary.json. Any: as written."""
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
+
+    def worker(self, role: str) -> psutil.Process:
+        """Return the first worker process of a role, by the log it writes."""
+        log = str(self.folder / "logs" / f"{role}-0.log")
+        self._look()
+        for child in self.processes:
+            try:
+                if any(str(Path(f"/proc/{child.pid}/fd/{fd}").resolve()) == log for fd in (1, 2)):
+                    return child
+            except (OSError, psutil.Error):
+                continue
+        raise AssertionError(f"no process of {role} among {sorted(p.pid for p in self.processes)}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the controller."""
+        self._look()
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
+        """Wait for the controller to end; return its exit code and all it printed."""
+        self._look()
+        output, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, output
+
+    def survivors(self, within_s: float = 10.0) -> list[psutil.Process]:
+        """Return processes of the run that still live after `within_s` seconds."""
+        _, alive = psutil.wait_procs(self.processes, timeout=within_s)
+        return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+    def _look(self) -> None:
+        try:
+            controller = psutil.Process(self.process.pid)
+            self.processes.update(controller.children(recursive=True))
+        except psutil.NoSuchProcess:
+            return
+
+    def _until(self, condition: Any, what: str) -> None:  # Any: a function of no arguments
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            self._look()
+            if self.process.poll() is not None:
+                output = self.process.stdout.read() if self.process.stdout else ""
+                raise AssertionError(f"the run ended before {what}:\n{output}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s")
+            time.sleep(0.02)  # between looks at another process's file; nothing is assumed of its length
+
+
+def command(folder: Path, model: Path, *overrides: str, preset: str = "spell") -> list[str]:
+    """Return the command line of a run on a preset."""
+    words = [sys.executable, "-m", "areal_core.cli.main", "train", str(preset_path(preset))]
+    return [*words, f"model.path={model}", f"out={folder}", "evaluation.max_prompts=16", *overrides]
+
+
+@contextmanager
+def live_run(words: Sequence[str], folder: Path) -> Iterator[LiveRun]:
+    """Start a run; whatever the test does, nothing of it is left afterwards."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = LiveRun(folder=folder, process=process)
+    try:
+        yield run
+    finally:
+        run._look()
+        for survivor in [psutil.Process(process.pid), *run.processes] if process.poll() is None else run.processes:
+            try:
+                survivor.kill()
+            except psutil.NoSuchProcess:
+                continue
+        process.wait()
+        if process.stdout:
+            process.stdout.close()

@@ -1,0 +1,104 @@
+"""Kill -9 any process of a live run: an error that names it, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .live_run import LiveRun, command, live_run
+
+pytestmark = pytest.mark.slow
+
+
+def _nothing_left(run: LiveRun, shared_before: set[str], survive_s: float = 10.0) -> None:
+    """No process, no shared memory, no half-written checkpoint."""
+    assert run.survivors(survive_s) == []
+    assert set(os.listdir("/dev/shm")) <= shared_before  # noqa: PTH208 - names only
+    assert not list(run.folder.glob("checkpoints/*.partial"))
+
+
+@pytest.mark.parametrize("role", ["actor", "rollout"])
+def test_a_killed_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path, model: Path, role: str) -> None:
+    """Within ten seconds, with the signal, the rank and the log, and exit code 1."""
+    shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    folder = tmp_path / "run"
+    with live_run(command(folder, model, "steps=1000", "actor.backend=fsdp:d1"), folder) as run:
+        run.wait_for_step(3)
+        victim = run.worker(role)
+        killed = time.monotonic()
+        victim.kill()
+        code, output = run.wait()
+
+        assert time.monotonic() - killed < 10
+        assert code == 1, output
+        assert f"worker {role}/0" in output and "SIGKILL" in output
+        assert run.summary()["status"] == "failed"
+        _nothing_left(run, shared)
+
+
+def test_a_killed_controller_takes_everything_with_it(tmp_path: Path, model: Path) -> None:
+    """Workers, reward processes and shared memory are gone by themselves."""
+    shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    folder = tmp_path / "run"
+    with live_run(command(folder, model, "steps=1000"), folder) as run:
+        run.wait_for_step(3)
+        run.worker("actor")
+        run.send(signal.SIGKILL)
+        run.wait()
+
+        _nothing_left(run, shared)
+
+
+def test_a_killed_replica_costs_no_episode_while_another_serves(tmp_path: Path, model: Path) -> None:
+    """`reference:d2` goes on with one replica, and every step is full."""
+    folder = tmp_path / "run"
+    words = command(folder, model, "steps=12", "rollout.backend=reference:d2", "evaluation.every_steps=0")
+    with live_run(words, folder) as run:
+        run.wait_for_step(3)
+        run.worker("rollout").kill()
+        code, output = run.wait()
+
+        assert code == 0, output
+        assert [record["episodes"] for record in run.steps()] == [128] * 12
+        assert run.summary()["status"] == "finished"
+
+
+def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(tmp_path: Path, model: Path) -> None:
+    """Every prompt is trained exactly once over both runs, and no step is counted twice."""
+    folder = tmp_path / "run"
+    with live_run(command(folder, model, "steps=8", "evaluation.every_steps=0"), folder) as run:
+        run.wait_for_step(3)
+        run.send(signal.SIGINT)
+        code, output = run.wait()
+
+        assert code == 130, output
+        assert f"areal train --resume {folder}" in output
+        assert run.survivors() == []
+
+    resume = [*command(folder, model)[:4], "--resume", str(folder)]
+    with live_run(resume, folder) as run:
+        code, output = run.wait()
+
+        assert code == 0, output
+        assert [record["step"] for record in run.steps()] == list(range(1, 9))
+        assert run.summary()["episodes_trained"] == 8 * 128
+        assert run.summary()["max_staleness_seen"] <= 2
+        assert run.survivors() == []
+    trained = _trained_tasks(folder, last_version=7)
+    assert sorted(trained) == [f"train/0/{row}" for row in sorted(range(8 * 16), key=lambda r: f"train/0/{r}")]
+
+
+def _trained_tasks(folder: Path, last_version: int) -> list[str]:
+    """Return the prompts of every batch; a batch handed over but not trained before the end is handed over again."""
+    from areal_core.observe.events import read_events
+
+    batches = {
+        event["version"]: event["task_ids"]
+        for event in read_events(folder / "events.jsonl")
+        if event["kind"] == "batch_handed_over" and event["version"] <= last_version
+    }
+    return [task for version in sorted(batches) for task in batches[version]]

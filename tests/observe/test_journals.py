@@ -1,0 +1,196 @@
+"""What a run writes about itself survives crashes, full disks and broken loggers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_core.contract.errors import StorageError
+from areal_core.observe.events import MAX_FIELD, EventLog, read_events
+from areal_core.observe.metrics import MetricsLogger, MetricsStream, flat, read_metrics
+
+Values = st.dictionaries(st.text(min_size=1, max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=3)
+
+
+class Memory:
+    """A logger that keeps what it gets, and raises where it is told to."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.fails_at = fails_at
+        self.started: list[int] = []
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.closed = 0
+
+    def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
+        self._maybe_fail("start")
+        self.started.append(first_step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._maybe_fail("log")
+        self.rows.append((step, dict(values)))
+
+    def close(self) -> None:
+        self._maybe_fail("close")
+        self.closed += 1
+
+    def _maybe_fail(self, where: str) -> None:
+        if self.fails_at == where:
+            raise ConnectionError("no network")
+
+
+def test_an_event_is_on_disk_before_write_returns(tmp_path: Path) -> None:
+    """A process killed right after an event leaves the event, whole."""
+    path = tmp_path / "events.jsonl"
+    program = (
+        "import os, signal; from pathlib import Path; from areal_core.observe.events import EventLog\n"
+        f"EventLog(Path({str(path)!r})).write('started', pid=1); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+
+    assert done.returncode == -9
+    assert [event["kind"] for event in read_events(path)] == ["started"]
+
+
+@given(records=st.lists(Values, min_size=1, max_size=5), cut=st.integers(1, 200))
+def test_a_torn_last_line_is_ignored_and_written_over(
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, float]], cut: int
+) -> None:
+    """Wherever a crash tears the file, every whole line is read, and what is written next is read too."""
+    path = tmp_path_factory.mktemp("run") / "events.jsonl"
+    log = EventLog(path, clock=lambda: 1.0)
+    for record in records:
+        log.write("row", values=record)
+    log.close()
+    whole = path.read_bytes()
+    torn = whole[: max(0, len(whole) - cut)]
+    path.write_bytes(torn)
+
+    num_whole = torn.count(b"\n")
+    read = list(read_events(path))
+    again = EventLog(path, clock=lambda: 2.0)
+    again.write("next")
+    again.close()
+
+    assert [event["values"] for event in read] == records[:num_whole]
+    assert [event["kind"] for event in read_events(path)] == ["row"] * num_whole + ["next"]
+
+
+def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    """Only the last line can be torn by a crash; anything else is damage, and named."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind":"a"}\n{"ki\n{"kind":"c"}\n')
+
+    with pytest.raises(StorageError, match="line 2"):
+        list(read_events(path))
+
+
+def test_an_event_does_not_grow_with_a_log(tmp_path: Path) -> None:
+    """Long text keeps both ends and loses its middle."""
+    log = EventLog(tmp_path / "events.jsonl")
+
+    log.write("failed", error="a" * 50_000 + "the end")
+    log.close()
+
+    (event,) = read_events(tmp_path / "events.jsonl")
+    assert len(event["error"]) < MAX_FIELD + 100
+    assert event["error"].endswith("the end")
+
+
+def test_what_json_cannot_hold_is_still_written(tmp_path: Path) -> None:
+    """NaN becomes null and a path becomes text: the file stays json for every reader."""
+    log = EventLog(tmp_path / "events.jsonl", clock=lambda: 5.0)
+
+    log.write("odd", loss=float("nan"), nested={"inf": [float("inf"), 1]}, path=tmp_path)
+    log.close()
+
+    line = (tmp_path / "events.jsonl").read_text()
+    expected = {"time": 5.0, "kind": "odd", "loss": None, "nested": {"inf": [None, 1]}, "path": str(tmp_path)}
+    assert json.loads(line, parse_constant=pytest.fail) == expected
+
+
+def test_a_full_disk_is_a_storage_error() -> None:
+    """The device that is always full says so in our words."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    program = (
+        "from pathlib import Path; from areal_core.observe import jsonl\n"
+        "import os; lines = jsonl.JsonLines.__new__(jsonl.JsonLines)\n"
+        "lines.path, lines._file = Path('/dev/full'), os.open('/dev/full', os.O_WRONLY)\n"
+        "try: lines.write({'a': 1})\n"
+        "except jsonl.StorageError as error: assert 'space' in error.why.lower(); print('refused')\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout.strip() == "refused", done.stderr
+
+
+def test_metrics_reach_file_and_loggers(tmp_path: Path) -> None:
+    """The file gets the record as it is, loggers its finite numbers under flat names."""
+    logger = Memory()
+    stream = MetricsStream(tmp_path / "metrics.jsonl", loggers={"memory": logger}, clock=lambda: 7.0)
+    record = {"step": 1, "loss": 0.5, "bad": float("inf"), "stepped": True, "staleness_histogram": {"0": 3}}
+
+    stream.start("run", tmp_path, {})
+    stream.write(record)
+    stream.close()
+    stream.close()
+
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [{"time": 7.0, **record, "bad": None}]
+    assert logger.rows == [(1, {"step": 1.0, "loss": 0.5, "stepped": 1.0, "staleness_histogram/0": 3.0})]
+    assert (logger.started, logger.closed) == ([0], 1)
+    assert isinstance(logger, MetricsLogger)
+    assert flat({"text": "x", "none": None}) == {}
+
+
+@pytest.mark.parametrize("where", ["start", "log", "close"])
+def test_a_logger_that_raises_is_disabled_and_the_run_goes_on(tmp_path: Path, where: str) -> None:
+    """It is written down once, asked no more, and the other logger and the file miss nothing."""
+    broken, sound = Memory(where), Memory()
+    events = EventLog(tmp_path / "events.jsonl")
+    stream = MetricsStream(tmp_path / "m.jsonl", loggers={"broken": broken, "sound": sound}, events=events)
+
+    stream.start("run", tmp_path, {})
+    for step in (1, 2, 3):
+        stream.write({"step": step})
+    stream.close()
+    events.close()
+
+    assert [step for step, _ in sound.rows] == [1, 2, 3]
+    assert [record["step"] for record in read_metrics(tmp_path / "m.jsonl")] == [1, 2, 3]
+    assert [(e["kind"], e["logger"], e["action"]) for e in read_events(tmp_path / "events.jsonl")] == [
+        ("logger_disabled", "broken", where)
+    ]
+
+
+@given(written=st.integers(0, 12), resume=st.integers(0, 12), cut=st.integers(0, 30))
+def test_a_resume_never_duplicates_a_step(
+    tmp_path_factory: pytest.TempPathFactory, written: int, resume: int, cut: int
+) -> None:
+    """Steps after the resume point are dropped and made again; also when the crash tore the file."""
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    first = MetricsStream(path)
+    for step in range(1, written + 1):
+        first.write({"step": step, "try": 1})
+    first.close()
+    path.write_bytes(path.read_bytes()[: max(0, len(path.read_bytes()) - cut)])
+    whole = path.read_bytes().count(b"\n")
+
+    second = MetricsStream(path, resume_step=resume)
+    for step in range(resume + 1, resume + 4):
+        second.write({"step": step, "try": 2})
+    second.close()
+
+    kept = [(step, 1) for step in range(1, min(whole, resume) + 1)]
+    assert [(record["step"], record["try"]) for record in read_metrics(path)] == kept + [
+        (step, 2) for step in range(resume + 1, resume + 4)
+    ]
