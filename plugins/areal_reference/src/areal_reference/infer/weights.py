@@ -131,10 +131,11 @@ class WeightStage:
         """Return the spare buffers under the names they have in a model folder."""
         views: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            if name not in self._spare:
-                self._spare[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+            spare = self._spare.get(name)
+            if spare is None or not spare.is_contiguous():
+                spare = self._spare[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
             for part, place in self._places[name].items():
-                views[part] = self._spare[name].as_strided(place.size, place.stride, place.offset)
+                views[part] = spare.as_strided(place.size, place.stride, spare.storage_offset() + place.offset)
         return views
 
     def cancel(self) -> None:

@@ -93,7 +93,7 @@ class ReferenceTrainEngine:
         )
         return EngineInfo(
             engine="reference",
-            engine_version=torch.__version__,
+            engine_version=str(torch.__version__),
             device=str(device),
             num_parameters=sum(parameter.numel() for parameter in parameters.values()),
             context_length=hf.context_length(hf_config),

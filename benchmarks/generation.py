@@ -1,0 +1,128 @@
+"""Reference generator against transformers' generate: the same model, sampling, batch and machine, in one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/generation.py [--model FOLDER] [--batch 128] [--rounds 5]
+
+`equal`: every request makes the same number of tokens, the best case for a static batch. `ragged`: lengths are
+uniform between 3 and 70, as answers are; a static batch waits for its longest. Writes results/generation.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from areal_core.contract.inference import GenerationRequest, InferenceSpec
+from areal_core.testing.models import make_tiny_model
+from areal_core.testing.serving import ask
+from areal_reference.infer.config import ReferenceInferenceConfig
+from areal_reference.infer.engine import ReferenceInferenceEngine
+
+PROMPT, EQUAL, RAGGED = 8, 32, (3, 70)
+
+
+def requests(lengths: Sequence[int], vocabulary: int, name: str) -> list[GenerationRequest]:
+    """Return one request per length; groups of eight share a prompt."""
+    draw = random.Random(0)
+    prompts = [tuple(draw.randrange(3, vocabulary) for _ in range(PROMPT)) for _ in range(-(-len(lengths) // 8))]
+    return [
+        ask(*prompts[n // 8], name=f"{name}{n}", seed=n, max_new_tokens=length, ignore_eos=True)
+        for n, length in enumerate(lengths)
+    ]
+
+
+async def ours(engine: ReferenceInferenceEngine, work: list[GenerationRequest]) -> dict[str, float]:
+    """Time one load on the engine."""
+    before, started = await engine.status(), time.perf_counter()
+    outputs = await asyncio.gather(*(engine.generate(request) for request in work))
+    seconds, after = time.perf_counter() - started, await engine.status()
+    steps = after.metrics["steps"] - before.metrics["steps"]
+    return {
+        "tokens_per_s": sum(len(output.output_ids) for output in outputs) / seconds,
+        "ms_per_step": 1e3 * (after.busy_s - before.busy_s) / steps,
+    }
+
+
+def theirs(model: torch.nn.Module, work: list[GenerationRequest], batch: int) -> dict[str, float]:
+    """Time the same load as static batches; a batch runs to its longest request."""
+    steps, tokens, started = 0, 0, time.perf_counter()
+    for first in range(0, len(work), batch):
+        part = work[first : first + batch]
+        ids = torch.tensor([request.input_ids for request in part])
+        longest = max(request.sampling.max_new_tokens for request in part)
+        model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+        )
+        steps += longest
+        tokens += sum(request.sampling.max_new_tokens for request in part)
+    seconds = time.perf_counter() - started
+    return {"tokens_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / steps}
+
+
+async def measure(folder: Path, batch: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Alternate both sides and return medians per load."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    vocabulary, draw = int(model.config.vocab_size), random.Random(1)
+    loads = {"equal": [EQUAL] * batch, "ragged": [draw.randint(*RAGGED) for _ in range(4 * batch)]}
+    engines = {}
+    for name, deterministic in (("reference", False), ("deterministic", True)):
+        engines[name] = ReferenceInferenceEngine(ReferenceInferenceConfig(deterministic=deterministic))
+        await engines[name].start(InferenceSpec(model_path=str(folder), max_concurrent=batch))
+    table: dict[str, dict[str, float]] = {}
+    for load, lengths in loads.items():
+        work, seen = requests(lengths, vocabulary, load), dict[str, list[dict[str, float]]]()
+        for _ in range(rounds + 1):
+            for name, engine in engines.items():
+                seen.setdefault(name, []).append(await ours(engine, work))
+            seen.setdefault("transformers", []).append(theirs(model, work, batch))
+        for name, results in seen.items():
+            for key in results[0]:
+                table.setdefault(load, {})[f"{name}_{key}"] = statistics.median(r[key] for r in results[1:])
+        table[load]["ratio"] = table[load]["reference_tokens_per_s"] / table[load]["transformers_tokens_per_s"]
+    for engine in engines.values():
+        await engine.close()
+    return table
+
+
+def main() -> None:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a model folder; a 76k-parameter Qwen3 is made if not given")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.model or make_tiny_model(Path(scratch) / "model", vocab_size=30)
+        table = asyncio.run(measure(folder, arguments.batch, arguments.rounds))
+    result = {
+        "batch": arguments.batch,
+        "threads": torch.get_num_threads(),
+        "model": str(arguments.model or "tiny"),
+        **table,
+    }
+    for load, row in table.items():
+        print(f"{load}: " + ", ".join(f"{key} {value:.2f}" for key, value in row.items()))
+    target = Path(__file__).parent / "results" / "generation.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
