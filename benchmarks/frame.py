@@ -54,6 +54,8 @@ class Result:
     target: float | None
     what: str
     lower_is_better: bool = False
+    script: str = ""
+    """The script's name where it is not the result's."""
     details: Mapping[str, Any] = {}  # Any: json
 
     @property
@@ -115,7 +117,7 @@ def finish(result: Result, *, quick: bool) -> int:
         "met": result.met,
         "what": result.what,
         "quick": quick,
-        "command": " ".join(["python", f"benchmarks/{result.name}.py", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{result.script or result.name}.py", *sys.argv[1:]]),
         "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "details": result.details,

@@ -1,4 +1,4 @@
-"""What the training benchmarks train: two models, long-tailed batches, and the bare PyTorch loop to be measured against.
+"""What the training benchmarks train: two models, long-tailed batches, and the bare PyTorch loop beside areal.
 
 Knows: transformers and plain torch, written the way one would without areal.
 Does not know: any engine of areal.
@@ -27,11 +27,10 @@ WORDS, WEIGHTS = (1, 2, 3, 4, 6), (50, 25, 12, 8, 5)
 
 def make_model(folder: Path, size: str) -> Path:
     """Write a model folder: `tiny` is the quickstart's (76k parameters), `small` has 4 million."""
+    _no_progress_bars()
     if size == "tiny":
         return make_spell_model(folder / size, seed=1)
-    return make_tiny_model(
-        folder / size, vocab_size=2048, hidden=256, layers=6, heads=8, kv_heads=4, max_position=1024
-    )
+    return make_tiny_model(folder / size, vocab_size=2048, hidden=256, layers=6, heads=8, kv_heads=4, max_position=1024)
 
 
 def long_tailed_batch(num_sequences: int, *, scale: int = 1, seed: int = 1) -> Batch:
@@ -56,6 +55,7 @@ def load_bare(path: Path, *, packed: bool) -> Any:  # Any: transformers is not t
     """Load the model as anybody would; packed attention is areal's, so that both sides have the same kernel."""
     from transformers import AutoModelForCausalLM
 
+    _no_progress_bars()
     attention = register() if packed else "sdpa"
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention).train()
 
@@ -113,6 +113,12 @@ def bare_step(loss: nn.Module, batch: Batch, parameters: Iterable[Tensor]) -> Ca
         nn.utils.clip_grad_norm_(held, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(value)
+        return float(value.detach())
 
     return step
+
+
+def _no_progress_bars() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

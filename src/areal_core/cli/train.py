@@ -67,7 +67,11 @@ def execute(
     if dry_run:
         return 0
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        outcome = runner.run(_run(plan, registry, console, resume=resume, archive=archive))
+        try:
+            outcome = runner.run(_run(plan, registry, console, resume=resume, archive=archive))
+        except asyncio.CancelledError:
+            console.print("stopped at once; the last checkpoint is the place to resume from")
+            return INTERRUPTED
     return _close(outcome, console)
 
 

@@ -213,7 +213,7 @@ def _check_names(config: RunConfig, registry: Registry) -> None:
         registry.options("dataset", evaluation.data.name, evaluation.data.options, "evaluation.data.options")
     registry.options("reward", rollout.reward.name, rollout.reward.options, "rollout.reward.options")
     registry.options("workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow.options")
-    registry.describe("transport", config.weight_sync.transport)
+    registry.options("transport", config.weight_sync.transport, config.weight_sync.options, "weight_sync.options")
     for number, logger in enumerate(config.loggers):
         registry.options("logger", logger.name, logger.options, f"loggers[{number}].options")
 

@@ -33,7 +33,7 @@ class ModelConfig:
     """The policy's starting point."""
 
     path: str = ""
-    """A Hugging Face model folder on this machine, or a hub name where the hub can be reached."""
+    """A folder on this machine in Hugging Face format: config.json, *.safetensors, tokenizer."""
     dtype: str = field(default="float32", validator=validators.in_(("float32", "bfloat16", "float16")))
 
 
@@ -110,6 +110,7 @@ class WeightSyncConfig:
     """How new weights reach the inference fleet after every step."""
 
     transport: str = "shm"
+    options: Options = Factory(dict)
     pause: str = field(default="auto", validator=validators.in_(("auto", "none", "keep", "abort")))
     """`auto` takes the least disturbing one the engine claims: none, then keep, then abort."""
     timeout_s: float = field(default=120.0, validator=validators.gt(0.0))

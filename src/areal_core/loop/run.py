@@ -231,7 +231,7 @@ class Run:
 
     def _weight_sync(self, stack: AsyncExitStack, learner: Learner, pool: InferencePool) -> WeightSync:
         config = self._config.weight_sync
-        transport = self._registry.build("transport", config.transport, {})
+        transport = self._registry.build("transport", config.transport, config.options)
         assert isinstance(transport, WeightTransport)
         stack.callback(transport.close)
         return WeightSync(

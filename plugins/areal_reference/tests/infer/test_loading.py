@@ -14,7 +14,10 @@ from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.mistral import MistralConfig
 
 from areal_core.contract.errors import GenerationFailed, ModelError
+from areal_core.contract.inference import InferenceSpec
 from areal_core.testing.serving import FolderWeights, ask, full_logits
+from areal_reference.infer.attention import ATTENTION_NAME, ProbeStep
+from areal_reference.infer.loading import _agrees_with_eager, _few_tokens, load_model
 
 SMALL = {
     "vocab_size": 64,
@@ -76,18 +79,30 @@ def test_weights_that_miss_a_tensor_are_refused(serve, model_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "words"),
     [
-        Gemma2Config(**SMALL, query_pre_attn_scalar=8),
-        GptOssConfig(**SMALL, num_local_experts=2, num_experts_per_tok=1, layer_types=["full_attention"] * 2),
-        MistralConfig(**SMALL, sliding_window=16),
+        (Gemma2Config(**SMALL, query_pre_attn_scalar=8), "soft-capped|sliding"),
+        (
+            GptOssConfig(**SMALL, num_local_experts=2, num_experts_per_tok=1, layer_types=["full_attention"] * 2),
+            "s_aux",
+        ),
+        (MistralConfig(**SMALL, sliding_window=16), "sliding window of 16"),
     ],
     ids=["soft caps", "attention sinks", "sliding window"],
 )
-def test_attention_the_slab_cannot_do_is_refused(config, serve, tmp_path):
+def test_attention_the_slab_cannot_do_is_refused(config, words, serve, tmp_path):
     """Rather than generate from a model that was never trained."""
-    with pytest.raises(ModelError, match="fix: "):
+    with pytest.raises(ModelError, match=words):
         start(serve, save(config, tmp_path / "m"))
+
+
+def test_logits_that_differ_from_the_architectures_own_attention_are_noticed(model_folder):
+    """The probe compares with eager attention, and leaves the slab's in place."""
+    loaded = load_model(InferenceSpec(model_path=str(model_folder())))
+    own = _few_tokens(loaded.model, loaded.device, ProbeStep())
+    assert _agrees_with_eager(loaded.model, loaded.device, own)
+    assert not _agrees_with_eager(loaded.model, loaded.device, own + 0.1 * own.abs().max())
+    assert loaded.model.config._attn_implementation == ATTENTION_NAME
 
 
 def test_rotary_scaling_that_depends_on_the_batch_is_refused(serve, model_folder, tmp_path):

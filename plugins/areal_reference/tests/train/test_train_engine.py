@@ -324,12 +324,16 @@ def test_bfloat16_computes_in_bfloat16_on_float32_masters(model: Path) -> None:
     """Log-probs differ from float32's by little; a small step is not rounded away."""
     exact, half = started(model), started(model, dtype="bfloat16", optimizer=OptimizerSpec(lr=1e-6))
     outputs = frozenset({Output.LOGPROBS})
+    seen: list[torch.dtype] = []
+    layer = running(half._trainer).model.packed.hf.model.layers[0].self_attn.q_proj  # type: ignore[attr-defined]
+    layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     left, right = (engine.forward(data(), outputs).tokens["logprobs"] for engine in (exact, half))
 
     before = running(half._trainer).state.parameters["model.norm.weight"].detach().clone()
     half.train_step(data(), PolicyGradient())
     after = running(half._trainer).state.parameters["model.norm.weight"].detach()
 
+    assert set(seen) == {torch.bfloat16}
     assert not torch.equal(left, right)
     torch.testing.assert_close(left, right, rtol=0.05, atol=0.1)
     assert after.dtype is torch.float32

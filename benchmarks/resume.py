@@ -1,0 +1,78 @@
+"""What checkpoints cost: seconds of one exact checkpoint against the seconds of the steps between two of them.
+
+A checkpoint is what the loop writes: the exact state of the FSDP engine and the policy as a model folder.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import frame
+import workload
+
+from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
+from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
+from areal_fsdp.engine import FSDPEngine
+
+INTERVAL = 50
+"""Steps between two checkpoints."""
+TARGET = 0.02
+
+
+def measure(folder: Path, size: str, num_sequences: int, repeats: int) -> dict[str, Any]:
+    """Time steps and checkpoints of one model in turns. Any: json."""
+    path = workload.make_model(folder, size)
+    batch = workload.long_tailed_batch(num_sequences)
+    engine = FSDPEngine()
+    spec = TrainSpec(role="actor", model_path=str(path), optimizer=OptimizerSpec(lr=workload.LR))
+    store = f"file://{folder}/store-{size}"
+    engine.start(spec, RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method=store))
+    objective = SFTObjective(SFTConfig())
+    numbers = count()
+
+    def checkpoint() -> None:
+        target = folder / f"{size}-{next(numbers)}"
+        target.mkdir()
+        engine.save_state(target / "actor")
+        engine.save_weights(target / "model")
+
+    timing = frame.compare(
+        {"step": lambda: engine.train_step(batch, objective), "checkpoint": checkpoint}, repeats=repeats
+    )
+    last = folder / f"{size}-{next(numbers) - 1}" / "actor"
+    loaded = frame.compare({"load": lambda: engine.load_state(last)}, repeats=repeats)
+    engine.close()
+    step, saved = timing["step"].median, timing["checkpoint"].median
+    return {
+        "overhead": saved / (INTERVAL * step),
+        "interval_for_target": saved / (TARGET * step),
+        "step_s": step,
+        "checkpoint_s": saved,
+        "load_s": loaded["load"].median,
+    }
+
+
+def main() -> int:
+    """Measure; the result is the worst model's."""
+    options = frame.parser(__doc__).parse_args()
+    frame.one_thread()
+    num_sequences, repeats, sizes = (16, 2, ["tiny"]) if options.quick else (128, 7, ["tiny", "small"])
+    with tempfile.TemporaryDirectory() as folder:
+        models = {size: measure(Path(folder), size, num_sequences, repeats) for size in sizes}
+    result = frame.Result(
+        name="resume",
+        ratio=max(found["overhead"] for found in models.values()),
+        target=TARGET,
+        lower_is_better=True,
+        what=f"one checkpoint / {INTERVAL} training steps",
+        details={"models": models, "interval": INTERVAL, "sequences": num_sequences},
+    )
+    return frame.finish(result, quick=options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Runs of `areal train` on a quickstart preset, and what their run folders say about time.
+
+Knows: presets, the cached starting model, metrics.jsonl.
+Does not know: what a run is compared with.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import frame
+from attrs import asdict, frozen
+
+from areal_core.cli.quickstart import preset_path
+from areal_core.cli.warm_start import RECIPES, cached_model, warm_start
+from areal_core.config.load import load_config
+from areal_core.config.schema import RunConfig
+from areal_core.data.tiny import make_spell_model
+from areal_core.observe.events import read_events
+from areal_core.observe.metrics import read_metrics
+from areal_core.observe.summary import evaluation_points
+from areal_core.plugins.registry import default_registry
+
+TIMEOUT_S = 1800
+
+
+@frozen(kw_only=True)
+class RunFigures:
+    """One run. `seconds` span the first batch asked for to the end of the last step, evaluations left out."""
+
+    seconds: float
+    steps: int
+    final: float | None
+    """Greedy reward on the held-out rows after the last step."""
+    evaluations: list[tuple[float, float]]
+    reward_last: float
+    train_busy_s: float
+    infer_busy_s: float
+    staleness_max: int
+    tokens_generated: int
+    tokens_trained: int
+    parts: Mapping[str, float]
+    """Seconds the loop spent waiting, training, syncing."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data. Any: json."""
+        return asdict(self)
+
+
+def starting_model(task: str, scratch: Path, *, quick: bool) -> Path:
+    """Return the warm-started checkpoint of a task; makes it the first time, which takes a minute or more.
+
+    Quick runs take the same model untrained, written to `scratch`.
+    """
+    if quick:
+        return make_spell_model(scratch / f"{task}-model", seed=1)
+    recipe = RECIPES[task]
+    cached = cached_model(recipe)
+    if cached is not None:
+        return cached
+    print(f"fine-tuning the starting model of {task} once ({recipe.steps} steps) ...", flush=True)
+    return frame.run(warm_start(recipe, default_registry(), lambda *_: None))
+
+
+def preset(task: str, overrides: Sequence[str]) -> RunConfig:
+    """Return the preset's configuration, as the run will read it."""
+    return load_config(preset_path(task), overrides)
+
+
+def areal_train(
+    task: str, model: Path, folder: Path, overrides: Sequence[str], *, evaluate_every: int = 0
+) -> RunFigures:
+    """Run the preset in a process of its own, exactly as a user would, and read its figures.
+
+    Raises:
+        SystemExit: the run failed; its last lines are shown.
+    """
+    areal = str(Path(sys.executable).with_name("areal"))
+    settings = [
+        f"model.path={model}",
+        f"out={folder}",
+        f"evaluation.every_steps={evaluate_every}",
+        f"evaluation.before={str(evaluate_every > 0).lower()}",
+        *overrides,
+    ]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    environment.pop("OMP_NUM_THREADS", None)  # a run gives each worker the threads its plan says
+    command = [areal, "train", str(preset_path(task)), *settings]
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n" + "\n".join(done.stdout.splitlines()[-20:]))
+    return figures(folder)
+
+
+def figures(folder: Path) -> RunFigures:
+    """Read a finished run's folder."""
+    records = list(read_metrics(folder / "metrics.jsonl"))
+    events = list(read_events(folder / "events.jsonl"))
+    first, last = records[0], records[-1]
+    began = first["time"] - first["seconds"] - first["eval_s"]
+    tenth = max(1, len(records) // 10)
+    return RunFigures(
+        seconds=last["time"] - began - sum(record["eval_s"] for record in records),
+        steps=int(last["step"]),
+        final=last.get("eval_reward"),
+        evaluations=evaluation_points(records, events),
+        reward_last=sum(record["reward"] for record in records[-tenth:]) / tenth,
+        train_busy_s=last["train_busy_s"],
+        infer_busy_s=last["infer_busy_s"],
+        staleness_max=max(int(record["staleness_max"]) for record in records),
+        tokens_generated=int(last["tokens_generated"]),
+        tokens_trained=int(last["tokens_trained"]),
+        parts={part: sum(record[part] for record in records) for part in ("wait_s", "train_s", "sync_s")},
+    )
