@@ -1,23 +1,21 @@
 """Reference generator against transformers' generate: the same model, sampling, batch and machine, in one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/generation.py [--model FOLDER] [--batch 128] [--rounds 5]
-
 `equal`: every request makes the same number of tokens, the best case for a static batch. `ragged`: lengths are
-uniform between 3 and 70, as answers are; a static batch waits for its longest. Writes results/generation.json.
+uniform between 3 and 70, as answers are; a static batch waits for its longest.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import frame
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -99,30 +97,29 @@ async def measure(folder: Path, batch: int, rounds: int) -> dict[str, dict[str, 
     return table
 
 
-def main() -> None:
-    """Measure, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    """Measure and report; the result is that of the ragged load."""
+    parser = frame.parser(__doc__)
     parser.add_argument("--model", type=Path, help="a model folder; a 76k-parameter Qwen3 is made if not given")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    frame.one_thread()
+    batch, rounds = (8, 1) if arguments.quick else (arguments.batch, arguments.rounds)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.model or make_tiny_model(Path(scratch) / "model", vocab_size=30)
-        table = asyncio.run(measure(folder, arguments.batch, arguments.rounds))
-    result = {
-        "batch": arguments.batch,
-        "threads": torch.get_num_threads(),
-        "model": str(arguments.model or "tiny"),
-        **table,
-    }
-    for load, row in table.items():
-        print(f"{load}: " + ", ".join(f"{key} {value:.2f}" for key, value in row.items()))
-    target = Path(__file__).parent / "results" / "generation.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(result, indent=1) + "\n")
+        table = asyncio.run(measure(folder, batch, rounds))
+    result = frame.Result(
+        name="generation",
+        ratio=table["ragged"]["ratio"],
+        target=None,
+        what="tokens/s of the reference generator / of transformers' generate, ragged lengths",
+        details={"batch": batch, "model": str(arguments.model or "tiny"), "threads": torch.get_num_threads(), **table},
+    )
+    return frame.finish(result, quick=arguments.quick)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import reasoning_gym  # here, so that the first reward does not wait for it: areal's pool has it loaded as well
+
 EOS = 1
 
 
@@ -72,8 +74,6 @@ def read_rows(path: str) -> list[dict[str, Any]]:
 
 def score(row: dict[str, Any], completion: str, finished: bool) -> float:
     """Return what areal's reward `reasoning_gym` with `exact` gives."""
-    import reasoning_gym
-
     if not finished:
         return 0.0
     completion = completion.strip()

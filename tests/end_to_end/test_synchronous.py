@@ -54,12 +54,15 @@ def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(tmp_path: Path, 
 
     rewards = _plain_loop(config, tmp_path / "plain")
 
+    assert len(set(rewards)) > 1, "nothing was learned from"
     assert [record["reward"] for record in run.steps()] == rewards
     (checkpoint,) = (folder / "checkpoints").iterdir()
     theirs = load_file(checkpoint / "model" / "model.safetensors")
     ours = load_file(tmp_path / "plain" / "model.safetensors")
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+    start = load_file(model / "model.safetensors")
+    assert not all(torch.equal(start[name], ours[name]) for name in ours), "the weights never changed"
 
 
 def _plain_loop(config: RunConfig, out: Path) -> list[float]:

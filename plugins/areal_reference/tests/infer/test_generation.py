@@ -11,6 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, PromptTooLong
+from areal_core.contract.inference import PauseMode
 from areal_core.testing.serving import ask, full_logits, until_generated
 
 PROMPTS = [(5, 9, 7), (4,), (5, 9, 7), (11, 3, 8, 20, 6, 6, 9, 30), (5, 9), (40, 41, 42, 43, 44)]
@@ -103,18 +104,20 @@ def test_requests_do_not_feel_each_other(serve):
         assert crowd.logprobs == pytest.approx(single.logprobs, abs=1e-4)
 
 
-def test_equal_prompts_are_computed_once(serve):
+def test_equal_prompts_are_computed_once(serve, model_folder):
     """Members of a group share their prompt's cache entries, also a member that arrives later."""
     prompt = (5, 9, 7, 11, 12, 13)
 
     async def run():
-        async with serve() as engine:
-            first = [engine.generate(ask(*prompt, seed=n, max_new_tokens=200, ignore_eos=True)) for n in range(4)]
+        async with serve(model_folder(max_position=4096)) as engine:
+            first = [engine.generate(ask(*prompt, seed=n, max_new_tokens=3500, ignore_eos=True)) for n in range(4)]
             tasks = [asyncio.ensure_future(call) for call in first]
             await until_generated(engine, 1)
             await engine.generate(ask(*prompt, seed=9, max_new_tokens=3))
+            running = (await engine.status()).metrics
+            await engine.pause(PauseMode.ABORT)
             await asyncio.gather(*tasks)
-            return (await engine.status()).metrics
+            return running
 
     metrics = asyncio.run(run())
     assert (metrics["prompt_tokens_computed"], metrics["prompt_tokens_shared"]) == (5, 20)

@@ -19,6 +19,7 @@ from areal_core.testing.serving import FolderWeights, ask, full_logits
 from areal_reference.infer.attention import ATTENTION_NAME, ProbeStep
 from areal_reference.infer.loading import _agrees_with_eager, _few_tokens, load_model
 
+FULL = ["full_attention"] * 2
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
