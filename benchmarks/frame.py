@@ -165,4 +165,4 @@ def _version(name: str) -> str:
 
 
 def _plain(value: object) -> object:
-    return asdict(value) if isinstance(value, Timing) else str(value)  # type: ignore[arg-type]
+    return asdict(value) if isinstance(value, Timing) else str(value)

@@ -34,6 +34,8 @@ class RunFigures:
     """One run. `seconds` span the first batch asked for to the end of the last step, evaluations left out."""
 
     seconds: float
+    after_first_s: float
+    """The same from the end of the first step on: whatever a first step warms up does not count."""
     steps: int
     final: float | None
     """Greedy reward on the held-out rows after the last step."""
@@ -106,8 +108,10 @@ def figures(folder: Path) -> RunFigures:
     first, last = records[0], records[-1]
     began = first["time"] - first["seconds"] - first["eval_s"]
     tenth = max(1, len(records) // 10)
+    seconds = last["time"] - began - sum(record["eval_s"] for record in records)
     return RunFigures(
-        seconds=last["time"] - began - sum(record["eval_s"] for record in records),
+        seconds=seconds,
+        after_first_s=seconds - first["seconds"],
         steps=int(last["step"]),
         final=last.get("eval_reward"),
         evaluations=evaluation_points(records, events),

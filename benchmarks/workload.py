@@ -80,7 +80,8 @@ class PackedLoss(nn.Module):
         logits = self.model.lm_head(hidden.index_select(0, packing.predicted - 1))
         losses = nn.functional.cross_entropy(logits, ids[packing.predicted], reduction="none")
         mask = batch.tokens["loss_mask"][packing.predicted]
-        return (losses * mask).sum() / mask.sum()
+        loss: Tensor = (losses * mask).sum() / mask.sum()
+        return loss
 
 
 class PaddedLoss(nn.Module):

@@ -7,6 +7,7 @@ come in files that `time_to_reward.py` writes from areal's data sets, so both si
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
@@ -72,12 +73,18 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+@functools.cache
+def scorer_of(name: str) -> Any:
+    """Return reasoning-gym's scorer, built once, as areal does: building one reads its word list."""
+    return reasoning_gym.get_score_answer_fn(name)
+
+
 def score(row: dict[str, Any], completion: str, finished: bool) -> float:
     """Return what areal's reward `reasoning_gym` with `exact` gives."""
     if not finished:
         return 0.0
     completion = completion.strip()
-    scorer = reasoning_gym.get_score_answer_fn(row["entry"]["metadata"]["source_dataset"])
+    scorer = scorer_of(row["entry"]["metadata"]["source_dataset"])
     return float(scorer(completion, row["entry"]) >= 1.0 and completion == row["answer"])
 
 
@@ -122,7 +129,7 @@ class Clock:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._began = self._paused = 0.0
-        self.seconds = 0.0
+        self.seconds = self._first = 0.0
         self.evaluations: list[tuple[int, float]] = []
         self.rewards: list[float] = []
 
@@ -134,6 +141,7 @@ class Clock:
         """Note the end of a step, and evaluate if it is due."""
         ended = time.perf_counter()
         self.seconds = ended - self._began - self._paused
+        self._first = self._first or self.seconds
         if self._options.eval_every and number % self._options.eval_every == 0:
             self.evaluations.append((number, evaluation()))
             self._paused += time.perf_counter() - ended
@@ -142,6 +150,7 @@ class Clock:
         """Write what `time_to_reward.py` reads. Any: json."""
         record = {
             "seconds": self.seconds,
+            "after_first_s": self.seconds - self._first,
             "final": final,
             "evaluations": self.evaluations,
             "rewards": self.rewards,

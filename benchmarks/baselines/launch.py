@@ -151,6 +151,8 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _write(path: Path, data: DataConfig, count: int) -> None:
-    rows = default_registry().build("dataset", data.name, data.options, "data.options")
+    rows: Any = default_registry().build(
+        "dataset", data.name, data.options, "data.options"
+    )  # Any: rows of the data set
     lines = [json.dumps({name: rows[n][name] for name in ("prompt", "answer", "entry")}) for n in range(count)]
     path.write_text("\n".join(lines) + "\n")

@@ -51,10 +51,6 @@ class Slab:
         keys, values = (held[self.first : self.last, :, : self.reach] for held in self.layers[layer])
         return keys, values
 
-    def get_seq_length(self, *_: object) -> int:
-        """Unused, since positions are given; transformers may ask."""
-        return self.reach
-
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row into another's place."""
         for pair in self.layers:
@@ -81,8 +77,7 @@ class Generator:
         self.waiting: list[Request] = []
         self.rows: list[Request] = []
         self.arrived = asyncio.Event()
-        self.tokens = self.updates = 0
-        self.busy_s = 0.0
+        self.tokens, self.updates, self.busy_s = 0, 0, 0.0
 
     async def serve(self) -> None:
         """Step while there is work; let HTTP run between steps."""
@@ -132,8 +127,7 @@ class Generator:
         out = self.model(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=slab, use_cache=True
         )
-        logits: torch.Tensor = out.logits
-        return logits
+        return out.logits  # type: ignore[no-any-return]
 
     def _take(self, logits: torch.Tensor, requests: list[Request]) -> None:
         """Sample one token per request; hand back what is finished and close the gaps."""

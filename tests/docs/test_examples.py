@@ -98,8 +98,8 @@ def test_an_example_loads_and_its_options_are_read(path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model folder; which model it is makes no difference to a plan."""
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
+    """Return a model folder with room for every example; what else it is makes no difference to a plan."""
+    return make_tiny_model(tmp_path_factory.mktemp("model"), max_position=4096)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

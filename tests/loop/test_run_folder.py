@@ -45,15 +45,37 @@ def test_the_lock_ends_with_the_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_a_run_is_not_mixed_with_another(tmp_path: Path) -> None:
-    """The error says how to continue it, and the folder is free again."""
+    """The error says how to continue it if it can be, and the folder is free again."""
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     folder = RunFolder(tmp_path)
 
-    with pytest.raises(RunFolderError, match=r"already holds a run(.|\n)*--resume"), folder.held(resume=False):
+    with (
+        pytest.raises(RunFolderError, match=r"already holds a run(.|\n)*out=DIR") as without,
+        folder.held(resume=False),
+    ):
+        pass
+    _checkpoint(folder, 1)
+    with pytest.raises(RunFolderError) as resumable, folder.held(resume=False):
         pass
 
+    assert "--resume" not in without.value.fix
+    assert f"areal train --resume {tmp_path}" in resumable.value.fix
     with RunFolder(tmp_path).held(resume=False, archive=True):
         assert not folder.metrics.exists()
+
+
+def test_a_run_that_failed_before_its_first_step_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    """Whoever corrected a typo starts again in the same folder; the failed try is moved aside with its logs."""
+    root = tmp_path / "run"
+    with RunFolder(root).held(resume=False):
+        (root / "metrics.jsonl").touch()
+        (root / "events.jsonl").write_text("{}\n")
+
+    with RunFolder(root).held(resume=False):
+        pass
+
+    assert not (root / "events.jsonl").exists()
+    assert (tmp_path / "run.1" / "events.jsonl").exists()
 
 
 def test_archiving_moves_every_file_of_the_earlier_run(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_anything_else_is_invalid_and_never_a_zero(returned: object) -> None:
     result = judge(returned)
 
     assert (result.status, result.value) == (RewardStatus.INVALID, None)
-    with pytest.raises(RewardFailed, match="the reward of episode x is invalid"):
+    with pytest.raises(RewardFailed, match="the reward function returned no finite number for episode x"):
         require_ok(result, "episode x")
 
 

@@ -17,11 +17,11 @@ import attrs
 from cyclopts import Parameter
 from rich.console import Console
 
-from areal_core.config.load import load_config
+from areal_core.config.load import load_config, redacted_keys
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RunConfig
-from areal_core.contract.errors import ConfigError
+from areal_core.contract.errors import ConfigError, RunFolderError
 from areal_core.plugins.registry import Registry, default_registry
 from areal_core.runtime.devices import count_visible
 
@@ -51,10 +51,34 @@ def train(
         overrides, config = (str(config), *overrides), None
     if config is None and resume is None:
         raise ConfigError("no configuration given", why="areal train needs a yaml file", fix="areal train run.yaml")
-    run = load_config(config or (resume or Path()) / "config.yaml", overrides)
+    if resume is not None and config is None:
+        config = _config_of(resume)
+    run = load_config(config, overrides)
     if resume is not None:
         run = attrs.evolve(run, out=str(resume))
+        _check_secrets(run, resume)
     return execute(run, registry, resume=resume is not None, dry_run=dry_run)
+
+
+def _config_of(folder: Path) -> Path:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunFolderError(
+            f"run folder {folder} has nothing to resume",
+            why="it holds no config.yaml" if folder.is_dir() else "there is no such folder",
+            fix="name the folder a run was started in: areal train --resume DIR",
+        )
+    return path
+
+
+def _check_secrets(run: RunConfig, folder: Path) -> None:
+    """Refuse to hand `<redacted>` to a tracker as if it were the key."""
+    for path in redacted_keys(run):
+        raise ConfigError(
+            f"the value of {path} is not known",
+            why=f"config.yaml of {folder} was written without secrets",
+            fix=f"give it again with the run's own file: areal train run.yaml --resume {folder}",
+        )
 
 
 def execute(

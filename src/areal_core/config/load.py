@@ -7,7 +7,7 @@ Does not know: what a value means (`schema`) or what fits with what (`plan`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from areal_core.config.structure import structure, unstructure
 from areal_core.contract.errors import ConfigError
 
 _SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|credential)s?$", re.IGNORECASE)
+_REDACTED = "<redacted>"
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None) -> RunConfig:
@@ -60,7 +61,23 @@ def redact(value: Any, name: str = "") -> Any:
         return {key: redact(item, str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact(item, name) for item in value]
-    return "<redacted>" if isinstance(value, str) and value and _SECRET.search(name) else value
+    return _REDACTED if isinstance(value, str) and value and _SECRET.search(name) else value
+
+
+def redacted_keys(config: RunConfig) -> list[str]:
+    """Return the dotted paths of values that `redact` replaced; a run cannot use them."""
+    return list(_redacted(unstructure(config), ""))
+
+
+def _redacted(value: Any, path: str) -> Iterator[str]:  # Any: a tree of plain data
+    if value == _REDACTED:
+        yield path
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _redacted(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _redacted(item, f"{path}[{number}]")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Does not know: how to build the model (`areal_core.training.hf`).
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,10 @@ def _header_parameters(file: Path) -> int:
             if size > file.stat().st_size:
                 raise ValueError("the header is longer than the file")
             header = json.loads(stream.read(size))
-        total = 0
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count = 1
-                for extent in tensor["shape"]:
-                    count *= extent
-                total += count
-    except (OSError, ValueError, KeyError, struct.error) as error:
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        end = 8 + size + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
+        if end > file.stat().st_size:
+            raise ValueError(f"it has {file.stat().st_size} bytes and its header promises {end}")
+        return sum(math.prod(tensor["shape"]) for tensor in tensors)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ModelError(f"{file} is not a whole safetensors file", why=str(error), fix="copy it again") from None
-    return total

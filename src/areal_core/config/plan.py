@@ -6,6 +6,7 @@ Does not know: how to start anything.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from areal_core.algorithms.config import NormLevel
 from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
 from areal_core.config.model_folder import ModelFolder, inspect_model
+from areal_core.config.sampling import check_sampling
 from areal_core.config.schema import RoleConfig, RunConfig
 from areal_core.contract.errors import CapabilityError, PlanError, ResourceError
 from areal_core.contract.inference import PauseMode
@@ -85,8 +88,9 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     roles.append(_rollout_role(config, registry, device))
     _check_devices(roles, device, devices)
     _check_names(config, registry)
+    _check_rollout(config, roles[-1].model)
     warnings = [
-        *_check_rollout(config, roles[-1]),
+        *check_sampling(config, roles[-1].model),
         *check_algorithm(
             config.algorithm,
             has_reference=config.reference is not None,
@@ -96,9 +100,9 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     ]
     objective = objective_spec(config.algorithm)
     critic = critic_spec(config.algorithm) if config.critic else None
-    for spec in (objective, critic):
+    for path, spec in (("objective", objective), ("critic_objective", critic)):
         if spec is not None:
-            registry.build("objective", spec.name, spec.config)
+            registry.build("objective", spec.name, spec.config, f"algorithm.{path}.options")
     return Plan(
         config=config,
         roles=tuple(roles),
@@ -128,6 +132,7 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
         needs.append("head.value")
     _require(registry, "train", backend.name, needs, manifest.devices, device)
     model = inspect_model(role.path or config.model.path)
+    registry.check_engine("train", backend.name)
     registry.options("train", backend.name, role.options, f"{name}.options")
     trained = 0 if name == "reference" else _ADAM_BYTES
     shards = backend.world_size
@@ -162,9 +167,18 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
         "sampling.ignore_eos": sampling.ignore_eos,
         f"transport.{config.weight_sync.transport}": True,
     }
+    registry.describe("transport", config.weight_sync.transport)
     _require(
         registry, "infer", backend.name, [*needs, *(k for k, on in wanted.items() if on)], manifest.devices, device
     )
+    if rollout.python is None:
+        registry.check_engine("infer", backend.name)
+    elif shutil.which(rollout.python) is None:
+        raise PlanError(
+            f"rollout.python={rollout.python} is no interpreter",
+            why="it is neither an executable file nor on the PATH",
+            fix="name the python of an environment with areal-core and the engine: /path/to/venv/bin/python",
+        )
     registry.options("infer", backend.name, rollout.options, "rollout.options")
     model = inspect_model(config.model.path)
     dtype = rollout.dtype or config.model.dtype
@@ -197,7 +211,7 @@ def _require(registry: Registry, role: str, name: str, needs: list[str], devices
 
 
 def _check_names(config: RunConfig, registry: Registry) -> None:
-    """Ask every plugin the run names for its manifest, and check its options."""
+    """Ask every plugin the run names whether it is whole, and check its options."""
     rollout, evaluation = config.rollout, config.evaluation
     for what, name in (("data.name", config.data.name), ("rollout.reward.name", rollout.reward.name)):
         if not name:
@@ -207,52 +221,35 @@ def _check_names(config: RunConfig, registry: Registry) -> None:
                 why=f"a run needs a {role}",
                 fix=f"choose one of: {', '.join(registry.names(role))}",
             )
-    registry.options("scheduler", config.scheduler.backend, config.scheduler.options, "scheduler.options")
-    registry.options("dataset", config.data.name, config.data.options, "data.options")
+    scheduler, sync = config.scheduler, config.weight_sync
+    named = [
+        ("scheduler", scheduler.backend, scheduler.options, "scheduler"),
+        ("dataset", config.data.name, config.data.options, "data"),
+        ("reward", rollout.reward.name, rollout.reward.options, "rollout.reward"),
+        ("workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow"),
+        ("transport", sync.transport, sync.options, "weight_sync"),
+        *(("logger", logger.name, logger.options, f"loggers[{n}]") for n, logger in enumerate(config.loggers)),
+    ]
     if evaluation.data is not None:
-        registry.options("dataset", evaluation.data.name, evaluation.data.options, "evaluation.data.options")
-    registry.options("reward", rollout.reward.name, rollout.reward.options, "rollout.reward.options")
-    registry.options("workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow.options")
-    registry.options("transport", config.weight_sync.transport, config.weight_sync.options, "weight_sync.options")
-    for number, logger in enumerate(config.loggers):
-        registry.options("logger", logger.name, logger.options, f"loggers[{number}].options")
+        named.append(("dataset", evaluation.data.name, evaluation.data.options, "evaluation.data"))
+    for role, name, options, path in named:
+        registry.check_engine(role, name)
+        registry.options(role, name, options, f"{path}.options")
 
 
-def _check_rollout(config: RunConfig, rollout: RolePlan) -> list[str]:
-    sampling, groups = config.rollout.sampling, config.rollout.group_size
-    context = config.rollout.context_length or rollout.model.context_length
-    norm = config.algorithm.advantages.reward_norm
-    if not rollout.model.has_tokenizer:
+def _check_rollout(config: RunConfig, model: ModelFolder) -> None:
+    if not model.has_tokenizer:
         raise PlanError(
-            f"model folder {str(rollout.model.path)!r} has no tokenizer",
+            f"model folder {str(model.path)!r} has no tokenizer",
             why="prompts are turned into token ids with the model's own tokenizer",
             fix="save it beside the weights: tokenizer.save_pretrained(DIR)",
         )
-    if context and sampling.max_new_tokens >= context:
-        raise PlanError(
-            f"rollout.sampling.max_new_tokens={sampling.max_new_tokens} leaves no room for a prompt",
-            why=f"the context holds {context} tokens",
-            fix=f"set rollout.sampling.max_new_tokens below {context}",
-        )
-    if sampling.temperature <= 0:
-        raise PlanError(
-            "rollout.sampling.temperature=0 cannot be trained on",
-            why="greedy samples of a group are all alike, and ratios to a greedy policy are undefined",
-            fix="set rollout.sampling.temperature=1.0; evaluation has a temperature of its own",
-        )
-    if groups == 1 and norm.mean.value == "group":
+    if config.rollout.group_size == 1 and config.algorithm.advantages.reward_norm.mean is NormLevel.GROUP:
         raise PlanError(
             "rollout.group_size=1 with algorithm.advantages.reward_norm.mean=group",
             why="a group of one has no baseline: every advantage would be 0",
             fix="set rollout.group_size to 2 or more, or the reward norm's mean to batch or none",
         )
-    warnings = []
-    if sampling.top_p < 1 or sampling.top_k > 0:
-        warnings.append(
-            "top_p/top_k: behaviour log-probs are of the filtered distribution, the trainer's are not; "
-            "set algorithm.proximal=recompute with a behaviour weight, or sample without filters"
-        )
-    return warnings
 
 
 def _choose_device(wanted: str, devices: Mapping[str, int]) -> str:

@@ -18,6 +18,8 @@ from areal_core.contract.train import OptimizerSpec
 
 Options = Mapping[str, Any]  # Any: checked against the plugin's own config class
 
+_DTYPE = validators.in_(("float32", "bfloat16", "float16"))
+
 
 class StalenessPolicy(StrEnum):
     """What happens when an episode would be too old."""
@@ -34,7 +36,7 @@ class ModelConfig:
 
     path: str = ""
     """A folder on this machine in Hugging Face format: config.json, *.safetensors, tokenizer."""
-    dtype: str = field(default="float32", validator=validators.in_(("float32", "bfloat16", "float16")))
+    dtype: str = field(default="float32", validator=_DTYPE)
 
 
 @frozen(kw_only=True)
@@ -72,7 +74,7 @@ class RolloutConfig:
     options: Options = Factory(dict)
     python: str | None = None
     """Another interpreter for the inference workers, for engines that pin their own torch."""
-    dtype: str | None = None
+    dtype: str | None = field(default=None, validator=validators.optional(_DTYPE))
     """Of the inference weights; None takes `model.dtype`."""
     context_length: int = field(default=0, validator=validators.ge(0))
     cpus_per_replica: int = field(default=1, validator=validators.ge(1))
@@ -99,7 +101,7 @@ class RoleConfig:
     options: Options = Factory(dict)
     path: str | None = None
     """Starting weights of this role; None takes `model.path`."""
-    dtype: str | None = None
+    dtype: str | None = field(default=None, validator=validators.optional(_DTYPE))
     cpus_per_rank: int = field(default=1, validator=validators.ge(1))
     max_tokens_per_microbatch: int = field(default=16384, validator=validators.ge(1))
     optimizer: OptimizerSpec = OptimizerSpec()

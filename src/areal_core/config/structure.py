@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import attrs
 import cattrs
@@ -26,6 +26,11 @@ from cattrs.gen import make_dict_structure_fn
 from areal_core.contract.errors import ConfigError, UnknownKey, WrongType
 
 T = TypeVar("T")
+
+_CONTAINERS: Mapping[Any, tuple[Any, str]] = {  # Any: the origin of a type expression -> what isinstance takes
+    tuple: ((list, tuple), "a list"),
+    Mapping: (Mapping, "keys and values"),
+}
 
 
 def structure(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
@@ -122,15 +127,29 @@ def _strict(value: object, kind: type) -> object:
 
 def _section(converter: cattrs.Converter, cls: type) -> Callable[[object, type], object]:
     build: Callable[[Mapping[str, Any], type], object] = make_dict_structure_fn(cls, converter)
+    attrs.resolve_types(cls)
 
     def from_mapping(value: object, _: type) -> object:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
             raise TypeError(f"got {value!r} ({type(value).__name__}), wanted the keys of {cls.__name__}")
+        for field in attrs.fields(cls):
+            if field.name in value:
+                _check_container(cls, field, value[field.name])
         return build(value, cls)
 
     return from_mapping
+
+
+def _check_container(cls: type, field: attrs.Attribute[Any], value: object) -> None:
+    """Refuse a text for a list, which cattrs would cut into its letters, and nothing for a mapping."""
+    kinds, wanted = _CONTAINERS.get(get_origin(field.type), (object, ""))
+    if isinstance(value, kinds):
+        return
+    error = TypeError(f"got {value!r} ({type(value).__name__}), wanted {wanted}")
+    error.add_note(AttributeValidationNote("", field.name, field.type))
+    raise ClassValidationError("", [error], cls)
 
 
 def _make_converter() -> cattrs.Converter:

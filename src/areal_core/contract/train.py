@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 
 class Output(StrEnum):
-    """A per-token column an engine can compute, float32 [T], aligned to its own token."""
+    """A per-token column an engine can compute, float32 [T], aligned to its own token.
+
+    Log-probs and entropy are computed where the batch's `loss_mask` is True and are 0 elsewhere:
+    the logits of a prompt cost the most and train nothing. To score other tokens, set the mask.
+    """
 
     LOGPROBS = "logprobs"
-    """log p(token t | tokens < t) at the spec's temperature; 0 for the first token of a sequence."""
+    """log p(token t | tokens < t) at the spec's temperature; 0 off the mask and for the first token of a sequence."""
     ENTROPY = "entropy"
-    """Entropy in nats of the distribution token t was drawn from; 0 for the first token."""
+    """Entropy in nats of the distribution token t was drawn from; 0 off the mask and for the first token."""
     VALUES = "values"
     """The critic's estimate of the return from token t on, read before token t is known."""
 

@@ -7,6 +7,7 @@ Does not know: steps (`train_loop`) or how anything is shown.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from areal_core.config.load import dump_config, redact
 from areal_core.config.plan import Plan
 from areal_core.config.schema import DataConfig
 from areal_core.config.structure import unstructure
-from areal_core.contract.errors import ArealError, DatasetError
+from areal_core.contract.errors import ArealError, DatasetError, StorageError
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import RolloutWorkflow
@@ -27,6 +28,7 @@ from areal_core.loop.checkpoint import Progress, read_progress, restore
 from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.launch import make_scheduler, start_pool, start_train_group
 from areal_core.loop.learner import Learner
+from areal_core.loop.meter import FleetMeter
 from areal_core.loop.results import write_results
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
@@ -36,6 +38,7 @@ from areal_core.loop.weight_sync import WeightSync
 from areal_core.observe.events import EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.observe.summary import RUN_ENDED, RUN_STARTED
+from areal_core.plugins.blame import told
 from areal_core.plugins.registry import Registry
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.pool import InferencePool
@@ -44,6 +47,7 @@ from areal_core.rollout.rewards import RewardPool
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
 from areal_core.runtime.supervise import Supervisor
+from areal_core.training.folder import storage_errors
 
 Rows = Sequence[Mapping[str, Any]]  # Any: the data set decides what a row holds
 
@@ -80,7 +84,8 @@ class Run:
         with self._folder.held(resume=resume, archive=archive):
             checkpoint = self._folder.latest() if resume else None
             progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
-            self._folder.config.write_text(dump_config(self._config))
+            with storage_errors(self._folder.config):
+                self._folder.config.write_text(dump_config(self._config))
             with closing(EventLog(self._folder.events)) as events:
                 return await self._recorded(events, checkpoint, progress)
 
@@ -94,7 +99,7 @@ class Run:
             train_backend=str(self._plan.role("actor").backend),
             infer_backend=str(self._plan.role("rollout").backend),
         )
-        status, error = "failed", ""
+        status, error = "failed", None
         try:
             version = await self._supervised(events, checkpoint, progress)
             status = "finished" if version >= self._config.steps else "stopped"
@@ -102,12 +107,22 @@ class Run:
             status = "stopped"
             raise
         except BaseException as exc:
-            error = f"{type(exc).__name__}: {exc}"
+            error = exc
             raise
         finally:
-            events.write(RUN_ENDED, status=status, **({"error": error} if error else {}))
-            summary = write_results(self._folder, self._plan, events, status)
+            summary = self._end(events, status, error)
         return Outcome(finished=status == "finished", step=version, folder=self._folder, summary=summary)
+
+    def _end(self, events: EventLog, status: str, error: BaseException | None) -> Mapping[str, Any]:
+        """Write down how the run ended; return the summary. Any: as `summary.json`."""
+        try:
+            events.write(RUN_ENDED, status=status, **({"error": f"{type(error).__name__}: {error}"} if error else {}))
+            with storage_errors(self._folder.root):
+                return write_results(self._folder, self._plan, events, status)
+        except StorageError:
+            if error is None:
+                raise
+            return {}  # a full disk ended the run and leaves no room for its summary either: the first error counts
 
     async def _supervised(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int:
         """Start the fleet, train, and close everything in the reverse order."""
@@ -115,6 +130,8 @@ class Run:
             scheduler = make_scheduler(self._config, self._registry, self._folder.logs)
             stack.push_async_callback(scheduler.close)
             parts = await self._start(stack, scheduler, events, checkpoint, progress)
+            gc.collect()
+            gc.freeze()  # what start-up made lives as long as the run: collections need not walk it again
             loop = TrainLoop(self._config, self._folder, parts, self._stop)
             supervisor = Supervisor(scheduler)
             for role in self._plan.roles:
@@ -155,11 +172,14 @@ class Run:
             limit = config.evaluation.max_prompts
             held = [held_out[i] for i in range(min(limit, len(held_out)))]
             evaluator = Evaluator(held, rollout.sampling, config.evaluation.temperature)
+        meter = FleetMeter(pool)
+        stack.push_async_callback(meter.close)
+        meter.start()
         executor.start()
         return Parts(
             learner=learner,
             executor=executor,
-            pool=pool,
+            meter=meter,
             sync=sync,
             evaluator=evaluator,
             metrics=metrics,
@@ -251,7 +271,9 @@ class Run:
         except ArealError:
             raise
         except Exception as error:
-            raise DatasetError(f"data set {data.name!r} could not be read", why=repr(error)) from error
+            raise DatasetError(
+                f"data set {data.name!r} cannot be read", why=told(error), fix="correct it, or its options"
+            ) from error
         assert isinstance(rows, Sequence)
         return rows
 

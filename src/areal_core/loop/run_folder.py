@@ -84,7 +84,9 @@ class RunFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             lock = (self.root / ".lock").open("a+")
         except OSError as error:
-            raise StorageError(f"run folder {self.root} cannot be written", why=str(error)) from None
+            raise StorageError(
+                f"run folder {self.root} cannot be written", why=str(error), fix="choose another folder with out=DIR"
+            ) from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,20 +101,24 @@ class RunFolder:
 
     def _prepare(self, *, resume: bool, archive: bool) -> None:
         """Refuse, or move aside, what does not fit with the run about to start."""
-        if resume and self.latest() is None:
+        checkpoint = self.latest()
+        if resume and checkpoint is None:
             raise RunFolderError(
                 f"run folder {self.root} has nothing to resume",
                 why="it holds no complete checkpoint",
-                fix="start the run without --resume",
+                fix="start the run without --resume, into another folder with out=DIR",
             )
-        if not resume and self.metrics.exists():
-            if not archive:
-                raise RunFolderError(
-                    f"run folder {self.root} already holds a run",
-                    why="its metrics and checkpoints would be mixed up",
-                    fix=f"continue it with: areal train --resume {self.root}, or choose another folder with out=DIR",
-                )
-            self._archive()
+        if resume or not self.metrics.exists():
+            return
+        # A run that failed before its first step left nothing worth keeping but its log, and no way to resume it.
+        if not archive and (checkpoint is not None or self.metrics.stat().st_size):
+            resumable = f"continue it with: areal train --resume {self.root}, or "
+            raise RunFolderError(
+                f"run folder {self.root} already holds a run",
+                why="its metrics and checkpoints would be mixed up",
+                fix=f"{resumable if checkpoint else ''}choose another folder with out=DIR",
+            )
+        self._archive()
 
     def checkpoints(self) -> list[Path]:
         """Return complete checkpoints, oldest first."""
@@ -145,8 +151,8 @@ class RunFolder:
             shutil.rmtree(partial, ignore_errors=True)
             raise StorageError(
                 f"checkpoint of step {step} was not written",
-                why=str(error),
-                fix="free space on the disk; the previous checkpoint is untouched",
+                why=f"{error.what}: {error.why}" if isinstance(error, StorageError) else str(error),
+                fix=f"free space on the disk of {self.root}; the previous checkpoint is untouched",
             ) from error
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

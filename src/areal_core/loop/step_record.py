@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import attrs
 from attrs import frozen
 
-from areal_core.contract.inference import EngineStatus
 from areal_core.loop.learner import Update
 from areal_core.loop.weight_sync import WeightUpdate
 from areal_core.rollout.groups import Group
@@ -117,11 +116,3 @@ def step_record(
     }
     record.update({f"train/{name}": s.value / s.weight for name, s in update.metrics.items() if s.weight})
     return record
-
-
-def infer_totals(answers: Sequence[EngineStatus | BaseException]) -> tuple[int, float]:
-    """Return tokens generated and busy seconds, the latter as a mean over replicas that answered."""
-    statuses = [answer for answer in answers if isinstance(answer, EngineStatus)]
-    if not statuses:
-        return 0, 0.0
-    return sum(s.tokens_generated for s in statuses), sum(s.busy_s for s in statuses) / len(statuses)

@@ -21,15 +21,15 @@ from areal_core.data.batch import Batch
 from areal_core.loop.checkpoint import Progress, save_checkpoint
 from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.learner import Learner, Update
+from areal_core.loop.meter import FleetMeter
 from areal_core.loop.run_folder import RunFolder
-from areal_core.loop.step_record import StepTimes, Totals, infer_totals, staleness_of, step_record
+from areal_core.loop.step_record import StepTimes, Totals, staleness_of, step_record
 from areal_core.loop.weight_sync import WeightSync, WeightUpdate
 from areal_core.observe.events import EventLog
 from areal_core.observe.metrics import MetricsStream
 from areal_core.observe.summary import EVALUATED
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import Group
-from areal_core.rollout.pool import InferencePool
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Parts:
 
     learner: Learner
     executor: RolloutExecutor
-    pool: InferencePool
+    meter: FleetMeter
     sync: WeightSync
     evaluator: Evaluator | None
     metrics: MetricsStream
@@ -109,17 +109,18 @@ class TrainLoop:
         if version == self._config.steps or (due and version % due == 0):
             with times.measure("eval_s"):
                 score = await self._evaluate(version)
-        generated, infer_busy_s = infer_totals(list((await self._parts.pool.status()).values()))
+        if version == self._config.steps:
+            await self._parts.meter.read()
         base, last = self._base, self._totals
         self._totals = Totals(
             seconds=last.seconds + times.total + times.seconds["eval_s"],
             episodes_trained=last.episodes_trained + sum(len(group.episodes) for group in groups),
             tokens_trained=last.tokens_trained + update.num_tokens,
-            tokens_generated=base.tokens_generated + generated,
+            tokens_generated=base.tokens_generated + self._parts.meter.tokens_generated,
             weight_updates=last.weight_updates + 1,
             max_staleness_seen=max([last.max_staleness_seen, *staleness_of(groups)]),
             train_busy_s=base.train_busy_s + self._parts.learner.actor.busy_s,
-            infer_busy_s=base.infer_busy_s + infer_busy_s,
+            infer_busy_s=base.infer_busy_s + self._parts.meter.busy_s,
         )
         record = step_record(version, groups, update, weights, times, self._totals, self._parts.executor.stats())
         if score is not None:

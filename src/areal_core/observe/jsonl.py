@@ -6,6 +6,7 @@ Does not know: what the objects mean.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -35,8 +36,12 @@ class JsonLines:
             StorageError: the disk is full or gone.
         """
         line = json.dumps(_plain(record), default=str, allow_nan=False, separators=(",", ":")) + "\n"
+        data = line.encode()
         try:
-            os.write(self._file, line.encode())
+            written = os.write(self._file, data)
+            if written < len(data):  # the disk filled up within the line: a torn one must not stay before later ones
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise StorageError(
                 f"{self.path} cannot be written", why=str(error), fix="free space there, then resume the run"

@@ -77,7 +77,8 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
         unnamed.write_text(json.dumps(summary, indent=2) + "\n")
         unnamed.rename(path)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written", why=str(error)) from error
+        unnamed.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written", why=str(error), fix="free space there") from error
 
 
 def reward_points(records: Sequence[Record]) -> list[tuple[float, float]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from areal_core.contract.errors import BackendBroken, CapabilityError, PluginError
+from areal_core.contract.errors import BackendBroken, CapabilityError, EngineMissing, PluginError
 from areal_core.contract.version import CONTRACT, ROLES
 from areal_core.plugins import describe as description
 from areal_core.plugins import probe as probing
@@ -132,6 +132,21 @@ class Registry:
         distribution = manifest.name if in_hand else self._entry(role, name).distribution
         return probing.probe(manifest, distribution, self._devices())
 
+    def check_engine(self, role: str, name: str) -> None:
+        """Refuse a plugin whose requirements are not here; called while planning, imports no engine.
+
+        Raises:
+            EngineMissing: names what is missing and the command that brings it.
+            PluginError: as `describe`.
+        """
+        found = self.probe(role, name)
+        if found.missing:
+            raise EngineMissing(
+                f"{description.noun(role)} {name!r} is installed without its engine",
+                why=f"missing: {', '.join(found.missing)}",
+                fix=found.fix,
+            )
+
     def load(self, role: str, name: str) -> Factory:
         """Import the plugin's engine and return its factory, to be called with a config or with nothing.
 
@@ -144,9 +159,7 @@ class Registry:
         if provider is not None:
             return provider.factory
         manifest, entry = self.describe(role, name), self._entry(role, name)
-        missing = self.probe(role, name).missing
-        if missing:
-            raise description.engine_missing(manifest, entry, f"missing: {', '.join(missing)}")
+        self.check_engine(role, name)
         factory = description.load_object(manifest.factory, manifest, entry)
         if not callable(factory):
             raise BackendBroken(

@@ -19,6 +19,7 @@ from areal_core.contract.errors import ArealError, EpisodeFailed, NoReplica
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import SamplingParams
 from areal_core.contract.workflow import RolloutWorkflow, Session
+from areal_core.plugins.blame import told
 
 
 class EpisodeSession(Session, Protocol):
@@ -175,12 +176,12 @@ def _episode(result: object, order: EpisodeOrder) -> Episode | None:
 
 def _failed(order: EpisodeOrder, exc: Exception) -> EpisodeFailed:
     """Name the episode; what, why and fix of the original error stay readable."""
-    what = exc.what if isinstance(exc, ArealError) else str(exc)
-    why = f"{type(exc).__name__}: {what}" if not isinstance(exc, EpisodeFailed) else what
-    if isinstance(exc, ArealError) and exc.why:
-        why = f"{why}\n{exc.why}"
-    fix = exc.fix if isinstance(exc, ArealError) else ""
-    return EpisodeFailed(f"episode {_name(order)} failed", why=why, fix=fix)
+    what = f"episode {_name(order)} failed"
+    if not isinstance(exc, ArealError):
+        fix = "correct the workflow; for a row it cannot use, arun_episode may return None"
+        return EpisodeFailed(what, why=told(exc), fix=fix)
+    why = exc.what if isinstance(exc, EpisodeFailed) else f"{type(exc).__name__}: {exc.what}"
+    return EpisodeFailed(what, why=f"{why}\n    {exc.why}" if exc.why else why, fix=exc.fix)
 
 
 def _name(order: EpisodeOrder) -> str:

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from attrs import evolve, frozen
 
 from areal_core.contract.errors import ArealError
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
+from areal_core.plugins.blame import told
 from areal_core.plugins.registry import Registry
 
 _PR_SET_PDEATHSIG = 1
@@ -72,8 +72,8 @@ def resolve(target: RewardTarget) -> Resolved:
         function = registry.build("reward", target.name, target.options, "rollout.reward.options")
     except ArealError as exc:
         return Resolved(None, (type(exc).__name__, exc.what, exc.why, exc.fix))
-    except Exception:
-        return Resolved(None, ("RewardFailed", f"reward {target.name!r} cannot be built", traceback.format_exc(), ""))
+    except Exception as exc:
+        return Resolved(None, ("RewardFailed", f"reward {target.name!r} cannot be built", told(exc), ""))
     if not callable(function):
         what = f"reward {target.name!r} gave {type(function).__name__}, which cannot be called"
         return Resolved(None, ("RewardFailed", what, "a reward's factory returns the reward function", ""))
@@ -99,8 +99,8 @@ def score(value: RewardInput) -> RewardResult:
             row=value.row,
         )
         result = judge(returned)
-    except Exception:
-        result = RewardResult(value=None, status=RewardStatus.RAISED, detail=traceback.format_exc(limit=-8))
+    except Exception as exc:
+        result = RewardResult(value=None, status=RewardStatus.RAISED, detail=told(exc))
     return evolve(result, seconds=time.perf_counter() - began)
 
 

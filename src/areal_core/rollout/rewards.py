@@ -27,6 +27,15 @@ MAX_TRIP = 64
 TRIP_S = 0.005
 """Work in one trip, as far as the rewards before tell: what takes longer than this travels alone."""
 
+_ENDINGS = {
+    RewardStatus.OK: ("returned no value", "return a finite number for every completion"),
+    RewardStatus.RAISED: ("raised", "make it return a finite number for every completion, whatever its text is"),
+    RewardStatus.TIMEOUT: ("did not return", "make it faster, or raise rollout.reward.timeout_s"),
+    RewardStatus.CRASHED: ("ended its process", "it may raise, but never call exit or crash an extension"),
+    RewardStatus.INVALID: ("returned no finite number", "return a finite number for every completion"),
+}
+"""How a call ended -> what is said about it, and the fix."""
+
 
 @frozen(eq=False)
 class _Asked:
@@ -171,8 +180,5 @@ def require_ok(result: RewardResult, subject: str) -> float:
     """
     if result.status == RewardStatus.OK and result.value is not None:
         return result.value
-    raise errors.RewardFailed(
-        f"the reward of {subject} is {result.status}",
-        why=result.detail,
-        fix="return a finite number for every completion, within rollout.reward.timeout_s",
-    )
+    ending, fix = _ENDINGS[result.status]
+    raise errors.RewardFailed(f"the reward function {ending} for {subject}", why=result.detail, fix=fix)

@@ -6,7 +6,9 @@ Does not know: what happens to a task; rejected and failed ones count as used.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +17,9 @@ from attrs import frozen
 
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.ids import TaskId
+
+_SAMPLED = 32
+"""Rows looked at to tell one data set from another."""
 
 
 @frozen(kw_only=True)
@@ -86,23 +91,29 @@ class TaskSource:
         Any: values are int, bool, list and dict.
         """
         return {
-            "rows": len(self._dataset),
-            "seed": self._seed,
-            "shuffle": self._shuffle,
+            **self._identity(),
             "frontier": self._frontier,
             "used": sorted(self._used),
             "attempts": {str(index): count for index, count in sorted(self._attempts.items())},
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what must be the same after a resume. Any: plain data."""
+        return {
+            "rows": len(self._dataset),
+            "sample": _sample(self._dataset),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`: tasks that were outstanding are issued again first, in index order.
 
         Raises:
-            DatasetError: the data set has another length, or the order another seed.
+            DatasetError: the data set has another length or other rows, or the order another seed.
         """
-        mine = {"rows": len(self._dataset), "seed": self._seed, "shuffle": self._shuffle}
-        for key, value in mine.items():
-            if state[key] != value:
+        for key, value in self._identity().items():
+            if state.get(key, value) != value:
                 raise DatasetError(
                     f"the data set has {key} {value}, the saved run had {state[key]}",
                     why="the order of the prompts would be another, so some would be trained twice and some never",
@@ -131,3 +142,12 @@ class TaskSource:
             random.Random(f"{self._seed}/{epoch}").shuffle(order)
             self._order = (epoch, order)
         return self._order[1]
+
+
+def _sample(dataset: Sequence[Mapping[str, Any]]) -> str:
+    """Return a digest of some rows, spread evenly: enough to notice another data set, cheap for any."""
+    step = max(1, len(dataset) // _SAMPLED)
+    digest = hashlib.blake2b(digest_size=8)
+    for index in range(0, len(dataset), step):
+        digest.update(json.dumps(dict(dataset[index]), sort_keys=True, default=lambda value: str(type(value))).encode())
+    return digest.hexdigest()

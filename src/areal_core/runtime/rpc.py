@@ -36,6 +36,8 @@ Handler = Callable[[str, tuple[Any, ...]], Awaitable[Any]]  # Any: whatever the 
 logger = logging.getLogger(__name__)
 
 _CALL, _CANCEL, _OK, _FAILED = range(4)
+_FRAMES = 4
+"""Of a remote traceback; people see them, and the worker's log has all."""
 
 _envelope = msgspec.msgpack.Encoder().encode
 _open_request = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
@@ -189,7 +191,8 @@ class RpcServer:
 
 def _remote(method: str, exc: BaseException) -> ArealError:
     what = f"{method!r} raised {type(exc).__name__}: {exc}"
-    return _with_clean_texts(RemoteError(what, why="".join(traceback.format_exception(exc))))
+    last = "".join(traceback.format_exception(exc, limit=-_FRAMES, chain=False)).rstrip()
+    return _with_clean_texts(RemoteError(what, why=last, fix="the whole traceback is in the worker's log"))
 
 
 def _with_clean_texts(error: ArealError) -> ArealError:

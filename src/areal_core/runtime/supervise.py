@@ -22,7 +22,7 @@ def failure(status: WorkerStatus) -> WorkerError | None:
         return WorkerDied(
             f"worker {status.id} (rank {status.rank}, process {status.pid}) {_ending(status.exit_code)}",
             why=_last_words(status),
-            fix=_advice(status.exit_code, status.log_path),
+            fix=_advice(status),
         )
     if status.state is WorkerState.SILENT:
         return WorkerTimeout(
@@ -96,7 +96,9 @@ def _last_words(status: WorkerStatus) -> str:
     return f"the last lines of its log:\n{lines}"
 
 
-def _advice(code: int | None, log_path: str) -> str:
-    if code == -signal.SIGKILL:
-        return f"read {log_path}; if nobody killed it, the kernel did for want of memory: dmesg | tail"
-    return f"read {log_path}"
+def _advice(status: WorkerStatus) -> str:
+    if status.exit_code == -signal.SIGKILL:
+        return f"read {status.log_path}; if nobody killed it, the kernel did for want of memory: dmesg | tail"
+    if any("No module named 'areal_core" in line for line in status.log_tail):
+        return "install areal-core and the backend's plugin for that interpreter: PYTHON -m pip install areal-core"
+    return f"read {status.log_path}"

@@ -24,6 +24,7 @@ def logprobs_and_entropy(
     targets: Tensor,
     temperature: float,
     *,
+    with_entropy: bool = True,
     chunk_elements: int = CHUNK_ELEMENTS,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
@@ -31,13 +32,16 @@ def logprobs_and_entropy(
 
     Args:
         hidden: [R, D]; weight: [V, D] of the same dtype; bias: [V] or None; targets: int64 [R].
+        with_entropy: False saves three passes over the logits; the entropy returned is then 0.
 
     Returns:
         Two float32 [R] tensors with gradients to hidden, weight and bias.
     """
     rows = max(1, chunk_elements // weight.shape[0])
     keep = hidden.shape[0] * weight.shape[0] <= keep_elements
-    logprobs, entropy = _HeadLogProbs.apply(hidden, weight, bias, targets, temperature, rows, keep)  # type: ignore[no-untyped-call]
+    logprobs, entropy = _HeadLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, temperature, rows, keep, with_entropy
+    )
     return logprobs, entropy
 
 
@@ -57,10 +61,11 @@ class _HeadLogProbs(torch.autograd.Function):
         temperature: float,
         rows: int,
         keep: bool,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         parts = [_log_softmax(chunk, weight, bias, temperature) for chunk in torch.split(hidden, rows)] if keep else []
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        entropy = torch.empty_like(logprobs)
+        entropy = torch.zeros_like(logprobs)
         for number, (chunk, target, logp_out, entropy_out) in enumerate(
             zip(
                 torch.split(hidden, rows),
@@ -72,15 +77,16 @@ class _HeadLogProbs(torch.autograd.Function):
         ):
             log_p = parts[number] if keep else _log_softmax(chunk, weight, bias, temperature)
             logp_out.copy_(log_p.gather(1, target[:, None]).squeeze(1))
-            entropy_out.copy_(_entropy(log_p))
+            if with_entropy:
+                entropy_out.copy_(_entropy(log_p))
         ctx.save_for_backward(hidden, weight, bias, targets, *parts)
-        ctx.settings = temperature, rows, keep
+        ctx.settings = temperature, rows, keep, with_entropy
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, *parts = ctx.saved_tensors
-        temperature, rows, keep = ctx.settings
+        temperature, rows, keep, with_entropy = ctx.settings
         grad_logprobs, grad_entropy = grads
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
@@ -96,8 +102,10 @@ class _HeadLogProbs(torch.autograd.Function):
         for number, (chunk, target, g_logp, g_entropy, out) in enumerate(chunks):
             log_p = parts[number] if keep else _log_softmax(chunk, weight, bias, temperature)
             p = log_p.exp()
-            entropy = _entropy(log_p)
-            grad_z = p * -(g_logp[:, None] + g_entropy[:, None] * (log_p + entropy[:, None]))
+            if with_entropy:
+                grad_z = p * -(g_logp[:, None] + g_entropy[:, None] * (log_p + _entropy(log_p)[:, None]))
+            else:
+                grad_z = p.mul_(-g_logp[:, None])
             grad_z.scatter_add_(1, target[:, None], g_logp[:, None])
             grad_z /= temperature
             if grad_bias is not None:
@@ -112,6 +120,7 @@ class _HeadLogProbs(torch.autograd.Function):
             grad_hidden,
             grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(weight.dtype),
+            None,
             None,
             None,
             None,

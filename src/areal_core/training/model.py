@@ -46,7 +46,8 @@ class PackedModel(nn.Module):
         """Compute columns for the tokens of `batch`, which is on the model's device and not empty.
 
         Returns:
-            float32 [T] per output, with gradient; 0 at the first token of each sequence.
+            float32 [T] per output, with gradient; 0 at the first token of each sequence. Log-probs
+            and entropy are 0 off the loss mask too: a prompt's logits cost most and train nothing.
         """
         packing = Packing.of(batch)
         input_ids = batch.tokens["input_ids"]
@@ -58,20 +59,26 @@ class PackedModel(nn.Module):
                 use_cache=False,
                 packing=packing,
             ).last_hidden_state[0]
-        before = hidden.index_select(0, packing.predicted - 1)
-        rows = self._values(before) if self.head is Head.VALUE else self._scores(before, input_ids[packing.predicted])
-        return {name: _spread(rows[name], packing.predicted, len(input_ids)) for name in outputs}
+        rows = packing.predicted
+        if self.head is Head.VALUE:
+            columns = {Output.VALUES: self._values(hidden.index_select(0, rows - 1))}
+        else:
+            rows = rows[batch.tokens["loss_mask"][rows]]
+            columns = self._scores(hidden.index_select(0, rows - 1), input_ids[rows], Output.ENTROPY in outputs)
+        return {name: _spread(columns[name], rows, len(input_ids)) for name in outputs}
 
-    def _values(self, hidden: Tensor) -> dict[str, Tensor]:
+    def _values(self, hidden: Tensor) -> Tensor:
         score = self.hf.score
         bias = None if score.bias is None else score.bias.float()
-        return {Output.VALUES: nn.functional.linear(hidden.float(), score.weight.float(), bias).squeeze(-1)}
+        return nn.functional.linear(hidden.float(), score.weight.float(), bias).squeeze(-1)
 
-    def _scores(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _scores(self, hidden: Tensor, targets: Tensor, with_entropy: bool) -> dict[Output, Tensor]:
         head = self.hf.get_output_embeddings()
         dtype = self.autocast or head.weight.dtype
         bias = None if head.bias is None else head.bias.to(dtype)
-        logprobs, entropy = logprobs_and_entropy(hidden.to(dtype), head.weight.to(dtype), bias, targets, self.divisor)
+        logprobs, entropy = logprobs_and_entropy(
+            hidden.to(dtype), head.weight.to(dtype), bias, targets, self.divisor, with_entropy=with_entropy
+        )
         return {Output.LOGPROBS: logprobs, Output.ENTROPY: entropy}
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from areal_core.contract.errors import ResourceError
 from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
@@ -167,13 +168,20 @@ class FSDPEngine:
 
 def _join(rank: RankContext) -> ProcessRanks:
     timeout = timedelta(seconds=rank.timeout_s)
-    dist.init_process_group(
-        DISTRIBUTED_BACKENDS[rank.device],
-        init_method=rank.init_method,
-        rank=rank.rank,
-        world_size=rank.world_size,
-        timeout=timeout,
-    )
+    try:
+        dist.init_process_group(
+            DISTRIBUTED_BACKENDS[rank.device],
+            init_method=rank.init_method,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            timeout=timeout,
+        )
+    except dist.DistError as error:
+        raise ResourceError(
+            f"rank {rank.rank} of {rank.world_size} cannot meet the others at {rank.init_method}",
+            why=str(error).splitlines()[0],
+            fix="if another program took the port, start the run again: it chooses a new one; or look at: ss -ltn",
+        ) from error
     control = dist.new_group(backend="gloo", timeout=timeout)
     return ProcessRanks(rank=rank.rank, size=rank.world_size, control=control)
 

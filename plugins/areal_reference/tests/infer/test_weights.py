@@ -315,6 +315,8 @@ def test_memory_stays_flat_over_a_thousand_updates(serve, model_folder):
                 await engine.commit_weights(version)
                 if version % 400 == 100:
                     await engine.generate(ask(5, max_new_tokens=3))
+                    await engine.pause(PauseMode.KEEP)  # the last step lets go of its tensors
+                    await engine.resume()
                     del offer
                     gc.collect()
                     counts.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))

@@ -1,0 +1,75 @@
+"""Whether a run's sampling can be done, and trained on.
+
+Knows: the ranges of sampling parameters, the model's context.
+Does not know: what the inference backend claims (`plan`).
+"""
+
+from __future__ import annotations
+
+from areal_core.config.model_folder import ModelFolder
+from areal_core.config.schema import RunConfig
+from areal_core.contract.errors import PlanError
+
+_FILTERED = (
+    "top_p/top_k: behaviour log-probs are of the filtered distribution, the trainer's are not; "
+    "set algorithm.proximal=recompute with a behaviour weight, or sample without filters"
+)
+
+
+def check_sampling(config: RunConfig, model: ModelFolder) -> list[str]:
+    """Refuse sampling that cannot be done or learnt from; return warnings.
+
+    Raises:
+        PlanError: names the key, its value, and what to set.
+    """
+    sampling = config.rollout.sampling
+    _check_ranges(config)
+    _check_context(config, model)
+    if sampling.temperature == 0:
+        raise PlanError(
+            "rollout.sampling.temperature=0 cannot be trained on",
+            why="greedy samples of a group are all alike, and ratios to a greedy policy are undefined",
+            fix="set rollout.sampling.temperature=1.0; evaluation has a temperature of its own",
+        )
+    return [_FILTERED] if sampling.top_p < 1 or sampling.top_k > 0 else []
+
+
+def _check_ranges(config: RunConfig) -> None:
+    sampling = config.rollout.sampling
+    longest = sampling.max_new_tokens
+    wrong = {
+        ("max_new_tokens", longest, "at least 1", "256"): longest < 1,
+        ("min_new_tokens", sampling.min_new_tokens, f"between 0 and max_new_tokens, {longest}", "0"): (
+            not 0 <= sampling.min_new_tokens <= longest
+        ),
+        ("temperature", sampling.temperature, "above 0", "1.0"): sampling.temperature < 0,
+        ("top_p", sampling.top_p, "above 0 and at most 1", "1.0"): not 0 < sampling.top_p <= 1,
+        ("top_k", sampling.top_k, "at least 0", "0, which takes all tokens"): sampling.top_k < 0,
+    }
+    for (name, value, allowed, example), is_wrong in wrong.items():
+        if is_wrong:
+            key = f"rollout.sampling.{name}"
+            raise PlanError(f"{key} is {value}", why=f"it must be {allowed}", fix=f"set {key} to {example}")
+    if config.evaluation.temperature < 0:
+        raise PlanError(
+            f"evaluation.temperature is {config.evaluation.temperature}",
+            why="it must be at least 0",
+            fix="set evaluation.temperature to 0, which is greedy",
+        )
+
+
+def _check_context(config: RunConfig, model: ModelFolder) -> None:
+    wanted, longest = config.rollout.context_length, config.rollout.sampling.max_new_tokens
+    if wanted and model.context_length and wanted > model.context_length:
+        raise PlanError(
+            f"rollout.context_length={wanted} exceeds what the model was made for",
+            why=f"config.json of {str(model.path)!r} says {model.context_length} positions",
+            fix=f"set rollout.context_length to {model.context_length} or less, or 0 for the model's own",
+        )
+    context = wanted or model.context_length
+    if context and longest >= context:
+        raise PlanError(
+            f"rollout.sampling.max_new_tokens={longest} leaves no room for a prompt",
+            why=f"the context holds {context} tokens",
+            fix=f"set rollout.sampling.max_new_tokens below {context}",
+        )
