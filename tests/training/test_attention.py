@@ -68,31 +68,47 @@ def test_columns_and_gradients_equal_one_forward_per_sequence(kind: str, tmp_pat
     path = folder_of(kind, tmp_path)
     model, plain = packed(path, 0.7), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     batch = make_batch(SHAPES)
-    weights = torch.randn(2, batch.num_tokens, generator=torch.Generator().manual_seed(0))
+    mask = batch.tokens["loss_mask"]
+    weights = torch.randn(2, batch.num_tokens, generator=torch.Generator().manual_seed(0)) * mask
 
     columns = model(batch, BOTH)
     expected = one_by_one(plain, batch, 0.7)
     (columns[Output.LOGPROBS] * weights[0] + columns[Output.ENTROPY] * weights[1]).sum().backward()
     (expected[0] * weights[0] + expected[1] * weights[1]).sum().backward()
 
-    torch.testing.assert_close(columns[Output.LOGPROBS], expected[0], rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(columns[Output.ENTROPY], expected[1], rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(columns[Output.LOGPROBS], expected[0] * mask, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(columns[Output.ENTROPY], expected[1] * mask, rtol=1e-5, atol=2e-6)
     gradients = {name: parameter.grad for name, parameter in model.hf.named_parameters()}
     for name, parameter in plain.named_parameters():
         error = (gradients[name] - parameter.grad).norm() / parameter.grad.norm()
         assert float(error) < 2e-6, name
 
 
-def test_first_tokens_are_zero(tmp_path: Path) -> None:
-    """A sequence's first token was not predicted by anything."""
+def test_columns_are_zero_where_nothing_is_trained(tmp_path: Path) -> None:
+    """Prompts cost no logits; a sequence's first token was not predicted by anything, masked or not."""
     batch = make_batch(SHAPES)
+    everything = batch.with_tokens(loss_mask=torch.ones(batch.num_tokens, dtype=torch.bool))
+    model = packed(make_tiny_model(tmp_path))
 
-    columns = packed(make_tiny_model(tmp_path))(batch, BOTH)
+    trained, whole = model(batch, BOTH), model(everything, BOTH)
 
-    first = batch.positions == 0
-    assert torch.equal(columns[Output.LOGPROBS][first], torch.zeros(batch.num_sequences))
-    assert bool((columns[Output.LOGPROBS][~first] < 0).all())
-    assert torch.equal(columns[Output.ENTROPY] > 0, ~first)
+    mask, first = batch.tokens["loss_mask"], batch.positions == 0
+    assert torch.equal(trained[Output.LOGPROBS] < 0, mask)
+    assert torch.equal(trained[Output.ENTROPY] > 0, mask)
+    assert torch.equal(whole[Output.LOGPROBS] < 0, ~first)
+
+
+def test_a_batch_that_trains_nothing_gives_zeros(tmp_path: Path) -> None:
+    """And a gradient of zero, so that a rank without tokens of its own can take part."""
+    batch = make_batch(SHAPES)
+    batch = batch.with_tokens(loss_mask=torch.zeros(batch.num_tokens, dtype=torch.bool))
+    model = packed(make_tiny_model(tmp_path))
+
+    columns = model(batch, BOTH)
+    columns[Output.LOGPROBS].sum().backward()
+
+    assert not columns[Output.LOGPROBS].any()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sampled_from([1, 2, 4]), st.integers(0, 99))

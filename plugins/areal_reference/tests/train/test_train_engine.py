@@ -144,14 +144,13 @@ def test_forward_returns_columns_in_the_batch_order(model: Path, max_tokens: int
     scored = engine.forward(batch, frozenset({Output.LOGPROBS, Output.ENTROPY}))
 
     for start, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
-        ids = batch.tokens["input_ids"][start:end]
+        ids, mask = batch.tokens["input_ids"][start:end], batch.tokens["loss_mask"][start:end]
         with torch.no_grad():
             log_p = (plain(input_ids=ids[None]).logits[0, :-1] / 0.5).log_softmax(-1)
         expected = torch.cat([torch.zeros(1), log_p.gather(1, ids[1:, None])[:, 0]])
-        torch.testing.assert_close(scored.tokens["logprobs"][start:end], expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(
-            scored.tokens["entropy"][start + 1 : end], -(log_p.exp() * log_p).sum(-1), rtol=1e-5, atol=1e-5
-        )
+        torch.testing.assert_close(scored.tokens["logprobs"][start:end], expected * mask, rtol=1e-5, atol=1e-5)
+        entropy = -(log_p.exp() * log_p).sum(-1) * mask[1:]
+        torch.testing.assert_close(scored.tokens["entropy"][start + 1 : end], entropy, rtol=1e-5, atol=1e-5)
     kept = {name: scored.tokens[name] for name in batch.tokens.keys() if name != "logprobs"}  # noqa: SIM118
     assert_same_batch(
         Batch.of({name: batch.tokens[name] for name in kept}, {}, batch.lengths), Batch.of(kept, {}, scored.lengths)
