@@ -67,6 +67,14 @@ class LiveRun:
         output, _ = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, output
 
+    def watch(self, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
+        """Wait as `wait` does, and remember every process the run starts meanwhile; for runs that print little."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self._look()
+            time.sleep(0.02)  # between looks at the process table; nothing is assumed of its length
+        return self.wait(timeout_s=1.0)
+
     def survivors(self, within_s: float = 10.0) -> list[psutil.Process]:
         """Return processes of the run that still live after `within_s` seconds."""
         _, alive = psutil.wait_procs(self.processes, timeout=within_s)

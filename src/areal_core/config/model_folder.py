@@ -36,7 +36,7 @@ def inspect_model(path: str) -> ModelFolder:
         ModelError: not a folder, no config.json, not a causal language model, or no weights.
     """
     folder = Path(path).expanduser()
-    if not folder.is_dir():
+    if not path or not folder.is_dir():
         raise ModelError(
             f"model folder {path!r} does not exist" if path else "no model given",
             why="areal loads models from a local folder in Hugging Face format",

@@ -88,9 +88,24 @@ def _translate(error: Exception, cls: type, path: str) -> ConfigError:
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         allowed = [str(member.value) for member in wanted]
         near = difflib.get_close_matches(str(current).split()[0].strip("'"), allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(allowed)}"
         return WrongType(f"{here}: {_reason(current)}", why=f"allowed: {', '.join(allowed)}", fix=hint)
-    return WrongType(f"{here or _name(owner)}: {_reason(current)}", fix=f"see the fields of {_name(owner)}")
+    outside = isinstance(current, ValueError)
+    return WrongType(
+        f"{here or _name(owner)}: {_reason(current)}",
+        why="the value is out of its range" if outside else "nothing is converted: a value is what yaml reads it as",
+        fix=_example(owner, here),
+    )
+
+
+def _example(owner: type, path: str) -> str:
+    """Return the key with its default, where it has a plain one."""
+    field = attrs.fields_dict(owner).get(path.rpartition(".")[2]) if attrs.has(owner) else None
+    default = getattr(field, "default", None)
+    if isinstance(default, (bool, int, float, str, tuple)) and default != "":
+        shown = str(default).lower() if isinstance(default, bool) else unstructure(default)
+        return f"for example {path}={shown}, its default"
+    return f"see the fields of {_name(owner)}"
 
 
 def _unknown_key(key: str, cls: type, path: str) -> UnknownKey:

@@ -73,6 +73,7 @@ class RolloutExecutor:
         self._counts = Counts()
         self._rejected_in_a_row = 0
         self._admitting = False
+        self._filling = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
 
@@ -201,12 +202,21 @@ class RolloutExecutor:
             self._on_event("close_incomplete", tasks=sorted(task.get_name() for task in pending))
 
     def _fill(self) -> None:
-        """Admit as many groups as the gate allows."""
-        while self._admitting and self._error is None and self._gate.room() > 0:
-            task = self._tasks.next()
-            self._gate.admit(task.index)
-            self._counts.admitted += 1
-            self._running[task.index] = asyncio.create_task(self._run(task), name=task.task_id)
+        """Admit as many groups as the gate allows, one per turn of the loop.
+
+        A new version makes room for a whole batch at once; starting all of it before anything else
+        runs would keep the trainer waiting for its next batch, which is ready.
+        """
+        self._filling = False
+        if not self._admitting or self._error is not None or self._gate.room() <= 0:
+            return
+        task = self._tasks.next()
+        self._gate.admit(task.index)
+        self._counts.admitted += 1
+        self._running[task.index] = asyncio.create_task(self._run(task), name=task.task_id)
+        if not self._filling:
+            self._filling = True
+            asyncio.get_running_loop().call_soon(self._fill)
 
     async def _run(self, task: Task) -> None:
         """Run one group to its end, whatever that is."""

@@ -1,0 +1,360 @@
+"""What a plan refuses: everything that cannot work, before a process starts or a model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_core.cli.quickstart import preset_path
+from areal_core.config.load import load_config
+from areal_core.config.plan import Plan, make_plan
+from areal_core.config.plan_text import describe_plan
+from areal_core.contract.errors import (
+    ArealError,
+    BackendNotFound,
+    CapabilityError,
+    ConfigError,
+    DuplicateName,
+    EngineMissing,
+    LayoutError,
+    ModelError,
+    PlanError,
+    ResourceError,
+    UnknownKey,
+    WrongType,
+)
+from areal_core.contract.version import CONTRACT
+from areal_core.plugins.claims import Claim, full, not_yet, when
+from areal_core.plugins.manifest import Manifest
+from areal_core.plugins.registry import Overlay, default_registry
+
+from .conftest import MakeFolder
+
+pytest.importorskip("areal_reference")
+pytest.importorskip("areal_fsdp")
+
+INFER = {"weights.staged": full(), "weights.in_flight": full(), "transport.shm": full()}
+
+
+@pytest.fixture
+def model(make_folder: MakeFolder) -> Path:
+    """A folder with a context of 256."""
+    return make_folder()
+
+
+def plan(
+    model: Path, *overrides: str, devices: Mapping[str, int] | None = None, overlay: Overlay | None = None
+) -> Plan:
+    """Plan the quickstart's preset with overrides, on a machine with these accelerators."""
+    registry = default_registry()
+    config = load_config(preset_path("spell"), [f"model.path={model}", *overrides])
+    with registry.overlay(overlay or {}):
+        return make_plan(config, registry, devices or {})
+
+
+def fake(role: str, claims: Mapping[str, Claim], **fields: Any) -> Overlay:
+    """A backend called `fake` with these claims; nothing of it is ever built. Any: fields of the manifest."""
+    manifest = Manifest(role=role, name="fake", contract=CONTRACT[role], factory="a:b", claims=claims, **fields)
+    return {(role, "fake"): (manifest, dict)}
+
+
+def test_the_preset_plans_as_it_is(model: Path) -> None:
+    """Two roles on the CPU, no warning, weights change without a pause."""
+    made = plan(model)
+
+    assert [(r.role, str(r.backend)) for r in made.roles] == [("actor", "fsdp:d1"), ("rollout", "reference:d1")]
+    assert (made.warnings, made.pause, made.staged) == ((), None, True)
+    assert made.role("actor").memory_per_worker == 32 * 16
+
+
+def test_all_roles_are_planned_and_described(model: Path) -> None:
+    """Critic and reference model have rows of their own; a reference keeps no optimizer."""
+    made = plan(model, "critic.backend=fsdp:d2", "reference.backend=reference:d1", "actor.backend=fsdp:d2")
+    text = describe_plan(made)
+
+    memory = {role.role: role.memory_per_worker for role in made.roles}
+    assert memory == {"actor": 256, "critic": 256, "reference": 128, "rollout": 256}
+    assert [line.split()[0] for line in text.splitlines()[1:5]] == ["actor", "critic", "reference", "rollout"]
+    assert "Qwen3ForCausalLM 32" in text and "256 B + activations or cache" in text
+    assert "warning: reference: the model is loaded and only reported on" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "said"),
+    [
+        ("actor.backend=fsdpp:d1", BackendNotFound, r"'fsdpp'(.|\n)*did you mean 'fsdp'"),
+        ("rollout.backend=referense:d1", BackendNotFound, r"'referense'(.|\n)*did you mean 'reference'"),
+        ("rollout.backend=vllm:d1", BackendNotFound, r"'vllm'(.|\n)*pip install areal-vllm"),
+        ("data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
+        ("evaluation.data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
+        ("rollout.reward.name=reasoning_jim", BackendNotFound, r"reward named(.|\n)*did you mean 'reasoning_gym'"),
+        ("rollout.workflow.name=singleturn", BackendNotFound, r"workflow named(.|\n)*did you mean 'single_turn'"),
+        ("weight_sync.transport=shmm", BackendNotFound, r"transport named 'shmm'(.|\n)*did you mean 'shm'"),
+        ("scheduler.backend=lokal", BackendNotFound, r"scheduler named 'lokal'(.|\n)*did you mean 'local'"),
+        ("loggers=[{name: wandbb}]", BackendNotFound, r"logger named 'wandbb'(.|\n)*did you mean 'wandb'"),
+        ("algorithm.objective.name=poo", BackendNotFound, r"objective named 'poo'(.|\n)*did you mean 'ppo'"),
+        ("data.name=''", PlanError, r"data\.name is not set(.|\n)*choose one of: .*spell"),
+        ("rollout.reward.name=''", PlanError, r"rollout\.reward\.name is not set(.|\n)*choose one of: .*exact_match"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_answered_with_the_near_one(
+    model: Path, override: str, kind: type[ArealError], said: str
+) -> None:
+    """Every role of a run: the name, what is installed, and what was probably meant."""
+    with pytest.raises(kind, match=said):
+        plan(model, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "said"),
+    [
+        ("actor.options.wrapp=layer", UnknownKey, r"'actor\.options\.wrapp'(.|\n)*did you mean 'actor\.options\.wrap'"),
+        ("rollout.options.determinstic=true", UnknownKey, r"did you mean 'rollout\.options\.deterministic'"),
+        ("data.options.max_word=3", UnknownKey, r"did you mean 'data\.options\.max_word_len'"),
+        ("evaluation.data.options.max_word=3", UnknownKey, r"did you mean 'evaluation\.data\.options\.max_word_len'"),
+        ("rollout.reward.options.exat=true", UnknownKey, r"did you mean 'rollout\.reward\.options\.exact'"),
+        ("rollout.workflow.options.chatt=true", UnknownKey, r"did you mean 'rollout\.workflow\.options\.chat'"),
+        ("weight_sync.options.size=1", UnknownKey, r"'weight_sync\.options\.size'"),
+        ("scheduler.options.nodes=2", UnknownKey, r"'scheduler\.options\.nodes'"),
+        ("algorithm.objective.options.clip_lo=0.1", UnknownKey, r"'algorithm\.objective\.options\.clip_low'"),
+        ("algorithm.objective.options.clip_low=x", WrongType, r"algorithm\.objective\.options\.clip_low: got 'x'"),
+        ("data.options.max_word_len=x", WrongType, r"data\.options\.max_word_len: got 'x' \(str\), wanted int"),
+        ("data.options=null", WrongType, r"data\.options: got None \(NoneType\), wanted keys and values"),
+        ("imports=/a/file.py", WrongType, r"imports: got '/a/file\.py' \(str\), wanted a list"),
+        ("rollout.sampling.stop=ab", WrongType, r"rollout\.sampling\.stop: got 'ab' \(str\), wanted a list"),
+        ("actor.dtype=int8", WrongType, r"'dtype' must be in \('float32', 'bfloat16', 'float16'\)"),
+        ("rollout.dtype=int8", WrongType, r"'dtype' must be in \('float32', 'bfloat16', 'float16'\)"),
+        ("actor.backend=fsdp:d2x3", LayoutError, "x3"),
+    ],
+)
+def test_an_option_nobody_reads_or_of_the_wrong_type_is_named_with_its_path(
+    model: Path, override: str, kind: type[ArealError], said: str
+) -> None:
+    """The path is the one in the yaml, for the options of every plugin."""
+    with pytest.raises(kind, match=said):
+        plan(model, override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["actor.backend=reference:d2"], r"'reference' cannot do 'parallel\.data'(.|\n)*backends that can: fsdp"),
+        (["actor.backend=fsdp:t2"], r"'fsdp' cannot do 'parallel\.tensor'(.|\n)*no installed train backend can"),
+        (["actor.backend=fsdp:p2"], r"'parallel\.pipeline'"),
+        (["actor.backend=fsdp:c2"], r"'parallel\.context'"),
+        (["actor.backend=fsdp:e2"], r"'parallel\.expert'"),
+        (["rollout.backend=reference:t2"], r"'reference' cannot do 'parallel\.tensor'"),
+        (["actor.dtype=float16"], r"'fsdp' cannot do 'precision\.float16'(.|\n)*loss scaling"),
+        (["model.dtype=float16"], r"'precision\.float16'"),
+    ],
+)
+def test_what_the_manifest_does_not_claim_is_refused(model: Path, overrides: list[str], said: str) -> None:
+    """The reason is the manifest's, the fix names who can."""
+    with pytest.raises(CapabilityError, match=said):
+        plan(model, *overrides)
+
+
+def test_another_backend_that_can_is_named(model: Path) -> None:
+    """A tensor-parallel one beside FSDP, for as long as it is installed."""
+    overlay = fake("train", {"parallel.tensor": full()})
+
+    with pytest.raises(CapabilityError, match="backends that can: fake"):
+        plan(model, "actor.backend=fsdp:t2", overlay=overlay)
+    assert plan(model, "actor.backend=fake:t2", overlay=overlay).role("actor").num_workers == 2
+
+
+@pytest.mark.parametrize("claim", [None, not_yet("nobody wrote it"), when("device == cuda", "a kernel")])
+def test_a_critic_needs_a_backend_with_a_value_head(model: Path, claim: Claim | None) -> None:
+    """Missing, denied, or for another device: each is a no."""
+    claims = {} if claim is None else {"head.value": claim}
+
+    with pytest.raises(CapabilityError, match=r"'fake' cannot do 'head\.value' on cpu"):
+        plan(model, "critic.backend=fake:d1", overlay=fake("train", claims))
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("rollout.sampling.top_p=0.9", "sampling.top_p"),
+        ("rollout.sampling.top_k=5", "sampling.top_k"),
+        ("rollout.sampling.min_new_tokens=1", "sampling.min_tokens"),
+        ("rollout.sampling.stop=[x]", "sampling.stop_strings"),
+        ("rollout.sampling.stop_token_ids=[7]", "sampling.stop_tokens"),
+        ("rollout.sampling.ignore_eos=true", "sampling.ignore_eos"),
+        ("weight_sync.transport=disk", "transport.disk"),
+        ("weight_sync.pause=keep", "pause.keep"),
+        ("weight_sync.pause=abort", "pause.abort"),
+    ],
+)
+def test_what_the_inference_backend_does_not_claim_is_refused(model: Path, override: str, key: str) -> None:
+    """Asked for and not claimed; not asked for, the same backend plans."""
+    overlay = fake("infer", INFER)
+    plan(model, "rollout.backend=fake:d1", overlay=overlay)
+
+    with pytest.raises(CapabilityError, match=f"'fake' cannot do '{key}'"):
+        plan(model, "rollout.backend=fake:d1", override, overlay=overlay)
+
+
+def test_the_least_disturbing_pause_that_is_claimed_is_taken(model: Path) -> None:
+    """None at all, then keep, then abort; a backend without any is refused."""
+    shm, in_flight = {"transport.shm": full()}, {"weights.in_flight": full()}
+    ladder = ({"pause.abort": full()}, {"pause.keep": full(), **in_flight}, {"weights.staged": full(), **in_flight})
+    chosen = []
+    for claims in ladder:
+        overlay = fake("infer", {**shm, **claims})
+        chosen.append(str(plan(model, "rollout.backend=fake:d1", overlay=overlay).pause))
+
+    assert chosen == ["abort", "keep", "None"]
+    with pytest.raises(CapabilityError, match="cannot change weights under load"):
+        plan(model, "rollout.backend=fake:d1", overlay=fake("infer", shm))
+
+
+@pytest.mark.parametrize(
+    ("role", "override"),
+    [
+        ("train", "actor.backend=fake:d1"),
+        ("train", "critic.backend=fake:d1"),
+        ("infer", "rollout.backend=fake:d1"),
+        ("dataset", "data.name=fake"),
+        ("dataset", "evaluation.data.name=fake"),
+        ("reward", "rollout.reward.name=fake"),
+        ("workflow", "rollout.workflow.name=fake"),
+        ("transport", "weight_sync.transport=fake"),
+        ("scheduler", "scheduler.backend=fake"),
+        ("logger", "loggers=[{name: fake}]"),
+    ],
+)
+def test_a_plugin_without_its_engine_is_found_while_planning(model: Path, role: str, override: str) -> None:
+    """Not when a worker loads it, and never at the first step: every role is probed."""
+    claims = {**INFER, "head.value": full()}
+    overlay = {
+        **fake("infer", {**INFER, "transport.fake": full()}),
+        **fake(role, claims, requires=("absent-engine>=2",)),
+    }
+    backend = () if role in ("train", "infer") else ("rollout.backend=fake:d1",)
+
+    with pytest.raises(EngineMissing, match=r"'fake' is installed without(.|\n)*absent-engine>=2(.|\n)*pip install"):
+        plan(model, *backend, override, overlay=overlay)
+
+
+def test_an_engine_in_another_environment_is_not_looked_for_here(model: Path) -> None:
+    """With `rollout.python` the requirements are those of that interpreter."""
+    overlay = fake("infer", INFER, requires=("absent-engine>=2",))
+
+    made = plan(model, "rollout.backend=fake:d1", "rollout.python=sh", overlay=overlay)
+
+    assert made.role("rollout").python == "sh"
+
+
+def test_an_interpreter_that_is_not_there_is_named(model: Path) -> None:
+    """Found while planning, not when the worker starts."""
+    with pytest.raises(PlanError, match=r"rollout\.python=/nowhere/python is no interpreter"):
+        plan(model, "rollout.python=/nowhere/python")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices", "said"),
+    [
+        (["device=cuda"], {}, "device=cuda, but this machine shows none"),
+        (["device=cuda"], {"cuda": 1}, r"needs 2 cuda devices, 1 are here(.|\n)*actor 1, rollout 1"),
+        (["actor.backend=fsdp:d8"], {"cuda": 8}, r"needs 9 cuda devices, 8 are here"),
+        (["device=npu"], {"cuda": 8}, r"device=npu, (.|\n)*8 cuda"),
+    ],
+)
+def test_devices_that_are_not_here_are_counted(
+    model: Path, overrides: list[str], devices: dict[str, int], said: str
+) -> None:
+    """How many are wanted by whom, and how many there are."""
+    with pytest.raises(ResourceError, match=said):
+        plan(model, *overrides, devices=devices)
+
+
+def test_a_backend_that_does_not_know_the_device_is_refused(model: Path) -> None:
+    """Its manifest names the devices it runs on."""
+    overlay = fake("infer", INFER, devices=("cuda",))
+
+    with pytest.raises(CapabilityError, match=r"infer backend 'fake' does not run on cpu(.|\n)*set device=cuda"):
+        plan(model, "rollout.backend=fake:d1", overlay=overlay)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["algorithm.advantages.kl.coefficient=0.1"], r"kl\.coefficient is 0\.1 and there is no reference model"),
+        (["rollout.group_size=1"], r"group_size=1 with(.|\n)*no baseline"),
+        (["rollout.sampling.temperature=0"], r"temperature=0 cannot be trained on"),
+        (["rollout.sampling.temperature=-1"], r"temperature is -1"),
+        (["evaluation.temperature=-1"], r"evaluation\.temperature is -1"),
+        (["rollout.sampling.max_new_tokens=256"], r"max_new_tokens=256 leaves no room(.|\n)*holds 256 tokens"),
+        (["rollout.context_length=16"], r"max_new_tokens=16 leaves no room(.|\n)*holds 16 tokens"),
+        (["rollout.context_length=257"], r"context_length=257 exceeds(.|\n)*256 positions"),
+        (["rollout.sampling.max_new_tokens=0"], r"max_new_tokens is 0"),
+        (["rollout.sampling.min_new_tokens=17"], r"min_new_tokens is 17(.|\n)*max_new_tokens, 16"),
+        (["rollout.sampling.top_p=0"], r"top_p is 0"),
+        (["rollout.sampling.top_p=1.1"], r"top_p is 1\.1"),
+        (["rollout.sampling.top_k=-1"], r"top_k is -1"),
+    ],
+)
+def test_values_that_cannot_go_together_are_refused(model: Path, overrides: list[str], said: str) -> None:
+    """What, why, and which key to change."""
+    with pytest.raises(PlanError, match=said) as caught:
+        plan(model, *overrides)
+
+    assert caught.value.why and caught.value.fix
+
+
+def test_a_group_of_one_is_fine_without_a_group_baseline(model: Path) -> None:
+    """The refusal is about the baseline, not about the number."""
+    norm = "algorithm.advantages.reward_norm"
+
+    assert plan(model, "rollout.group_size=1", f"{norm}.mean=batch", f"{norm}.std=batch").warnings == ()
+
+
+def test_filters_the_trainer_does_not_know_are_warned_of(model: Path) -> None:
+    """Supported but probably wrong: a warning that says what to do."""
+    (warning,) = plan(model, "rollout.sampling.top_p=0.9").warnings
+
+    assert "set algorithm.proximal=recompute" in warning
+
+
+def test_a_model_without_tokenizer_is_refused(make_folder: MakeFolder) -> None:
+    """Prompts are turned into ids with the model's own."""
+    with pytest.raises(PlanError, match=r"has no tokenizer(.|\n)*tokenizer\.save_pretrained"):
+        plan(make_folder(tokenizer=False))
+
+
+def test_the_model_of_every_role_is_looked_at(model: Path, make_folder: MakeFolder) -> None:
+    """A critic with a path of its own is not trusted."""
+    bert = make_folder("bert", architectures=["BertForMaskedLM"])
+
+    with pytest.raises(ModelError, match="no causal language model"):
+        plan(model, "critic.backend=fsdp:d1", f"critic.path={bert}")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "said"),
+    [
+        (None, ConfigError, r"there is no file '.*mine\.py'"),
+        ("x = 1", ConfigError, r"mine\.py defines nothing areal can use"),
+        ("import math\nmath.sqrt(-1)\n", ConfigError, r"mine\.py raises ValueError(.|\n)*mine\.py:2"),
+        ("def broken(:\n", ConfigError, r"mine\.py raises SyntaxError(.|\n)*mine\.py:1"),
+        (
+            "from areal_core.plugins.marks import reward\n@reward('exact_match')\ndef f(**_): return 1.0\n",
+            DuplicateName,
+            r"'exact_match' is registered twice",
+        ),
+    ],
+)
+def test_a_users_file_that_cannot_be_used_is_named_with_its_line(
+    model: Path, tmp_path: Path, source: str | None, kind: type[ArealError], said: str
+) -> None:
+    """Missing, empty, raising, not Python, or taking a name that is taken."""
+    file = tmp_path / "mine.py"
+    if source is not None:
+        file.write_text(source)
+
+    with pytest.raises(kind, match=said):
+        plan(model, f"imports=[{file}]")
