@@ -99,6 +99,11 @@ class LiveRun:
             time.sleep(0.02)  # between looks at another process's file; nothing is assumed of its length
 
 
+def shared_memory() -> set[str]:
+    """Return the names in /dev/shm, semaphores left out: multiprocessing unlinks those as soon as it made them."""
+    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
+
+
 def command(folder: Path, model: Path, *overrides: str, preset: str = "spell") -> list[str]:
     """Return the command line of a run on a preset."""
     words = [sys.executable, "-m", "areal_core.cli.main", "train", str(preset_path(preset))]

@@ -24,7 +24,7 @@ from areal_core.loop.run_folder import RunFolder
 from areal_core.runtime.config import LocalConfig
 from areal_core.runtime.local_scheduler import LocalScheduler
 
-from .live_run import LiveRun, command, live_run
+from .live_run import LiveRun, command, live_run, shared_memory
 
 pytest.importorskip("areal_reference")
 
@@ -66,6 +66,12 @@ class Broken:
     async def arun_episode(self, engine, data):
         generation = await engine.generate(engine.tokenizer.encode(data["prompt"]))
         return generation.nothing
+
+@dataset("unlucky")
+def unlucky():
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+    raise KeyError("the first thing that went wrong")
 """
 RUN_YAML = """
 imports: [user.py]
@@ -100,15 +106,16 @@ def bench(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def started(bench: Path, *words: str) -> Iterator[LiveRun]:
-    """Start `areal train run.yaml WORDS...`."""
+    """Run `areal train run.yaml WORDS...`; it leaves no shared memory behind."""
+    shared = shared_memory()
     base = command(Path("run"), Path("model"))[:4]
     with live_run([*base, "run.yaml", *words], bench / "run") as run:
         yield run
+    assert shared_memory() <= shared
 
 
 def refused(run: LiveRun) -> Refusal:
     """Let the run fail, and check what holds for every failure."""
-    shared = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names only
     code, output = run.watch()
     (start,) = [match.start() for match in re.finditer(r"^[A-Z]\w+: .*\[AREAL-E\d+\]", output, re.MULTILINE)]
     error = output[start:].rstrip()
@@ -117,7 +124,6 @@ def refused(run: LiveRun) -> Refusal:
     assert "\n  why: " in error and "\n  fix: " in error, error
     assert len(error.splitlines()) <= 12, f"nobody reads this:\n{error}"
     assert run.survivors() == []
-    assert set(os.listdir("/dev/shm")) <= shared  # noqa: PTH208
     assert list(run.folder.glob("**/*.partial")) + list(run.folder.glob("**/*.part")) == []
     return Refusal(code, error, output)
 
@@ -190,6 +196,17 @@ def test_a_data_set_that_cannot_be_read_ends_the_run_before_a_worker_starts(
     assert refusal.code == 2
     assert re.match(said, refusal.error), refusal.error
     assert run.summary()["status"] == "failed" and not (run.folder / "logs").exists()
+
+
+def test_the_first_error_comes_out_even_if_nothing_can_be_written_about_it(bench: Path) -> None:
+    """From the moment the data set fails, no file of this process may grow: no event, no summary, no report."""
+    with started(bench, "data.name=unlucky") as run:
+        refusal = refused(run)
+
+    assert refusal.code == 2
+    assert refusal.error.startswith("DatasetError: data set 'unlucky' cannot be read")
+    assert "KeyError: 'the first thing that went wrong'" in refusal.error
+    assert not (run.folder / "summary.json").exists()
 
 
 def test_a_folder_of_a_live_run_is_left_alone(bench: Path) -> None:
@@ -370,6 +387,6 @@ def test_dropping_what_is_too_old_works_and_another_data_set_is_refused_on_resum
         recorded(run, refusal)
 
     assert refusal.code == 2
-    assert refusal.error.startswith("DatasetError: the data set has ")
+    assert refusal.error.startswith("DatasetError: the data set holds other rows than the saved run had")
     assert "resume with the same data" in refusal.error
     assert (run.folder / "metrics.jsonl").read_text() == before

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from .live_run import LiveRun, command, live_run
+from .live_run import LiveRun, command, live_run, shared_memory
 
 pytestmark = pytest.mark.slow
 
@@ -17,14 +16,14 @@ pytestmark = pytest.mark.slow
 def _nothing_left(run: LiveRun, shared_before: set[str], survive_s: float = 10.0) -> None:
     """No process, no shared memory, no half-written checkpoint."""
     assert run.survivors(survive_s) == []
-    assert set(os.listdir("/dev/shm")) <= shared_before  # noqa: PTH208 - names only
+    assert shared_memory() <= shared_before
     assert not list(run.folder.glob("checkpoints/*.partial"))
 
 
 @pytest.mark.parametrize("role", ["actor", "rollout"])
 def test_a_killed_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path, model: Path, role: str) -> None:
     """Within ten seconds, with the signal, the rank and the log, and exit code 1."""
-    shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    shared = shared_memory()
     folder = tmp_path / "run"
     with live_run(command(folder, model, "steps=1000", "actor.backend=fsdp:d1"), folder) as run:
         run.wait_for_step(3)
@@ -42,7 +41,7 @@ def test_a_killed_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path
 
 def test_a_killed_controller_takes_everything_with_it(tmp_path: Path, model: Path) -> None:
     """Workers, reward processes and shared memory are gone by themselves."""
-    shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    shared = shared_memory()
     folder = tmp_path / "run"
     with live_run(command(folder, model, "steps=1000"), folder) as run:
         run.wait_for_step(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -132,6 +133,28 @@ def test_a_full_disk_is_a_storage_error() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
     assert done.stdout.strip() == "refused", done.stderr
+
+
+def test_a_disk_that_fills_up_within_a_line_leaves_no_torn_line(tmp_path: Path) -> None:
+    """What did not fit is taken back, so that lines written once there is room again can be read."""
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write("whole")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log_size(tmp_path) + 9, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"events\.jsonl cannot be written"):
+            log.write("torn")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log.write("later")
+    log.close()
+
+    assert [event["kind"] for event in read_events(tmp_path / "events.jsonl")] == ["whole", "later"]
+
+
+def log_size(folder: Path) -> int:
+    """Return the bytes of the journal."""
+    return (folder / "events.jsonl").stat().st_size
 
 
 def test_metrics_reach_file_and_loggers(tmp_path: Path) -> None:

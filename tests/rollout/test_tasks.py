@@ -87,3 +87,13 @@ def test_another_data_set_is_refused_on_resume() -> None:
         TaskSource(ROWS, seed=2).restore(state)
     with pytest.raises(DatasetError, match="no rows"):
         TaskSource([], seed=1)
+
+
+def test_other_rows_in_the_same_number_are_noticed() -> None:
+    """The length alone does not tell two data sets apart; rows that json cannot hold are fine."""
+    rows = [{"prompt": str(number), "image": object()} for number in range(100)]
+    state = TaskSource(rows, seed=1).state()
+    TaskSource(rows, seed=1).restore(state)
+
+    with pytest.raises(DatasetError, match="the data set holds other rows"):
+        TaskSource([{**row, "prompt": row["prompt"] + "?"} for row in rows], seed=1).restore(state)

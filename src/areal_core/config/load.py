@@ -15,7 +15,12 @@ from areal_core.config.schema import RunConfig
 from areal_core.config.structure import structure, unstructure
 from areal_core.contract.errors import ConfigError
 
-_SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|credential)s?$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|_)(apikey|key|key_id|token|secret|password|passwd|passphrase|credential|auth|authorization|cookie)s?$"
+)
+_NO_SECRET = re.compile(r"(^|_)(eos|bos|pad|unk|sep|cls|mask|stop)_tokens?$")
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]")
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _REDACTED = "<redacted>"
 
 
@@ -56,12 +61,19 @@ def dump_config(config: RunConfig) -> str:
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """Replace every string under a key that names a secret. Any: a tree of plain data."""
+    """Replace every string under a key that names a secret, and user and password in an address. Any: plain data."""
     if isinstance(value, Mapping):
         return {key: redact(item, str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact(item, name) for item in value]
-    return _REDACTED if isinstance(value, str) and value and _SECRET.search(name) else value
+    if not isinstance(value, str) or not value:
+        return value
+    return _REDACTED if _names_secret(name) else _IN_ADDRESS.sub(_REDACTED, value)
+
+
+def _names_secret(name: str) -> bool:
+    words = _WORD.sub("_", name).lower()
+    return _SECRET.search(words) is not None and _NO_SECRET.search(words) is None
 
 
 def redacted_keys(config: RunConfig) -> list[str]:
@@ -70,7 +82,7 @@ def redacted_keys(config: RunConfig) -> list[str]:
 
 
 def _redacted(value: Any, path: str) -> Iterator[str]:  # Any: a tree of plain data
-    if value == _REDACTED:
+    if isinstance(value, str) and _REDACTED in value:
         yield path
     elif isinstance(value, dict):
         for key, item in value.items():

@@ -25,6 +25,7 @@ def check_sampling(config: RunConfig, model: ModelFolder) -> list[str]:
     sampling = config.rollout.sampling
     _check_ranges(config)
     _check_context(config, model)
+    _check_microbatches(config)
     if sampling.temperature == 0:
         raise PlanError(
             "rollout.sampling.temperature=0 cannot be trained on",
@@ -73,3 +74,14 @@ def _check_context(config: RunConfig, model: ModelFolder) -> None:
             why=f"the context holds {context} tokens",
             fix=f"set rollout.sampling.max_new_tokens below {context}",
         )
+
+
+def _check_microbatches(config: RunConfig) -> None:
+    longest = config.rollout.sampling.max_new_tokens
+    for name, role in (("actor", config.actor), ("critic", config.critic), ("reference", config.reference)):
+        if role is not None and longest >= role.max_tokens_per_microbatch:
+            raise PlanError(
+                f"{name}.max_tokens_per_microbatch={role.max_tokens_per_microbatch} cannot hold a whole answer",
+                why=f"rollout.sampling.max_new_tokens={longest}, the prompt comes on top, and a sequence is never cut",
+                fix=f"set {name}.max_tokens_per_microbatch above {longest} plus the longest prompt",
+            )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NewType
 
 PolicyVersion = NewType("PolicyVersion", int)
-"""How many optimizer steps the policy has taken. The starting weights are version 0."""
+"""How many batches the policy was trained on, each in one or more optimizer steps.
+
+The starting weights are version 0."""
 
 TaskId = NewType("TaskId", str)
 """One prompt of one epoch, `train/<epoch>/<row>`; unique within a run."""

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo, ObjectiveSpec, Output, RankContext, TrainReport, TrainSpec
-from areal_core.contract.weights import Offer, Receipt
 from areal_core.data.balance import balance
 from areal_core.data.batch import Batch
 from areal_core.loop.together import together
@@ -63,12 +62,6 @@ class TrainGroup:
                 places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
                 column[places] = answer.tokens[output.value]
         return column
-
-    async def send_weights(self, offer: Offer, version: int) -> Receipt:
-        """Send every tensor through rank 0's end of the transport."""
-        receipts = await self._call_ranks("send_weights", lambda number: (offer if number == 0 else None, version))
-        receipt: Receipt = receipts[0]
-        return receipt
 
     async def save_weights(self, path: Path) -> None:
         """Write a Hugging Face folder."""

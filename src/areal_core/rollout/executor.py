@@ -16,10 +16,11 @@ from typing import Any
 
 from areal_core.config.schema import RolloutConfig, StalenessPolicy
 from areal_core.contract.data import Episode
-from areal_core.contract.errors import EpisodeFailed, RolloutError
+from areal_core.contract.errors import ArealError, DatasetError, EpisodeFailed, RolloutError
 from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import SamplingParams
 from areal_core.contract.workflow import RolloutWorkflow
+from areal_core.plugins.blame import told
 from areal_core.rollout.buffer import Buffer
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, EventSink, SessionSource, ignore_event
 from areal_core.rollout.groups import Group, run_group, stamped
@@ -73,7 +74,6 @@ class RolloutExecutor:
         self._counts = Counts()
         self._rejected_in_a_row = 0
         self._admitting = False
-        self._filling = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
 
@@ -202,21 +202,23 @@ class RolloutExecutor:
             self._on_event("close_incomplete", tasks=sorted(task.get_name() for task in pending))
 
     def _fill(self) -> None:
-        """Admit as many groups as the gate allows, one per turn of the loop.
+        """Admit one group now, and as many more as the gate allows one per turn of the loop.
 
         A new version makes room for a whole batch at once; starting all of it before anything else
-        runs would keep the trainer waiting for its next batch, which is ready.
+        runs would keep the trainer waiting for its next batch, which is ready. Never raises, for most
+        calls come from the loop: what goes wrong comes out of `next_batch`.
         """
-        self._filling = False
         if not self._admitting or self._error is not None or self._gate.room() <= 0:
             return
-        task = self._tasks.next()
+        try:
+            task = self._tasks.next()
+        except Exception as error:  # whatever a data set raises that reads a row only when it is asked for
+            self._stop(_unreadable(error))
+            return
         self._gate.admit(task.index)
         self._counts.admitted += 1
         self._running[task.index] = asyncio.create_task(self._run(task), name=task.task_id)
-        if not self._filling:
-            self._filling = True
-            asyncio.get_running_loop().call_soon(self._fill)
+        asyncio.get_running_loop().call_soon(self._fill)
 
     async def _run(self, task: Task) -> None:
         """Run one group to its end, whatever that is."""
@@ -322,3 +324,12 @@ class RolloutExecutor:
         self._counts.evaluated += episode is not None
         self._counts.evaluations_rejected += episode is None
         return episode
+
+
+def _unreadable(error: Exception) -> ArealError:
+    """Return what to raise for a row that could not be read: an error of ours as it is."""
+    if isinstance(error, ArealError):
+        return error
+    wrapped = DatasetError("a row of the data set cannot be read", why=told(error), fix="correct the data set")
+    wrapped.__cause__ = error
+    return wrapped

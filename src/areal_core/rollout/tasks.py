@@ -114,8 +114,9 @@ class TaskSource:
         """
         for key, value in self._identity().items():
             if state.get(key, value) != value:
+                other = f"has {key} {value}, the saved run had {state[key]}"
                 raise DatasetError(
-                    f"the data set has {key} {value}, the saved run had {state[key]}",
+                    f"the data set {'holds other rows than the saved run had' if key == 'sample' else other}",
                     why="the order of the prompts would be another, so some would be trained twice and some never",
                     fix="resume with the same data, seed and data.shuffle, or start a new run",
                 )

@@ -54,6 +54,7 @@ class RolloutBench:
         config: RolloutConfig,
         *,
         num_rows: int = 64,
+        rows: Sequence[Mapping[str, Any]] | None = None,  # Any: the data set decides what a row holds
         num_replicas: int = 1,
         judge: Judge | None = None,
         workflow: Any = None,  # Any: anything with arun_episode
@@ -73,7 +74,8 @@ class RolloutBench:
         ]
         self.pool = InferencePool(self.workers, policy=policy, clock=self.clock)
         self.events: list[tuple[str, dict[str, object]]] = []
-        rows = [{"input_ids": [3 + number % 20, 4], "number": number} for number in range(num_rows)]
+        if rows is None:
+            rows = [{"input_ids": [3 + number % 20, 4], "number": number} for number in range(num_rows)]
         self.executor = RolloutExecutor(
             workflow=workflow or (ScriptedWorkflow(judge) if judge else ScriptedWorkflow()),
             tasks=TaskSource(rows, seed=seed, shuffle=shuffle),

@@ -1,6 +1,6 @@
 """The one place that knows which accelerator this is: cpu, cuda or npu.
 
-Knows: how a device is chosen, synchronised, seeded and measured, and which collective library serves it.
+Knows: how a device is chosen, synchronised and seeded, and which collective library serves it.
 Does not know: models, or how many ranks there are.
 """
 
@@ -61,12 +61,6 @@ def synchronize(device: torch.device) -> None:
     module = _module(device.type)
     if module is not None:
         module.synchronize(device)
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the most bytes torch has held on the device so far; 0 on the CPU."""
-    module = _module(device.type)
-    return int(module.max_memory_allocated(device)) if module is not None else 0
 
 
 def seed_everything(device: torch.device, seed: int) -> None:

@@ -6,9 +6,12 @@ Does not know: algorithms, micro-batches, files; `areal_core.training` does all 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
 
 import torch
 import torch.distributed as dist
@@ -171,12 +174,12 @@ def _join(rank: RankContext) -> ProcessRanks:
     try:
         dist.init_process_group(
             DISTRIBUTED_BACKENDS[rank.device],
-            init_method=rank.init_method,
+            **_meeting_point(rank, timeout),
             rank=rank.rank,
             world_size=rank.world_size,
             timeout=timeout,
         )
-    except dist.DistError as error:
+    except (dist.DistError, OSError) as error:
         raise ResourceError(
             f"rank {rank.rank} of {rank.world_size} cannot meet the others at {rank.init_method}",
             why=str(error).splitlines()[0],
@@ -184,6 +187,26 @@ def _join(rank: RankContext) -> ProcessRanks:
         ) from error
     control = dist.new_group(backend="gloo", timeout=timeout)
     return ProcessRanks(rank=rank.rank, size=rank.world_size, control=control)
+
+
+def _meeting_point(rank: RankContext, timeout: timedelta) -> dict[str, Any]:  # Any: keywords of init_process_group
+    """Return where the ranks meet. Torch's own `tcp://` store would listen on every interface of the machine."""
+    address = urlparse(rank.init_method)
+    if address.scheme != "tcp" or address.hostname is None or address.port is None:
+        return {"init_method": rank.init_method}
+    listener = None
+    if rank.rank == 0:
+        family = socket.AF_INET6 if ":" in address.hostname else socket.AF_INET
+        listener = socket.create_server((address.hostname, address.port), family=family, backlog=rank.world_size)
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # documented, but not in torch's __all__
+        address.hostname,
+        address.port,
+        rank.world_size,
+        is_master=listener is not None,
+        timeout=timeout,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+    return {"store": store}
 
 
 def _leave(group: ProcessRanks) -> None:

@@ -1,0 +1,59 @@
+"""Where ranks meet: on the address they were given, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from areal_core.contract.errors import ResourceError
+from areal_core.contract.train import RankContext
+from areal_core.runtime.rendezvous import free_port, init_method
+from areal_core.training.group import ProcessRanks
+from areal_fsdp import engine
+
+
+def listening() -> set[tuple[str, int]]:
+    """Return address and port of everything this process listens on."""
+    connections = psutil.Process().net_connections(kind="inet")
+    return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def context(address: str) -> RankContext:
+    return RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method=address, timeout_s=20.0)
+
+
+@pytest.fixture
+def group() -> Iterator[ProcessRanks]:
+    """One rank that has joined over a loopback address."""
+    joined = engine._join(context(init_method("127.0.0.1")))
+    yield joined
+    engine._leave(joined)
+
+
+def test_the_store_listens_on_the_address_given_and_not_on_every_interface(group: ProcessRanks) -> None:
+    """Law 11: torch's store takes writes from anybody who reaches it, so nobody outside may reach it."""
+    addresses = {address for address, _ in listening()}
+
+    assert addresses and not addresses & {"0.0.0.0", "::"}
+
+
+def test_leaving_closes_the_port() -> None:
+    """Law 10: the port can be bound again."""
+    port = free_port()
+    joined = engine._join(context(f"tcp://127.0.0.1:{port}"))
+    assert ("127.0.0.1", port) in listening()
+
+    engine._leave(joined)
+    del joined
+
+    assert ("127.0.0.1", port) not in listening()
+
+
+def test_a_port_taken_meanwhile_is_an_error_that_names_it(group: ProcessRanks) -> None:
+    """A rank that cannot listen says where, and what to do."""
+    address, port = next((a, p) for a, p in listening() if a == "127.0.0.1")
+
+    with pytest.raises(ResourceError, match=f"rank 0 of 1 cannot meet the others at tcp://{address}:{port}"):
+        engine._join(context(f"tcp://{address}:{port}"))
