@@ -53,7 +53,7 @@ class Learner:
         self._max_new_tokens = max_new_tokens
 
     async def update(self, batch: Batch, version: int) -> Update:
-        """Train on one batch with the policy at `version`; the actor's weights become `version + 1`.
+        """Train on one batch with the policy at `version`; what is trained becomes `version + 1`.
 
         The reference's log-probs, the critic's values and the proximal log-probs are
         computed first, with the weights as they are; then advantages; then one optimizer
@@ -68,7 +68,9 @@ class Learner:
             if self.critic is not None and self._critic_objective is not None:
                 critic_report = await self.critic.train_step(part, self._critic_objective)
                 add_sums(metrics, {f"critic/{name}": value for name, value in critic_report.metrics.items()})
-        await self.actor.set_version(version + 1)
+        for group in (self.actor, self.critic):
+            if group is not None:
+                await group.set_version(version + 1)
         return Update(
             report=reports[-1],
             num_tokens=batch.num_tokens,
