@@ -296,6 +296,13 @@ def test_a_backend_that_does_not_know_the_device_is_refused(model: Path) -> None
         (["rollout.sampling.top_p=0"], r"top_p is 0"),
         (["rollout.sampling.top_p=1.1"], r"top_p is 1\.1"),
         (["rollout.sampling.top_k=-1"], r"top_k is -1"),
+        (["algorithm.minibatches=17"], r"minibatches=17 of 16 prompts"),
+        (["actor.optimizer.schedule=sine"], r"actor\.optimizer\.schedule is 'sine'"),
+        (["actor.optimizer.lr=-1"], r"actor\.optimizer\.lr is -1"),
+        (["actor.optimizer.betas=[0.9, 1.0]"], r"the second of actor\.optimizer\.betas is 1"),
+        (["actor.optimizer.max_grad_norm=-1"], r"max_grad_norm is -1"),
+        (["actor.optimizer.warmup_steps=-1"], r"warmup_steps is -1"),
+        (["critic.backend=fsdp:d1", "critic.optimizer.lr=0"], r"critic\.optimizer\.lr is 0"),
     ],
 )
 def test_values_that_cannot_go_together_are_refused(model: Path, overrides: list[str], said: str) -> None:
@@ -332,6 +339,23 @@ def test_the_model_of_every_role_is_looked_at(model: Path, make_folder: MakeFold
 
     with pytest.raises(ModelError, match="no causal language model"):
         plan(model, "critic.backend=fsdp:d1", f"critic.path={bert}")
+
+
+def test_every_role_reads_the_policys_tokens(model: Path, make_folder: MakeFolder) -> None:
+    """A reference model of another family would score other words."""
+    other = make_folder("other", vocab_size=32)
+
+    with pytest.raises(PlanError, match=r"reference has 32 tokens in its vocabulary, the policy 31"):
+        plan(model, "reference.backend=fsdp:d1", f"reference.path={other}", "algorithm.advantages.kl.coefficient=0.1")
+
+
+def test_the_fleet_serves_the_actors_starting_weights(model: Path, make_folder: MakeFolder) -> None:
+    """`actor.path` is version 0 on both sides, or the first versions' stamps would lie."""
+    tuned = make_folder("tuned")
+
+    planned = plan(model, f"actor.path={tuned}")
+
+    assert [planned.role(name).model.path for name in ("actor", "rollout")] == [tuned, tuned]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ class LiveRun:
         """Return once the run has finished a step; fail if it ends before or takes for ever."""
         self._until(lambda: len(self.steps()) >= step, f"step {step}")
 
+    def wait_for_file(self, name: str) -> None:
+        """Return once the run folder has a file."""
+        self._until((self.folder / name).exists, name)
+
     def steps(self) -> list[dict[str, Any]]:
         """Return the complete lines of metrics.jsonl. Any: numbers and small mappings."""
         path = self.folder / "metrics.jsonl"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.observe.events import read_events
+
 from .live_run import LiveRun, command, live_run, shared_memory
 
 pytestmark = pytest.mark.slow
@@ -64,6 +66,10 @@ def test_a_killed_replica_costs_no_episode_while_another_serves(tmp_path: Path, 
         assert code == 0, output
         assert [record["episodes"] for record in run.steps()] == [128] * 12
         assert run.summary()["status"] == "finished"
+        assert "replica rollout/0 is out of service" in output
+        assert [e["worker"] for e in read_events(folder / "events.jsonl") if e["kind"] == "replica_lost"] == [
+            "rollout/0"
+        ]
 
 
 def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(tmp_path: Path, model: Path) -> None:
@@ -91,10 +97,42 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(tmp_path: Path, model: 
     assert sorted(trained) == [f"train/0/{row}" for row in sorted(range(8 * 16), key=lambda r: f"train/0/{r}")]
 
 
+def test_kill_9_between_checkpoints_trains_every_prompt_exactly_once(tmp_path: Path, model: Path) -> None:
+    """What was trained after the last checkpoint is gone with its weights, and is trained again on resume."""
+    folder = tmp_path / "run"
+    settings = ("steps=9", "checkpoint.every_steps=2", "evaluation.every_steps=0")
+    with live_run(command(folder, model, *settings), folder) as run:
+        run.wait_for_step(5)
+        run.send(signal.SIGKILL)
+        run.wait()
+        assert run.survivors() == []
+
+    with live_run([*command(folder, model)[:4], "--resume", str(folder)], folder) as run:
+        code, output = run.wait()
+
+        assert code == 0, output
+        assert [record["step"] for record in run.steps()] == list(range(1, 10))
+        assert run.summary()["max_staleness_seen"] <= 2
+    trained = _trained_tasks(folder, last_version=8)
+    assert sorted(trained) == sorted(f"train/0/{row}" for row in range(9 * 16))
+
+
+def test_ctrl_c_before_the_first_step_says_that_there_is_nothing_to_resume(tmp_path: Path, model: Path) -> None:
+    """It ends at once, without an evaluation, and the folder can be used again."""
+    folder = tmp_path / "run"
+    with live_run(command(folder, model, "steps=5"), folder) as run:
+        run.wait_for_file("events.jsonl")
+        run.send(signal.SIGINT)
+        code, output = run.wait()
+
+        assert code == 130, output
+        assert "start the run again" in output or "--resume" in output
+        assert ("--resume" in output) == bool(list(folder.glob("checkpoints/step-*")))
+        assert run.survivors() == []
+
+
 def _trained_tasks(folder: Path, last_version: int) -> list[str]:
     """Return the prompts of every batch; a batch handed over but not trained before the end is handed over again."""
-    from areal_core.observe.events import read_events
-
     batches = {
         event["version"]: event["task_ids"]
         for event in read_events(folder / "events.jsonl")

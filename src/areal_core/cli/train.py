@@ -22,6 +22,7 @@ from areal_core.config.plan import Plan, make_plan
 from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError, RunFolderError
+from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.registry import Registry, default_registry
 from areal_core.runtime.devices import count_visible
 
@@ -94,7 +95,7 @@ def execute(
         try:
             outcome = runner.run(_run(plan, registry, console, resume=resume, archive=archive))
         except asyncio.CancelledError:
-            console.print("stopped at once; the last checkpoint is the place to resume from")
+            console.print(_how_to_resume(RunFolder.of(plan.config)), markup=False, soft_wrap=True)
             return INTERRUPTED
     return _close(outcome, console)
 
@@ -143,10 +144,15 @@ def _close(outcome: Outcome, console: Console) -> int:
         console.print(f"{name:8}{path}", highlight=False, markup=False, soft_wrap=True)
     if outcome.finished:
         return 0
-    console.print(
-        f"stopped at step {outcome.step}; to continue: areal train --resume {folder.root}", markup=False, soft_wrap=True
-    )
+    console.print(_how_to_resume(folder), markup=False, soft_wrap=True)
     return INTERRUPTED
+
+
+def _how_to_resume(folder: RunFolder) -> str:
+    latest = folder.latest()
+    if latest is None:
+        return "stopped before the first checkpoint; start the run again"
+    return f"stopped; {latest.name} is saved. To continue: areal train --resume {folder.root}"
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

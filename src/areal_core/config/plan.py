@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 from areal_core.algorithms.config import NormLevel
@@ -19,6 +18,7 @@ from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
 from areal_core.config.model_folder import ModelFolder, inspect_model
+from areal_core.config.optimizer import check_optimizer
 from areal_core.config.sampling import check_sampling
 from areal_core.config.schema import RoleConfig, RunConfig
 from areal_core.contract.errors import CapabilityError, PlanError, ResourceError
@@ -27,6 +27,8 @@ from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.registry import Registry
 
 _PARALLEL = {"t": "parallel.tensor", "p": "parallel.pipeline", "c": "parallel.context", "e": "parallel.expert"}
+_MASTER_BYTES = 4
+"""An fp32 master weight, per parameter."""
 _ADAM_BYTES = 16
 """fp32 master weight, gradient and two moments, per parameter."""
 
@@ -38,7 +40,6 @@ class RolePlan:
     role: str
     engine_role: str
     backend: BackendString
-    distribution: str
     num_workers: int
     devices_per_worker: int
     cpus_per_worker: int
@@ -89,6 +90,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     _check_devices(roles, device, devices)
     _check_names(config, registry)
     _check_rollout(config, roles[-1].model)
+    _check_vocabularies(roles)
     warnings = [
         *check_sampling(config, roles[-1].model),
         *check_algorithm(
@@ -134,13 +136,13 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
     model = inspect_model(role.path or config.model.path)
     registry.check_engine("train", backend.name)
     registry.options("train", backend.name, role.options, f"{name}.options")
-    trained = 0 if name == "reference" else _ADAM_BYTES
-    shards = backend.world_size
+    frozen = name == "reference"
+    if not frozen:
+        check_optimizer(name, role.optimizer)
     return RolePlan(
         role=name,
         engine_role="train",
         backend=backend,
-        distribution=backend.name,
         num_workers=backend.world_size,
         devices_per_worker=1,
         cpus_per_worker=role.cpus_per_rank,
@@ -148,7 +150,7 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
         dtype=dtype,
         model=model,
         options=role.options,
-        memory_per_worker=model.num_parameters * (trained or _width(dtype)) // shards,
+        memory_per_worker=model.num_parameters * (_MASTER_BYTES if frozen else _ADAM_BYTES) // backend.world_size,
     )
 
 
@@ -180,13 +182,12 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
             fix="name the python of an environment with areal-core and the engine: /path/to/venv/bin/python",
         )
     registry.options("infer", backend.name, rollout.options, "rollout.options")
-    model = inspect_model(config.model.path)
+    model = inspect_model(config.actor.path or config.model.path)  # the fleet serves the actor's starting weights
     dtype = rollout.dtype or config.model.dtype
     return RolePlan(
         role="rollout",
         engine_role="infer",
         backend=backend,
-        distribution=backend.name,
         num_workers=backend.data,
         devices_per_worker=backend.ranks_per_replica,
         cpus_per_worker=rollout.cpus_per_replica,
@@ -208,6 +209,19 @@ def _require(registry: Registry, role: str, name: str, needs: list[str], devices
         )
     for key in needs:
         registry.require(role, name, key, device=device)
+
+
+def _check_vocabularies(roles: list[RolePlan]) -> None:
+    """Every role reads the same token ids."""
+    rollout = roles[-1]
+    for role in roles:
+        if role.model.vocab_size != rollout.model.vocab_size:
+            raise PlanError(
+                f"{role.role} has {role.model.vocab_size} tokens in its vocabulary, "
+                f"the policy {rollout.model.vocab_size}",
+                why=f"{role.role} is given the policy's token ids, and would read them as other tokens",
+                fix=f"set {role.role}.path to a model of the same family, or leave it out",
+            )
 
 
 def _check_names(config: RunConfig, registry: Registry) -> None:
@@ -243,6 +257,12 @@ def _check_rollout(config: RunConfig, model: ModelFolder) -> None:
             f"model folder {str(model.path)!r} has no tokenizer",
             why="prompts are turned into token ids with the model's own tokenizer",
             fix="save it beside the weights: tokenizer.save_pretrained(DIR)",
+        )
+    if config.algorithm.minibatches > config.rollout.prompts_per_step:
+        raise PlanError(
+            f"algorithm.minibatches={config.algorithm.minibatches} of {config.rollout.prompts_per_step} prompts",
+            why="a group of samples is never cut, so a minibatch holds at least one prompt",
+            fix=f"set algorithm.minibatches to {config.rollout.prompts_per_step} or less",
         )
     if config.rollout.group_size == 1 and config.algorithm.advantages.reward_norm.mean is NormLevel.GROUP:
         raise PlanError(
@@ -302,8 +322,3 @@ def _choose_pause(config: RunConfig, registry: Registry, rollout: RolePlan) -> P
 
 def _width(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
-
-
-def with_model(config: RunConfig, path: str) -> RunConfig:
-    """Return the configuration with another model folder."""
-    return attrs.evolve(config, model=attrs.evolve(config.model, path=path))

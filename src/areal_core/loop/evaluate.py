@@ -11,9 +11,9 @@ from typing import Any
 
 import attrs
 
-from areal_core.contract.data import Episode
 from areal_core.contract.inference import SamplingParams
 from areal_core.rollout.executor import RolloutExecutor
+from areal_core.rollout.groups import episode_reward
 
 
 class Evaluator:
@@ -30,10 +30,4 @@ class Evaluator:
             RolloutError: an episode failed; a failed evaluation is not a low score.
         """
         episodes = await executor.evaluate(self._rows, self._sampling)
-        return mean_reward(episodes)
-
-
-def mean_reward(episodes: Sequence[Episode]) -> float:
-    """Return the mean over episodes of the reward of their last trajectory; 0 for no episode."""
-    rewards = [episode.trajectories[-1].reward for episode in episodes if episode.trajectories]
-    return sum(rewards) / len(rewards) if rewards else 0.0
+        return sum(map(episode_reward, episodes)) / max(1, len(episodes))

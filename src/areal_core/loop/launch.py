@@ -63,8 +63,9 @@ async def start_train_group(
         seed=plan.config.seed,
         options=role.options,
     )
-    start_timeout_s = plan.config.scheduler.start_timeout_s
-    await group.start(spec, _ranks(workers, role.device, start_timeout_s), timeout_s=start_timeout_s)
+    timeouts = plan.config.scheduler
+    ranks = _ranks(workers, role.device, timeouts.step_timeout_s)
+    await group.start(spec, ranks, timeout_s=timeouts.start_timeout_s)
     return group
 
 

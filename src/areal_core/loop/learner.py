@@ -22,11 +22,14 @@ from areal_core.loop.train_group import TrainGroup
 
 @frozen(kw_only=True)
 class Update:
-    """What one call of `Learner.update` did. `metrics` are sums, shown as value / weight."""
+    """What one call of `Learner.update` did. `metrics` are sums, shown as value / weight.
+
+    `num_tokens` counts packed tokens, prompts among them; `num_trained` those the loss is over.
+    """
 
     report: TrainReport
     num_tokens: int
-    num_sequences: int
+    num_trained: int
     stepped: int
     seconds: float
     metrics: Mapping[str, Sum]
@@ -74,7 +77,7 @@ class Learner:
         return Update(
             report=reports[-1],
             num_tokens=batch.num_tokens,
-            num_sequences=batch.num_sequences,
+            num_trained=int(batch.tokens["loss_mask"].sum()),
             stepped=sum(report.stepped for report in reports),
             seconds=time.monotonic() - started,
             metrics=metrics,

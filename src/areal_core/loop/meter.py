@@ -7,6 +7,7 @@ Does not know: steps. Asking at every step would make each step wait for a busy 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from areal_core.contract.inference import EngineStatus
 from areal_core.rollout.pool import InferencePool
@@ -20,10 +21,13 @@ class FleetMeter:
     `tokens_generated` is a sum over replicas, `busy_s` a mean, so that 1 - busy / wall is an idle share.
     """
 
-    def __init__(self, pool: InferencePool) -> None:
+    def __init__(self, pool: InferencePool, on_lost: Callable[[str, BaseException], None]) -> None:
+        """Read `pool`; `on_lost` hears once of every replica that went out of service, and why."""
         self.tokens_generated = 0
         self.busy_s = 0.0
         self._pool = pool
+        self._on_lost = on_lost
+        self._lost: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -33,6 +37,10 @@ class FleetMeter:
     async def read(self) -> None:
         """Ask every replica now. One that does not answer keeps its place in the last totals."""
         answers = await self._pool.status()
+        for worker, answer in answers.items():
+            if isinstance(answer, BaseException) and worker not in self._lost:
+                self._lost.add(worker)
+                self._on_lost(worker, answer)
         statuses = [answer for answer in answers.values() if isinstance(answer, EngineStatus)]
         if statuses:
             self.tokens_generated = max(self.tokens_generated, sum(s.tokens_generated for s in statuses))

@@ -7,7 +7,7 @@ Does not know: how any of it is drawn (`areal_core.observe`).
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -22,10 +22,16 @@ from areal_core.observe.summary import summarize, write_summary
 _PACKAGES = ("areal-core", "areal-reference", "areal-fsdp", "torch", "transformers", "tensordict")
 
 
-def write_results(folder: RunFolder, plan: Plan, events: EventLog, status: str) -> Mapping[str, Any]:
+def write_results(
+    folder: RunFolder,
+    plan: Plan,
+    events: EventLog,
+    status: str,
+    more_lines: Callable[[Mapping[str, Any]], list[str]] = lambda _summary: [],
+) -> Mapping[str, Any]:
     """Write the three files from what was recorded so far; return the summary. Any: as `summary.json`.
 
-    Called once when a run ends, however it ends.
+    Called once when a run ends, however it ends. `more_lines` are what plugins add to the page.
     """
     records = list(read_metrics(folder.metrics)) if folder.metrics.exists() else []
     happened = list(read_events(folder.events))
@@ -44,7 +50,7 @@ def write_results(folder: RunFolder, plan: Plan, events: EventLog, status: str) 
         summary=summary,
         records=records,
         events=happened,
-        plan=describe_plan(plan),
+        plan="\n".join([describe_plan(plan), *more_lines(summary)]),
         versions=_versions(),
         config=folder.config.read_text(),
     )

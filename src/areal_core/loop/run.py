@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Run:
     def __init__(self, plan: Plan, registry: Registry, *, view: View, stop: asyncio.Event) -> None:
         self._plan, self._config, self._registry = plan, plan.config, registry
         self._view, self._stop = view, stop
-        self._folder = RunFolder(Path(plan.config.out or f"runs/{plan.config.name}"))
+        self._folder = RunFolder.of(plan.config)
 
     async def execute(self, *, resume: bool = False, archive: bool = False) -> Outcome:
         """Run to the end.
@@ -118,7 +118,7 @@ class Run:
         try:
             events.write(RUN_ENDED, status=status, **({"error": f"{type(error).__name__}: {error}"} if error else {}))
             with storage_errors(self._folder.root):
-                return write_results(self._folder, self._plan, events, status)
+                return write_results(self._folder, self._plan, events, status, self._report_lines)
         except StorageError:
             if error is None:
                 raise
@@ -160,7 +160,7 @@ class Run:
         pool_task = asyncio.ensure_future(start_pool(scheduler, self._plan))
         await together([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
-        tokenizer = load_tokenizer(Path(config.model.path))
+        tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
         executor = self._executor(pool, rewards, tokenizer, rows, events, progress)
         stack.push_async_callback(executor.close)
         sync = self._weight_sync(stack, learner, pool)
@@ -172,7 +172,7 @@ class Run:
             limit = config.evaluation.max_prompts
             held = [held_out[i] for i in range(min(limit, len(held_out)))]
             evaluator = Evaluator(held, rollout.sampling, config.evaluation.temperature)
-        meter = FleetMeter(pool)
+        meter = FleetMeter(pool, self._lost_replica(events))
         stack.push_async_callback(meter.close)
         meter.start()
         executor.start()
@@ -187,16 +187,41 @@ class Run:
             view=self._view,
         )
 
+    def _lost_replica(self, events: EventLog) -> Callable[[str, BaseException], None]:
+        """Return what tells of a replica the run goes on without."""
+
+        def tell(worker: str, error: BaseException) -> None:
+            events.write("replica_lost", worker=worker, error=str(error))
+            self._view.note(f"replica {worker} is out of service, the others serve on: {error}")
+
+        return tell
+
     def _metrics(self, stack: AsyncExitStack, events: EventLog, resume_step: int | None) -> MetricsStream:
         loggers = {}
         for number, logger in enumerate(self._config.loggers):
             built = self._registry.build("logger", logger.name, logger.options, f"loggers[{number}].options")
             assert isinstance(built, MetricsLogger)
             loggers[logger.name] = built
-        metrics = MetricsStream(self._folder.metrics, loggers=loggers, events=events, resume_step=resume_step)
+        config = redact(unstructure(self._config))
+        sinks = self._hooked("areal_metric_sinks", run_folder=self._folder.root, config=config)
+        metrics = MetricsStream(
+            self._folder.metrics, loggers=loggers, sinks=sinks, events=events, resume_step=resume_step
+        )
         stack.callback(metrics.close)
-        metrics.start(self._config.name, self._folder.root, redact(unstructure(self._config)))
+        metrics.start(self._config.name, self._folder.root, config)
         return metrics
+
+    def _hooked(self, hook: str, **arguments: object) -> list[Any]:
+        """Ask every hook plugin; most runs have none. Any: what the hook returns."""
+        entries = self._registry.discovery.hooks
+        if not entries:
+            return []
+        from areal_core.plugins.hooks import Hooks
+
+        return Hooks(entries).collect(hook, **arguments)
+
+    def _report_lines(self, summary: Mapping[str, Any]) -> list[str]:
+        return [str(line) for line in self._hooked("areal_report_lines", summary=summary)]
 
     async def _learner(self, scheduler: Scheduler) -> Learner:
         config, plan = self._config, self._plan

@@ -1,6 +1,6 @@
 """The folder of one run: who owns it, what is in it, where the last resume point is.
 
-    config.yaml metrics.jsonl events.jsonl logs/ checkpoints/step-000040/ model/
+    config.yaml metrics.jsonl events.jsonl logs/ checkpoints/step-000040/
     report.html reward.png summary.json
 
 Knows: names, the lock, atomic directories.
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import RunFolderError, StorageError
 
 _PREFIX = "step-"
@@ -26,6 +27,11 @@ class RunFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
+
+    @classmethod
+    def of(cls, config: RunConfig) -> RunFolder:
+        """Return the folder a configuration names: `out`, or `runs/<name>`."""
+        return cls(Path(config.out or f"runs/{config.name}"))
 
     @property
     def config(self) -> Path:
@@ -46,11 +52,6 @@ class RunFolder:
     def logs(self) -> Path:
         """Return the folder with one log per worker."""
         return self.root / "logs"
-
-    @property
-    def model(self) -> Path:
-        """Return the trained policy in Hugging Face format."""
-        return self.root / "model"
 
     @property
     def summary(self) -> Path:
@@ -81,7 +82,7 @@ class RunFolder:
             StorageError: it cannot be written.
         """
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = (self.root / ".lock").open("a+")
         except OSError as error:
             raise StorageError(

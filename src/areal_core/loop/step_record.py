@@ -14,15 +14,19 @@ from contextlib import contextmanager
 import attrs
 from attrs import frozen
 
-from areal_core.loop.learner import Update
+from areal_core.loop.learner import Learner, Update
+from areal_core.loop.meter import FleetMeter
 from areal_core.loop.weight_sync import WeightUpdate
-from areal_core.rollout.groups import Group
+from areal_core.rollout.groups import Group, episode_reward
 from areal_core.rollout.stats import RolloutStats
 
 
 @frozen(kw_only=True)
 class Totals:
-    """Sums over a run, carried across resume. Seconds are of training and waiting, without start-up."""
+    """Sums over a run, carried across resume; start-up and the first evaluation are in none of them.
+
+    `tokens_trained` are generated tokens the loss was taken over, not prompts.
+    """
 
     seconds: float = 0.0
     episodes_trained: int = 0
@@ -42,6 +46,44 @@ class Totals:
         """Undo `as_dict`; an empty mapping is the start of a run."""
         whole = {field.name for field in attrs.fields(cls) if field.type == "int"}
         return cls(**{name: int(value) if name in whole else value for name, value in numbers.items()})  # type: ignore[arg-type]
+
+
+class Count:
+    """Adds up a run. What was done before it was made (start-up, the first evaluation) is left out."""
+
+    def __init__(self, base: Totals, learner: Learner, meter: FleetMeter) -> None:
+        """Go on from `base`, the totals of a resumed run, or from nothing."""
+        self._sums = base
+        self._learner, self._meter = learner, meter
+        self._started = time.monotonic()
+        self._before = self._measured()
+
+    def add(self, groups: Sequence[Group], update: Update) -> None:
+        """Count one step."""
+        self._sums = attrs.evolve(
+            self._sums,
+            episodes_trained=self._sums.episodes_trained + sum(len(group.episodes) for group in groups),
+            tokens_trained=self._sums.tokens_trained + update.num_trained,
+            weight_updates=self._sums.weight_updates + 1,
+            max_staleness_seen=max([self._sums.max_staleness_seen, *staleness_of(groups)]),
+        )
+
+    def totals(self) -> Totals:
+        """Return the sums up to now."""
+        seconds, generated, train_busy_s, infer_busy_s = (
+            now - before for now, before in zip(self._measured(), self._before, strict=True)
+        )
+        return attrs.evolve(
+            self._sums,
+            seconds=self._sums.seconds + seconds,
+            tokens_generated=self._sums.tokens_generated + int(generated),
+            train_busy_s=self._sums.train_busy_s + train_busy_s,
+            infer_busy_s=self._sums.infer_busy_s + infer_busy_s,
+        )
+
+    def _measured(self) -> tuple[float, float, float, float]:
+        meter = self._meter
+        return time.monotonic() - self._started, meter.tokens_generated, self._learner.actor.busy_s, meter.busy_s
 
 
 class StepTimes:
@@ -83,7 +125,7 @@ def step_record(
     """Return one line of `metrics.jsonl`: the step that made `version`."""
     episodes = [episode for group in groups for episode in group.episodes]
     staleness = staleness_of(groups)
-    rewards = [episode.trajectories[-1].reward for episode in episodes]
+    rewards = [episode_reward(episode) for episode in episodes]
     report = update.report
     record: dict[str, object] = {
         "step": version,

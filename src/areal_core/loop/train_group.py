@@ -6,6 +6,7 @@ Does not know: what is trained, or where the ranks run.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class TrainGroup:
         self.role = role
         self.workers = tuple(workers)
         self.busy_s = 0.0
+        """Seconds spent in steps and forward passes."""
         self._timeout_s = timeout_s
         self._infos: tuple[EngineInfo, ...] = ()
 
@@ -54,7 +56,9 @@ class TrainGroup:
     async def forward(self, batch: Batch, output: Output) -> Tensor:
         """Return one column for the whole batch, float32 [T], in the batch's token order."""
         shards = self._scatter(batch)
+        began = time.monotonic()
         answers = await self._call_ranks("forward", lambda number: (shards[number][1], [output.value]))
+        self.busy_s += time.monotonic() - began
         column = torch.zeros(batch.num_tokens, dtype=torch.float32)
         starts = batch.cu_seqlens.tolist()
         for (rows, _), answer in zip(shards, answers, strict=True):

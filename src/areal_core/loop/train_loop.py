@@ -23,7 +23,7 @@ from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.learner import Learner, Update
 from areal_core.loop.meter import FleetMeter
 from areal_core.loop.run_folder import RunFolder
-from areal_core.loop.step_record import StepTimes, Totals, staleness_of, step_record
+from areal_core.loop.step_record import Count, StepTimes, Totals, step_record
 from areal_core.loop.weight_sync import WeightSync, WeightUpdate
 from areal_core.observe.events import EventLog
 from areal_core.observe.metrics import MetricsStream
@@ -63,16 +63,18 @@ class TrainLoop:
 
     def __init__(self, config: RunConfig, folder: RunFolder, parts: Parts, stop: asyncio.Event) -> None:
         self._config, self._folder, self._parts, self._stop = config, folder, parts, stop
-        self._base = self._totals = Totals()
 
     async def run(self, version: int, totals: Totals) -> int:
         """Train from `version` to the configured number of steps, or until asked to stop.
 
-        Returns the version reached, when its checkpoint is complete. Raises the first error of any part.
+        A checkpoint is written before the evaluation of its version, so that an evaluation
+        that fails costs no training. Returns the version reached; its checkpoint is complete.
+        Raises the first error of any part.
         """
-        self._base = self._totals = totals
         if self._config.evaluation.before and version == 0:
             await self._evaluate(version)
+        await self._parts.meter.read()
+        self._count = Count(totals, self._parts.learner, self._parts.meter)
         saved = version
         while version < self._config.steps and not self._stop.is_set():
             times = StepTimes()
@@ -82,10 +84,11 @@ class TrainLoop:
                 break
             update, weights = await self._train(groups, version, times)
             version += 1
-            await self._account(version, groups, update, weights, times)
+            self._count.add(groups, update)
             every = self._config.checkpoint.every_steps
-            if every and version % every == 0:
+            if version == self._config.steps or (every and version % every == 0):
                 saved = await self._checkpoint(version)
+            await self._account(version, groups, update, weights, times)
         if version > saved:
             await self._checkpoint(version)
         return version
@@ -98,7 +101,19 @@ class TrainLoop:
         with times.measure("sync_s"):
             weights = await self._parts.sync.update(version + 1)
         self._parts.executor.set_version(version + 1)
+        self._tell_oddities(version + 1, update, weights)
         return update, weights
+
+    def _tell_oddities(self, version: int, update: Update, weights: WeightUpdate) -> None:
+        """Write down what is allowed but should be known: a skipped step, weights that did not change."""
+        if not update.stepped:
+            norm = update.report.grad_norm
+            self._parts.events.write("step_skipped", version=version, grad_norm=str(norm))
+            self._parts.view.note(f"version {version}: gradient norm {norm}, the step was skipped")
+        elif weights.unchanged == weights.num_tensors:
+            self._parts.events.write("weights_unchanged", version=version)
+        for worker in weights.excluded:
+            self._parts.events.write("replica_excluded", worker=worker, version=version)
 
     async def _account(
         self, version: int, groups: Sequence[Group], update: Update, weights: WeightUpdate, times: StepTimes
@@ -106,30 +121,22 @@ class TrainLoop:
         """Evaluate if due, then write down everything about the step that made `version`."""
         due = self._config.evaluation.every_steps
         score = None
-        if version == self._config.steps or (due and version % due == 0):
-            with times.measure("eval_s"):
-                score = await self._evaluate(version)
-        if version == self._config.steps:
-            await self._parts.meter.read()
-        base, last = self._base, self._totals
-        self._totals = Totals(
-            seconds=last.seconds + times.total + times.seconds["eval_s"],
-            episodes_trained=last.episodes_trained + sum(len(group.episodes) for group in groups),
-            tokens_trained=last.tokens_trained + update.num_tokens,
-            tokens_generated=base.tokens_generated + self._parts.meter.tokens_generated,
-            weight_updates=last.weight_updates + 1,
-            max_staleness_seen=max([last.max_staleness_seen, *staleness_of(groups)]),
-            train_busy_s=base.train_busy_s + self._parts.learner.actor.busy_s,
-            infer_busy_s=base.infer_busy_s + self._parts.meter.busy_s,
-        )
-        record = step_record(version, groups, update, weights, times, self._totals, self._parts.executor.stats())
-        if score is not None:
-            record["eval_reward"] = score
-        self._parts.metrics.write(record)
+        try:
+            if version == self._config.steps or (due and version % due == 0):
+                with times.measure("eval_s"):
+                    score = await self._evaluate(version)
+            if version == self._config.steps:
+                await self._parts.meter.read()
+        finally:
+            totals, rollout = self._count.totals(), self._parts.executor.stats()
+            record = step_record(version, groups, update, weights, times, totals, rollout)
+            if score is not None:
+                record["eval_reward"] = score
+            self._parts.metrics.write(record)
         self._parts.view.step(record)
 
     async def _evaluate(self, version: int) -> float | None:
-        if self._parts.evaluator is None:
+        if self._parts.evaluator is None or self._stop.is_set():
             return None
         score = await self._parts.evaluator.score(self._parts.executor)
         self._parts.events.write(EVALUATED, version=version, reward=score)
@@ -137,7 +144,7 @@ class TrainLoop:
         return score
 
     async def _checkpoint(self, version: int) -> int:
-        progress = Progress(version=version, tasks=self._parts.executor.state(), totals=self._totals.as_dict())
+        progress = Progress(version=version, tasks=self._parts.executor.state(), totals=self._count.totals().as_dict())
         path = await save_checkpoint(self._folder, self._parts.learner, progress, keep=self._config.checkpoint.keep)
         self._parts.events.write("checkpoint", version=version, path=str(path))
         return version

@@ -30,12 +30,33 @@ class MetricsLogger(Protocol):
         """Finish what is under way. Idempotent."""
 
 
+class Sink(Protocol):
+    """A sink a hook plugin added: it is not started, and fails like a logger."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the numbers of one step."""
+
+    def close(self) -> None:
+        """Finish what is under way."""
+
+
+class _Started:
+    """A hooked sink as a logger."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.log, self.close = sink.log, sink.close
+
+    def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
+        """The plugin was given the run's folder and configuration when it made the sink."""
+
+
 class MetricsStream:
     """Write every step to the file, and its numbers to each logger. One per run, in the controller.
 
     Args:
         path: the run's `metrics.jsonl`.
         loggers: by name, not started yet.
+        sinks: of hook plugins.
         events: where a logger that failed is written down.
         resume_step: the last step the resumed run keeps; later lines of the file are
             dropped, for those steps will be made again. None for a new run.
@@ -46,6 +67,7 @@ class MetricsStream:
         path: Path,
         *,
         loggers: Mapping[str, MetricsLogger] | None = None,
+        sinks: Sequence[Sink] = (),
         events: EventLog | None = None,
         resume_step: int | None = None,
         clock: Callable[[], float] = time.time,
@@ -53,7 +75,8 @@ class MetricsStream:
         if resume_step is not None and path.exists():
             rewrite(path, (record for record in read_lines(path) if record.get("step", 0) <= resume_step))
         self._lines = JsonLines(path)
-        self._loggers = dict(loggers or {})
+        self._loggers: dict[str, MetricsLogger] = dict(loggers or {})
+        self._loggers |= {f"hook {number}": _Started(sink) for number, sink in enumerate(sinks)}
         self._events = events
         self._first_step = resume_step or 0
         self._clock = clock

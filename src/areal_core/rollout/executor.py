@@ -276,9 +276,9 @@ class RolloutExecutor:
         self._gate.remove(task.index)
         self._tasks.use(task.index)
         self._counts.failures.append(error)
-        self._on_event("group_failed", task_id=task.task_id, error=str(error))
         if len(self._counts.failures) > self._config.max_failed_groups:
-            self._stop(error)
+            self._stop(error)  # first: writing the event may fail, and must not hide this error
+        self._on_event("group_failed", task_id=task.task_id, error=str(error))
 
     def _hand_over(self, indices: Sequence[int]) -> list[Group]:
         groups = [stamped(group, self._gate.version) for group in self._buffer.take(indices)]
