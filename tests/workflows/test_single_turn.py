@@ -139,3 +139,24 @@ def test_it_is_found_and_built_by_name() -> None:
 
     assert isinstance(workflow, SingleTurnWorkflow)
     assert isinstance(workflow, RolloutWorkflow)
+
+
+def test_a_prompt_is_tokenised_once_for_its_group() -> None:
+    """Members of a group share a prompt; each still gets a list of its own."""
+
+    class Counting:
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            self.seen.append(text)
+            return [len(text)]
+
+    tokenizer, workflow = Counting(), SingleTurnWorkflow()
+
+    first = workflow.prompt_ids(tokenizer, {"prompt": "abc"}, "t")  # type: ignore[arg-type]
+    first.append(9)
+    others = [workflow.prompt_ids(tokenizer, {"prompt": text}, "t") for text in ("abc", "de")]  # type: ignore[arg-type]
+
+    assert others == [[3], [2]]
+    assert tokenizer.seen == ["abc", "de"]

@@ -19,7 +19,7 @@ from areal_core.config.load import dump_config, redact
 from areal_core.config.plan import Plan
 from areal_core.config.schema import DataConfig
 from areal_core.config.structure import unstructure
-from areal_core.contract.errors import ArealError, DatasetError, StorageError
+from areal_core.contract.errors import ArealError, DatasetError
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import RolloutWorkflow
@@ -119,10 +119,10 @@ class Run:
             events.write(RUN_ENDED, status=status, **({"error": f"{type(error).__name__}: {error}"} if error else {}))
             with storage_errors(self._folder.root):
                 return write_results(self._folder, self._plan, events, status, self._report_lines)
-        except StorageError:
+        except Exception:
             if error is None:
                 raise
-            return {}  # a full disk ended the run and leaves no room for its summary either: the first error counts
+            return {}  # what ended the run (a full disk, say) may spoil its summary too: the first error counts
 
     async def _supervised(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int:
         """Start the fleet, train, and close everything in the reverse order."""

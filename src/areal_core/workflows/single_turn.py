@@ -6,6 +6,7 @@ Does not know: groups (the executor runs a row several times), or what the rewar
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from areal_core.rollout.rewards import require_ok
 
 COLUMNS = ("input_ids", "messages", "prompt")
 """A row needs one of these; the first that is there counts."""
+REMEMBERED_PROMPTS = 256
+"""Prompts whose token ids are kept."""
 
 
 @frozen(kw_only=True)
@@ -39,8 +42,9 @@ class SingleTurnWorkflow:
     """Generate once, score once."""
 
     def __init__(self, config: SingleTurnConfig | None = None) -> None:
-        """Hold no state but the options: one instance serves every episode."""
+        """Hold no state but the options and the last prompts: one instance serves every episode."""
         self._config = config or SingleTurnConfig()
+        self._encoded: OrderedDict[str, list[int]] = OrderedDict()
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
         """Make one episode from a row with `prompt`, `messages` or `input_ids`. Any: as in the contract.
@@ -89,7 +93,15 @@ class SingleTurnWorkflow:
             raise _wrong(column, value, "a string", task_id)
         if config.chat or config.system:
             return self._from_chat(tokenizer, [{"role": "user", "content": value}])
-        return tokenizer.encode(value, add_special_tokens=config.add_special_tokens)
+        return self._encode(tokenizer, value)
+
+    def _encode(self, tokenizer: Tokenizer, prompt: str) -> list[int]:
+        """Tokenise a prompt once for all members of its group, which ask one after the other."""
+        if prompt not in self._encoded:
+            self._encoded[prompt] = tokenizer.encode(prompt, add_special_tokens=self._config.add_special_tokens)
+            if len(self._encoded) > REMEMBERED_PROMPTS:
+                self._encoded.popitem(last=False)
+        return list(self._encoded[prompt])
 
     def _from_chat(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
         config = self._config
