@@ -81,12 +81,20 @@ def test_an_episode_holds_prompt_output_versions_and_reward() -> None:
     assert session.asked.row is row
 
 
-@pytest.mark.parametrize("status", [RewardStatus.TIMEOUT, RewardStatus.RAISED, RewardStatus.CRASHED, "invalid"])
-def test_a_reward_that_is_not_ok_is_an_error_never_a_zero(status: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "ending"),
+    [
+        (RewardStatus.TIMEOUT, "did not return"),
+        (RewardStatus.RAISED, "raised"),
+        (RewardStatus.CRASHED, "process"),
+        (RewardStatus.INVALID, "number"),
+    ],
+)
+def test_a_reward_that_is_not_ok_is_an_error_never_a_zero(status: str, ending: str) -> None:
     """The episode fails, naming the task, the way the reward ended and its detail."""
     session = AnsweringSession(result=RewardResult(value=None, status=status, detail="line 3"))
 
-    with pytest.raises(RewardFailed, match=f"train/2/7 is {status}") as caught:
+    with pytest.raises(RewardFailed, match=f"{ending}.* for episode train/2/7") as caught:
         episode({"prompt": "stone>"}, session)
     assert caught.value.why == "line 3"
 
