@@ -254,7 +254,7 @@ def test_a_port_taken_by_another_program_is_named(tmp_path: Path, model: Path) -
         ) as error:
             asyncio.run(join(port))
 
-    assert "address already in use" in error.value.why
+    assert "address already in use" in error.value.why.lower()
     assert "start the run again" in error.value.fix
 
 

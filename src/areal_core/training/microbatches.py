@@ -58,6 +58,10 @@ def cut(batch: Batch, max_tokens: int) -> list[Batch]:
 
 
 def placeholder(device: torch.device) -> Batch:
-    """Return the smallest batch a model can run: for ranks that must take part but have no data left."""
+    """Return the smallest batch a model can run: for ranks that must take part but have no data left.
+
+    Its second token is on the mask, so that every parameter has a place in the backward pass.
+    """
     ids = torch.zeros(2, dtype=torch.int64, device=device)
-    return Batch.of({"input_ids": ids}, {}, torch.tensor([2], device=device))
+    mask = torch.tensor([False, True], device=device)
+    return Batch.of({"input_ids": ids, "loss_mask": mask}, {}, torch.tensor([2], device=device))
