@@ -233,7 +233,9 @@ class TrainEngine(Protocol):
         None. Gathers one bucket at a time.
 
         Raises:
-            FingerprintMismatch, CoverageError, StorageError.
+            FingerprintMismatch: the sink holds other bytes than the engine sent.
+            CoverageError: the sink took other tensors than were announced.
+            StorageError: no room for them.
         """
 
     def save_weights(self, path: Path) -> None:
