@@ -210,8 +210,3 @@ def episode_lists(
 def batches(**limits: Any) -> st.SearchStrategy[Batch]:
     """Draw packed batches, empty ones included; `limits` are the arguments of `episode_lists`."""
     return episode_lists(**limits).map(Batch.pack)
-
-
-def rewarded(batch: Batch, rewards: Sequence[float]) -> Batch:
-    """Return the batch with these rewards, one per sequence."""
-    return batch.with_sequences(reward=torch.tensor(rewards, dtype=torch.float32))

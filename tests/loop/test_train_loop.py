@@ -1,0 +1,156 @@
+"""The order of one step: what is saved before what may fail, and what is told of odd steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from areal_core.config.load import load_config
+from areal_core.contract.errors import RewardFailed
+from areal_core.contract.train import TrainReport
+from areal_core.loop.learner import Update
+from areal_core.loop.run_folder import RunFolder
+from areal_core.loop.step_record import Totals
+from areal_core.loop.train_loop import Parts, TrainLoop
+from areal_core.loop.weight_sync import WeightUpdate
+from areal_core.rollout.groups import Group
+from areal_core.rollout.stats import RolloutStats
+from areal_core.rollout.tasks import Task
+from areal_core.testing.batches import make_episode
+
+REPORT = TrainReport(loss=0.0, grad_norm=1.0, lr=0.1, stepped=True, num_microbatches=1, num_tokens=5, seconds=0.1)
+STATS = RolloutStats(
+    version=0, running=0, buffered=0, admitted=0, consumed=0, rejected=0, failed=0, dropped=0, evaluated=0,
+    evaluations_rejected=0, tokens_generated=0, reward_sum=0.0, episodes_consumed=0, max_staleness_seen=0,
+)  # fmt: skip
+
+
+class Everything:
+    """Every part of a run at once, so small that only the order of calls is left; `log` has them."""
+
+    role = "actor"
+
+    def __init__(self, *, unchanged: int = 0, stepped: int = 1, failing_evaluation: int = -1) -> None:
+        self.log: list[str] = []
+        self.events: list[str] = []
+        self.records: list[Mapping[str, Any]] = []
+        self.version = self.busy_s = self.tokens_generated = 0
+        self.actor, self.critic = self, None
+        self._unchanged, self._stepped, self._failing = unchanged, stepped, failing_evaluation
+
+    async def next_batch(self) -> list[Group]:
+        task = Task(index=self.version, task_id="t", row={})  # type: ignore[arg-type]
+        return [Group(task=task, episodes=(make_episode(),), num_generated=3, oldest_versions=(0,), staleness=(0,))]
+
+    async def update(self, *args: Any) -> Any:
+        """Train, or sync weights: told apart by the number of arguments, as the loop calls them."""
+        if len(args) == 2:
+            report = attrs.evolve(REPORT, stepped=bool(self._stepped))
+            return Update(report=report, num_tokens=5, num_trained=3, stepped=self._stepped, seconds=0.1, metrics={})
+        return WeightUpdate(
+            version=args[0], num_tensors=2, num_bytes=8, unchanged=self._unchanged, seconds=0.0, phases={}
+        )
+
+    def set_version(self, version: int) -> None:
+        self.version = version
+
+    async def save_state(self, _path: Path) -> None:
+        self.log.append(f"saved {self.version}")
+
+    async def save_weights(self, _path: Path) -> None:
+        """Nothing to write."""
+
+    async def score(self, _executor: object) -> float:
+        self.log.append(f"evaluated {self.version}")
+        if self.version == self._failing:
+            raise RewardFailed("the reward function raised")
+        return 0.5
+
+    async def read(self) -> None:
+        """The meter's."""
+
+    def state(self) -> dict[str, Any]:
+        return {"version": self.version}
+
+    def stats(self) -> RolloutStats:
+        return STATS
+
+    def write(self, *args: Any, **_: Any) -> None:
+        """Take an event by its kind, or a step's record."""
+        (self.events if isinstance(args[0], str) else self.records).append(args[0])
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self.log.append(f"shown {record['step']}")
+
+    def note(self, text: str) -> None:
+        """Nobody watches."""
+
+
+def _loop(
+    tmp_path: Path, everything: Everything, *overrides: str, stopped: bool = False
+) -> tuple[TrainLoop, RunFolder]:
+    parts = Parts(**dict.fromkeys(attrs.fields_dict(Parts), everything))  # type: ignore[arg-type]
+    stop = asyncio.Event()
+    if stopped:
+        stop.set()
+    folder = RunFolder(tmp_path)
+    return TrainLoop(load_config(None, ["steps=2", *overrides]), folder, parts, stop), folder
+
+
+def test_a_failed_last_evaluation_costs_no_training(tmp_path: Path) -> None:
+    """Its checkpoint is complete before, and its step is in the metrics."""
+    everything = Everything(failing_evaluation=2)
+    loop, folder = _loop(tmp_path, everything)
+
+    with pytest.raises(RewardFailed):
+        asyncio.run(loop.run(0, Totals()))
+
+    assert everything.log == ["evaluated 0", "shown 1", "saved 2", "evaluated 2"]
+    assert [path.name for path in folder.checkpoints()] == ["step-000002"]
+    assert [record["step"] for record in everything.records] == [1, 2]
+
+
+def test_a_run_stopped_before_its_first_step_evaluates_and_saves_nothing(tmp_path: Path) -> None:
+    """There is nothing to keep, and a person is waiting."""
+    everything = Everything()
+    loop, folder = _loop(tmp_path, everything, stopped=True)
+
+    assert asyncio.run(loop.run(0, Totals())) == 0
+    assert everything.log == []
+    assert folder.latest() is None
+
+
+@pytest.mark.parametrize(
+    ("everything", "told"),
+    [
+        (Everything(), None),
+        (Everything(stepped=0, unchanged=2), "step_skipped"),
+        (Everything(unchanged=2), "weights_unchanged"),
+    ],
+)
+def test_steps_that_change_nothing_are_told(tmp_path: Path, everything: Everything, told: str | None) -> None:
+    """A skipped step is one reason; weights that stay the same without one are another."""
+    loop, _ = _loop(tmp_path, everything, "steps=1", "evaluation.before=false")
+
+    asyncio.run(loop.run(0, Totals()))
+
+    odd = [kind for kind in everything.events if kind in ("step_skipped", "weights_unchanged")]
+    assert odd == ([told] if told else [])
+
+
+def test_a_resumed_run_adds_to_its_totals(tmp_path: Path) -> None:
+    """Episodes and updates of both runs; the loop's own clock starts at the earlier seconds."""
+    everything = Everything()
+    everything.version = 1
+    loop, _ = _loop(tmp_path, everything)
+
+    asyncio.run(loop.run(1, Totals(seconds=100.0, episodes_trained=128, weight_updates=1, tokens_trained=10)))
+
+    (record,) = everything.records
+    assert (record["step"], record["tokens_trained"]) == (2, 13)
+    assert record["wall_s"] >= 100.0
