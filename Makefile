@@ -5,8 +5,8 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp
-MANIFESTS := pyproject.toml plugins/areal_reference/pyproject.toml plugins/areal_fsdp/pyproject.toml
+PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e conformance
+MANIFESTS := pyproject.toml plugins/areal_reference/pyproject.toml plugins/areal_fsdp/pyproject.toml conformance/pyproject.toml
 
 .PHONY: quickstart test test-slow lint docs bench clean
 .DEFAULT_GOAL := quickstart

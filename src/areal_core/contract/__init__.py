@@ -21,8 +21,10 @@ from areal_core.contract.inference import (
 )
 from areal_core.contract.scheduler import Job, Scheduler, Worker, WorkerState, WorkerStatus
 from areal_core.contract.train import (
+    ROUTED_EXPERTS,
     EngineInfo,
     Head,
+    LoraSpec,
     Objective,
     ObjectiveSpec,
     OptimizerSpec,
@@ -55,6 +57,7 @@ from areal_core.contract.workflow import (
 __all__ = [
     "CONTRACT",
     "ROLES",
+    "ROUTED_EXPERTS",
     "EngineInfo",
     "EngineStatus",
     "Episode",
@@ -65,6 +68,7 @@ __all__ = [
     "InferenceEngine",
     "InferenceSpec",
     "Job",
+    "LoraSpec",
     "Objective",
     "ObjectiveSpec",
     "Offer",

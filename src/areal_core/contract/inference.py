@@ -77,6 +77,8 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
     num_prior: int = 0
     extras: Mapping[str, Any] = Factory(dict)  # Any: images and the like, by claimed ability
+    adapter: str = ""
+    """Name of a loaded adapter to generate with, "" for the base weights. Claim `lora.adapters`, since 1.1."""
 
 
 @frozen(kw_only=True)
@@ -148,11 +150,16 @@ class InferenceEngine(Protocol):
 
         Raises:
             PromptTooLong: no room for one token within the context.
+            CapabilityError: the request asks for what the engine does not claim, or for an adapter never loaded.
             GenerationFailed: anything the pool may retry elsewhere.
         """
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop computing tokens before returning. New requests wait. Idempotent."""
+        """Stop computing tokens before returning. New requests wait. Idempotent.
+
+        Raises:
+            CapabilityError: the mode is not claimed.
+        """
 
     async def resume(self) -> None:
         """Compute again. Idempotent."""

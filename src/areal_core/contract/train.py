@@ -62,6 +62,28 @@ class OptimizerSpec:
 
 
 @frozen(kw_only=True)
+class LoraSpec:
+    """A low-rank adapter to train in place of the model (arXiv:2106.09685). Claim `lora`, since 1.1.
+
+    Every linear layer whose name ends with one of `targets` computes `W x + (alpha / rank) B A x`; A is random,
+    B starts at zero, and only A and B are trained. `send_weights` and `save_weights` give the merged weights
+    `W + (alpha / rank) B A` under the model's own names, so that any inference engine serves them.
+
+    Example: LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = field(converter=tuple[str, ...])
+
+
+ROUTED_EXPERTS = "routed_experts"
+"""Token column, int32 [T, layers, experts per token]: which experts computed token t, as recorded while it was
+sampled (claim `experts.trace` of an inference engine) and to be used again (claim `experts.replay` of a train
+engine), since 1.1. A row of -1 was not recorded and is routed freely."""
+
+
+@frozen(kw_only=True)
 class TrainSpec:
     """Everything a train engine needs to build its model on one rank.
 
@@ -82,6 +104,7 @@ class TrainSpec:
     max_tokens_per_microbatch: int = 16384
     seed: int = 1
     options: Mapping[str, Any] = Factory(dict)  # Any: the values are the backend's own types
+    lora: LoraSpec | None = None
 
 
 @frozen(kw_only=True)
@@ -205,6 +228,7 @@ class TrainEngine(Protocol):
         Raises:
             ModelError: the folder is missing, or holds no model this engine can train.
             LayoutError: the layout does not fit the model or the number of ranks.
+            CapabilityError: the spec asks for what the engine does not claim.
         """
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
@@ -222,7 +246,10 @@ class TrainEngine(Protocol):
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
         """Return this rank's shard with one more token column per output, no gradient.
 
-        The weights are those of `version`; dropout is off.
+        The weights are those of `version`; dropout is off. A column `routed_experts` decides the routing.
+
+        Raises:
+            CapabilityError: the batch holds `routed_experts` and the engine does not claim `experts.replay`.
         """
 
     def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:

@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
-        "train": (1, 0),
-        "infer": (1, 0),
+        "train": (1, 1),
+        "infer": (1, 1),
         "scheduler": (1, 0),
         "transport": (1, 0),
         "workflow": (1, 0),

@@ -56,12 +56,14 @@ class Registry:
         *,
         environ: Mapping[str, str] | None = None,
         devices: Callable[[], frozenset[str]] = seen_kinds,
+        entries: Overlay | None = None,
     ) -> None:
         """Import and read nothing yet.
 
         Args:
             environ: where AREAL_PLUGINS is read; the process's own environment if None.
             devices: returns the device kinds of this machine, `cpu` among them.
+            entries: names to add or replace for good, as `overlay` does for a while.
         """
         self._environ = environ
         self._devices = devices
@@ -69,6 +71,8 @@ class Registry:
         self._manifests: dict[Key, Manifest | PluginError] = {}
         self._files: dict[Path, tuple[Provider, ...]] = {}
         self._overlays: list[dict[Key, Provider]] = []
+        if entries:
+            self._overlays.append({key: self._overlaid(key, value) for key, value in entries.items()})
 
     @property
     def discovery(self) -> Discovery:

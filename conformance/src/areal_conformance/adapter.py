@@ -1,0 +1,119 @@
+"""What a target tells the suite about itself, so that one check fits every backend.
+
+A backend that needs nothing special needs no adapter: `Adapter()` is used. Otherwise its manifest
+names one, `conformance="areal_mine.conformance:ADAPTER"`:
+
+    ADAPTER = Adapter(
+        models=("qwen3", "llama"),
+        options={"deterministic": {"deterministic": True}},
+        layouts=("d2", "t2"),
+        tolerances={"train.logprobs.oracle": Tolerance(atol=1e-2, why="bfloat16 accumulates in the kernel")},
+        witness=MyWitness,
+        faults=my_faults,
+    )
+
+Knows: what may differ between backends.
+Does not know: any check, any backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from attrs import Factory, field, frozen
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+@frozen(kw_only=True)
+class Tolerance:
+    """How far two numbers may be apart: |a - b| <= atol + rtol * |b|.
+
+    A backend's tolerance may only be looser than the check's own, and needs a reason.
+    """
+
+    atol: float = 0.0
+    rtol: float = 0.0
+    why: str = ""
+
+
+@frozen(kw_only=True)
+class Case:
+    """What a check asks to be built. `options` are the backend's own, already merged with those of the adapter.
+
+    `make(options)` builds through the registry, as a run would. `folder` is the check's own and empty.
+    """
+
+    role: str
+    device: str
+    make: Callable[[Mapping[str, Any]], Any]
+    folder: Path
+    options: Mapping[str, Any] = Factory(dict)
+    rank: int = 0
+    world_size: int = 1
+
+
+@runtime_checkable
+class Witness(Protocol):
+    """Reads the state under test by another road than the contract's methods."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the weights in use now, whole, on the CPU, under their Hugging Face names; tied ones once."""
+
+
+@runtime_checkable
+class Fault(Protocol):
+    """One thing a backend can be made to suffer."""
+
+    def inject(self) -> None:
+        """Let it happen from now on."""
+
+    def heal(self) -> None:
+        """Let it happen no more. Idempotent; called after every check that injected it."""
+
+    def fired(self) -> int:
+        """Return how often it took effect. A fault that never fired makes its check inconclusive."""
+
+
+def _build(case: Case) -> Any:
+    return case.make(case.options)
+
+
+def _no_witness(engine: Any) -> Witness | None:
+    return None
+
+
+def _no_faults(engine: Any) -> Mapping[str, Fault]:
+    return {}
+
+
+@frozen(kw_only=True)
+class Adapter:
+    """All a backend may have to say. Every field has a default that fits most."""
+
+    build: Callable[[Case], Any] = _build
+    """Returns the engine, scheduler, transport or workflow, not started. Any: the role decides."""
+    witness: Callable[[Any], Witness | None] = _no_witness
+    """Given a started engine. Without one, weights are witnessed by what the engine computes or saves."""
+    faults: Callable[[Any], Mapping[str, Fault]] = _no_faults
+    """Given a started engine: its own faults by name. Those of transport, clock, processes and disk are the suite's."""
+    tolerances: Mapping[str, Tolerance] = Factory(dict)
+    """Check id -> looser tolerance."""
+    options: Mapping[str, Mapping[str, Any]] = Factory(dict)
+    """Claim -> the options that switch the ability on; "" -> options for every check."""
+    models: tuple[str, ...] = field(default=("qwen3",), converter=tuple[str, ...])
+    """Kinds of tiny model (`areal_core.testing.models`) it takes; the first is the default."""
+    dtypes: tuple[str, ...] = field(default=("float32",), converter=tuple[str, ...])
+    """Dtypes it runs in here; the first is the default. Without float32 every parity tolerance widens to that dtype."""
+    layouts: tuple[str, ...] = field(default=("d2",), converter=tuple[str, ...])
+    """Parallel layouts to be checked on several ranks, in the grammar of backend strings."""
+    anchors: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """`module:attribute` of every private place of its engine the plugin hooks into; each must still be there."""
+    patience: float = 1.0
+    """Multiplies every deadline: engines that take minutes to start."""
+    reuse: bool = True
+    """Whether one started inference engine may serve many checks; at rest, with its weights restored."""

@@ -1,0 +1,140 @@
+"""What every role's bench has: the target, a folder, tolerances, notes, and an end.
+
+A check gets one bench argument; the bench lives as long as the session and keeps what is dear to make.
+
+Knows: what all benches share.
+Does not know: any role.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_conformance.adapter import Case, Fault, Tolerance
+from areal_conformance.check import Check
+from areal_conformance.outcome import Inconclusive, NotRefused, Violation
+from areal_conformance.target import Target
+from areal_core.contract.errors import ArealError
+
+
+class Bench:
+    """Base of every role's bench. `begin` and `end` frame one check; `close` ends the session."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.notes: list[str] = []
+        self.numbers: dict[str, float] = {}
+        self._check: Check | None = None
+        self._root = Path(tempfile.mkdtemp(prefix="areal-conformance-"))
+        self._count = 0
+
+    @property
+    def folder(self) -> Path:
+        """Return an empty folder of this check's own."""
+        path = self._root / f"check-{self._count:04d}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def shared_folder(self) -> Path:
+        """Return a folder that lives as long as the session, for models and the like."""
+        path = self._root / "shared"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def begin(self, check: Check) -> None:
+        """Called before each check."""
+        self._check = check
+        self._count += 1
+        self.notes, self.numbers = [], {}
+
+    async def end(self, *, passed: bool) -> None:
+        """Called after each check, in the loop that ran it: let go of what that check started."""
+
+    async def aclose(self) -> None:
+        """Let go of everything kept between checks. Called once, in the session's loop."""
+
+    def close(self) -> None:
+        """Remove the folders; called after `aclose`, also when the loop hangs. Ends child processes by force."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def case(self, *claims: str, rank: int = 0, world_size: int = 1, **options: Any) -> Case:
+        """Return the case of building the target with the abilities `claims` switched on."""
+        target = self.target
+        return Case(
+            role=target.role,
+            device=target.locator.device,
+            make=lambda given: target.registry.build(target.role, target.name, given),
+            folder=self.folder,
+            options={**target.options(*claims), **options},
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def build(self, *claims: str, **options: Any) -> Any:
+        """Build the target, not started. Any: the role decides."""
+        return self.target.adapter.build(self.case(*claims, **options))
+
+    def tolerance(self, *, atol: float = 0.0, rtol: float = 0.0) -> Tolerance:
+        """Return the check's own tolerance, or the adapter's where that is looser; a looser one is noted."""
+        own = Tolerance(atol=atol, rtol=rtol)
+        given = self.target.adapter.tolerances.get(self._check.id) if self._check else None
+        if given is None:
+            return own
+        self.notes.append(
+            f"tolerance {given.atol:g} + {given.rtol:g} |x| instead of {atol:g} + {rtol:g} |x|: {given.why}"
+        )
+        return Tolerance(atol=max(atol, given.atol), rtol=max(rtol, given.rtol), why=given.why)
+
+    @contextlib.contextmanager
+    def suffering(self, fault: Fault) -> Iterator[Fault]:
+        """Inject a fault for the block; Inconclusive if it never fired."""
+        fault.inject()
+        try:
+            yield fault
+        finally:
+            fault.heal()
+        if not fault.fired():
+            raise Inconclusive(f"the fault {type(fault).__name__} never fired")
+
+    def fault(self, engine: Any, name: str) -> Fault:
+        """Return one of the target's own faults; Inconclusive if its adapter has none of that name."""
+        faults = self.target.adapter.faults(engine)
+        if name not in faults:
+            raise Inconclusive(f"the adapter has no fault {name!r}; it has {', '.join(sorted(faults)) or 'none'}")
+        return faults[name]
+
+    def refuses(self, claim: str, action: Callable[[], Any]) -> None:
+        """Expect a plain call to be refused with an ArealError that says why.
+
+        Raises:
+            NotRefused: it returned; the session then looks whether the ability works.
+        """
+        try:
+            action()
+        except ArealError as error:
+            _says_why(claim, error)
+            return
+        raise NotRefused(claim)
+
+    async def arefuses(self, claim: str, action: Callable[[], Awaitable[Any]]) -> None:
+        """As `refuses`, for a coroutine function."""
+        try:
+            result = action()
+            if inspect.isawaitable(result):
+                await result
+        except ArealError as error:
+            _says_why(claim, error)
+            return
+        raise NotRefused(claim)
+
+
+def _says_why(claim: str, error: ArealError) -> None:
+    if not error.what or not (error.why or error.fix):
+        raise Violation(f"{claim} is refused without a reason: {type(error).__name__} says neither why nor fix")

@@ -1,0 +1,142 @@
+"""What a check is: a function with a permanent name and the facts that decide when it runs.
+
+    @check("infer.pause.freezes", level=Level.SINGLE, law=7, spec="infer#pause", requires=("pause.keep",))
+    async def pause_freezes(bench: InferBench) -> None:
+        \"\"\"No token is computed between the return of `pause` and `resume`.\"\"\"
+
+The id is public: unique, never reused, independent of files. Its first word is the role, or `static`.
+
+Knows: the facts and their rules.
+Does not know: how a check is run (`session`) or where checks are (`checks`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from enum import IntEnum, StrEnum
+from typing import Any
+
+from attrs import field, frozen
+
+from areal_conformance.laws import LAWS
+
+STATIC = "static"
+CHECKED_ROLES = ("train", "infer", "pair", "scheduler", "transport", "workflow", "loop")
+"""What can be held to the contract: six kinds of plugin, and the core's own asynchronous loop."""
+
+_ID = re.compile(rf"({'|'.join((STATIC, *CHECKED_ROLES))})(\.[a-z0-9_]+)+")
+
+
+class Level(IntEnum):
+    """What a check needs; a run of level N makes all checks up to N."""
+
+    STATIC = 0
+    """Nothing: no engine is built."""
+    SINGLE = 1
+    """One process or device."""
+    DISTRIBUTED = 2
+    """Two to four ranks."""
+    LOOP = 3
+    """A trainer and an inference engine together, or many updates."""
+    FAULTS = 4
+    """Kills, stalls, torn files, flipped bits."""
+    NUMBERS = 5
+    """A device worth measuring: parity and throughput, recorded."""
+
+
+class Tier(StrEnum):
+    """Whether every backend of the role must pass, or those that claim the ability."""
+
+    CORE = "core"
+    EXTENDED = "extended"
+
+
+Body = Callable[[Any], Any]
+"""A function of the role's bench, plain or async. Any: each role has a bench class of its own."""
+
+
+@frozen(kw_only=True)
+class Check:
+    """One rule of the contract, and how to see whether it holds."""
+
+    id: str = field()
+    body: Body
+    level: Level = field(converter=Level)
+    law: int = field()
+    spec: str
+    """Page and anchor under `docs/contract/`, for example `infer#pause`."""
+    title: str
+    """The claim, one sentence: the first line of the body's docstring."""
+    tier: Tier = field(converter=Tier)
+    requires: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Claims without which the check is skipped."""
+    unless: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Claims with which the check is skipped: it looks at how their absence is refused."""
+    since: tuple[int, int] = (1, 0)
+    ranks: int = 1
+    """Processes of the role it starts; skipped by a run with fewer."""
+    deadline_s: float = 60.0
+    """Times the adapter's patience: a check that takes longer fails, naming law 9."""
+    provisional: bool = False
+    """Runs and is reported apart, without effect on the verdict, for one minor version."""
+
+    @id.validator
+    def _well_formed(self, _attribute: object, value: str) -> None:
+        if not _ID.fullmatch(value):
+            raise ValueError(f"check id {value!r} must be role.words, the role one of {STATIC}, {CHECKED_ROLES}")
+
+    @law.validator
+    def _known(self, _attribute: object, value: int) -> None:
+        if value not in LAWS:
+            raise ValueError(f"check {self.id} names law {value}; laws are {min(LAWS)} to {max(LAWS)}")
+
+    @property
+    def role(self) -> str:
+        """Return the role it belongs to, or `static`."""
+        return self.id.partition(".")[0]
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the body is a coroutine function."""
+        return inspect.iscoroutinefunction(self.body)
+
+
+def check(
+    id: str,
+    *,
+    level: Level,
+    law: int,
+    spec: str,
+    tier: Tier | None = None,
+    requires: tuple[str, ...] = (),
+    unless: tuple[str, ...] = (),
+    since: tuple[int, int] = (1, 0),
+    ranks: int = 1,
+    deadline_s: float = 60.0,
+    provisional: bool = False,
+) -> Callable[[Body], Check]:
+    """Turn a function of a bench into a Check. The tier is `extended` where claims decide, else `core`."""
+
+    def decorate(body: Body) -> Check:
+        title = (inspect.getdoc(body) or "").strip().partition("\n")[0]
+        if not title:
+            raise ValueError(f"check {id} has no docstring: its first line is the claim")
+        return Check(
+            id=id,
+            body=body,
+            level=level,
+            law=law,
+            spec=spec,
+            title=title,
+            tier=tier or (Tier.EXTENDED if requires or unless else Tier.CORE),
+            requires=requires,
+            unless=unless,
+            since=since,
+            ranks=ranks,
+            deadline_s=deadline_s,
+            provisional=provisional,
+        )
+
+    return decorate

@@ -1,0 +1,150 @@
+"""Deliberately broken backends, each named by its sin: what the suite must catch, to be believed.
+
+    @mutant("infer/second", killers=("infer.versions.true",), incident="vLLM#54443", row="version-spans")
+    class StampAtAdmission(SecondInferenceEngine):
+        \"\"\"Stamps every token with the version that served when the request came.\"\"\"
+
+Knows: how a broken class takes the place of a backend, and which mutants there are.
+Does not know: how they are killed (`self_test`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from areal_conformance.target import Locator, Target, locate
+from areal_core.contract.errors import BackendNotFound
+from areal_core.plugins.claims import Claim
+from areal_core.plugins.registry import Registry
+
+Breaks = Callable[[Target], Target]
+"""Turns the whole backend's target into the broken one."""
+
+
+@frozen(kw_only=True)
+class Mutant:
+    """One sin. `of` is the backend it is made from: `infer/second`, `train/reference`, `loop/areal`, ..."""
+
+    name: str
+    of: str
+    sin: str
+    killers: tuple[str, ...] = field(converter=tuple[str, ...])
+    """Checks that must fail on it; others may."""
+    incident: str = ""
+    """Where it happened for real."""
+    row: str = ""
+    """Row of the table of incidents (`incidents.ROWS`) it stands for."""
+    ranks: int = 1
+    breaks: Breaks
+    module: str = ""
+
+    @property
+    def role(self) -> str:
+        """Return the role of the backend it breaks."""
+        return self.of.partition("/")[0]
+
+    def target(self, locator: Locator | None = None) -> Target:
+        """Return the broken target; the locator's device and ranks are kept."""
+        role, _, name = self.of.partition("/")
+        given = locator or Locator(role=role, name=name, ranks=self.ranks)
+        whole = locate(attrs.evolve(given, role=role, name=name, mutant=""))
+        broken = self.breaks(whole)
+        return attrs.evolve(broken, locator=attrs.evolve(whole.locator, mutant=self.name), origin=f"mutant {self.name}")
+
+
+def replacing(role: str, factory: Callable[..., Any], *, claims: Mapping[str, Claim] | None = None) -> Breaks:
+    """Break a target by building another class under its name; with `claims`, by claiming otherwise too.
+
+    For a pair, the side named by `role` is replaced in the registry both sides build from.
+    """
+
+    def breaks(whole: Target) -> Target:
+        side = whole.parts.get(role, whole)
+        assert side.manifest is not None
+        manifest = attrs.evolve(side.manifest, claims={**side.manifest.claims, **(claims or {})})
+        registry = Registry(entries={(role, side.name): (manifest, factory)})
+        for path in whole.locator.imports:
+            registry.add_file(path)
+        if not whole.parts:
+            return attrs.evolve(whole, registry=registry, manifest=manifest)
+        parts = {key: attrs.evolve(part, registry=registry) for key, part in whole.parts.items()}
+        parts[role] = attrs.evolve(parts[role], manifest=manifest)
+        return attrs.evolve(whole, registry=registry, parts=parts)
+
+    return breaks
+
+
+def mutant(
+    of: str,
+    *,
+    killers: tuple[str, ...],
+    incident: str = "",
+    row: str = "",
+    ranks: int = 1,
+    claims: Mapping[str, Claim] | None = None,
+    side: str | None = None,
+    breaks: Breaks | None = None,
+) -> Callable[[Any], Any]:
+    """Mark a class (or a function with `breaks`-like behaviour) as a mutant; its docstring's first line is the sin.
+
+    The class is built in place of the backend `of`. `side` is the role it plays where `of` is a pair.
+    A plain function marked so is itself the `breaks`: it takes the whole target and returns the broken one.
+    """
+
+    def mark(broken: Any) -> Any:
+        role = side or of.partition("/")[0]
+        own = breaks or (replacing(role, broken, claims=claims) if inspect.isclass(broken) else broken)
+        sin = (inspect.getdoc(broken) or "").strip().partition("\n")[0]
+        assert sin, f"mutant {broken.__name__} has no docstring: its first line is the sin"
+        broken.__mutant__ = Mutant(
+            name=broken.__name__,
+            of=of,
+            sin=sin,
+            killers=killers,
+            incident=incident,
+            row=row,
+            ranks=ranks,
+            breaks=own,
+            module=broken.__module__,
+        )
+        return broken
+
+    return mark
+
+
+@functools.cache
+def all_mutants() -> Mapping[str, Mutant]:
+    """Return every mutant by name, sorted.
+
+    Raises:
+        ValueError: two mutants share a name.
+    """
+    found: dict[str, Mutant] = {}
+    for module in pkgutil.walk_packages(__path__, prefix=f"{__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            marked = vars(value).get("__mutant__") if hasattr(value, "__dict__") else None
+            if not isinstance(marked, Mutant) or marked.module != module.name:
+                continue
+            if found.setdefault(marked.name, marked) is not marked:
+                raise ValueError(f"mutant {marked.name} is there twice, again in {module.name}")
+    return dict(sorted(found.items()))
+
+
+def mutant_named(name: str) -> Mutant:
+    """Return one mutant.
+
+    Raises:
+        BackendNotFound: there is none of that name.
+    """
+    try:
+        return all_mutants()[name]
+    except KeyError:
+        raise BackendNotFound(f"there is no mutant {name!r}", why=f"mutants are {', '.join(all_mutants())}") from None

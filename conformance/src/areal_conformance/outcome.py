@@ -1,0 +1,74 @@
+"""How a check can end, and how a check says so.
+
+Knows: the eight outcomes and the exceptions that lead to them.
+Does not know: what the outcomes of many checks amount to (`verdict`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from attrs import Factory, field, frozen
+
+
+class Outcome(StrEnum):
+    """One check, one word."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    """The backend broke the contract, raised where it must not, or did not return within the deadline."""
+    ERROR = "error"
+    """The suite or the adapter broke; nothing is known about the backend."""
+    INCONCLUSIVE = "inconclusive"
+    """The check could not be made: a fault never fired, or the adapter offers no witness."""
+    KNOWN_FAIL = "known-fail"
+    UNEXPECTED_PASS = "unexpected-pass"
+    SKIP = "skip"
+    """Not this target's business: an ability it does not claim, or the refusal of one it does."""
+    NOT_RUN = "not-run"
+
+
+@frozen(kw_only=True)
+class Result:
+    """What one check gave.
+
+    Example: Result(check="infer.pause.freezes", outcome=Outcome.FAIL, message="law 7: ...", seconds=0.4)
+    """
+
+    check: str
+    outcome: Outcome = field(converter=Outcome)
+    message: str = ""
+    seconds: float = 0.0
+    notes: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    numbers: Mapping[str, float] = Factory(dict)
+    """Measured values worth keeping: gaps, rates. Recorded, judged only where the check says so."""
+
+
+class Violation(AssertionError):
+    """The backend broke the contract; the message says what was expected and what came."""
+
+
+class Inconclusive(Exception):
+    """The check could not be made; never raised for what a backend did wrong."""
+
+
+class HarnessError(Exception):
+    """The suite, the adapter or the machine broke, not the backend."""
+
+
+class NotRefused(Exception):
+    """An ability that is not claimed was not refused; whether it works decides what that means."""
+
+    def __init__(self, claim: str) -> None:
+        super().__init__(claim)
+        self.claim = claim
+
+
+def expect(condition: object, message: str) -> None:
+    """Raise Violation with `message` unless the condition is true.
+
+    Unlike `assert` it survives `python -O` and says one sentence: expected, got.
+    """
+    if not condition:
+        raise Violation(message)

@@ -1,0 +1,1 @@
+"""The pytest plugin of the suite; does nothing unless asked."""

@@ -1,0 +1,172 @@
+"""Runs checks on one target, one after another, and says how each ended.
+
+Knows: which checks apply, deadlines, which exception means which outcome.
+Does not know: ledgers, verdicts and reports, or pytest (`plugin` drives a session, and so does the self-test).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Iterable
+from functools import partial
+
+from areal_conformance.benches import bench_for
+from areal_conformance.benches.base import Bench
+from areal_conformance.check import Check
+from areal_conformance.checks import checks_of
+from areal_conformance.lane import Hung, Lane
+from areal_conformance.laws import LAWS
+from areal_conformance.outcome import HarnessError, Inconclusive, NotRefused, Outcome, Result, Violation
+from areal_conformance.target import Target
+from areal_core.contract.version import CONTRACT
+
+CLOSE_S = 60.0
+
+
+def skipped(check: Check, target: Target) -> str | None:
+    """Return why a check is not this target's business, or None if it must run."""
+    missing = [key for key in check.requires if not target.claimed(key)]
+    if missing:
+        return f"not claimed: {', '.join(missing)}"
+    present = [key for key in check.unless if target.claimed(key)]
+    if present:
+        return f"claimed, so there is nothing to refuse: {', '.join(present)}"
+    if check.ranks > target.locator.ranks:
+        return f"needs {check.ranks} ranks, the run has {target.locator.ranks}"
+    if check.since > CONTRACT.get(target.role, (1, 0)):
+        return f"since contract {check.since[0]}.{check.since[1]}"
+    return None
+
+
+class Session:
+    """One target. Benches are made when first needed and live until `close`."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._lane = Lane()
+        self._benches: dict[str, Bench] = {}
+
+    def run(self, check: Check) -> Result:
+        """Make one check; never raises for what the backend or the check does."""
+        why = skipped(check, self.target)
+        if why is not None:
+            return Result(check=check.id, outcome=Outcome.SKIP, message=why)
+        began = time.perf_counter()
+        outcome, message, bench = self._attempt(check)
+        return Result(
+            check=check.id,
+            outcome=outcome,
+            message=message,
+            seconds=time.perf_counter() - began,
+            notes=tuple(bench.notes) if bench else (),
+            numbers=dict(bench.numbers) if bench else {},
+        )
+
+    def run_all(self, checks: Iterable[Check]) -> list[Result]:
+        """Make several checks, in order."""
+        return [self.run(check) for check in checks]
+
+    def close(self) -> None:
+        """End the benches and the thread. Idempotent."""
+        benches, self._benches = self._benches, {}
+        for bench in benches.values():
+            self._end_bench(bench)
+        self._lane.close()
+
+    def _attempt(self, check: Check) -> tuple[Outcome, str, Bench | None]:
+        deadline_s = check.deadline_s * self.target.adapter.patience
+        try:
+            bench = self._bench(check.role)
+            bench.begin(check)
+        except Exception as error:
+            return Outcome.ERROR, f"the bench could not be made: {_told(error)}", None
+        try:
+            self._lane.run(partial(check.body, bench), deadline_s)
+            outcome, message = Outcome.PASS, ""
+        except Hung as error:
+            self._abandon()
+            return Outcome.FAIL, _law(9, f"{check.id} {error}"), bench
+        except NotRefused as error:
+            outcome, message = self._works_unclaimed(check, error.claim, bench)
+        except Exception as error:
+            outcome, message = _judge(check, error, deadline_s)
+        return self._after(check, bench, outcome, message)
+
+    def _after(self, check: Check, bench: Bench, outcome: Outcome, message: str) -> tuple[Outcome, str, Bench]:
+        """Let the check's own things go; a target that cannot let them go fails the check."""
+        try:
+            self._lane.run(lambda: bench.end(passed=outcome is Outcome.PASS), CLOSE_S * self.target.adapter.patience)
+        except Hung as error:
+            self._abandon()
+            outcome, message = Outcome.FAIL, message or _law(9, f"closing after {check.id}: {error}")
+        except Exception as error:
+            self._abandon()
+            if outcome is Outcome.PASS:
+                outcome, message = Outcome.FAIL, _law(10, f"closing after {check.id}: {_told(error)}")
+        return outcome, message, bench
+
+    def _works_unclaimed(self, check: Check, claim: str, bench: Bench) -> tuple[Outcome, str]:
+        """An ability was not refused: noted if every check of it passes, else the refusal has failed."""
+        notes = list(bench.notes)
+        positive = [c for c in checks_of(self.target.role) if claim in c.requires and c.role == check.role]
+        for other in positive:
+            if other.ranks > self.target.locator.ranks:
+                continue
+            bench.begin(other)
+            try:
+                self._lane.run(partial(other.body, bench), other.deadline_s * self.target.adapter.patience)
+            except Hung as error:
+                self._abandon()
+                return Outcome.FAIL, _law(8, f"{claim!r} is not claimed, was not refused, and hangs: {error}")
+            except Exception as error:
+                why = f"{claim!r} is not claimed and was not refused; {other.id} then found: {_told(error)}"
+                return Outcome.FAIL, _law(8, why)
+        if not positive:
+            return Outcome.FAIL, _law(8, f"{claim!r} is not claimed and was not refused")
+        bench.notes = [*notes, f"{claim!r} works but is not claimed: claim it"]
+        return Outcome.PASS, ""
+
+    def _bench(self, role: str) -> Bench:
+        if role not in self._benches:
+            self._benches[role] = bench_for(role, self.target)
+        return self._benches[role]
+
+    def _abandon(self) -> None:
+        """Give up the lane and everything that lives in it; the next check starts afresh."""
+        benches, self._benches = self._benches, {}
+        for bench in benches.values():
+            self._end_bench(bench)
+        if not self._lane.hung:
+            self._lane.close()
+        self._lane = Lane()
+
+    def _end_bench(self, bench: Bench) -> None:
+        if not self._lane.hung:
+            with contextlib.suppress(Exception):  # what a broken target does when let go, checks of close have judged
+                self._lane.run(bench.aclose, CLOSE_S)
+        bench.close()
+
+
+def _judge(check: Check, error: Exception, deadline_s: float) -> tuple[Outcome, str]:
+    if isinstance(error, Inconclusive):
+        return Outcome.INCONCLUSIVE, str(error)
+    if isinstance(error, HarnessError):
+        return Outcome.ERROR, str(error)
+    if isinstance(error, TimeoutError) and not str(error):
+        return Outcome.FAIL, _law(9, f"{check.id} did not end within {deadline_s:g} s")
+    if isinstance(error, Violation):
+        return Outcome.FAIL, _law(check.law, str(error))
+    return Outcome.FAIL, _law(check.law, f"the backend raised {_told(error)}")
+
+
+def _law(number: int, message: str) -> str:
+    return f"law {number}: {LAWS[number]}\n{message}"
+
+
+def _told(error: BaseException) -> str:
+    """Return type, message and place of an exception. Any frame of the suite itself is left in: it names the step."""
+    place = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
+    where = f" at {place[0].filename.rpartition('/')[2]}:{place[0].lineno}" if place else ""
+    return f"{type(error).__name__}: {error}{where}"

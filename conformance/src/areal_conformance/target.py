@@ -1,0 +1,152 @@
+"""What is held to the contract: a plugin found by name, with its manifest and its adapter.
+
+Knows: how a name, a user's file or a mutant becomes a target, in this process or in a rank's.
+Does not know: any check.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import Factory, field, frozen
+
+from areal_conformance.adapter import Adapter
+from areal_core.contract.errors import CapabilityError, PluginError
+from areal_core.plugins.claims import Support
+from areal_core.plugins.conditions import holds
+from areal_core.plugins.manifest import Manifest
+from areal_core.plugins.registry import Registry
+
+
+@frozen(kw_only=True)
+class Locator:
+    """A target as it travels to other processes: names, never objects.
+
+    Example: Locator(role="train", name="fsdp", device="cpu", ranks=2)
+    """
+
+    role: str
+    name: str
+    device: str = "cpu"
+    ranks: int = 1
+    imports: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """The user's own files to register first."""
+    mutant: str = ""
+    """Name of a shipped mutant to put in the backend's place."""
+
+
+@frozen(kw_only=True)
+class Target:
+    """One thing under test. `registry` resolves its name; `parts` are the two sides of a pair."""
+
+    locator: Locator
+    registry: Registry
+    adapter: Adapter
+    manifest: Manifest | None = None
+    origin: str = ""
+    """Distribution and version, or the file it came from."""
+    parts: Mapping[str, Target] = Factory(dict)
+
+    @property
+    def role(self) -> str:
+        """Return the role it is checked in."""
+        return self.locator.role
+
+    @property
+    def name(self) -> str:
+        """Return its name within the role."""
+        return self.locator.name
+
+    def claimed(self, key: str) -> bool:
+        """Tell whether a run on this device, with the adapter's options for it, may count on an ability.
+
+        For a pair the key begins with the side: `train.packing`, `infer.pause.keep`.
+        """
+        if self.parts:
+            side, _, rest = key.partition(".")
+            return side in self.parts and self.parts[side].claimed(rest)
+        claim = None if self.manifest is None else self.manifest.claims.get(key)
+        if claim is None or not claim.claimed:
+            return False
+        if claim.support is not Support.WHEN or not claim.condition:
+            return True
+        options = {**self.adapter.options.get("", {}), **self.adapter.options.get(key, {})}
+        facts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+        return holds(claim.condition, {**facts, "device": self.locator.device})
+
+    def options(self, *claims: str) -> dict[str, Any]:
+        """Return the options that switch the given abilities on, and those of every check."""
+        merged = dict(self.adapter.options.get("", {}))
+        for claim in claims:
+            merged.update(self.adapter.options.get(claim, {}))
+        return merged
+
+
+def locate(locator: Locator) -> Target:
+    """Find what a locator names.
+
+    Raises:
+        PluginError: no such plugin, mutant or device; says which there are.
+    """
+    if locator.mutant:
+        from areal_conformance.mutants import mutant_named
+
+        return mutant_named(locator.mutant).target(locator)
+    registry = Registry()
+    for path in locator.imports:
+        registry.add_file(path)
+    if locator.role == "pair":
+        return _pair(locator, registry)
+    if locator.role == "loop":
+        from areal_conformance.benches.loop import LOOP_ADAPTER
+
+        return Target(locator=locator, registry=registry, adapter=LOOP_ADAPTER, origin="areal-core")
+    manifest = registry.describe(locator.role, locator.name)
+    if locator.device not in manifest.devices:
+        raise CapabilityError(
+            f"{locator.role} backend {locator.name!r} does not run on {locator.device!r}",
+            why=f"its manifest names {', '.join(manifest.devices)}",
+        )
+    origin = next(listing.origin for listing in registry.listings(locator.role) if listing.name == locator.name)
+    return Target(
+        locator=locator, registry=registry, adapter=adapter_of(manifest, origin), manifest=manifest, origin=origin
+    )
+
+
+def adapter_of(manifest: Manifest, origin: str) -> Adapter:
+    """Return the adapter a manifest names, or the default one.
+
+    Raises:
+        PluginError: it cannot be imported, or is no Adapter.
+    """
+    if manifest.conformance is None:
+        return Adapter()
+    module, _, name = manifest.conformance.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as exc:
+        raise PluginError(
+            f"the conformance adapter {manifest.conformance!r} of {origin} cannot be imported",
+            why=f"{type(exc).__name__}: {exc}",
+            fix="mend it, or take `conformance` out of the manifest to be checked with the default adapter",
+        ) from exc
+    if not isinstance(found, Adapter):
+        raise PluginError(
+            f"the conformance adapter {manifest.conformance!r} of {origin} is a {type(found).__name__}",
+            why="it must be an areal_conformance.adapter.Adapter",
+        )
+    return found
+
+
+def _pair(locator: Locator, registry: Registry) -> Target:
+    train, separator, infer = locator.name.partition("+")
+    if not separator:
+        raise PluginError(f"pair {locator.name!r} names one backend", fix="write it as train+infer: fsdp+vllm")
+    sides = {
+        role: locate(Locator(role=role, name=name, device=locator.device, ranks=1, imports=locator.imports))
+        for role, name in (("train", train), ("infer", infer))
+    }
+    origin = " + ".join(side.origin for side in sides.values())
+    return Target(locator=locator, registry=registry, adapter=Adapter(), origin=origin, parts=sides)
