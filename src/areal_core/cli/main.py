@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "quickstart": ("areal_core.cli.quickstart:quickstart", "Train a small model on this machine, now."),
         "backends": ("areal_core.cli.backends:backends", "List what is installed and what it can do."),
         "doctor": ("areal_core.cli.doctor:doctor", "Examine this machine and the plugins on it."),
+        "new": ("areal_core.cli.new:app", "Write the beginnings of a package: areal new backend NAME --role ROLE."),
     }
 )
 """Command -> where it is, and its line in `areal --help`."""

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from attrs import frozen
+
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.data import Trajectory
 from areal_core.contract.inference import Generation, SamplingParams
@@ -24,6 +26,18 @@ from areal_core.testing.clock import StepClock
 from areal_core.testing.engines import Length, ScriptedEngine, ScriptedWorker
 
 T = TypeVar("T")
+
+
+@frozen(kw_only=True)
+class RolloutParts:
+    """The classes a rollout side is made of; give others to see what happens with them."""
+
+    executor: Callable[..., RolloutExecutor] = RolloutExecutor
+    tasks: Callable[..., TaskSource] = TaskSource
+    pool: Callable[..., InferencePool] = InferencePool
+    sessions: Callable[..., PoolSessions] = PoolSessions
+
+
 Judge = Callable[[Mapping[str, Any], Generation], float | None]  # Any: the data set decides what a row holds
 
 
@@ -64,22 +78,24 @@ class RolloutBench:
         shuffle: bool = False,
         state: Mapping[str, Any] | None = None,  # Any: what an executor's state() gave
         on_event: EventSink = ignore_event,
+        parts: RolloutParts | None = None,
         **options: Any,  # Any: further arguments of RolloutExecutor
     ) -> None:
         """Build and start; must be called inside an event loop."""
+        parts = parts or RolloutParts()
         self.clock = StepClock()
         self.engines = [ScriptedEngine(self.clock, length=length) for _ in range(num_replicas)]
         self.workers = [
             ScriptedWorker(engine, id=f"infer/{number}", clock=self.clock) for number, engine in enumerate(self.engines)
         ]
-        self.pool = InferencePool(self.workers, policy=policy, clock=self.clock)
+        self.pool = parts.pool(self.workers, policy=policy, clock=self.clock)
         self.events: list[tuple[str, dict[str, object]]] = []
         if rows is None:
             rows = [{"input_ids": [3 + number % 20, 4], "number": number} for number in range(num_rows)]
-        self.executor = RolloutExecutor(
+        self.executor = parts.executor(
             workflow=workflow or (ScriptedWorkflow(judge) if judge else ScriptedWorkflow()),
-            tasks=TaskSource(rows, seed=seed, shuffle=shuffle),
-            sessions=PoolSessions(
+            tasks=parts.tasks(rows, seed=seed, shuffle=shuffle),
+            sessions=parts.sessions(
                 pool=self.pool, rewards=None, tokenizer=NoTokenizer(), sampling=config.sampling, seed=seed
             ),
             config=config,

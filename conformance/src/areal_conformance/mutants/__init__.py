@@ -57,7 +57,8 @@ class Mutant:
         given = locator or Locator(role=role, name=name, ranks=self.ranks)
         whole = locate(attrs.evolve(given, role=role, name=name, mutant=""))
         broken = self.breaks(whole)
-        return attrs.evolve(broken, locator=attrs.evolve(whole.locator, mutant=self.name), origin=f"mutant {self.name}")
+        origin = broken.origin if broken.origin != whole.origin else f"mutant {self.name}"
+        return attrs.evolve(broken, locator=attrs.evolve(broken.locator, mutant=self.name), origin=origin)
 
 
 def replacing(role: str, factory: Callable[..., Any], *, claims: Mapping[str, Claim] | None = None) -> Breaks:

@@ -1,0 +1,110 @@
+"""What level 0 looks at: a plugin's manifest, metadata and source, in processes of their own where importing tells.
+
+Knows: where a plugin's files are, and how to run Python with modules taken away.
+Does not know: engines; it never starts one.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from areal_conformance.benches.base import Bench
+from areal_conformance.outcome import HarnessError, Inconclusive, Violation
+from areal_core.contract.errors import ArealError
+from areal_core.plugins.discovery import Entry
+from areal_core.plugins.manifest import Manifest
+
+HEAVY = ("torch", "transformers", "vllm", "sglang", "megatron", "torch_npu", "ray", "tensordict", "numpy")
+"""Modules a listing of plugins must not pay for."""
+
+LIMIT_S = 120.0
+
+_PRELUDE = """
+import importlib.abc, json, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return None
+sys.meta_path.insert(0, Absent())
+"""
+
+
+class StaticBench(Bench):
+    """Bench of the checks that start nothing."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return the manifest under test."""
+        if self.target.manifest is None:
+            raise HarnessError(f"{self.target.role} targets have no manifest")
+        return self.target.manifest
+
+    @property
+    def entry(self) -> Entry:
+        """Return the entry point the plugin is found by; Inconclusive for one from a file or in hand."""
+        entries = self.target.registry.discovery.roles.get((self.target.role, self.target.name), ())
+        if not entries or self.target.origin != entries[0].origin:
+            raise Inconclusive(
+                f"{self.target.name!r} is not an installed distribution: it comes from {self.target.origin}"
+            )
+        return entries[0]
+
+    @property
+    def distribution(self) -> metadata.Distribution:
+        """Return the installed distribution."""
+        return metadata.distribution(self.entry.distribution)
+
+    def python(self, code: str, *, absent: Sequence[str] = ()) -> Any:
+        """Run code in a fresh interpreter in which `absent` modules cannot be imported; return the json it prints last.
+
+        Raises:
+            Violation: it raised; the last lines are in the message.
+        """
+        script = _PRELUDE.format(absent=set(absent)) + code
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S, env=environ, check=False
+        )
+        if done.returncode != 0:
+            raise Violation("\n".join(done.stderr.strip().splitlines()[-3:]) or f"exit code {done.returncode}")
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def factory(self) -> Any:
+        """Load the factory. Any: a class or a function. Inconclusive where its engine is not installed."""
+        probe = self.target.registry.probe(self.target.role, self.target.name)
+        if probe.missing:
+            raise Inconclusive(f"the engine is not installed: missing {', '.join(probe.missing)}")
+        return self.target.registry.load(self.target.role, self.target.name)
+
+    def built(self) -> Any:
+        """Return an instance, not started; `factory` decides whether that can be."""
+        self.factory()
+        try:
+            return self.build()
+        except ArealError as error:
+            raise Violation(f"the factory cannot be called with default options: {error}") from error
+
+    def sources(self) -> Iterator[tuple[Path, ast.Module]]:
+        """Yield every Python file of the plugin, parsed: its top-level package, or its one module."""
+        module = self.manifest.factory.partition(":")[0]
+        found = find_spec(module.partition(".")[0])
+        if found is None or found.origin is None:
+            raise Inconclusive(f"{module} has no source to look at")
+        origin = Path(found.origin)
+        if origin.parent.name in ("areal_core", "areal_conformance"):  # packages of many plugins: its own module counts
+            own = find_spec(module)
+            files = [Path(own.origin)] if own is not None and own.origin else []
+        else:
+            files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
+        for path in files:
+            yield path, ast.parse(path.read_text(encoding="utf-8"), filename=str(path))

@@ -1,0 +1,94 @@
+"""Resume points: all of one or nothing, and never fewer than were there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import expect
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.loop import LoopBench
+
+
+class _Role:
+    """A training role that writes one file, and fails at a named method on demand."""
+
+    def __init__(self, role: str, fails_at: str = "") -> None:
+        self.role = role
+        self._fails_at = fails_at
+
+    async def save_state(self, path: Path) -> None:
+        self._write("save_state", path)
+
+    async def save_weights(self, path: Path) -> None:
+        self._write("save_weights", path)
+
+    def _write(self, method: str, path: Path) -> None:
+        path.mkdir(parents=True)
+        (path / "half").write_text("x")
+        if self._fails_at == method:
+            raise OSError(28, "No space left on device")
+        (path / "whole").write_text("x")
+
+
+class _Learner:
+    def __init__(self, fails_at: str = "") -> None:
+        self.actor = _Role("actor", fails_at)
+        self.critic = None
+
+
+async def _save(bench: LoopBench, folder: Any, version: int, fails_at: str = "", keep: int = 2) -> None:
+    from areal_core.loop.checkpoint import Progress
+
+    progress = Progress(version=version, tasks={"frontier": 2 * version}, totals={"tokens": 1.0})
+    await bench.parts.save_checkpoint(folder, _Learner(fails_at), progress, keep=keep)
+
+
+@check("loop.checkpoint.whole", level=Level.LOOP, law=4, spec="index#law-by-law")
+async def whole(bench: LoopBench) -> None:
+    """A checkpoint holds state, weights and the prompts they were trained on, of one version."""
+    from areal_core.loop.checkpoint import read_progress
+
+    folder = bench.parts.run_folder(bench.folder / "run")
+    for version in (1, 2):
+        await _save(bench, folder, version)
+    latest = folder.latest()
+    expect(latest is not None, "no checkpoint is found after two were saved")
+    assert latest is not None
+    progress = read_progress(latest)
+    expect(progress.version == 2, f"the newest checkpoint is of version {progress.version}, saved last was 2")
+    expect(progress.tasks["frontier"] == 4, f"its prompts are those of {progress.tasks}, not of version 2")
+    for part in ("actor", "model"):
+        expect((latest / part / "whole").exists(), f"the checkpoint has no {part}")
+
+
+@check("loop.checkpoint.all_or_nothing", level=Level.FAULTS, law=4, spec="index#law-by-law")
+async def all_or_nothing(bench: LoopBench) -> None:
+    """A disk that fills up while saving leaves the previous checkpoint, nothing half-written, and an error."""
+    from areal_core.contract.errors import StorageError
+
+    for fails_at in ("save_state", "save_weights"):
+        folder = bench.parts.run_folder(bench.folder / fails_at)
+        await _save(bench, folder, 1)
+        before = folder.latest()
+        try:
+            await _save(bench, folder, 2, fails_at)
+        except StorageError as error:
+            expect("previous checkpoint" in str(error), f"the error does not say what is left: {error}")
+        else:
+            expect(False, f"a full disk in {fails_at} was not told")
+        expect(folder.latest() == before, f"after a failed save the newest checkpoint is {folder.latest()}")
+        left = [path.name for path in (folder.root / "checkpoints").iterdir() if path != before]
+        expect(not left, f"a failed save left {', '.join(left)}")
+
+
+@check("loop.checkpoint.keeps", level=Level.LOOP, law=4, spec="index#law-by-law")
+async def keeps(bench: LoopBench) -> None:
+    """The newest ones are kept, as many as asked for, and an old one goes only when a new one is complete."""
+    folder = bench.parts.run_folder(bench.folder / "run")
+    for version in (8, 9, 10, 11):
+        await _save(bench, folder, version)
+    names = [path.name for path in folder.checkpoints()]
+    expect(names == ["step-000010", "step-000011"], f"of versions 8 to 11 the last two are to be kept, not {names}")

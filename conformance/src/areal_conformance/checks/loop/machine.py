@@ -1,0 +1,31 @@
+"""The rollout side under random orders of waiting, training, saving, crashing and losing a replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.loop.staleness import Lengths
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.loop import LoopBench
+
+
+@check("loop.machine.staleness", level=Level.FAULTS, law=2, spec="index#law-by-law", deadline_s=120)
+async def machine(bench: LoopBench) -> None:
+    """In every order of operations the bound holds, every prompt is trained on once, and none is lost."""
+    from areal_conformance.machines.examples import examples
+    from areal_conformance.machines.staleness import OPERATIONS, StalenessMachine
+
+    for number, operations in enumerate(examples(OPERATIONS, count=25)):
+        prompts, staleness = 1 + number % 2, number % 3
+        options = {
+            "prompts": prompts,
+            "group": 1,
+            "staleness": staleness,
+            "num_rows": 1000,
+            "num_replicas": 2,
+            "length": Lengths(number),
+            "retries": 2,
+        }
+        await StalenessMachine(bench, options, staleness).run(operations)

@@ -1,0 +1,152 @@
+"""Cheap to list, honest to install: the manifest module, requirements and metadata."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.static import HEAVY
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_core.plugins.probe import import_roots
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.static import StaticBench
+
+DEVICES = ("cpu", "cuda", "npu")
+
+
+@check("static.import.light", level=Level.STATIC, law=0, spec="index#optional-abilities")
+def import_light(bench: StaticBench) -> None:
+    """The manifest can be read where no engine is installed, and loads none where one is."""
+    roots = sorted(import_roots(bench.manifest) | set(HEAVY))
+    module, _, name = bench.entry.value.partition(":")
+    code = (
+        f"import {module} as m, time\n"
+        f"manifest = m.{name}\n"
+        f"print(json.dumps([n for n in {roots!r} if n in sys.modules]))"
+    )
+    try:
+        bench.python(code, absent=roots)
+    except Violation as error:
+        raise Violation(f"importing {module} needs an engine: {error}") from error
+    loaded = bench.python(code)
+    expect(not loaded, f"importing {module} loads {', '.join(loaded)}: keep manifests to areal_core and literals")
+
+
+@check("static.manifest.devices", level=Level.STATIC, law=0, spec="index#optional-abilities")
+def manifest_devices(bench: StaticBench) -> None:
+    """Devices are words the core knows, and there is at least one."""
+    unknown = [word for word in bench.manifest.devices if word not in DEVICES]
+    expect(bench.manifest.devices, "the manifest names no device")
+    expect(not unknown, f"unknown devices {unknown}; devices are {', '.join(DEVICES)}")
+
+
+@check("static.manifest.summary", level=Level.STATIC, law=0, spec="index#optional-abilities")
+def manifest_summary(bench: StaticBench) -> None:
+    """A listing has one line to show for it."""
+    summary = bench.manifest.summary
+    expect(summary.strip() and "\n" not in summary, f"summary is {summary!r}: write one line for `areal backends`")
+
+
+@check("static.requires.extra", level=Level.STATIC, law=0, spec="index#optional-abilities")
+def requires_extra(bench: StaticBench) -> None:
+    """The extra that errors tell people to install exists."""
+    extra = bench.manifest.extra
+    if extra is None:
+        return
+    provided = bench.distribution.metadata.get_all("Provides-Extra") or []
+    expect(
+        extra in provided, f"extra {extra!r} is not one of {bench.entry.distribution}: {', '.join(provided) or 'none'}"
+    )
+
+
+@check("static.requires.shell", level=Level.STATIC, law=0, spec="index#optional-abilities")
+def requires_shell(bench: StaticBench) -> None:
+    """A base install brings no engine, so that any plugins can be installed side by side."""
+    base = [text for text in bench.distribution.requires or [] if "extra ==" not in text]
+    names = {re.split(r"[\s\[<>=!~;(]", text, maxsplit=1)[0].lower().replace("-", "_") for text in base}
+    engines = sorted(names & {root.lower() for root in import_roots(bench.manifest) & set(HEAVY)})
+    expect(not engines, f"the base install requires {', '.join(engines)}: move them to an extra, for example [engine]")
+
+
+@check("static.requires.complete", level=Level.STATIC, law=0, spec="index#optional-abilities")
+def requires_complete(bench: StaticBench) -> None:
+    """Every engine module the plugin imports is among its requirements, so that its absence is told by name."""
+    declared = import_roots(bench.manifest)
+    used: dict[str, str] = {}
+    for path, tree in bench.sources():
+        for name in _engine_imports(tree):
+            used.setdefault(name, path.name)
+    missing = [f"{name} ({where})" for name, where in sorted(used.items()) if name not in declared]
+    expect(not missing, f"imported but not in `requires`: {', '.join(missing)}")
+
+
+@check("static.requires.enforced", level=Level.STATIC, law=0, spec="index#optional-abilities")
+def requires_enforced(bench: StaticBench) -> None:
+    """Where a requirement is absent the plugin is refused by name with the command that brings it."""
+    roots = sorted(import_roots(bench.manifest))
+    bench.entry  # noqa: B018  only an installed plugin can miss its engine
+    if not roots:
+        return
+    code = (
+        "from areal_core.contract.errors import ArealError\n"
+        "from areal_core.plugins.registry import Registry\n"
+        "try:\n"
+        f"    Registry().load({bench.target.role!r}, {bench.target.name!r})\n"
+        "    print(json.dumps(['', '']))\n"
+        "except ArealError as error:\n"
+        "    print(json.dumps([type(error).__name__, str(error)]))\n"
+    )
+    for root in roots:
+        kind, message = bench.python(code, absent=[root])
+        expect(kind == "EngineMissing", f"without {root} loading gives {kind or 'a factory'}: {message}")
+        expect(
+            "pip install" in message and root.replace("_", "-") in message.replace("_", "-"),
+            f"the error does not name {root} and a pip command: {message}",
+        )
+
+
+@check("static.anchors.hold", level=Level.STATIC, law=0, spec="index#optional-abilities")
+def anchors_hold(bench: StaticBench) -> None:
+    """Every private place of its engine that the plugin hooks into is still there."""
+    anchors = bench.target.adapter.anchors
+    if not anchors:
+        return
+    probe = bench.target.registry.probe(bench.target.role, bench.target.name)
+    if probe.missing:
+        raise Inconclusive(f"the engine is not installed: missing {', '.join(probe.missing)}")
+    code = (
+        "import functools, importlib\n"
+        "gone = []\n"
+        f"for anchor in {list(anchors)!r}:\n"
+        "    module, _, path = anchor.partition(':')\n"
+        "    try:\n"
+        "        functools.reduce(getattr, path.split('.'), importlib.import_module(module))\n"
+        "    except (ImportError, AttributeError) as error:\n"
+        "        gone.append(f'{anchor}: {error}')\n"
+        "print(json.dumps(gone))"
+    )
+    gone = bench.python(code)
+    expect(not gone, f"moved or gone: {json.dumps(gone)}")
+
+
+def _engine_imports(tree: object) -> set[str]:
+    """Return the heavy top-level modules a source imports, at any depth but for type checkers only."""
+    import ast
+
+    found: set[str] = set()
+    skipped: set[int] = set()
+    assert isinstance(tree, ast.Module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            skipped.update(id(inner) for body in node.body for inner in ast.walk(body))
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found & (set(HEAVY) - {"numpy", "tensordict"})

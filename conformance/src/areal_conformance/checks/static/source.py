@@ -1,0 +1,154 @@
+"""What the source of a plugin must not hold, and what building it must not do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import expect
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.static import StaticBench
+
+_UNPICKLE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve")
+_ANY_HOST = ("0.0.0.0", "::", "tcp://*", "tcp://0.0.0.0")
+
+
+@check("static.source.no_pickle", level=Level.STATIC, law=11, spec="index#law-by-law")
+def no_pickle(bench: StaticBench) -> None:
+    """The plugin unpickles nothing: no pickle module, no torch.load that could run code."""
+    found = [f"{path.name}:{line}: {what}" for path, tree in bench.sources() for line, what in _unpicklings(tree)]
+    expect(not found, "; ".join(found))
+
+
+@check("static.source.no_remote_code", level=Level.STATIC, law=11, spec="index#law-by-law")
+def no_remote_code(bench: StaticBench) -> None:
+    """No code is run that came with a model: `trust_remote_code` is never switched on in the source."""
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path, tree in bench.sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and any(_switched_on(word) for word in node.keywords)
+    ]
+    expect(not found, f"trust_remote_code=True at {', '.join(found)}")
+
+
+@check("static.source.loopback", level=Level.STATIC, law=11, spec="index#law-by-law")
+def loopback(bench: StaticBench) -> None:
+    """Nothing listens on every interface unless a user asks for it."""
+    found = [
+        f"{path.name}:{node.lineno}: {node.value!r}"
+        for path, tree in bench.sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.strip() in _ANY_HOST
+    ]
+    expect(not found, f"addresses of every interface in the source: {'; '.join(found)}")
+
+
+@check("static.source.no_not_implemented", level=Level.STATIC, law=8, spec="index#optional-abilities")
+def no_not_implemented(bench: StaticBench) -> None:
+    """An ability that is absent has no method; none is there only to raise NotImplementedError."""
+    found = [
+        f"{path.name}:{node.lineno}: {node.name}"
+        for path, tree in bench.sources()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _only_raises_not_implemented(node)
+    ]
+    expect(not found, "; ".join(found))
+
+
+@check("static.source.no_swallowing", level=Level.STATIC, law=9, spec="errors")
+def no_swallowing(bench: StaticBench) -> None:
+    """No handler of every exception passes over what it caught."""
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path, tree in bench.sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and _catches_all(node) and _does_nothing(node)
+    ]
+    expect(not found, f"`except Exception: pass` at {', '.join(found)}")
+
+
+@check("static.build.cheap", level=Level.STATIC, law=10, spec="index")
+def build_cheap(bench: StaticBench) -> None:
+    """Building an instance starts no process, takes no port and leaves no file; `start` does."""
+    code = (
+        "import os, threading, pathlib, tempfile\n"
+        "import psutil\n"
+        "from areal_conformance.target import Locator, locate\n"
+        "from areal_conformance.adapter import Case\n"
+        f"target = locate(Locator(**{_locator(bench)!r}))\n"
+        "target.registry.load(target.role, target.name)\n"
+        "me = psutil.Process()\n"
+        "def seen():\n"
+        "    listening = [c for c in me.net_connections() if c.status == 'LISTEN']\n"
+        "    return len(me.children(recursive=True)), len(listening)\n"
+        "folder = pathlib.Path(tempfile.mkdtemp())\n"
+        "os.chdir(folder)\n"
+        "before = seen()\n"
+        "case = Case(role=target.role, device=target.locator.device, folder=folder, options=target.options(),\n"
+        "            make=lambda given: target.registry.build(target.role, target.name, given))\n"
+        "engine = target.adapter.build(case)\n"
+        "after = seen()\n"
+        "left = [p.name for p in folder.iterdir()]\n"
+        "print(json.dumps([before, after, left]), flush=True)\n"
+        "os._exit(0)"
+    )
+    bench.factory()
+    before, after, left = bench.python(code)
+    expect(after[0] <= before[0], f"building started {after[0] - before[0]} processes")
+    expect(after[1] <= before[1], f"building listens on {after[1] - before[1]} ports")
+    expect(not left, f"building left {', '.join(left)} in the working folder")
+
+
+def _locator(bench: StaticBench) -> dict[str, object]:
+    own = bench.target.locator
+    return {
+        "role": own.role,
+        "name": own.name,
+        "device": own.device,
+        "imports": list(own.imports),
+        "mutant": own.mutant,
+    }
+
+
+def _unpicklings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names if a.name.partition(".")[0] in _UNPICKLE)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _UNPICKLE:
+            yield node.lineno, node.module or ""
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load"):
+            safe = {"torch.load": ("weights_only", True)}.get(ast.unparse(node.func), ("allow_pickle", False))
+            given = {word.arg: word.value for word in node.keywords}
+            value = given.get(safe[0])
+            unsafe = (isinstance(value, ast.Constant) and value.value is not safe[1]) or (
+                value is None and safe[0] == "weights_only"
+            )
+            if unsafe:
+                yield node.lineno, f"{ast.unparse(node.func)} without {safe[0]}={safe[1]}"
+
+
+def _switched_on(word: ast.keyword) -> bool:
+    return word.arg == "trust_remote_code" and not (isinstance(word.value, ast.Constant) and word.value.value is False)
+
+
+def _only_raises_not_implemented(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    body = [line for line in node.body if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))]
+    return len(body) == 1 and isinstance(body[0], ast.Raise) and "NotImplementedError" in ast.unparse(body[0])
+
+
+def _catches_all(node: ast.ExceptHandler) -> bool:
+    return node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+
+
+def _does_nothing(node: ast.ExceptHandler) -> bool:
+    return all(isinstance(line, ast.Pass | ast.Continue) or _is_logging(line) for line in node.body)
+
+
+def _is_logging(line: ast.stmt) -> bool:
+    if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Call)):
+        return False
+    return ast.unparse(line.value.func).rpartition(".")[2] in ("debug", "info")

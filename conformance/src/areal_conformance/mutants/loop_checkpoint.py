@@ -1,0 +1,41 @@
+"""Checkpoints of the loop with one sin each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from areal_conformance.mutants.loop_part import broken
+from areal_core.loop.run_folder import RunFolder
+
+
+@broken("save_checkpoint", "loop.checkpoint.whole", row="exactly-once")
+async def saves_prompts_of_next_step(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Path:
+    """Writes the prompts of the next version beside the weights of this one."""
+    from areal_core.loop.checkpoint import save_checkpoint
+
+    ahead = attrs.evolve(progress, tasks={"frontier": progress.tasks["frontier"] + 2})
+    return await save_checkpoint(folder, learner, ahead, keep=keep)
+
+
+@broken("save_checkpoint", "loop.checkpoint.all_or_nothing", row="exactly-once")
+async def saves_in_place(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Path:
+    """Writes straight into the final folder, so that a full disk leaves half a checkpoint there."""
+    del keep
+    path = folder.root / "checkpoints" / f"step-{progress.version:06d}"
+    path.mkdir(parents=True)
+    await learner.actor.save_state(path / "actor")
+    await learner.actor.save_weights(path / "model")
+    (path / "loop.json").write_text("{}")
+    return path
+
+
+@broken("run_folder", "loop.checkpoint.keeps", "loop.checkpoint.whole")
+class SortsNamesAsText(RunFolder):
+    """Takes the checkpoint whose name sorts last for the newest."""
+
+    def checkpoints(self) -> list[Path]:
+        folder = self.root / "checkpoints"
+        return sorted(folder.glob("step-*"), key=lambda path: str(int(path.name.removeprefix("step-"))), reverse=True)

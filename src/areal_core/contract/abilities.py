@@ -1,0 +1,82 @@
+"""The words of claims: every ability a backend may have beyond what its role demands.
+
+A manifest answers each word of its role with `full`, `when`, `not_yet` or `unsupported`; a word it
+leaves out counts as not claimed. The plan, the conformance suite and the documentation read these words.
+
+Knows: the words, and the optional protocol behind one that has methods.
+Does not know: who claims them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from attrs import frozen
+
+from areal_core.contract.optional import SupportsAdapters, SupportsOffload, SupportsScoring, SupportsSleep
+
+
+@frozen
+class Ability:
+    """One word. `protocol` is the optional protocol an engine that claims it satisfies."""
+
+    sentence: str
+    protocol: type | None = None
+
+
+_TRAIN = {
+    "parallel.data": Ability("splits a batch over data ranks"),
+    "parallel.tensor": Ability("splits layers over tensor ranks"),
+    "parallel.pipeline": Ability("splits the stack of layers over pipeline ranks"),
+    "parallel.context": Ability("splits a sequence over context ranks"),
+    "parallel.expert": Ability("splits experts over expert ranks"),
+    "checkpoint.exact": Ability("a loaded state continues bit for bit"),
+    "checkpoint.reshard": Ability("a state loads on another number of ranks"),
+    "precision.bfloat16": Ability("computes in bfloat16 over float32 master weights"),
+    "precision.float16": Ability("computes in float16 with loss scaling"),
+    "memory.offload": Ability("gives its device memory back between steps", SupportsOffload),
+    "memory.cpu_offload": Ability("keeps parameters and optimizer in host memory"),
+    "memory.activation_checkpointing": Ability("recomputes activations in the backward pass"),
+    "head.value": Ability("trains a value head"),
+    "packing": Ability("takes packed sequences without padding them"),
+    "lora": Ability("trains a low-rank adapter and sends merged weights"),
+    "experts.replay": Ability("routes tokens to the experts recorded while sampling"),
+}
+_INFER = {
+    "weights.staged": Ability("generates from the old weights while new ones arrive"),
+    "weights.in_flight": Ability("changes weights between two tokens of a request"),
+    "weights.kv_kept": Ability("keeps cached keys and values of requests in flight across an update"),
+    "weights.cast": Ability("casts weights of another float dtype than it serves in"),
+    "pause.keep": Ability("freezes requests in place"),
+    "pause.abort": Ability("returns requests with what they have"),
+    "sampling.top_p": Ability("nucleus sampling"),
+    "sampling.top_k": Ability("top-k sampling"),
+    "sampling.min_tokens": Ability("a minimum number of tokens"),
+    "sampling.stop_strings": Ability("stops at strings"),
+    "sampling.stop_tokens": Ability("stops at given token ids"),
+    "sampling.seed": Ability("a seed per request"),
+    "sampling.ignore_eos": Ability("goes on past the model's end tokens"),
+    "deterministic": Ability("the same tokens and log-probs bit for bit in any company"),
+    "parallel.tensor": Ability("one replica over several devices"),
+    "prefix_cache": Ability("keeps prompts for later requests"),
+    "scoring": Ability("tells the log-probs of given tokens", SupportsScoring),
+    "memory.sleep": Ability("gives its device memory back", SupportsSleep),
+    "lora.adapters": Ability("serves adapters over fixed base weights", SupportsAdapters),
+    "experts.trace": Ability("tells which experts computed each token"),
+    "images": Ability("takes images"),
+    "transport.disk": Ability("receives weights through files"),
+    "transport.shm": Ability("receives weights through shared memory"),
+    "transport.collective": Ability("receives weights through a process group"),
+}
+
+ABILITIES: Mapping[str, Mapping[str, Ability]] = MappingProxyType(
+    {
+        "train": MappingProxyType(_TRAIN),
+        "infer": MappingProxyType(_INFER),
+        "scheduler": MappingProxyType({}),
+        "transport": MappingProxyType({}),
+        "workflow": MappingProxyType({"multi_turn": Ability("asks the policy more than once in one episode")}),
+    }
+)
+"""Role -> word -> ability."""
