@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError
 from areal_core.contract.inference import Generation, VersionSpan
+from areal_core.contract.train import ROUTED_EXPERTS
 from areal_core.data.trajectory import TrajectoryBuilder, from_generation
 
 
@@ -90,6 +91,18 @@ def test_token_columns_line_up_with_the_generations_that_brought_them() -> None:
 
     assert column.dtype == torch.int16
     assert column.tolist() == [[0, 0], [1, 2], [3, 4], [0, 0], [5, 6]]
+
+
+def test_experts_that_were_not_recorded_are_minus_one() -> None:
+    """Expert 0 is an expert: tokens nobody recorded must not be replayed through it."""
+    builder = TrajectoryBuilder([5])
+    routed = torch.tensor([[[1]], [[2]]], dtype=torch.int32)
+    builder.add_generation(generation_of([6, 7], extras={ROUTED_EXPERTS: routed}))
+    builder.add_environment([8])
+
+    column = builder.build(0.0).token_extras[ROUTED_EXPERTS]
+
+    assert (column.dtype, column.flatten().tolist()) == (torch.int32, [-1, 1, 2, -1])
 
 
 BAD_SPANS = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from areal_core.contract.errors import ConfigError, DuplicateName, UnknownKey
+from areal_core.contract.errors import ConfigError, ContractMismatch, DuplicateName, ManifestError, UnknownKey
 from areal_core.plugins.registry import Listing, Registry
 
 REWARD = """
@@ -81,6 +82,64 @@ def test_the_four_marks_build_what_they_mark(tmp_path: Path) -> None:
         "nothing reads the key 'data.options.cuont'",
         "did you mean 'count'?",
     )
+
+
+BACKEND = """
+    from attrs import frozen
+    from areal_core.plugins.claims import full
+    from areal_core.plugins.manifest import Manifest
+    from areal_core.plugins.marks import backend
+
+    @frozen(kw_only=True)
+    class Options:
+        slots: int = 2
+
+    MANIFEST = Manifest(
+        role="infer", name="mine", contract={contract}, factory="mine:Engine", claims={claims},
+        conformance=f"{{__name__}}:ADAPTER",
+    )
+    ADAPTER = object()
+
+    @backend(MANIFEST, config=Options)
+    class Engine:
+        def __init__(self, options):
+            self.slots = options.slots
+"""
+
+
+def test_a_file_may_hold_a_whole_backend(tmp_path: Path) -> None:
+    """Its manifest is the one it was marked with, its options are checked, and its adapter can be imported."""
+    source = BACKEND.format(contract=(1, 0), claims='{"pause.keep": full()}')
+    registry = Registry()
+
+    added = registry.add_file(write(tmp_path, source))
+    engine = registry.build("infer", "mine", {"slots": 5})
+
+    assert [Listing(role="infer", name="mine", origin=str(tmp_path / "mine.py"))] == added
+    assert registry.describe("infer", "mine").claims["pause.keep"].claimed
+    assert engine.slots == 5  # type: ignore[attr-defined]
+    module, _, name = (registry.describe("infer", "mine").conformance or "").partition(":")
+    assert hasattr(importlib.import_module(module), name)
+    with pytest.raises(UnknownKey):
+        registry.build("infer", "mine", {"slot": 5})
+
+
+@pytest.mark.parametrize(
+    ("contract", "claims", "kind"),
+    [
+        ("(9, 0)", "{}", ContractMismatch),
+        ("(1, 'x')", "{}", ManifestError),
+        ("(1, 0)", '{"pause.keep": True}', ManifestError),
+    ],
+)
+def test_a_backend_of_a_file_is_checked_as_an_installed_one(
+    tmp_path: Path, contract: str, claims: str, kind: type[Exception]
+) -> None:
+    """A wrong manifest is refused when the file is read, and the file is named."""
+    source = BACKEND.format(contract=contract, claims=claims)
+
+    with pytest.raises(kind, match=r"mine\.py"):
+        Registry().add_file(write(tmp_path, source))
 
 
 def test_marking_registers_nothing_by_itself(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from areal_core.contract import (
     WeightSink,
     WeightSource,
 )
-from areal_core.contract.errors import FingerprintMismatch, WorkerError
+from areal_core.contract.errors import CapabilityError, FingerprintMismatch, WorkerError
 from areal_core.data.batch import Batch
 from areal_core.plugins.registry import Registry
 from areal_core.runtime.hosts import InferenceHost, Place, TrainHost
@@ -346,3 +346,65 @@ def test_inference_calls_reach_the_engine_and_the_source_is_always_closed() -> N
     wanted = ["start", "generate", f"pause {PauseMode.ABORT!r}", "receive 3", "commit 3", "resume", "receive 13"]
     assert [*wanted, "abort", "close"] == engine
     assert transport == ["source 3", "close source", "source 3", "close source", "close transport"]
+
+
+class FakeExtended(FakeInference):
+    """Has every optional ability of an inference engine."""
+
+    async def sleep(self) -> None:
+        self.log.append("sleep")
+
+    async def wake(self) -> None:
+        self.log.append("wake")
+
+    async def score(self, input_ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+        self.log.append(f"score {list(input_ids)} {temperature}")
+        return (0.0, -1.5)
+
+    async def load_adapter(self, name: str, path: Path, version: int) -> None:
+        self.log.append(f"load {name} {path!r} {version}")
+
+    async def unload_adapter(self, name: str) -> None:
+        self.log.append(f"unload {name}")
+
+
+OPTIONAL = {
+    "sleep": (),
+    "wake": (),
+    "score": ((3, 4), 0.5),
+    "load_adapter": ("a", "/adapters/a", 2),
+    "unload_adapter": ("a",),
+}
+
+
+async def ask_for_everything_optional(engine: FakeInference) -> list[object]:
+    """Return what each optional call gave: its result, or the error it raised."""
+    registry = StubRegistry(engine, MemoryTransport())
+    host = InferenceHost(Place(worker="rollout/0", backend="fake", registry=registry))
+    await host.call("start", (InferenceSpec(model_path="/m"),))
+    calls = (host.call(method, arguments) for method, arguments in OPTIONAL.items())
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    await host.close()
+    return list(answers)
+
+
+def test_optional_calls_reach_an_engine_that_has_them() -> None:
+    """Scores come back as a list, a path arrives as a path."""
+    engine = FakeExtended()
+
+    answers = asyncio.run(ask_for_everything_optional(engine))
+
+    assert answers == [None, None, [0.0, -1.5], None, None]
+    wanted = ["start", "sleep", "wake", "score [3, 4] 0.5", f"load a {Path('/adapters/a')!r} 2", "unload a", "close"]
+    assert wanted == engine.log
+
+
+def test_optional_calls_are_refused_for_an_engine_that_has_them_not() -> None:
+    """The engine is never asked; the error names backend and claim."""
+    engine = FakeInference()
+
+    answers = asyncio.run(ask_for_everything_optional(engine))
+
+    assert all(isinstance(answer, CapabilityError) for answer in answers), answers
+    assert all("'fake'" in str(answer) and "fix: choose a backend that claims" in str(answer) for answer in answers)
+    assert engine.log == ["start", "close"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from areal_core.contract.errors import CheckpointError, StorageError
 from areal_core.training.folder import write_folder
 from areal_core.training.group import SingleRank
 from areal_core.training.state import Piece, load_state, save_state
+from areal_core.weights.fingerprint import fingerprint
 
 
 def listing(path: Path) -> list[str]:
@@ -87,8 +89,11 @@ def test_any_number_of_ranks_reads_what_three_wrote(count: int, tmp_path: Path) 
     folder.mkdir()
     for rank, part in enumerate((whole[0:3], whole[3:6], whole[6:7])):
         offsets = json.dumps({"a": [3 * rank, 7]})
-        save_file({"a": part.contiguous()}, folder / f"rank-{rank:05d}.safetensors", {"offsets": offsets})
-    (folder / "state.json").write_text('{"format": 1, "ranks": 3, "facts": {}}')
+        header = {"offsets": offsets, "fingerprints": json.dumps({"a": fingerprint(part)})}
+        save_file({"a": part.contiguous()}, folder / f"rank-{rank:05d}.safetensors", header)
+    index = {"format": 2, "ranks": 3, "facts": {}}
+    digest = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+    (folder / "state.json").write_text(json.dumps({**index, "digest": digest}))
     chunk = -(-7 // count)
 
     read = []

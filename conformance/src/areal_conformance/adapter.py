@@ -113,6 +113,12 @@ class Adapter:
     """Parallel layouts to be checked on several ranks, in the grammar of backend strings."""
     anchors: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """`module:attribute` of every private place of its engine the plugin hooks into; each must still be there."""
+    rows: tuple[Mapping[str, Any], ...] = field(
+        default=({"prompt": "stone>", "answer": "enots"}, {"prompt": "abacab>", "answer": "bacaba"}),
+        converter=tuple[Mapping[str, Any], ...],
+    )
+    """Rows a workflow makes episodes from, at least two, all different, of the characters a-z, ">" and "-".
+    A column `prompt` is text the policy is asked with; name other things otherwise. Any: the workflow decides."""
     patience: float = 1.0
     """Multiplies every deadline: engines that take minutes to start."""
     reuse: bool = True

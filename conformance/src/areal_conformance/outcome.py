@@ -46,7 +46,14 @@ class Result:
 
 
 class Violation(AssertionError):
-    """The backend broke the contract; the message says what was expected and what came."""
+    """The backend broke the contract; the message says what was expected and what came.
+
+    `law` is given where what was seen breaks another law than the one the check guards: a hang, say.
+    """
+
+    def __init__(self, message: str, *, law: int | None = None) -> None:
+        super().__init__(message)
+        self.law = law
 
 
 class Inconclusive(Exception):

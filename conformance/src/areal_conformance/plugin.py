@@ -1,1 +1,44 @@
-"""The pytest plugin of the suite; does nothing unless asked."""
+"""The pytest plugin: options, and nothing else unless a backend is named.
+
+    pytest --pyargs areal_conformance --areal-backend fsdp --areal-role train
+
+Every pytest run on a machine with this suite imports this module, so it imports nothing heavy.
+
+Knows: the options. Does not know: what is done with them (`door`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+TARGETS = ("areal_backend", "areal_pair", "areal_mutant")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options, all of them namespaced: two plugins with one option would break every run of the host."""
+    group = parser.getgroup("areal conformance")
+    group.addoption("--areal-backend", metavar="NAME", default="", help="hold this backend to the contract")
+    group.addoption("--areal-role", metavar="ROLE", default="", help="where the name plays several roles")
+    group.addoption("--areal-pair", metavar="TRAIN+INFER", default="", help="hold a pair to the contract")
+    group.addoption("--areal-mutant", metavar="NAME", default="", help="run on a backend broken on purpose")
+    group.addoption("--areal-device", metavar="KIND", default="cpu", help="cpu (default), cuda, ...")
+    group.addoption("--areal-ranks", metavar="N", type=int, default=0, help="ranks at most (default 1)")
+    group.addoption("--areal-level", metavar="N", type=int, default=4, help="levels up to this (default 4)")
+    group.addoption("--areal-report", metavar="DIR", default="", help="write report.json, .md and .html there")
+    group.addoption("--areal-import", metavar="FILE", action="append", default=[], help="register this file first")
+    group.addoption("--areal-ledger", metavar="FILE", default="", help="known failures, instead of the plugin's own")
+    group.addoption("--areal-check", metavar="ID", action="append", default=[], help="only this check")
+    # How `areal conformance run` follows the run in its child process, and the command it was given.
+    group.addoption("--areal-journal", metavar="FILE", default="", help="write what happens there, a line at a time")
+    group.addoption("--areal-command", metavar="TEXT", default="", help="the command to put into the report")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Open the door if a target is named."""
+    if any(config.getoption(name, "") for name in TARGETS):
+        from areal_conformance.door import open_door
+
+        open_door(config)

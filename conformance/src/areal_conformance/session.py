@@ -6,6 +6,7 @@ Does not know: ledgers, verdicts and reports, or pytest (`plugin` drives a sessi
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 import traceback
@@ -23,6 +24,8 @@ from areal_conformance.target import Target
 from areal_core.contract.version import CONTRACT
 
 CLOSE_S = 60.0
+BROKEN = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""What a backend may raise and must not end the run with. Ctrl-C is the user's and is let through."""
 
 
 def skipped(check: Check, target: Target) -> str | None:
@@ -35,9 +38,14 @@ def skipped(check: Check, target: Target) -> str | None:
         return f"claimed, so there is nothing to refuse: {', '.join(present)}"
     if check.ranks > target.locator.ranks:
         return f"needs {check.ranks} ranks, the run has {target.locator.ranks}"
-    if check.since > CONTRACT.get(target.role, (1, 0)):
+    if check.since > spoken(target.role):
         return f"since contract {check.since[0]}.{check.since[1]}"
     return None
+
+
+def spoken(role: str) -> tuple[int, int]:
+    """Return the contract version of this core for a role; a pair and the loop speak what both engines speak."""
+    return CONTRACT[role] if role in CONTRACT else min(CONTRACT["train"], CONTRACT["infer"])
 
 
 class Session:
@@ -90,7 +98,7 @@ class Session:
             return Outcome.FAIL, _law(9, f"{check.id} {error}"), bench
         except NotRefused as error:
             outcome, message = self._works_unclaimed(check, error.claim, bench)
-        except Exception as error:
+        except BROKEN as error:
             outcome, message = _judge(check, error, deadline_s)
         return self._after(check, bench, outcome, message)
 
@@ -101,7 +109,7 @@ class Session:
         except Hung as error:
             self._abandon()
             outcome, message = Outcome.FAIL, message or _law(9, f"closing after {check.id}: {error}")
-        except Exception as error:
+        except BROKEN as error:
             self._abandon()
             if outcome is Outcome.PASS:
                 outcome, message = Outcome.FAIL, _law(10, f"closing after {check.id}: {_told(error)}")
@@ -110,17 +118,22 @@ class Session:
     def _works_unclaimed(self, check: Check, claim: str, bench: Bench) -> tuple[Outcome, str]:
         """An ability was not refused: noted if every check of it passes, else the refusal has failed."""
         notes = list(bench.notes)
-        positive = [c for c in checks_of(self.target.role) if claim in c.requires and c.role == check.role]
+        positive = [
+            other
+            for other in checks_of(self.target.role)
+            if claim in other.requires
+            and other.role == check.role
+            and other.ranks <= self.target.locator.ranks
+            and all(key == claim or self.target.claimed(key) for key in other.requires)
+        ]
         for other in positive:
-            if other.ranks > self.target.locator.ranks:
-                continue
             bench.begin(other)
             try:
                 self._lane.run(partial(other.body, bench), other.deadline_s * self.target.adapter.patience)
             except Hung as error:
                 self._abandon()
                 return Outcome.FAIL, _law(8, f"{claim!r} is not claimed, was not refused, and hangs: {error}")
-            except Exception as error:
+            except BROKEN as error:
                 why = f"{claim!r} is not claimed and was not refused; {other.id} then found: {_told(error)}"
                 return Outcome.FAIL, _law(8, why)
         if not positive:
@@ -144,12 +157,12 @@ class Session:
 
     def _end_bench(self, bench: Bench) -> None:
         if not self._lane.hung:
-            with contextlib.suppress(Exception):  # what a broken target does when let go, checks of close have judged
+            with contextlib.suppress(*BROKEN):  # what a broken target does when let go, checks of close have judged
                 self._lane.run(bench.aclose, CLOSE_S)
         bench.close()
 
 
-def _judge(check: Check, error: Exception, deadline_s: float) -> tuple[Outcome, str]:
+def _judge(check: Check, error: BaseException, deadline_s: float) -> tuple[Outcome, str]:
     if isinstance(error, Inconclusive):
         return Outcome.INCONCLUSIVE, str(error)
     if isinstance(error, HarnessError):
@@ -157,7 +170,7 @@ def _judge(check: Check, error: Exception, deadline_s: float) -> tuple[Outcome, 
     if isinstance(error, TimeoutError) and not str(error):
         return Outcome.FAIL, _law(9, f"{check.id} did not end within {deadline_s:g} s")
     if isinstance(error, Violation):
-        return Outcome.FAIL, _law(check.law, str(error))
+        return Outcome.FAIL, _law(check.law if error.law is None else error.law, str(error))
     return Outcome.FAIL, _law(check.law, f"the backend raised {_told(error)}")
 
 

@@ -39,7 +39,7 @@ _TRAIN = {
     "memory.cpu_offload": Ability("keeps parameters and optimizer in host memory"),
     "memory.activation_checkpointing": Ability("recomputes activations in the backward pass"),
     "head.value": Ability("trains a value head"),
-    "packing": Ability("takes packed sequences without padding them"),
+    "packing": Ability("takes sequences of any lengths packed one after another, and none sees its neighbours"),
     "lora": Ability("trains a low-rank adapter and sends merged weights"),
     "experts.replay": Ability("routes tokens to the experts recorded while sampling"),
 }

@@ -78,9 +78,10 @@ class LoraSpec:
 
 
 ROUTED_EXPERTS = "routed_experts"
-"""Token column, int32 [T, layers, experts per token]: which experts computed token t, as recorded while it was
-sampled (claim `experts.trace` of an inference engine) and to be used again (claim `experts.replay` of a train
-engine), since 1.1. A row of -1 was not recorded and is routed freely."""
+"""Token column, int32 [T, layers, experts per token]: the experts of the pass that token t was drawn from, the one
+over token t - 1, aligned like its log-prob. Recorded while sampling (claim `experts.trace` of an inference engine) and
+used again in training (claim `experts.replay` of a train engine), since 1.1. A row of -1 was not recorded and is
+routed freely."""
 
 
 @frozen(kw_only=True)

@@ -21,6 +21,7 @@ import torch
 
 from areal_core.contract.data import StopReason, Trajectory
 from areal_core.contract.errors import BatchError
+from areal_core.contract.train import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +95,7 @@ class TrajectoryBuilder:
     def build(self, reward: float, *, sequence_extras: Mapping[str, Tensor] | None = None) -> Trajectory:
         """Return the trajectory. Its stop reason is the last generation's.
 
-        Token columns a generation brought are 0 where no generation brought any.
+        Token columns a generation brought are 0 where no generation brought any, and routed experts -1: not recorded.
 
         Raises:
             BatchError: nothing was generated, or the reward is not a finite number.
@@ -118,7 +119,8 @@ class TrajectoryBuilder:
         columns: dict[str, Tensor] = {}
         for start, extras in self._extras:
             for name, values in extras.items():
-                column = columns.setdefault(name, values.new_zeros((len(self._ids), *values.shape[1:])))
+                absent = -1 if name == ROUTED_EXPERTS else 0
+                column = columns.setdefault(name, values.new_full((len(self._ids), *values.shape[1:]), absent))
                 column[start : start + len(values)] = values
         return columns
 

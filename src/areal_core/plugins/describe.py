@@ -53,8 +53,19 @@ def read_manifest(entry: Entry) -> Manifest:
             fix="make the entry point and the manifest agree",
         )
     _check(found, title)
-    _shake_hands(found, entry)
+    _shake_hands(found, entry.origin, f"pip install -U {entry.distribution}")
     return found
+
+
+def check_manifest(manifest: Manifest, title: str, origin: str) -> None:
+    """Check the manifest a user's own file gives, as `read_manifest` does an installed one.
+
+    Raises:
+        ManifestError: an entry is malformed.
+        ContractMismatch: this core does not speak its contract.
+    """
+    _check(manifest, title)
+    _shake_hands(manifest, origin, "change it to the contract of this areal-core")
 
 
 def load_object(target: str, manifest: Manifest, entry: Entry) -> object:
@@ -134,15 +145,15 @@ def _check_claim(key: str, claim: object, title: str) -> None:
             raise ManifestError(f"{title} claims {key!r} wrongly", why=exc.what, fix=exc.fix) from exc
 
 
-def _shake_hands(manifest: Manifest, entry: Entry) -> None:
+def _shake_hands(manifest: Manifest, origin: str, fix: str) -> None:
     if accepts(manifest.role, manifest.contract):
         return
     ours = CONTRACT[manifest.role]
     newer = manifest.contract > ours
     raise ContractMismatch(
-        f"{entry.origin} speaks {manifest.role} contract {_dotted(manifest.contract)}",
+        f"{origin} speaks {manifest.role} contract {_dotted(manifest.contract)}",
         why=f"this areal-core speaks {_dotted(ours)}{' and older minors' if ours[1] else ''}",
-        fix=f"pip install -U {'areal-core' if newer else entry.distribution}",
+        fix="pip install -U areal-core" if newer else fix,
     )
 
 

@@ -1,4 +1,4 @@
-"""The decorators of a user's own file: `@reward("mine")`, `@dataset`, `@workflow`, `@objective`.
+"""The decorators of a user's own file: `@reward("mine")`, `@dataset`, `@workflow`, `@objective`, `@backend`.
 
     from areal_core.plugins.marks import reward
 
@@ -17,17 +17,20 @@ from typing import TypeVar
 
 from attrs import frozen
 
+from areal_core.plugins.manifest import Manifest
+
 ATTRIBUTE = "__areal__"
 Marked = TypeVar("Marked", bound=Callable[..., object])
 
 
 @frozen
 class Mark:
-    """What a decorator leaves: the role and name an object is to be known by, and its options' class."""
+    """What a decorator leaves: the role and name an object is to be known by, its options' class, its manifest."""
 
     role: str
     name: str
     config: type | None = None
+    manifest: Manifest | None = None
 
 
 def reward(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
@@ -50,6 +53,19 @@ def objective(name: str, *, config: type | None = None) -> Callable[[Marked], Ma
     return _marker("objective", name, config)
 
 
+def backend(manifest: Manifest, *, config: type | None = None) -> Callable[[Marked], Marked]:
+    """Mark a whole backend by its manifest: an engine, a scheduler, a transport, or whatever else makes claims.
+
+    What is marked takes the place of the manifest's `factory`, and `config` that of its `config`. A conformance
+    adapter in the same file is named by `conformance=f"{__name__}:ADAPTER"`.
+
+    Example:
+        @backend(Manifest(role="infer", name="mine", contract=(1, 1), factory="mine:Engine", claims={...}))
+        class Engine: ...
+    """
+    return _leave(Mark(manifest.role, manifest.name, config, manifest))
+
+
 def marks_of(obj: object) -> tuple[Mark, ...]:
     """Return the marks set on this very object; a subclass does not inherit those of its base."""
     found = getattr(obj, "__dict__", {}).get(ATTRIBUTE, ())
@@ -57,8 +73,12 @@ def marks_of(obj: object) -> tuple[Mark, ...]:
 
 
 def _marker(role: str, name: str, config: type | None) -> Callable[[Marked], Marked]:
-    def mark(obj: Marked) -> Marked:
-        setattr(obj, ATTRIBUTE, (*marks_of(obj), Mark(role, name, config)))
+    return _leave(Mark(role, name, config))
+
+
+def _leave(mark: Mark) -> Callable[[Marked], Marked]:
+    def leave(obj: Marked) -> Marked:
+        setattr(obj, ATTRIBUTE, (*marks_of(obj), mark))
         return obj
 
-    return mark
+    return leave

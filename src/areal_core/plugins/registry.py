@@ -277,6 +277,7 @@ class Registry:
 
         Raises:
             ConfigError: the file is missing, raises (with its file and line), or marks nothing.
+            ManifestError, ContractMismatch: the manifest of a backend it marks cannot be used.
             DuplicateName: it takes a name that is installed or that another file defines. Nothing is registered then.
         """
         resolved = resolve(path)

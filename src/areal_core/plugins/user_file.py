@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.contract.errors import ConfigError
 from areal_core.contract.version import CONTRACT
+from areal_core.plugins import describe as description
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.marks import Mark, marks_of
 from areal_core.plugins.provider import Factory, Provider
@@ -45,6 +46,7 @@ def load_file(path: Path) -> list[Provider]:
 
     Raises:
         ConfigError: the file raises, or marks nothing.
+        ManifestError, ContractMismatch: a backend's manifest is wrong, or for another contract.
     """
     module = _run(path)
     providers = [_provider(mark, obj, path) for obj in _defined(module) for mark in marks_of(obj)]
@@ -98,16 +100,23 @@ def _provider(mark: Mark, obj: object, path: Path) -> Provider:
     factory: Factory = obj
     if mark.role == "reward" and mark.config is None:
         factory = _always(obj)
-    name = getattr(obj, "__qualname__", mark.name)
-    manifest = Manifest(
+    manifest = _described(mark, obj, path)
+    keywords = mark.role == "dataset" and mark.config is None
+    return Provider(manifest=manifest, factory=factory, config=mark.config, origin=str(path), keywords=keywords)
+
+
+def _described(mark: Mark, obj: object, path: Path) -> Manifest:
+    """Return the manifest the mark brings, checked as an installed one, or one made from the mark's name."""
+    if mark.manifest is not None:
+        description.check_manifest(mark.manifest, f"{description.noun(mark.role)} {mark.name!r} of {path}", str(path))
+        return mark.manifest
+    return Manifest(
         role=mark.role,
         name=mark.name,
         contract=CONTRACT[mark.role],
-        factory=f"{path.stem}:{name}",
+        factory=f"{path.stem}:{getattr(obj, '__qualname__', mark.name)}",
         summary=(getattr(obj, "__doc__", None) or "").strip().partition("\n")[0],
     )
-    keywords = mark.role == "dataset" and mark.config is None
-    return Provider(manifest=manifest, factory=factory, config=mark.config, origin=str(path), keywords=keywords)
 
 
 def _always(obj: object) -> Factory:

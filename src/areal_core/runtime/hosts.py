@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from attrs import Factory, frozen
 
-from areal_core.contract.errors import WorkerError
+from areal_core.contract.errors import CapabilityError, WorkerError
 from areal_core.contract.inference import (
     EngineStatus,
     Generation,
@@ -23,6 +23,7 @@ from areal_core.contract.inference import (
     InferenceSpec,
     PauseMode,
 )
+from areal_core.contract.optional import SupportsOffload
 from areal_core.contract.train import (
     EngineInfo,
     Objective,
@@ -80,6 +81,8 @@ class TrainHost:
             "save_state": lambda path: self._started.save_state(Path(path)),
             "load_state": lambda path: self._started.load_state(Path(path)),
             "set_version": self._set_version,
+            "offload": lambda: self._offloading.offload(),
+            "onload": lambda: self._offloading.onload(),
             "close": self._close,
         }
 
@@ -95,6 +98,17 @@ class TrainHost:
     @property
     def _started(self) -> TrainEngine:
         return _started(self._engine, self._parts.place)
+
+    @property
+    def _offloading(self) -> SupportsOffload:
+        engine = self._started
+        if not isinstance(engine, SupportsOffload):
+            raise CapabilityError(
+                f"train backend {self._parts.place.backend!r} cannot give its device memory back",
+                why="it does not claim `memory.offload`",
+                fix="take a backend that claims it (`areal backends`)",
+            )
+        return engine
 
     def _start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         _not_started(self._engine, self._parts.place)
@@ -154,6 +168,11 @@ class InferenceHost:
             "commit_weights": self._commit_weights,
             "abort_weights": self._abort_weights,
             "status": self._status,
+            "sleep": lambda: self._optional("memory.sleep", "sleep")(),
+            "wake": lambda: self._optional("memory.sleep", "wake")(),
+            "score": self._score,
+            "load_adapter": self._load_adapter,
+            "unload_adapter": lambda name: self._optional("lora.adapters", "unload_adapter")(name),
             "close": self.close,
         }
 
@@ -203,6 +222,27 @@ class InferenceHost:
 
     async def _status(self) -> EngineStatus:
         return await self._started.status()
+
+    async def _score(self, input_ids: Sequence[int], temperature: float) -> list[float]:
+        return list(await self._optional("scoring", "score")(input_ids, temperature))
+
+    async def _load_adapter(self, name: str, path: str, version: int) -> None:
+        await self._optional("lora.adapters", "load_adapter")(name, Path(path), version)
+
+    def _optional(self, claim: str, method: str) -> Callable[..., Awaitable[Any]]:  # Any: one signature per method
+        """Return a method of an optional ability.
+
+        Raises:
+            CapabilityError: the engine has no such method.
+        """
+        found: Callable[..., Awaitable[Any]] | None = getattr(self._started, method, None)
+        if found is None:
+            raise CapabilityError(
+                f"{self._parts.place.worker} cannot {method}",
+                why=f"inference backend {self._parts.place.backend!r} has no {claim!r}",
+                fix=f"choose a backend that claims {claim}: areal backends --role infer",
+            )
+        return found
 
 
 HOSTS: Mapping[str, Callable[[Place], Host]] = {"train": TrainHost, "infer": InferenceHost}

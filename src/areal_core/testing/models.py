@@ -31,10 +31,11 @@ def make_tiny_model(
 ) -> Path:
     """Write a float32 causal language model and a character tokenizer to `path`; return `path`.
 
-    `kind` is "qwen3", "qwen2" (biases on q, k, v) or "llama". Pad is id 0, end is id 1, ids 2 and
-    up are `<unk>`, the letters, ">", "-", digits, space, newline, punctuation, capitals. Weights are
-    wide enough that the next token matters (about two thirds of the flat entropy), and norms and
-    biases differ from their neutral values, so that a layer left out or not sent shows.
+    `kind` is "qwen3", "qwen2" (biases on q, k, v), "llama" or "qwen3_moe" (four experts, two a token).
+    Pad is id 0, end is id 1, ids 2 and up are `<unk>`, the letters, ">", "-", digits, space, newline,
+    punctuation, capitals. Weights are wide enough that the next token matters (about two thirds of the
+    flat entropy), and norms and biases differ from their neutral values, so that a layer left out or
+    not sent shows.
     """
     from transformers import AutoModelForCausalLM
 
@@ -60,10 +61,12 @@ def make_tiny_model(
 def _config(
     kind: str, vocab_size: int, hidden: int, layers: int, heads: int, kv_heads: int, tied: bool, max_position: int
 ) -> Any:  # Any: transformers is not typed here
-    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-    kinds = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}
+    kinds = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "qwen3_moe": Qwen3MoeConfig}
     options: dict[str, Any] = {} if kind == "qwen2" else {"head_dim": hidden // heads}
+    if kind == "qwen3_moe":
+        options |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden, "norm_topk_prob": True}
     return kinds[kind](
         vocab_size=vocab_size,
         hidden_size=hidden,

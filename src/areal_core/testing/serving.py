@@ -18,6 +18,7 @@ from torch import Tensor
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import GenerationRequest, InferenceEngine, SamplingParams
 from areal_core.contract.weights import WeightManifest
+from areal_core.training import hf
 from areal_core.weights.specs import manifest_of
 
 
@@ -79,14 +80,18 @@ class FolderWeights:
 
     @classmethod
     def of(cls, folder: Path, dtype: torch.dtype = torch.float32) -> FolderWeights:
-        """Read a folder."""
+        """Read a folder; tensors have the names they have in it, also where transformers fuses them."""
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        tensors = {
+            stored: part.contiguous().clone()
+            for name, parameter in model.named_parameters()
+            for stored, part in hf.folder_tensors(model, name, parameter.detach()).items()
+        }
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         every = model.named_parameters(remove_duplicate=False)
-        tied = {name: names[id(parameter)] for name, parameter in every if name not in tensors}
+        tied = {name: names[id(parameter)] for name, parameter in every if names[id(parameter)] != name}
         return cls(tensors, tied)
 
     def offer(self, version: int) -> OfferedWeights:

@@ -27,6 +27,7 @@ from areal_core.training.group import Group, agree
 from areal_core.training.microbatches import check_batch, cut, placeholder
 from areal_core.training.model import check_outputs
 from areal_core.training.optimizer import Optimizer
+from areal_core.training.refusals import refuse_routes
 
 
 class Model(Protocol):
@@ -86,7 +87,11 @@ def train_step(
     facts = agree(group, prepare)
     num_microbatches = max(int(fact["microbatches"]) for fact in facts)
     normalizer = _positive(math.fsum(fact["normalizer"] for fact in facts))
-    loss, metrics = _accumulate(model, objective, microbatches, num_microbatches, normalizer, device)
+    try:
+        loss, metrics = _accumulate(model, objective, microbatches, num_microbatches, normalizer, device)
+    except BaseException:
+        optimizer.drop_gradients()  # half a step's, which the next step would add to its own
+        raise
     reports = group.gather({"loss": loss, "metrics": metrics, "squared_norm": optimizer.squared_norm()})
     norm = math.sqrt(_total(report["squared_norm"] for report in reports))
     lr = optimizer.lr
@@ -164,6 +169,7 @@ def _nothing(columns: Mapping[str, Tensor]) -> Tensor:
 
 
 def _check(batch: Batch, limits: Limits, columns: frozenset[str]) -> None:
+    refuse_routes(batch)
     check_batch(
         batch,
         columns=columns,

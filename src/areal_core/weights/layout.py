@@ -1,6 +1,6 @@
 """What the bytes of a weight segment mean.
 
-    header (40 bytes) | manifest, json | tensor | tensor | ...      every tensor starts at a multiple of 64
+    header (48 bytes) | manifest, json | tensor | tensor | ...      every tensor starts at a multiple of 64
 
 Knows: offsets, the header, how tensors become views.
 Does not know: where the segment comes from.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import struct
 from collections.abc import Mapping
 
@@ -22,7 +23,7 @@ from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import TensorSpec, WeightManifest
 from areal_core.weights.specs import num_bytes, torch_dtype
 
-_HEADER = struct.Struct("<8sqqQQ")  # magic, readable, version, bytes of json, bytes in all
+_HEADER = struct.Struct("<8sqqqQQ")  # magic, readable, version, ticket, bytes of json, bytes in all
 _READABLE = struct.Struct("<q")
 _MAGIC = b"arealshm"
 _ALIGNMENT = 64
@@ -50,10 +51,11 @@ class SegmentLayout:
             end = offsets[spec.name] + num_bytes(spec)
         return cls(manifest=manifest, offsets=offsets, num_bytes=end, json=text)
 
-    def write_header(self, mapped: mmap.mmap, *, readable: bool) -> None:
+    def write_header(self, mapped: mmap.mmap, *, ticket: int, readable: bool) -> None:
         """Write header and manifest; the flag that makes the version readable is the last thing to change."""
         mapped[_HEADER.size : _HEADER.size + len(self.json)] = self.json
-        _HEADER.pack_into(mapped, 0, _MAGIC, int(readable), self.manifest.version, len(self.json), self.num_bytes)
+        fields = (int(readable), self.manifest.version, ticket, len(self.json), self.num_bytes)
+        _HEADER.pack_into(mapped, 0, _MAGIC, *fields)
 
     def view(self, mapped: mmap.mmap, spec: TensorSpec) -> Tensor:
         """Return one tensor of the segment, without copying."""
@@ -64,28 +66,50 @@ class SegmentLayout:
         return flat.view(spec.shape)
 
 
-def read_layout(mapped: mmap.mmap, version: int) -> SegmentLayout:
+def mark(descriptor: int, version: int, ticket: int) -> None:
+    """Reserve a segment for one offer, or with ticket 0 for none: nothing is readable, and no other may write."""
+    os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, version, ticket, 0, 0), 0)
+
+
+def check_ticket(mapped: mmap.mmap, version: int, ticket: int) -> None:
+    """Refuse to write a segment that is not reserved for this offer any more.
+
+    Raises:
+        WeightSyncError: the offer was released; the memory may hold another version by now.
+    """
+    if _HEADER.unpack_from(mapped)[3] != ticket:
+        raise WeightSyncError(f"version {version} cannot be written to its segment", why="its offer was released")
+
+
+def read_layout(mapped: mmap.mmap, version: int, ticket: int) -> SegmentLayout:
     """Read a segment's header.
 
     Raises:
-        WeightSyncError: nothing readable is there, or another version.
+        WeightSyncError: nothing readable is there, another version, another offer's, or no sense.
     """
-    if not is_readable(mapped, version):
-        found = _HEADER.unpack_from(mapped) if len(mapped) >= _HEADER.size else (b"", 0, -1, 0, 0)
-        state = "never finished, aborted or released" if not found[1] else f"it holds version {found[2]}"
-        raise WeightSyncError(f"version {version} cannot be read from its segment", why=state)
-    _, _, _, num_json, _ = _HEADER.unpack_from(mapped)
-    stored = json.loads(mapped[_HEADER.size : _HEADER.size + num_json])
-    specs = tuple(TensorSpec(name=n, shape=tuple(s), dtype=d) for n, s, d in stored["tensors"])
-    return SegmentLayout.of(WeightManifest(version=version, tensors=specs, tied=stored["tied"]))
+    what = f"version {version} cannot be read from its segment"
+    if not is_readable(mapped, version, ticket):
+        found = _HEADER.unpack_from(mapped) if len(mapped) >= _HEADER.size else (b"", 0, -1, 0, 0, 0)
+        state = f"it holds version {found[2]} of another offer" if found[1] else "never finished, aborted or released"
+        raise WeightSyncError(what, why=state)
+    _, _, _, _, num_json, total = _HEADER.unpack_from(mapped)
+    try:
+        stored = json.loads(mapped[_HEADER.size : _HEADER.size + num_json])
+        specs = tuple(TensorSpec(name=n, shape=tuple(s), dtype=d) for n, s, d in stored["tensors"])
+        layout = SegmentLayout.of(WeightManifest(version=version, tensors=specs, tied=dict(stored["tied"])))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightSyncError(what, why=f"its manifest is spoiled: {error}") from error
+    if layout.num_bytes != total:
+        raise WeightSyncError(what, why=f"its manifest is spoiled: {layout.num_bytes} bytes, not {total}")
+    return layout
 
 
-def is_readable(mapped: mmap.mmap, version: int) -> bool:
-    """Tell whether the segment holds this version, finished."""
+def is_readable(mapped: mmap.mmap, version: int, ticket: int) -> bool:
+    """Tell whether the segment holds this version, finished, of the offer with this ticket."""
     if len(mapped) < _HEADER.size:
         return False
-    magic, readable, found, _, total = _HEADER.unpack_from(mapped)
-    return magic == _MAGIC and bool(readable) and found == version and total <= len(mapped)
+    magic, readable, found, owner, _, total = _HEADER.unpack_from(mapped)
+    return magic == _MAGIC and bool(readable) and (found, owner) == (version, ticket) and total <= len(mapped)
 
 
 READABLE_OFFSET = len(_MAGIC)

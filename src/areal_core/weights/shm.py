@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import secrets
 import sys
 import tempfile
 import weakref
@@ -31,7 +32,9 @@ from areal_core.weights.layout import (
     READABLE_OFFSET,
     UNREADABLE,
     SegmentLayout,
+    check_ticket,
     is_readable,
+    mark,
     read_layout,
 )
 from areal_core.weights.segment import Segment, grow, has_anonymous, map_segment, open_segment
@@ -51,15 +54,17 @@ class ShmTransport:
         self._watched: set[str] = set()
 
     def open(self, version: int) -> Offer:
-        """Take the spare segment or make one. It has no size until the sink begins."""
+        """Take the spare segment or make one. It has room for a header until the sink begins."""
+        # A segment may serve many versions, and one version twice: only the ticket tells two offers apart.
+        ticket = secrets.randbits(62) + 1
         try:
             segment = self._spare or self._make()
+            mark(segment.descriptor, version, ticket)
         except OSError as error:
             raise StorageError("no segment for weights could be made", why=str(error)) from error
         self._spare = None
-        location = segment.location
-        self._segments[int(location["inode"])] = segment
-        location["bucket_bytes"] = self._config.bucket_bytes
+        self._segments[ticket] = segment
+        location = {**segment.location, "ticket": ticket, "bucket_bytes": self._config.bucket_bytes}
         return Offer(transport="shm", version=version, location=location)
 
     def sink(self, offer: Offer) -> CheckedSink:
@@ -75,12 +80,11 @@ class ShmTransport:
 
     def release(self, offer: Offer) -> None:
         """Make the version unreadable and keep its memory for the next one. Idempotent."""
-        segment = self._segments.pop(int(offer.location["inode"]), None)
+        segment = self._segments.pop(int(offer.location["ticket"]), None)
         if segment is None:
             return
         finished = os.pread(segment.descriptor, len(READABLE), READABLE_OFFSET) == READABLE
-        if finished:
-            os.pwrite(segment.descriptor, UNREADABLE, READABLE_OFFSET)
+        mark(segment.descriptor, offer.version, 0)
         if finished and self._spare is None:
             self._spare = segment
         else:
@@ -138,7 +142,8 @@ class _Mapped:
             # Only Linux promises that a private mapping sees what others write later.
             kept = self._writable or sys.platform == "linux"
             if self._map is None or self._key != key or len(self._map) != length or not kept:
-                self.close()
+                # Only let go of: who still reads or writes the other segment has a hold on its mapping.
+                self._map = self._key = None
                 if not length:
                     raise WeightSyncError(f"version {offer.version} cannot be read", why="nothing was written yet")
                 self._map, self._key = map_segment(descriptor, length, writable=self._writable), key
@@ -165,10 +170,12 @@ class _SegmentStore:
 
     def begin(self, manifest: WeightManifest) -> None:
         layout = SegmentLayout.of(manifest)
-        self._map = self._mapped.map(self._offer, layout.num_bytes)
-        self._layout = layout
+        ticket = int(self._offer.location["ticket"])
+        mapped = self._mapped.map(self._offer, layout.num_bytes)
+        check_ticket(mapped, self._offer.version, ticket)
+        self._map, self._layout = mapped, layout
         self._specs = {spec.name: spec for spec in manifest.tensors}
-        layout.write_header(self._map, readable=False)
+        layout.write_header(mapped, ticket=ticket, readable=False)
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         assert self._map is not None and self._layout is not None
@@ -196,7 +203,7 @@ class ShmSource:
     def __init__(self, mapped: _Mapped, offer: Offer) -> None:
         self._offer = offer
         self._map: mmap.mmap | None = mapped.map(offer, 0)
-        self._layout = read_layout(self._map, offer.version)
+        self._layout = read_layout(self._map, offer.version, int(offer.location["ticket"]))
 
     @property
     def manifest(self) -> WeightManifest:
@@ -214,7 +221,7 @@ class ShmSource:
         mapped = self._map
         for specs in bucket_specs(self.manifest.tensors, int(self._offer.location["bucket_bytes"])):
             yield {spec.name: self._layout.view(mapped, spec) for spec in specs}
-        if not is_readable(mapped, self._offer.version):
+        if not is_readable(mapped, self._offer.version, int(self._offer.location["ticket"])):
             raise WeightSyncError(
                 f"version {self._offer.version} was released while it was read",
                 why="the update timed out or was aborted",

@@ -127,7 +127,7 @@ class NanIsARejection(RolloutExecutor):
 
 
 @broken("pool", "loop.pool.dead_fleet", incident="NeMo-RL#3488", row="dead-peer")
-class WaitsForTheDead(InferencePool):
+class WaitsForADeadFleet(InferencePool):
     """Waits for a replica to come back when all of them are dead."""
 
     async def generate(self, request: GenerationRequest, *, affinity: Sequence[str] = ()) -> Generation:

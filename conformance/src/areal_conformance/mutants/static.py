@@ -191,9 +191,9 @@ def TrustsRemoteCode(whole: Target) -> Target:
 
 
 @mutant("train/reference", killers=("static.source.loopback",))
-def ListensEverywhere(whole: Target) -> Target:
+def ListensOnEveryInterface(whole: Target) -> Target:
     """Opens its server to every machine that can reach this one."""
-    return _installed(whole, "listenseverywhere", source=_ENGINE + "    host = '0.0.0.0'\n")
+    return _installed(whole, "listensoneveryinterface", source=_ENGINE + "    host = '0.0.0.0'\n")
 
 
 @mutant("train/reference", killers=("static.source.no_not_implemented",))

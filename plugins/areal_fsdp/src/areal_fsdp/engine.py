@@ -31,6 +31,7 @@ from areal_core.training.group import ProcessRanks, agree
 from areal_core.training.layout import check_layout
 from areal_core.training.model import PackedModel
 from areal_core.training.optimizer import Optimizer
+from areal_core.training.refusals import refuse_lora
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
 from areal_core.training.trainer import Trainer, running
@@ -60,6 +61,13 @@ class ShardedModel:
         self.root.set_is_last_backward(last)
         torch.autograd.backward(loss * self.num_ranks)
 
+    def reshard(self) -> None:
+        """Give up what a pass without a backward pass left gathered; does nothing where nothing is."""
+        assert isinstance(self.root, torch.nn.Module)
+        for module in self.root.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
 
 class FSDPEngine:
     """Train a transformers model sharded over ranks. Master weights are float32 shards."""
@@ -75,6 +83,7 @@ class FSDPEngine:
         """Join the process group, shard the model, make the optimizer."""
         layout = dict(spec.layout) or {"d": rank.world_size}
         check_layout(layout, rank.world_size, engine="fsdp", can="d", fix="use archon or megatron for t, p, c and e")
+        refuse_lora(spec, engine="fsdp")
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         self._group = _join(rank)
@@ -140,11 +149,19 @@ class FSDPEngine:
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """Make one optimizer step."""
-        return running(self._trainer).train_step(batch, objective)
+        trainer = running(self._trainer)
+        try:
+            return trainer.train_step(batch, objective)
+        finally:
+            _reshard(trainer)
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
         """Add columns, without gradient."""
-        return running(self._trainer).forward(batch, outputs)
+        trainer = running(self._trainer)
+        try:
+            return trainer.forward(batch, outputs)
+        finally:
+            _reshard(trainer)
 
     def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
         """Send every parameter, gathered one bucket at a time."""
@@ -167,6 +184,12 @@ class FSDPEngine:
         group, self._group, self._trainer = self._group, None, None
         if group is not None:
             _leave(group)
+
+
+def _reshard(trainer: Trainer) -> None:
+    """Let every parameter be its shard again, which sending and saving read."""
+    assert isinstance(trainer.model, ShardedModel)
+    trainer.model.reshard()
 
 
 def _join(rank: RankContext) -> ProcessRanks:

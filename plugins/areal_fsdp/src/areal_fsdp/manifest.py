@@ -10,9 +10,10 @@ _FSDP_ONLY = "this plugin shards over data ranks only; archon and megatron do th
 MANIFEST = Manifest(
     role="train",
     name="fsdp",
-    contract=(1, 0),
+    contract=(1, 1),
     factory="areal_fsdp.engine:FSDPEngine",
     config="areal_fsdp.config:FSDPConfig",
+    conformance="areal_fsdp.conformance:ADAPTER",
     requires=("torch>=2.11", "transformers>=5", "tensordict>=0.10"),
     extra="engine",
     devices=("cpu", "cuda", "npu"),

@@ -15,7 +15,7 @@ import torch
 import transformers
 from attrs import frozen
 
-from areal_core.contract.errors import BatchError, GenerationFailed, PromptTooLong
+from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, PromptTooLong
 from areal_core.contract.inference import (
     EngineStatus,
     Generation,
@@ -114,6 +114,7 @@ class ReferenceInferenceEngine:
         Raises:
             PromptTooLong: no room for one token within the context.
             BatchError: a token id outside the vocabulary, or sampling parameters out of range.
+            CapabilityError: an adapter, images or other extras.
             GenerationFailed: the engine is not started, closed, or a step failed.
         """
         running = self._require()
@@ -246,6 +247,7 @@ class ReferenceInferenceEngine:
         loaded, sampling, ids = running.loaded, request.sampling, request.input_ids
         room = loaded.context_length - len(ids)
         _check(request, loaded.vocabulary)
+        _refuse(request)
         if room < 1:
             raise PromptTooLong(
                 f"prompt of {len(ids)} tokens leaves no room in a context of {loaded.context_length}",
@@ -294,6 +296,22 @@ def _check(request: GenerationRequest, vocabulary: int) -> None:
     problem = _out_of_range(sampling)
     if problem:
         raise BatchError(f"sampling of request {request.request_id!r}: {problem}")
+
+
+def _refuse(request: GenerationRequest) -> None:
+    """Raise CapabilityError for what the manifest does not claim."""
+    if request.adapter:
+        raise CapabilityError(
+            f"request {request.request_id!r} names adapter {request.adapter!r}",
+            why="the reference generator serves full weights only",
+            fix="merge the adapter into the weights, as send_weights of a LoRA trainer does",
+        )
+    if request.extras:
+        raise CapabilityError(
+            f"request {request.request_id!r} carries {', '.join(sorted(request.extras))}",
+            why="the reference generator takes token ids and nothing else",
+            fix="use an inference backend that claims it",
+        )
 
 
 def _out_of_range(sampling: SamplingParams) -> str:

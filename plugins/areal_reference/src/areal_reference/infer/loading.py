@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from areal_core.contract.errors import ModelError
+from areal_core.contract.errors import CapabilityError, ModelError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.train import Head
 from areal_core.contract.workflow import Tokenizer
@@ -51,8 +51,16 @@ def load_model(spec: InferenceSpec) -> LoadedModel:
     Raises:
         ModelError: it is no folder, holds no causal language model in safetensors, or an architecture whose
             attention the slab cannot stand in for.
+        CapabilityError: a layout that splits one replica over devices.
         ResourceError: the device is not there.
     """
+    split = {axis: degree for axis, degree in spec.layout.items() if axis != "d" and degree > 1}
+    if split:
+        raise CapabilityError(
+            f"layout {dict(spec.layout)} splits one replica over devices",
+            why="the reference generator runs on one device",
+            fix="use data parallelism alone, or the vllm or sglang backend",
+        )
     if spec.dtype not in DTYPES:
         raise ModelError(f"dtype {spec.dtype!r} cannot be served", why=f"allowed are {', '.join(DTYPES)}")
     config = hf.load_config(spec.model_path, Head.CAUSAL_LM)

@@ -26,6 +26,7 @@ from areal_core.training.group import SingleRank
 from areal_core.training.layout import check_layout
 from areal_core.training.model import PackedModel
 from areal_core.training.optimizer import Optimizer
+from areal_core.training.refusals import refuse_lora
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
 from areal_core.training.trainer import Trainer, running
@@ -61,6 +62,7 @@ class ReferenceTrainEngine:
         """Load the model and make the optimizer."""
         layout = dict(spec.layout) or {"d": rank.world_size}
         check_layout(layout, rank.world_size, engine="reference", can="", fix="use the fsdp backend for several ranks")
+        refuse_lora(spec, engine="reference")
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         seed_everything(device, spec.seed)

@@ -1,0 +1,112 @@
+"""What a run was asked for, from the command line or from pytest's options.
+
+Knows: the questions, and which plugin an answer means.
+Does not know: how anything is run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import field, frozen
+
+from areal_conformance.check import CHECKED_ROLES
+from areal_conformance.target import Locator
+from areal_core.contract.errors import BackendNotFound, ConfigError
+from areal_core.contract.version import ROLES
+from areal_core.plugins.registry import Registry
+
+LEVEL = 4
+"""Everything that gives a verdict; 5 only records numbers."""
+
+
+def _paths(values: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    return tuple(str(Path(value).resolve()) for value in values)
+
+
+@frozen(kw_only=True)
+class Asked:
+    """One run. Exactly one of backend, pair and mutant names the target."""
+
+    backend: str = ""
+    role: str = ""
+    """Empty where the name is unambiguous."""
+    pair: str = ""
+    mutant: str = ""
+    device: str = "cpu"
+    ranks: int = 0
+    """0 means as many as the mutant needs, else 1."""
+    level: int = field(default=LEVEL)
+    only: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Ids of the checks to make; the profile stays whole, so the verdict is `incomplete` at best."""
+    imports: tuple[str, ...] = field(default=(), converter=_paths)
+    ledger: str = ""
+
+    @level.validator
+    def _is_a_level(self, _attribute: object, value: int) -> None:
+        if not 0 <= value <= 5:
+            raise ConfigError(f"there is no level {value}", why="levels are 0 to 5", fix="areal conformance list")
+
+
+def names_one_target(asked: Asked) -> None:
+    """Refuse what cannot be meant, before anything is looked up.
+
+    Raises:
+        ConfigError: none or several targets are named, or no number of ranks.
+    """
+    named = [word for word in (asked.backend, asked.pair, asked.mutant) if word]
+    if len(named) != 1:
+        told = f"{len(named)} targets are named" if named else "no target is named"
+        raise ConfigError(told, fix="give one of --backend NAME, --pair TRAIN+INFER, --mutant NAME")
+    if asked.ranks < 0:
+        raise ConfigError(f"--ranks {asked.ranks} is no number of ranks")
+
+
+def locator_of(asked: Asked) -> Locator:
+    """Return the locator of what was asked for.
+
+    Raises:
+        ConfigError: none or several targets are named, or the role must be given.
+        BackendNotFound: no role has the name.
+    """
+    names_one_target(asked)
+    if asked.mutant:
+        return _mutant(asked)
+    ranks = asked.ranks or 1
+    if asked.pair:
+        return Locator(role="pair", name=asked.pair, device=asked.device, ranks=ranks, imports=asked.imports)
+    role = asked.role or _only_role(asked.backend, asked.imports)
+    if role not in CHECKED_ROLES:
+        raise ConfigError(f"no checks for the role {role!r}", why=f"roles are {', '.join(CHECKED_ROLES)}")
+    return Locator(role=role, name=asked.backend, device=asked.device, ranks=ranks, imports=asked.imports)
+
+
+def _mutant(asked: Asked) -> Locator:
+    from areal_conformance.mutants import mutant_named
+
+    found = mutant_named(asked.mutant)
+    role, _, name = found.of.partition("/")
+    ranks = asked.ranks or found.ranks
+    return Locator(role=role, name=name, device=asked.device, ranks=ranks, imports=asked.imports, mutant=found.name)
+
+
+def _only_role(name: str, imports: Iterable[str]) -> str:
+    registry = Registry()
+    for path in imports:
+        registry.add_file(path)
+    checked = [role for role in ROLES if role in CHECKED_ROLES]
+    roles = [role for role in checked if name in registry.names(role)]
+    if len(roles) == 1:
+        return roles[0]
+    if roles:
+        raise ConfigError(
+            f"{name!r} plays {len(roles)} roles", why=f"{', '.join(roles)}", fix=f"--backend {name} --role {roles[0]}"
+        )
+    if "+" in name:
+        raise ConfigError(f"{name!r} is a pair", fix=f"--pair {name}")
+    installed = [f"{role}: {', '.join(registry.names(role))}" for role in checked if registry.names(role)]
+    raise BackendNotFound(
+        f"nothing named {name!r} is installed", why="installed are " + "; ".join(installed), fix="areal backends"
+    )

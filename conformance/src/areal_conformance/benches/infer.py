@@ -1,0 +1,386 @@
+"""What a check of an inference engine is given: tiny models, engines kept between checks, updates, the truth.
+
+Knows: how an engine is started, brought to rest and kept; which pause an update of it needs.
+Does not know: any check, or how an engine computes.
+
+The tiny models cannot end by themselves: no token but the end token has a chance to be end token (`model`), so a
+long request is long on every engine, whether or not it can be told to ignore the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+from attrs import define
+
+from areal_conformance.adapter import Tolerance, Witness
+from areal_conformance.benches.base import Bench
+from areal_conformance.outcome import HarnessError, Inconclusive, Violation
+from areal_core.contract.ids import RequestId
+from areal_core.contract.inference import (
+    Generation,
+    GenerationRequest,
+    InferenceEngine,
+    InferenceSpec,
+    PauseMode,
+    SamplingParams,
+)
+from areal_core.contract.weights import WeightSource
+
+if TYPE_CHECKING:
+    from areal_conformance.oracles.infer import Oracle
+    from areal_core.testing.serving import FolderWeights
+
+T = TypeVar("T")
+
+KEPT_ENGINES = 2
+WAIT_S = 5.0
+"""Times the adapter's patience: the most any single condition is waited for."""
+POLLS_PER_S = 600
+"""On a machine too busy to look that often, a wait is as much longer."""
+QUIET_TURNS = 64
+POLL_S = 0.001
+ROOM = 8192
+LONG = ROOM - 512
+"""Tokens no check waits for: what asks for them is still running whenever the check looks."""
+COARSE = 0.15
+"""Absolute gap allowed between an engine that has no float32 and the float32 truth."""
+
+
+@define(kw_only=True)
+class _Kept:
+    """An engine at rest, its specification and the folder whose weights it serves."""
+
+    engine: InferenceEngine
+    key: str
+    model: Path
+
+
+class InferBench(Bench):
+    """Engines, models and truths of one target. Everything is used in the session's one event loop."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self._models: dict[str, Path] = {}
+        self._weights: dict[Path, FolderWeights] = {}
+        self._oracles: dict[Path, Oracle] = {}
+        self._kept: list[_Kept] = []
+        self._open: list[InferenceEngine] = []
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    # models and the truth
+
+    def model(self, *, ends: bool = False, **arguments: Any) -> Path:
+        """Return the folder of a tiny model, made once; `arguments` are those of `make_tiny_model`.
+
+        Unless `ends`, its end token (id 1) has no chance to be generated. Untied by default, so that
+        `FolderWeights.tell` works; room for 8192 tokens.
+        """
+        from areal_core.testing.models import make_tiny_model
+
+        wanted = {"kind": self.target.adapter.models[0], "hidden": 32, "tied": False, "max_position": ROOM, **arguments}
+        key = f"{ends} {sorted(wanted.items())}"
+        if key not in self._models:
+            _quiet()
+            path = make_tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
+            if not ends:
+                _make_endless(path)
+            self._models[key] = path
+        return self._models[key]
+
+    def weights(self, model: Path | None = None) -> FolderWeights:
+        """Return the tensors of a model folder in the dtype served, ready to be offered; read once, never written."""
+        import torch
+
+        from areal_core.testing.serving import FolderWeights
+
+        folder = model or self.model()
+        if folder not in self._weights:
+            _quiet()
+            self._weights[folder] = FolderWeights.of(folder, getattr(torch, self.dtype))
+        return self._weights[folder]
+
+    def oracle(self, model: Path | None = None) -> Oracle:
+        """Return the float32 truth of a model folder; it takes other weights of the same shape too."""
+        from areal_conformance.oracles.infer import Oracle
+
+        folder = model or self.model()
+        if folder not in self._oracles:
+            _quiet()
+            self._oracles[folder] = Oracle(folder)
+        return self._oracles[folder]
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype engines are started in, by name."""
+        return self.target.adapter.dtypes[0]
+
+    def tolerance(self, *, atol: float = 0.0, rtol: float = 0.0) -> Tolerance:
+        """Return as every bench does; an engine that has no float32 is judged as coarsely as its dtype is."""
+        given = super().tolerance(atol=atol, rtol=rtol)
+        if self.dtype == "float32":
+            return given
+        return attrs.evolve(given, atol=max(COARSE, given.atol))
+
+    # engines
+
+    def spec(self, *claims: str, model: Path | None = None, **fields: Any) -> InferenceSpec:
+        """Return a specification for the target: its device, dtype and the options of `claims`."""
+        given = {
+            "model_path": str(model or self.model()),
+            "dtype": self.dtype,
+            "max_concurrent": 16,
+            "device": self.target.locator.device,
+            "options": self.target.options(*claims),
+            **fields,
+        }
+        return InferenceSpec(**given)
+
+    def new(self, *claims: str) -> InferenceEngine:
+        """Return an engine that was not started; whoever made it closes it, the bench if the check did not."""
+        engine: InferenceEngine = self.build(*claims)
+        self._open.append(engine)
+        return engine
+
+    @contextlib.asynccontextmanager
+    async def engine(
+        self, *claims: str, model: Path | None = None, fresh: bool = False, **fields: Any
+    ) -> AsyncIterator[InferenceEngine]:
+        """Give a started engine. Unless `fresh` it may have served an earlier check of equal specification.
+
+        A kept engine is at rest and serves the folder's weights, under whatever version they have by now. It is
+        kept again only if the block ends well, so no failed check reaches into the next.
+        """
+        spec = self.spec(*claims, model=model, **fields)
+        key = repr(spec)
+        kept = None if fresh else self._take(key)
+        if kept is None:
+            kept = _Kept(engine=self.new(*claims), key=key, model=Path(spec.model_path))
+            _one_thread()
+            await kept.engine.start(spec)
+        else:
+            self._open.append(kept.engine)
+        engine = kept.engine
+        before = (await engine.status()).version
+        try:
+            yield engine
+        except BaseException:
+            await self._drop_calls()
+            raise  # `end` closes the engine
+        await self._drop_calls()
+        if fresh or not self.target.adapter.reuse or not await self._rests(kept, before):
+            await engine.close()
+        else:
+            self._kept.append(kept)
+            while len(self._kept) > KEPT_ENGINES:
+                await self._kept.pop(0).engine.close()
+        self._open.remove(engine)
+
+    def witness(self, engine: InferenceEngine) -> Witness:
+        """Return the target's own view on the weights served; Inconclusive if its adapter has none."""
+        found = self.target.adapter.witness(engine)
+        if found is None:
+            raise Inconclusive("the adapter has no witness of the weights served")
+        return found
+
+    # what checks do with an engine
+
+    def ask(self, *ids: int, name: str = "request", num_prior: int = 0, **sampling: Any) -> GenerationRequest:
+        """Return a greedy request for these ids unless `temperature` says otherwise."""
+        given = {"temperature": 0.0, "max_new_tokens": 8, **sampling}
+        return GenerationRequest(
+            request_id=RequestId(name), input_ids=ids, sampling=SamplingParams(**given), num_prior=num_prior
+        )
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a call and go on; whatever still runs when the check ends is cancelled."""
+        task = asyncio.ensure_future(coroutine)
+        self._calls.add(task)
+        return task
+
+    async def until(
+        self, condition: Callable[[], Awaitable[bool] | bool], what: str, *, seconds: float = WAIT_S
+    ) -> None:
+        """Let the event loop turn until the condition holds.
+
+        Raises:
+            Violation: it did not within a bound; `what` says what was waited for.
+        """
+        patient_s = seconds * self.target.adapter.patience
+        deadline, turns = time.monotonic() + patient_s, 0
+        while True:
+            held = condition()
+            if isinstance(held, bool):
+                if held:
+                    return
+            elif await held:
+                return
+            if time.monotonic() > deadline and turns > POLLS_PER_S * patient_s:
+                raise Violation(f"nothing hangs (law 9), yet this was waited for in vain: {what}")
+            turns += 1
+            await asyncio.sleep(0 if turns < QUIET_TURNS else POLL_S)
+
+    async def until_generated(self, engine: InferenceEngine, tokens: int) -> None:
+        """Wait until the engine has generated that many more tokens, as its status counts them."""
+        goal = (await engine.status()).tokens_generated + tokens
+
+        async def reached() -> bool:
+            return (await engine.status()).tokens_generated >= goal
+
+        await self.until(reached, f"{tokens} more tokens in status().tokens_generated")
+
+    async def ended(self, calls: Iterable[asyncio.Task[T]], what: str) -> list[T | BaseException]:
+        """Wait until every call has returned or raised; Violation naming `what` if one does neither."""
+        waiting = list(calls)
+        await self.until(lambda: all(task.done() for task in waiting), what)
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def generate(self, engine: InferenceEngine, request: GenerationRequest) -> Generation:
+        """Generate for one request that must succeed; Violation if it hangs."""
+        return (await self.results([self.call(engine.generate(request))]))[0]
+
+    async def results(self, calls: Iterable[asyncio.Task[Generation]]) -> list[Generation]:
+        """Wait for calls that must all succeed."""
+        waiting = list(calls)
+        await self.until(lambda: all(task.done() for task in waiting), "every generate to return")
+        return [task.result() for task in waiting]
+
+    async def turns(self, number: int = 200) -> None:
+        """Let the event loop turn, and a little time pass for engines whose work is elsewhere."""
+        for turn in range(number):
+            await asyncio.sleep(POLL_S if turn % 20 == 0 else 0)
+
+    def settling(self) -> PauseMode | None:
+        """Return how the target must be paused for a commit, as the core would choose; None where it need not be."""
+        claimed = self.target.claimed
+        if claimed("weights.in_flight"):
+            return None if claimed("weights.staged") else PauseMode.KEEP
+        return PauseMode.ABORT if claimed("pause.abort") else PauseMode.KEEP
+
+    async def update(self, engine: InferenceEngine, weights: FolderWeights) -> int:
+        """Receive and commit weights as the next version, paused where the target needs it; return the version."""
+        version = (await engine.status()).version + 1
+        await self.take(engine, weights.offer(version), version)
+        return version
+
+    async def take(self, engine: InferenceEngine, source: WeightSource, version: int) -> None:
+        """As `update`, from a source of the check's own."""
+        mode, paused = self.settling(), (await engine.status()).paused
+        early = not self.target.claimed("weights.staged")
+        if mode is not None and early:
+            await engine.pause(mode)
+        await engine.receive_weights(source, version)
+        if mode is not None and not early:
+            await engine.pause(mode)
+        await engine.commit_weights(version)
+        if mode is not None and not paused:
+            await engine.resume()
+
+    async def serving(self, engine: InferenceEngine) -> int:
+        """Return the version the engine says it serves."""
+        return (await engine.status()).version
+
+    # ends
+
+    async def end(self, *, passed: bool) -> None:
+        """Cancel what the check left running and close what it left open; after a failure keep no engine."""
+        await self._drop_calls()
+        if not passed:
+            self._open.extend(kept.engine for kept in self._kept)
+            self._kept.clear()
+        engines, self._open = self._open, []
+        for engine in engines:
+            try:
+                await engine.close()
+            except Exception:
+                if passed:
+                    raise
+
+    async def aclose(self) -> None:
+        """Close every engine."""
+        engines = [*self._open, *(kept.engine for kept in self._kept)]
+        self._open, self._kept = [], []
+        for engine in engines:
+            with contextlib.suppress(Exception):  # checks of close have judged what close does
+                await engine.close()
+
+    def _take(self, key: str) -> _Kept | None:
+        for kept in self._kept:
+            if kept.key == key:
+                self._kept.remove(kept)
+                return kept
+        return None
+
+    async def _rests(self, kept: _Kept, version_before: int) -> bool:
+        """Bring an engine to rest with the weights of its folder; False if it does not come to rest."""
+        engine = kept.engine
+        await engine.resume()
+        await engine.abort_weights()
+        if (await engine.status()).version != version_before:
+            await self.update(engine, self.weights(kept.model))
+
+        async def rests() -> bool:
+            status = await engine.status()
+            return not (status.num_running or status.num_waiting or status.paused)
+
+        try:
+            await self.until(rests, "an engine at rest")
+        except Violation as violation:
+            self.notes.append(str(violation))
+            return False
+        return True
+
+    async def _drop_calls(self) -> None:
+        calls, self._calls = self._calls, set()
+        for task in calls:
+            task.cancel()
+        if calls:
+            _, stuck = await asyncio.wait(calls, timeout=WAIT_S * self.target.adapter.patience)
+            for task in calls - stuck:
+                if not task.cancelled():
+                    task.exception()  # looked at, or asyncio would report it as lost
+            if stuck:
+                raise Violation(f"{len(stuck)} calls did not end when cancelled")
+
+
+def _make_endless(path: Path) -> None:
+    """Change a tiny model so that id 1 is never generated: one hidden number is the same for every token.
+
+    No layer writes to that number and only the end token's row of the head reads it, with a large negative weight.
+    """
+    from safetensors.torch import load_file, save_file
+
+    file = path / "model.safetensors"
+    if not file.is_file():
+        raise HarnessError(f"{file} is not there: tiny models are expected in one file")
+    tensors = load_file(file)
+    last = tensors["model.embed_tokens.weight"].shape[1] - 1
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor[last] = 0.0
+        elif name.endswith("lm_head.weight"):
+            tensor[:, last] = 0.0
+    tensors["model.embed_tokens.weight"][:, last] = 1.0
+    tensors["model.norm.weight"][last] = 1.0
+    tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])[1, last] = -100.0
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _one_thread() -> None:
+    """Use one core for tiny models: more would only make them slower."""
+    import torch
+
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)

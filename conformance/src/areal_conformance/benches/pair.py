@@ -1,0 +1,274 @@
+"""What pair checks are given: a trainer and replicas behind workers, the core's weight sync between them.
+
+    async with bench.pair(replicas=2, optimizer=OptimizerSpec(lr=0.05)) as pair:
+        generations = await pair.generate(prompts)
+        await pair.step(pair.batch(prompts, generations))
+        await pair.update()
+
+Knows: how both sides are hosted, in this process or in processes of their own, and how a step is made.
+Does not know: any backend, or what is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.benches.base import Bench
+from areal_conformance.benches.pair_workers import SeatedWorker
+from areal_conformance.outcome import HarnessError
+from areal_conformance.target import Target
+from areal_core.contract.inference import GenerationRequest, InferenceSpec, PauseMode, SamplingParams
+from areal_core.contract.scheduler import Job, Worker
+from areal_core.contract.train import ObjectiveSpec, OptimizerSpec, Output, RankContext, TrainSpec
+from areal_core.runtime.hosts import InferenceHost, Place, TrainHost
+from areal_core.runtime.rendezvous import init_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_core.contract.inference import Generation
+    from areal_core.contract.weights import WeightTransport
+    from areal_core.data.batch import Batch
+    from areal_core.loop.train_group import TrainGroup
+    from areal_core.loop.weight_sync import WeightSync, WeightUpdate
+    from areal_core.rollout.pool import InferencePool
+
+TIMEOUT_S = 60.0
+PROMPTS: tuple[tuple[int, ...], ...] = ((5, 9, 12), (7,), (20, 3, 3, 41, 8), (11, 30))
+"""Prompts of different lengths, one of them a single token."""
+
+
+class Pair:
+    """Both sides, started, and what travels between them."""
+
+    def __init__(
+        self,
+        trainer: TrainGroup,
+        pool: InferencePool,
+        sync: WeightSync,
+        transport: WeightTransport,
+        workers: Mapping[str, Worker],
+        model: Path,
+    ) -> None:
+        self.trainer, self.pool, self.sync, self.transport = trainer, pool, sync, transport
+        self.workers = workers
+        self.model = model
+        self._count = 0
+
+    @property
+    def replicas(self) -> list[Worker]:
+        """Return the workers of the inference side."""
+        return [replica.worker for replica in self.pool.replicas]
+
+    async def update(self) -> WeightUpdate:
+        """Bring the trainer's weights to the replicas under the next version, and tell the trainer."""
+        version = self.sync.version + 1
+        update = await self.sync.update(version)
+        await self.trainer.set_version(version)
+        return update
+
+    async def generate(
+        self, prompts: Sequence[Sequence[int]] = PROMPTS, *, worker: Worker | None = None, **sampling: Any
+    ) -> list[Generation]:
+        """Generate for prompts at once. Any: the fields of SamplingParams; greedy, 8 tokens unless told."""
+        given = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True, **sampling}
+        calls = []
+        for prompt in prompts:
+            self._count += 1
+            request = GenerationRequest(
+                request_id=f"conformance/{self._count}",  # type: ignore[arg-type]
+                input_ids=tuple(prompt),
+                sampling=SamplingParams(**given),
+            )
+            if worker is None:
+                calls.append(self.pool.generate(request))
+            else:
+                calls.append(worker.call("generate", request, timeout_s=TIMEOUT_S))
+        return list(await asyncio.gather(*calls))
+
+    def batch(self, generations: Sequence[Generation], prompts: Sequence[Sequence[int]] = PROMPTS) -> Batch:
+        """Return what the core makes of generations: sampled ids, their log-probs and versions."""
+        from areal_core.data.batch import Batch
+        from areal_core.data.trajectory import from_generation
+        from areal_core.testing.batches import make_episode
+
+        return Batch.pack(
+            [
+                make_episode(from_generation(prompt, generation, 1.0), group=f"g{number}", task=f"train/0/{number}")
+                for number, (prompt, generation) in enumerate(zip(prompts, generations, strict=True))
+            ]
+        )
+
+    async def step(self, batch: Batch) -> None:
+        """Make the sampled tokens more likely: one optimizer step."""
+        report = await self.trainer.train_step(batch, ObjectiveSpec(name="sft"))
+        if not report.stepped:
+            raise HarnessError(f"the optimizer did not step: {report}")
+
+    async def logprobs(self, batch: Batch) -> Tensor:
+        """Return the trainer's log-probs of the batch's trained tokens, in order."""
+        column = await self.trainer.forward(batch, Output.LOGPROBS)
+        trained: Tensor = column[batch.tokens["loss_mask"]]
+        return trained
+
+    async def saved(self, path: Path) -> Path:
+        """Have the trainer write its weights as a model folder."""
+        await self.trainer.save_weights(path)
+        return path
+
+
+def _quiet() -> None:
+    """Keep transformers from drawing progress bars."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+class PairBench(Bench):
+    """Pairs are made fresh for each check and closed with it."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._models: dict[str, Path] = {}
+        self.train, self.infer = target.parts["train"], target.parts["infer"]
+
+    def model(self, **arguments: Any) -> Path:
+        """Return a tiny model both sides take. Any: the arguments of `make_tiny_model`."""
+        from areal_core.testing.models import make_tiny_model
+
+        kinds = [kind for kind in self.train.adapter.models if kind in self.infer.adapter.models]
+        if not kinds:
+            raise HarnessError("the two adapters name no kind of tiny model that both sides take")
+        wanted = {"kind": kinds[0], "hidden": 32, "tied": True, "max_position": 256, **arguments}
+        _quiet()
+        key = str(sorted(wanted.items()))
+        if key not in self._models:
+            self._models[key] = make_tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
+        return self._models[key]
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Return the core's transports the inference side claims."""
+        return tuple(name for name in ("disk", "shm") if self.infer.claimed(f"transport.{name}")) or ("disk",)
+
+    @property
+    def staged(self) -> bool:
+        """Return whether the replicas take new weights beside those they serve."""
+        return self.infer.claimed("weights.staged")
+
+    @property
+    def pause(self) -> PauseMode | None:
+        """Return how replicas are paused for the commit, as a run would."""
+        if self.infer.claimed("weights.in_flight"):
+            return None
+        return PauseMode.KEEP if self.infer.claimed("pause.keep") else PauseMode.ABORT
+
+    @contextlib.asynccontextmanager
+    async def pair(
+        self,
+        *train_claims: str,
+        model: Path | None = None,
+        replica_model: Path | None = None,
+        replicas: int = 1,
+        transport: str | None = None,
+        lr: float = 0.05,
+        temperature: float = 1.0,
+        train_dtype: str | None = None,
+        microbatch: int = 16384,
+        infer_claims: tuple[str, ...] = (),
+        processes: bool = False,
+        wrap: Callable[[WeightTransport], WeightTransport] | None = None,
+    ) -> AsyncIterator[Pair]:
+        """Start a trainer and replicas on one model; `wrap` may stand between the transport and both sides.
+
+        With `processes` every worker is a process of the local scheduler, unless the target is a mutant.
+        """
+        from areal_core.loop.train_group import TrainGroup
+        from areal_core.loop.weight_sync import WeightSync
+        from areal_core.rollout.pool import InferencePool
+
+        folder = model or self.model()
+        name = transport or self.transports[0]
+        registry = self.train.registry
+        async with contextlib.AsyncExitStack() as stack:
+            if wrap is not None:
+                factory: Any = registry.load("transport", name)
+                for side in {id(part.registry): part.registry for part in (self.train, self.infer)}.values():
+                    stack.enter_context(side.overlay({("transport", name): lambda: wrap(factory())}))
+            if processes and not self.target.locator.mutant:
+                trainers, servers = await self._processes(stack, replicas)
+            else:
+                trainers, servers = self._seats(stack, replicas)
+            carrier: Any = registry.build("transport", name)
+            stack.callback(carrier.close)
+            patience = self.target.adapter.patience * TIMEOUT_S
+            group = TrainGroup("actor", trainers, timeout_s=patience)
+            device = self.target.locator.device
+            await group.start(
+                TrainSpec(
+                    role="actor",
+                    model_path=str(folder),
+                    dtype=train_dtype or self.train.adapter.dtypes[0],
+                    optimizer=OptimizerSpec(lr=lr, weight_decay=0.0),
+                    temperature=temperature,
+                    max_tokens_per_microbatch=microbatch,
+                    options=self.train.options(*train_claims),
+                ),
+                [RankContext(rank=0, world_size=1, local_rank=0, device=device, init_method=init_method("127.0.0.1"))],
+                timeout_s=patience,
+            )
+            pool = InferencePool(servers)
+            await pool.start_fleet(
+                InferenceSpec(
+                    model_path=str(replica_model or folder),
+                    dtype=self.infer.adapter.dtypes[0],
+                    max_concurrent=16,
+                    device=device,
+                    options=self.infer.options(*infer_claims),
+                ),
+                timeout_s=patience,
+            )
+            sync = WeightSync(
+                trainers=trainers,
+                pool=pool,
+                transport=carrier,
+                pause=self.pause,
+                staged=self.staged,
+                timeout_s=patience,
+            )
+            workers = {worker.id: worker for worker in (*trainers, *servers)}
+            yield Pair(group, pool, sync, carrier, workers, folder)
+
+    def _seats(self, stack: contextlib.AsyncExitStack, replicas: int) -> tuple[list[Worker], list[Worker]]:
+        seats: list[Worker] = []
+        starting = asyncio.Lock()
+        places = [
+            ("actor/0", TrainHost, self.train),
+            *((f"rollout/{n}", InferenceHost, self.infer) for n in range(replicas)),
+        ]
+        for worker, host, side in places:
+            seat: Any = host(Place(worker=worker, backend=side.name, registry=side.registry))
+            stack.push_async_callback(seat.close)
+            seats.append(SeatedWorker(worker, seat, starting))
+        return seats[:1], seats[1:]
+
+    async def _processes(self, stack: contextlib.AsyncExitStack, replicas: int) -> tuple[list[Worker], list[Worker]]:
+        scheduler: Any = self.train.registry.build("scheduler", "local", {"log_dir": str(self.folder / "logs")})
+        stack.push_async_callback(scheduler.close)
+        device, imports = self.target.locator.device, self.target.locator.imports
+        actor = Job(
+            role="actor", engine_role="train", backend=self.train.name, num_workers=1, device=device, imports=imports
+        )
+        rollout = Job(
+            role="rollout",
+            engine_role="infer",
+            backend=self.infer.name,
+            num_workers=replicas,
+            device=device,
+            imports=imports,
+        )
+        return list(await scheduler.submit(actor)), list(await scheduler.submit(rollout))

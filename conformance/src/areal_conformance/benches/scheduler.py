@@ -1,0 +1,233 @@
+"""What a check of a scheduler is given: the scheduler, jobs of the probe engine, and what processes are left.
+
+Knows: how to start, ask, count and end real worker processes.
+Does not know: what any check expects of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from areal_conformance import probe_engine
+from areal_conformance.benches.base import Bench
+from areal_conformance.outcome import HarnessError, Violation
+from areal_conformance.target import Target
+from areal_core.contract.errors import ArealError
+from areal_core.contract.inference import GenerationRequest, InferenceSpec
+from areal_core.contract.scheduler import Job, Scheduler, Worker, WorkerStatus
+from areal_core.testing.processes import alive, descendants
+
+T = TypeVar("T")
+CALL_S = 30.0
+"""Of a call that a worker in good health answers at once."""
+SOON_S = 6.0
+"""Within which a death, a silence or an end has to be noticed. Nothing right takes a tenth of it."""
+_LOOK_S = 0.02
+PROBE_FILE = str(Path(probe_engine.__file__).resolve())
+SPEC = InferenceSpec(model_path="none")
+
+
+class SchedulerBench(Bench):
+    """One scheduler at a time per block; one worker that serves many checks."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._before: frozenset[int] = frozenset()
+        self._resident: tuple[Scheduler, Worker] | None = None
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._spawned: set[int] = set()
+
+    async def end(self, *, passed: bool) -> None:
+        """Let the worker kept between checks go after a failure, and kill what a check left running."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not passed:
+            await self._dismiss()
+        spawned, self._spawned = self._spawned, set()
+        for pid in (self.processes() - self._resident_pids()) | set(filter(alive, spawned)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def aclose(self) -> None:
+        """End the worker kept between checks."""
+        await self._dismiss()
+
+    def job(self, role: str = "probe", num_workers: int = 1, **fields: Any) -> Job:
+        """Return a job of probe workers. Any: fields of Job."""
+        given = {"engine_role": "infer", "backend": probe_engine.NAME, "imports": (PROBE_FILE,), **fields}
+        return Job(role=role, num_workers=num_workers, **given)
+
+    def options(self, **settings: Any) -> dict[str, Any]:
+        """Return the three settings every scheduler takes from the core. Any: values of options."""
+        logs = self.folder / f"logs-{next(self._numbers)}"
+        return {"log_dir": str(logs), "start_timeout_s": 60.0, "heartbeat_timeout_s": 60.0, **settings}
+
+    @contextlib.asynccontextmanager
+    async def scheduler(self, **settings: Any) -> AsyncIterator[Scheduler]:
+        """Build one scheduler for the block and close it at the end. Any: values of options."""
+        scheduler: Scheduler = self.build(**self.options(**settings))
+        try:
+            yield scheduler
+        except BaseException:
+            with contextlib.suppress(Exception):  # the block's own failure is the one to tell
+                await asyncio.wait_for(scheduler.close(), SOON_S * self.target.adapter.patience)
+            raise
+        await self.soon(scheduler.close(), "close")
+
+    async def start(self, scheduler: Scheduler, job: Job, **options: Any) -> list[Worker]:
+        """Submit a job and start the probe in every worker. Any: options of the probe."""
+        workers = list(await scheduler.submit(job))
+        spec = InferenceSpec(model_path="none", options=options)
+        await asyncio.gather(*(worker.call("start", spec, timeout_s=CALL_S) for worker in workers))
+        return workers
+
+    async def worker(self) -> Worker:
+        """Return a started worker that other checks use too: leave it as it was."""
+        if self._resident is None:
+            scheduler: Scheduler = self.build(**self.options(log_dir=str(self.shared_folder / "logs")))
+            try:
+                (worker,) = await self.start(scheduler, self.job("resident"))
+            except BaseException:
+                with contextlib.suppress(Exception):  # what could not start is the one to tell
+                    await scheduler.close()
+                raise
+            self._resident = (scheduler, worker)
+        return self._resident[1]
+
+    def doing(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin something beside the check; it is cancelled with the check's end. Any: asyncio's own."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        return task
+
+    async def spawn(self, worker: Worker) -> int:
+        """Let a worker start a child and return its id; whoever forgets it, it ends with the check."""
+        pid: int = (await ask(worker, "spawn"))["pid"]
+        self._spawned.add(pid)
+        return pid
+
+    async def soon(self, work: Awaitable[T], what: str, within_s: float = SOON_S) -> T:
+        """Await something that has to end soon.
+
+        Raises:
+            Violation: it did not.
+        """
+        limit_s = within_s * self.target.adapter.patience
+        timer = asyncio.timeout(limit_s)
+        try:
+            async with timer:
+                return await work
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise Violation(f"{what} did not end within {limit_s:g} s") from None
+
+    async def until(self, condition: Callable[[], object], what: str, within_s: float = SOON_S) -> None:
+        """Look until something has come true.
+
+        Raises:
+            Violation: it did not within the time.
+        """
+        limit_s = within_s * self.target.adapter.patience
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        while not condition():
+            if loop.time() > deadline:
+                raise Violation(f"{what}: not so after {limit_s:g} s")
+            await asyncio.sleep(_LOOK_S)
+
+    def processes(self) -> set[int]:
+        """Return the living descendants of this process."""
+        return set(descendants(os.getpid()))
+
+    def children(self) -> set[int]:
+        """Return the descendants of this process, the dead that nobody collected among them."""
+        return {child.pid for child in psutil.Process().children(recursive=True)}
+
+    async def gone(self, pids: Iterable[int], what: str, within_s: float = 0.0) -> None:
+        """Expect processes to be gone, now or within a time.
+
+        Raises:
+            Violation: names those that live.
+        """
+        watched = set(pids)
+        with contextlib.suppress(Violation):
+            await self.until(lambda: not any(map(alive, watched)), what, within_s)
+        left = {pid: _command(pid) for pid in watched if alive(pid)}
+        if left:
+            raise Violation(f"{what}: {len(left)} processes still live: {left}")
+
+    def status(self, scheduler: Scheduler, role: str, rank: int = 0) -> WorkerStatus:
+        """Return the status of one worker.
+
+        Raises:
+            Violation: there is none.
+        """
+        statuses = scheduler.poll(role)
+        if len(statuses) <= rank:
+            raise Violation(f"poll({role!r}) tells of {len(statuses)} workers, the job has rank {rank}")
+        return statuses[rank]
+
+    async def raised(self, work: Awaitable[Any], what: str, within_s: float = SOON_S) -> BaseException:
+        """Return what awaiting something raises. Any: a result is a failure.
+
+        Raises:
+            Violation: it returned, or did not end in time.
+        """
+        try:
+            result = await self.soon(work, what, within_s)
+        except (Violation, HarnessError):
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+            return error
+        raise Violation(f"{what} returned {result!r:.200} and raised nothing")
+
+    def _resident_pids(self) -> set[int]:
+        if self._resident is None:
+            return set()
+        pids = {status.pid for status in self._resident[0].poll("resident") if status.pid is not None}
+        return pids | {child for pid in pids for child in descendants(pid)}
+
+    async def _dismiss(self) -> None:
+        resident, self._resident = self._resident, None
+        if resident is not None:
+            with contextlib.suppress(Exception):  # checks of close judge how it closes
+                await asyncio.wait_for(resident[0].close(), SOON_S)
+
+
+def asking(what: str, input_ids: Sequence[int] = (1, 2), **extras: Any) -> GenerationRequest:
+    """Return a request that tells the probe what to do. Any: what the probe is given."""
+    return GenerationRequest(request_id="r", input_ids=input_ids, extras={"do": what, **extras})  # type: ignore[arg-type]
+
+
+async def ask(worker: Worker, what: str, *, timeout_s: float = CALL_S, **extras: Any) -> Mapping[str, Any]:
+    """Let the probe of a worker do something and return what it gave. Any: what the probe is given and gives."""
+    generation = await worker.call("generate", asking(what, **extras), timeout_s=timeout_s)
+    given: Mapping[str, Any] = generation.token_extras
+    return given
+
+
+def told(error: BaseException) -> str:
+    """Return all that an error says."""
+    return "\n".join((error.what, error.why, error.fix)) if isinstance(error, ArealError) else str(error)
+
+
+def _command(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:120]
+    except psutil.Error:
+        return "?"

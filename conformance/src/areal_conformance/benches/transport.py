@@ -1,0 +1,202 @@
+"""What transport checks are given: ends of the transport under test, in this process and in others.
+
+Knows: how a controller, a sender and a receiver are played, and where their files go.
+Does not know: any transport, or what is right.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import frozen
+
+from areal_conformance.benches.base import Bench
+from areal_conformance.benches.transport_process import Peer
+from areal_conformance.check import Check
+from areal_conformance.outcome import Violation
+from areal_conformance.target import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_conformance.benches.transport_footprint import Footprint
+    from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightTransport
+
+T = TypeVar("T")
+
+WAIT_S = 10.0
+"""How long one call of a transport may take on these small tensors, times the adapter's patience."""
+
+SETTLE_S = 2.0
+"""How long what a call has ended may linger."""
+LOOK_S = 0.02
+
+
+@frozen(kw_only=True)
+class Received:
+    """What one receiver got: the manifest, and copies of the tensors in the order they came."""
+
+    manifest: WeightManifest
+    tensors: Mapping[str, Tensor]
+    num_buckets: int = 0
+
+    def receipt(self) -> Receipt:
+        """Return the receipt an engine that holds these tensors gives."""
+        from areal_conformance.benches.transport_ends import receipt_of
+
+        return receipt_of(self.tensors, self.manifest.version)
+
+
+class TransportBench(Bench):
+    """Ends made here are closed after each check; every temporary file of the check lies in `temporary`."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._made: list[WeightTransport] = []
+        self._peers: dict[str, Peer] = {}
+        self._kept: tuple[str | None, str | None] | None = None
+
+    @property
+    def temporary(self) -> Path:
+        """Return what this process and every peer take for the system's temporary folder."""
+        path = self.folder / "temporary"
+        path.mkdir(exist_ok=True)
+        return path.resolve()
+
+    def begin(self, check: Check) -> None:
+        """Give the check a temporary folder of its own."""
+        self._restore()
+        super().begin(check)
+        self._kept = (os.environ.get("TMPDIR"), tempfile.tempdir)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self.temporary)
+
+    async def end(self, *, passed: bool) -> None:
+        """Close what was made, and forget processes that may be unwell."""
+        made, self._made = self._made, []
+        try:
+            for transport in made:
+                self.within(transport.close)
+        finally:
+            for name, peer in list(self._peers.items()):
+                if not passed or not peer.reset():
+                    peer.kill()
+                    del self._peers[name]
+            self._restore()
+
+    def close(self) -> None:
+        """End the processes, then remove the folders."""
+        for peer in self._peers.values():
+            peer.kill()
+        self._peers.clear()
+        self._restore()
+        super().close()
+
+    def transport(self, *, small_buckets: bool = False) -> WeightTransport:
+        """Build one end; call it again for another participant.
+
+        With `small_buckets` it asks for buckets of 1000 bytes, if it has an option `bucket_bytes`.
+        """
+        options: dict[str, Any] = {}
+        config = self.target.registry.config_class(self.target.role, self.target.name) if small_buckets else None
+        if config is not None and hasattr(config, "bucket_bytes"):
+            options["bucket_bytes"] = 1000
+        made: WeightTransport = self.build(**options)
+        self._made.append(made)
+        return made
+
+    def forget(self) -> list[WeightTransport]:
+        """Return the ends made so far and hold them no longer: the check closes them itself."""
+        made, self._made = self._made, []
+        return made
+
+    def peer(self, name: str) -> Peer:
+        """Return another process with an end of its own, its temporary folder the check's."""
+        if name in self._peers and self._peers[name].alive:
+            self._peers[name].settle(self.temporary)
+        else:
+            self._peers[name] = Peer(self.target.locator, WAIT_S * self.target.adapter.patience)
+            self._peers[name].settle(self.temporary)
+        return self._peers[name]
+
+    def within(self, work: Callable[[], T], what: str = "a call") -> T:
+        """Run a call that may hang; raise a Violation of law 9 if it does.
+
+        The thread of a hanging call is left behind: nothing can end it.
+        """
+        outcome: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                outcome.append(work())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="areal-conformance-call", daemon=True)
+        thread.start()
+        limit = WAIT_S * self.target.adapter.patience
+        thread.join(limit)
+        if thread.is_alive():
+            raise Violation(f"{what} did not return within {limit:g} s: it neither succeeds nor fails", law=9)
+        if errors:
+            raise errors[0]
+        return outcome[0]
+
+    def becomes(self, true: Callable[[], bool]) -> bool:
+        """Wait until something is true that another thread or process is about to do; tell whether it came."""
+        deadline = time.monotonic() + SETTLE_S * self.target.adapter.patience
+        while not true():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def travelled(self, offer: Offer) -> Offer:
+        """Return the offer as another process gets it."""
+        from areal_core.runtime.codec import decode, encode
+
+        arrived: Offer = decode([bytes(frame) for frame in encode(offer)])
+        return arrived
+
+    def send(
+        self,
+        transport: WeightTransport,
+        offer: Offer,
+        tensors: Mapping[str, Tensor],
+        *,
+        tied: Mapping[str, str] | None = None,
+        cut: Callable[[Mapping[str, Tensor], int], Iterable[Mapping[str, Tensor]]] | None = None,
+    ) -> Receipt:
+        """Send as a train engine does; `cut` makes other buckets of tensors and wanted size."""
+        from areal_conformance.benches.transport_ends import send
+
+        return self.within(lambda: send(transport, self.travelled(offer), tensors, tied=tied, cut=cut), "sending")
+
+    def receive(self, transport: WeightTransport, offer: Offer) -> Received:
+        """Receive as an inference engine does: copy every bucket before asking for the next."""
+        from areal_conformance.benches.transport_ends import receive
+
+        return self.within(lambda: receive(transport, self.travelled(offer)), "receiving")
+
+    def look(self) -> Footprint:
+        """Return what this process holds now."""
+        from areal_conformance.benches.transport_footprint import look
+
+        return look(self.temporary)
+
+    def _restore(self) -> None:
+        if self._kept is None:
+            return
+        variable, folder = self._kept
+        self._kept = None
+        tempfile.tempdir = folder
+        if variable is None:
+            os.environ.pop("TMPDIR", None)
+        else:
+            os.environ["TMPDIR"] = variable

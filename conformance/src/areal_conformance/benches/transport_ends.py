@@ -1,0 +1,73 @@
+"""The two ends of a transfer, played as engines play them.
+
+Knows: the order of calls at each end.
+Does not know: what is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from areal_conformance.outcome import Violation
+from areal_core.contract.weights import Receipt
+from areal_core.weights.bucketing import buckets
+from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.specs import manifest_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_conformance.benches.transport import Received
+    from areal_core.contract.weights import Offer, WeightTransport
+
+Cut = Callable[[Mapping[str, "Tensor"], int], Iterable[Mapping[str, "Tensor"]]]
+
+
+def send(
+    transport: WeightTransport,
+    offer: Offer,
+    tensors: Mapping[str, Tensor],
+    *,
+    tied: Mapping[str, str] | None = None,
+    cut: Cut | None = None,
+) -> Receipt:
+    """Announce, write bucket by bucket, finish."""
+    sink = transport.sink(offer)
+    sink.begin(manifest_of(tensors.items(), version=offer.version, tied=tied))
+    size = sink.bucket_bytes
+    for bucket in cut(tensors, size) if cut else buckets(tensors.items(), size):
+        sink.write(bucket)
+    return sink.finish()
+
+
+def receive(transport: WeightTransport, offer: Offer) -> Received:
+    """Copy every bucket before the next is asked for; close the source whatever happens."""
+    from areal_conformance.benches.transport import Received
+
+    source = transport.source(offer)
+    try:
+        manifest = source.manifest
+        copies: dict[str, Tensor] = {}
+        count = 0
+        for bucket in source.buckets():
+            count += 1
+            for name, tensor in bucket.items():
+                if name in copies:
+                    raise Violation(f"tensor {name!r} was yielded twice")
+                if tensor.device.type != "cpu":
+                    raise Violation(f"tensor {name!r} was yielded on {tensor.device}, expected the CPU")
+                copies[name] = tensor.detach().clone()
+        return Received(manifest=manifest, tensors=copies, num_buckets=count)
+    finally:
+        source.close()
+
+
+def receipt_of(tensors: Mapping[str, Tensor], version: int) -> Receipt:
+    """Return the receipt of whoever holds these tensors."""
+    return Receipt(
+        version=version,
+        num_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        seconds=0.0,
+        fingerprints={name: fingerprint(tensor) for name, tensor in tensors.items()},
+    )

@@ -1,0 +1,90 @@
+"""What a transport holds of this machine: files, descriptors, mappings, threads, children.
+
+Knows: where to look, before and after.
+Does not know: transports.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import psutil
+from attrs import frozen
+
+_COMPILER = ("torchinductor_", "triton")
+
+
+@frozen(kw_only=True)
+class Footprint:
+    """One look. Everything is a name, so that what is left over can be told."""
+
+    files: frozenset[str]
+    descriptors: frozenset[str]
+    mappings: frozenset[str]
+    threads: frozenset[str]
+    children: frozenset[str]
+
+    def beyond(self, before: Footprint) -> list[str]:
+        """Return what is there now and was not before."""
+        left: list[str] = []
+        for kind in ("files", "descriptors", "mappings", "threads", "children"):
+            left += [f"{kind}: {name}" for name in sorted(getattr(self, kind) - getattr(before, kind))]
+        return left
+
+    @property
+    def size(self) -> int:
+        """Return how many things there are."""
+        return sum(map(len, (self.files, self.descriptors, self.mappings, self.threads, self.children)))
+
+
+def look(folder: Path) -> Footprint:
+    """Look at this process and at the folder that stands for its temporary one."""
+    gc.collect()
+    return Footprint(
+        files=frozenset(str(path.relative_to(folder)) for path in folder.rglob("*"))
+        if folder.is_dir()
+        else frozenset(),
+        descriptors=_descriptors(),
+        mappings=_mappings(folder),
+        threads=frozenset(f"{thread.name} {thread.ident}" for thread in threading.enumerate()),
+        children=frozenset(str(child.pid) for child in psutil.Process().children(recursive=True)),
+    )
+
+
+def under(folder: Path) -> list[Path]:
+    """Return everything in a folder but what torch's compiler keeps in any temporary folder."""
+    found = folder.rglob("*") if folder.is_dir() else ()
+    return sorted(path for path in found if not path.relative_to(folder).parts[0].startswith(_COMPILER))
+
+
+def bytes_under(folder: Path) -> int:
+    """Return the size of all files of a folder."""
+    return sum(path.stat().st_size for path in under(folder) if path.is_file())
+
+
+def _descriptors() -> frozenset[str]:
+    own = Path("/proc/self/fd")
+    if not own.is_dir():
+        return frozenset(f"descriptor {number}" for number in range(psutil.Process().num_fds()))
+    found = set()
+    for entry in os.listdir(own):  # noqa: PTH208  the descriptor of the listing itself must be gone when we look
+        try:
+            found.add(f"{entry} -> {os.readlink(own / entry)}")  # noqa: PTH115  a descriptor, not a path
+        except OSError:
+            continue
+    return frozenset(found)
+
+
+def _mappings(folder: Path) -> frozenset[str]:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return frozenset()
+    shown = set()
+    for line in maps.read_text().splitlines():
+        place = line.split(maxsplit=5)[5:]
+        if place and ("memfd:" in place[0] or place[0].startswith(("/dev/shm/", str(folder)))):
+            shown.add(f"{line.split()[0]} {place[0]}")
+    return frozenset(shown)

@@ -1,0 +1,272 @@
+"""What a check of a workflow is given: the workflow, and sessions whose generations and rewards follow a script.
+
+The tokenizer merges "ab" and "ba", and every scripted output holds the two letters apart: ids that are decoded and
+encoded again come back as others.
+
+Knows: how an episode's session behaves, what it was asked, and how an episode is compared with that.
+Does not know: how a workflow makes episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from attrs import Factory, define, field, frozen
+
+from areal_conformance.benches.base import Bench
+from areal_conformance.outcome import Inconclusive, Violation
+from areal_core.contract.data import Episode, StopReason, Trajectory
+from areal_core.contract.ids import GroupId, TaskId
+from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
+from areal_core.contract.workflow import RewardInput, RewardResult, RolloutWorkflow, Tokenizer
+
+T = TypeVar("T")
+SOON_S = 5.0
+"""Within which whatever waits for nobody has to end."""
+SAMPLING = SamplingParams(max_new_tokens=23, temperature=0.7, stop_token_ids=(4,))
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] }}>{{ m['content'] }}-{% endfor %}"
+    "{% if add_generation_prompt %}a>{% endif %}"
+)
+_MERGED = ("ab", "ba")
+
+
+@frozen(kw_only=True)
+class Asked:
+    """One call of `generate`, and what it gave."""
+
+    input_ids: tuple[int, ...]
+    sampling: SamplingParams | None
+    generation: Generation | None = None
+
+
+Script = Callable[[int], Generation | BaseException]
+"""Which turn -> what comes of it."""
+Judge = Callable[[RewardInput], RewardResult | BaseException]
+
+
+@define(kw_only=True)
+class ScriptedSession:
+    """Satisfies `contract.Session`. Waits at its gates, if it has some, before it answers."""
+
+    script: Script
+    judge: Judge
+    tokenizer: Tokenizer
+    task_id: TaskId = TaskId("train/2/7")
+    group_id: GroupId = GroupId("group of train/2/7")
+    sampling: SamplingParams = SAMPLING
+    at_generate: Callable[[int], Awaitable[object]] | None = None
+    at_reward: Callable[[], Awaitable[object]] | None = None
+    asked: list[Asked] = Factory(list)
+    scored: list[RewardInput] = Factory(list)
+    cancelled: int = 0
+    begun: int = 0
+    """Calls of `generate` and `reward` that were begun."""
+    _turns: Any = field(init=False, factory=itertools.count)
+
+    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+        """Give the script's generation of this turn."""
+        turn, ids = next(self._turns), tuple(input_ids)
+        self.begun += 1
+        await self._wait(None if self.at_generate is None else self.at_generate(turn))
+        outcome = self.script(turn)
+        if isinstance(outcome, BaseException):
+            self.asked.append(Asked(input_ids=ids, sampling=sampling))
+            raise outcome
+        self.asked.append(Asked(input_ids=ids, sampling=sampling, generation=outcome))
+        return outcome
+
+    async def reward(self, value: RewardInput) -> RewardResult:
+        """Give the judge's result."""
+        self.begun += 1
+        await self._wait(None if self.at_reward is None else self.at_reward())
+        self.scored.append(value)
+        outcome = self.judge(value)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def _wait(self, gate: Awaitable[object] | None) -> None:
+        if gate is None:
+            await asyncio.sleep(0)
+            return
+        try:
+            await gate
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+@functools.cache
+def drifting_tokenizer() -> Any:
+    """Return a tokenizer of a-z, ">" and "-" that merges "ab" and "ba". Any: transformers is not typed here."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = ("<pad>", "<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyz>-", *_MERGED)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    model = models.BPE(vocabulary, [(pair[0], pair[1]) for pair in _MERGED], unk_token="<unk>", fuse_unk=False)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+def generation(number: int = 0, *, length: int = 6, stop: StopReason = StopReason.STOP, **fields: Any) -> Generation:
+    """Return a generation like no other of another number, in three versions, which does not survive re-encoding.
+
+    Any: fields of Generation to set.
+    """
+    letters = [3 + (number * 5 + position * 7) % 26 for position in range(length)]
+    output = ([3, 4, *letters] if length > 4 else letters)[:length]
+    if stop is StopReason.STOP and length > 1:
+        output[-1] = 1
+    cuts = sorted({0, length // 3, 2 * length // 3, length})
+    spans = [
+        VersionSpan(start=start, stop=end, version=2 * number + 3 + index)
+        for index, (start, end) in enumerate(itertools.pairwise(cuts))
+    ]
+    logprobs = [-(1 + number) / 8 - position / 64 for position in range(length)]
+    given: dict[str, Any] = {"output_ids": output, "logprobs": logprobs, "version_spans": spans, "stop_reason": stop}
+    return Generation(**{**given, **fields})
+
+
+def scripted(first: int = 0, **fields: Any) -> Script:
+    """Return a script whose turns are generations numbered from `first` on. Any: what `generation` takes."""
+    return lambda turn: generation(first + turn, **fields)
+
+
+def failing(error: BaseException) -> Script:
+    """Return a script in which every generation fails."""
+    return lambda _turn: error
+
+
+def judging(outcome: RewardResult | BaseException) -> Judge:
+    """Return a judge of one outcome."""
+    return lambda _value: outcome
+
+
+def paying(value: float = 0.625, **fields: Any) -> Judge:
+    """Return a judge that gives one result. Any: fields of RewardResult."""
+    return lambda _: RewardResult(value=value, **fields)
+
+
+class WorkflowBench(Bench):
+    """One workflow instance for all checks of a session of the suite: it serves every episode of a run."""
+
+    _workflow: RolloutWorkflow | None = None
+
+    @property
+    def workflow(self) -> RolloutWorkflow:
+        """Return the workflow, the same for every check."""
+        if self._workflow is None:
+            self._workflow = self.fresh()
+        return self._workflow
+
+    def fresh(self) -> RolloutWorkflow:
+        """Return another instance."""
+        made: RolloutWorkflow = self.build("multi_turn")
+        return made
+
+    @property
+    def rows(self) -> tuple[Mapping[str, Any], ...]:
+        """Return copies of the adapter's rows. Any: the workflow decides."""
+        return copy.deepcopy(self.target.adapter.rows)
+
+    def session(self, script: Script | None = None, judge: Judge | None = None, **fields: Any) -> ScriptedSession:
+        """Return a session; without a script every turn gives the generation of its number. Any: its fields."""
+        return ScriptedSession(
+            script=script or generation, judge=judge or paying(), tokenizer=drifting_tokenizer(), **fields
+        )
+
+    async def run(self, session: ScriptedSession, row: Mapping[str, Any] | None = None) -> Any:
+        """Make one episode and return what the workflow returned. Any: checks look at the type."""
+        given = self.rows[0] if row is None else row
+        return await self.soon(self.workflow.arun_episode(session, given), "an episode that waits for nobody")
+
+    async def episode(self, session: ScriptedSession, row: Mapping[str, Any] | None = None) -> Episode:
+        """Make one episode as the executor does: one trajectory is wrapped.
+
+        Raises:
+            Violation: the workflow rejected the row, or returned something else.
+        """
+        made = await self.run(session, row)
+        if isinstance(made, Trajectory):
+            return Episode(trajectories=(made,), task_id=session.task_id, group_id=session.group_id)
+        if made is None:
+            raise Violation("a row whose generations and rewards are all in order was rejected (None)")
+        if not isinstance(made, Episode):
+            raise Violation(f"the workflow returned a {type(made).__name__}, no Episode, Trajectory or None")
+        if not made.trajectories:
+            raise Violation("the episode holds no trajectory")
+        return made
+
+    async def failure(self, session: ScriptedSession, what: str, row: Mapping[str, Any] | None = None) -> Exception:
+        """Return what an episode that has to fail raises.
+
+        Raises:
+            Violation: it did not fail.
+        """
+        try:
+            made = await self.run(session, row)
+        except Violation:
+            raise
+        except Exception as error:
+            return error
+        if made is None:
+            raise Violation(f"{what}: the row was rejected (None) instead of failing")
+        rewards = [t.reward for t in (made.trajectories if isinstance(made, Episode) else (made,))]
+        raise Violation(f"{what}: an episode with rewards {rewards} was made instead of failing")
+
+    async def soon(self, work: Awaitable[T], what: str) -> T:
+        """Await something that has to end soon.
+
+        Raises:
+            Violation: it did not.
+        """
+        limit_s = SOON_S * self.target.adapter.patience
+        timer = asyncio.timeout(limit_s)
+        try:
+            async with timer:
+                return await work
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise Violation(f"{what} did not end within {limit_s:g} s") from None
+
+    @contextlib.asynccontextmanager
+    async def no_task_left(self) -> AsyncIterator[None]:
+        """Expect the block to leave no task behind."""
+        before = asyncio.all_tasks()
+        yield
+        for _ in range(20):
+            await asyncio.sleep(0)
+        left = [task.get_name() for task in asyncio.all_tasks() - before if not task.done()]
+        if left:
+            raise Violation(f"tasks left behind by an episode: {left}")
+
+    def scored(self, session: ScriptedSession) -> RewardInput:
+        """Return what the reward was asked last; Inconclusive for a workflow that never asks."""
+        if not session.scored:
+            raise Inconclusive("this workflow does not ask its session for a reward")
+        return session.scored[-1]
+
+
+def read_only(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row nobody can change at its top. Any: the workflow decides."""
+    return MappingProxyType(dict(row))

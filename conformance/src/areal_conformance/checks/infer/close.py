@@ -1,0 +1,189 @@
+"""Close and cancel: idempotent, nobody left waiting, nothing left behind.
+
+Knows: callers in every state, and what a process holds.
+Does not know: weights on their way when an engine closes (`faults`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+
+import psutil
+
+from areal_conformance.benches.infer import LONG, InferBench
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import expect_policies, prompts
+from areal_conformance.checks.infer.life import raises
+from areal_conformance.outcome import expect
+from areal_core.contract.errors import ArealError, GenerationFailed, ModelError
+from areal_core.contract.inference import InferenceEngine, PauseMode
+
+SHARED = Path("/dev/shm")
+LOOKS, LOOK_AGAIN_S = 6, 0.3
+"""Threads and processes may take a moment to end after `close` returned."""
+
+
+@check("infer.close.idempotent", level=Level.SINGLE, law=10, spec="infer#close")
+async def idempotent(bench: InferBench) -> None:
+    """`close` may come at any time and any number of times, also two at once, unstarted, or after a failed start."""
+    unstarted = bench.new()
+    await unstarted.close()
+    await unstarted.close()
+    failed = bench.new()
+    await raises(ModelError, lambda: failed.start(bench.spec(model=bench.folder / "nowhere")), "start on no folder")
+    await failed.close()
+    await failed.close()
+    engine = bench.new()
+    await engine.start(bench.spec())
+    await bench.generate(engine, bench.ask(5))
+    closes = [bench.call(engine.close()) for _ in range(3)]
+    for outcome in await bench.ended(closes, "three closes at once to return"):
+        expect(outcome is None, f"close must return, raised {outcome!r}")
+    await engine.close()
+
+
+@check("infer.close.callers", level=Level.SINGLE, law=9, spec="infer#close")
+async def callers(bench: InferBench) -> None:
+    """`close` fails every waiting call with GenerationFailed: running, queued, and frozen by a pause."""
+    for paused in (False, True):
+        mode = PauseMode.KEEP if bench.target.claimed("pause.keep") else PauseMode.ABORT
+        engine = bench.new()
+        await engine.start(bench.spec(max_concurrent=2))
+        requests = [bench.ask(5, 2 + n, name=f"r{n}", max_new_tokens=LONG) for n in range(5)]
+        calls = [bench.call(engine.generate(request)) for request in requests]
+        await bench.until_generated(engine, 6)
+        if paused and mode is PauseMode.KEEP:
+            await engine.pause(mode)
+        late = bench.ask(6, 6, name="late", max_new_tokens=LONG)
+        calls.append(bench.call(engine.generate(late)))
+        await bench.turns(20)
+        await engine.close()
+        outcomes = await bench.ended(calls, f"callers to be told of close ({'paused' if paused else 'running'})")
+        for number, outcome in enumerate(outcomes):
+            expect(
+                isinstance(outcome, GenerationFailed),
+                f"call {number} of 6 ({'paused' if paused else 'running'}, max_concurrent 2) waited when close came: "
+                f"it must get GenerationFailed, got {outcome!r:.200}",
+            )
+
+
+@check("infer.close.after", level=Level.SINGLE, law=10, spec="infer#close")
+async def after(bench: InferBench) -> None:
+    """A closed engine refuses every call at once, typed."""
+    engine = bench.new()
+    await engine.start(bench.spec())
+    await engine.close()
+    source = bench.weights().offer(1)
+    call = bench.call(raises(GenerationFailed, lambda: engine.generate(bench.ask(5)), "generate after close"))
+    controls = [
+        ("pause", lambda: engine.pause(PauseMode.KEEP)),
+        ("receive_weights", lambda: engine.receive_weights(source, 1)),
+        ("commit_weights", lambda: engine.commit_weights(1)),
+    ]
+    calls = [call, *(bench.call(raises(ArealError, act, f"{name} after close")) for name, act in controls)]
+    for outcome in await bench.ended(calls, "calls to a closed engine to be refused"):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, ArealError):
+            raise outcome
+
+
+class Held:
+    """What this process and its children hold now."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        process = psutil.Process()
+        family = process.children(recursive=True)
+        self.threads = process.num_threads()
+        self.children = len(family)
+        self.descriptors = process.num_fds()
+        self.ports = len([c for c in process.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN])
+        self.segments = len(list(SHARED.iterdir())) if SHARED.is_dir() else 0
+
+    def more_than(self, other: Held) -> str:
+        """Tell what is held beyond `other`, "" if nothing."""
+        return ", ".join(
+            f"{mine} {name} after, {theirs} before"
+            for name, mine in vars(self).items()
+            if mine > (theirs := getattr(other, name))
+        )
+
+
+async def _life(bench: InferBench, round_number: int) -> None:
+    """One whole life of an engine, closed while a request runs and weights are staged."""
+    engine: InferenceEngine = bench.new()
+    await engine.start(bench.spec(max_concurrent=2))
+    await bench.update(engine, bench.weights())
+    long = [bench.call(engine.generate(bench.ask(5, n, max_new_tokens=LONG))) for n in (3, 4, 5)]
+    await bench.until_generated(engine, 4)
+    if round_number % 2 and bench.target.claimed("weights.staged"):
+        await engine.receive_weights(bench.weights().offer(9), 9)
+    await engine.close()
+    await bench.ended(long, "callers to be told of close")
+
+
+@check("infer.close.leaves_nothing", level=Level.SINGLE, law=10, spec="infer#close")
+async def leaves_nothing(bench: InferBench) -> None:
+    """Engine after engine is started and closed: no thread, process, descriptor, port or segment stays behind."""
+    await _life(bench, 0)
+    await _life(bench, 1)
+    before = Held()
+    for number in range(4):
+        await _life(bench, number)
+    left = Held().more_than(before)
+    for _ in range(round(LOOKS * bench.target.adapter.patience)):
+        if not left:
+            return
+        await asyncio.sleep(LOOK_AGAIN_S)
+        left = Held().more_than(before)
+    expect(not left, f"four engines were started and closed, and this is left: {left}")
+
+
+@check("infer.cancel.frees_slot", level=Level.SINGLE, law=10, spec="infer#generate")
+async def frees_slot(bench: InferBench) -> None:
+    """Cancelling a running or queued `generate` frees its place for the next, and `status` shows it."""
+    async with bench.engine(max_concurrent=1) as engine:
+        stuck = bench.call(engine.generate(bench.ask(5, 9, name="running", max_new_tokens=LONG)))
+        queued = bench.call(engine.generate(bench.ask(6, 9, name="queued", max_new_tokens=LONG)))
+        await bench.until_generated(engine, 4)
+        queued.cancel()
+        stuck.cancel()
+        request = bench.ask(7, 9, name="next")
+        result = await bench.ended([bench.call(engine.generate(request))], "the request after a cancelled one")
+        if isinstance(result[0], BaseException):
+            raise result[0]
+        expect_policies(bench, [(result[0], request)])
+
+        async def idle() -> bool:
+            status = await engine.status()
+            return status.num_running == 0 and status.num_waiting == 0
+
+        await bench.until(idle, "status to show no request running or waiting after all were cancelled or done")
+        made = (await engine.status()).tokens_generated
+        await bench.turns()
+        more = (await engine.status()).tokens_generated - made
+        expect(more == 0, f"nobody asks for tokens, yet {more} were generated: a cancelled request is still computed")
+
+
+@check("infer.cancel.leaves_others", level=Level.SINGLE, law=1, spec="infer#generate")
+async def leaves_others(bench: InferBench) -> None:
+    """Cancelling some of many requests changes no token of the others, and what comes after is right too."""
+    async with bench.engine() as engine:
+        requests = [
+            bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=60)
+            for n, ids in enumerate(prompts(12))
+        ]
+        calls = [bench.call(engine.generate(request)) for request in requests]
+        for doomed in (0, 5, 7, 11, 6):
+            await bench.until_generated(engine, 12)
+            calls[doomed].cancel()
+        more = [bench.ask(*ids, name=f"m{n}", max_new_tokens=20) for n, ids in enumerate(prompts(6, seed=1))]
+        calls += [bench.call(engine.generate(request)) for request in more]
+        outcomes = await bench.ended(calls, "the requests that were not cancelled")
+    for outcome, request in zip(outcomes, [*requests, *more], strict=True):
+        if isinstance(outcome, asyncio.CancelledError):
+            continue
+        if isinstance(outcome, BaseException):
+            raise outcome
+        expect_policies(bench, [(outcome, request)])

@@ -1,0 +1,143 @@
+"""Many requests at once: each gets its own output, nobody waits for ever, the counters are true.
+
+Knows: joining, leaving and queueing.
+Does not know: updates and pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from areal_conformance.benches.infer import LONG, InferBench
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import expect_policies, prompts
+from areal_conformance.outcome import expect
+
+
+@check("infer.concurrent.alone", level=Level.SINGLE, law=1, spec="infer#generate")
+async def alone(bench: InferBench) -> None:
+    """Requests that run together get what each would get alone: no output crosses, whatever joins and leaves."""
+    async with bench.engine(max_concurrent=8) as engine:
+        requests = [
+            bench.ask(*ids, name=f"r{n}", temperature=(0.0, 1.0, 0.8)[n % 3], max_new_tokens=3 + (11 * n) % 37)
+            for n, ids in enumerate(prompts(24, seed=5))
+        ]
+        calls = []
+        for number, request in enumerate(requests):
+            calls.append(bench.call(engine.generate(request)))
+            if number % 5 == 4:
+                await bench.until_generated(engine, 8)
+        results = await bench.results(calls)
+    for result, request in zip(results, requests, strict=True):
+        wanted = request.sampling.max_new_tokens
+        expect(
+            len(result.output_ids) == wanted,
+            f"{request.request_id!r} asked for {wanted} tokens and got {len(result.output_ids)}",
+        )
+    expect_policies(bench, zip(results, requests, strict=True))
+
+
+@check("infer.concurrent.shared_prompts", level=Level.SINGLE, law=1, spec="infer#generate")
+async def shared_prompts(bench: InferBench) -> None:
+    """Requests with one prompt, or one the beginning of another, each get the output of their own prompt."""
+    long = tuple(2 + (5 * place) % 61 for place in range(40))
+    asked = [long, long, long[:20], long[:39], (*long, 7), (*long[:39], 50), long, (*long[:20], 9, 9)]
+    async with bench.engine() as engine:
+        requests = [
+            bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=12 + n)
+            for n, ids in enumerate(asked)
+        ]
+        together = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        after = [await bench.generate(engine, request) for request in requests]
+    expect_policies(bench, zip([*together, *after], [*requests, *requests], strict=True))
+
+
+@check("infer.concurrent.more_than_slots", level=Level.SINGLE, law=9, spec="infer#generate")
+async def more_than_slots(bench: InferBench) -> None:
+    """More requests than `max_concurrent` all finish, and never more than that run at once."""
+    async with bench.engine(max_concurrent=3) as engine:
+        requests = [bench.ask(*ids, name=f"r{n}", max_new_tokens=4 + n) for n, ids in enumerate(prompts(14, seed=6))]
+        calls = [bench.call(engine.generate(request)) for request in requests]
+        most = waited = 0
+
+        async def done() -> bool:
+            nonlocal most, waited
+            status = await engine.status()
+            most, waited = max(most, status.num_running), max(waited, status.num_waiting)
+            return all(call.done() for call in calls)
+
+        await bench.until(done, "14 requests with max_concurrent 3 to finish")
+        expect(1 <= most <= 3, f"max_concurrent is 3, status showed up to {most} running")
+        expect(waited > 0, "14 requests with max_concurrent 3, yet status never showed one waiting")
+        expect_policies(bench, zip([call.result() for call in calls], requests, strict=True))
+
+
+@check("infer.concurrent.no_starvation", level=Level.SINGLE, law=9, spec="infer#generate")
+async def no_starvation(bench: InferBench) -> None:
+    """A waiting request is served in its turn, however many come after it."""
+    async with bench.engine(max_concurrent=1) as engine:
+        first = bench.call(engine.generate(bench.ask(5, 9, name="first", max_new_tokens=LONG)))
+        patient = bench.call(engine.generate(bench.ask(*range(2, 30), name="patient", max_new_tokens=9)))
+        overtaken: list[int] = []
+
+        async def hurry(number: int) -> None:
+            await engine.generate(bench.ask(5, name=f"hurry-{number}", max_new_tokens=1))
+            if not patient.done():
+                overtaken.append(number)
+
+        await bench.turns(4)
+        hurried = [bench.call(hurry(number)) for number in range(12)]
+        await bench.turns(4)
+        first.cancel()
+        await bench.ended([first, patient, *hurried], "a queue of 13 requests to be served")
+        expect(len(overtaken) <= 3, f"{len(overtaken)} of 12 requests that came later were served before a waiting one")
+
+
+@check("infer.concurrent.same_name", level=Level.SINGLE, law=1, spec="infer#generate")
+async def same_name(bench: InferBench) -> None:
+    """Requests that share an id are still different requests: each caller gets its own prompt's output."""
+    async with bench.engine() as engine:
+        requests = [bench.ask(*ids, name="one-name", max_new_tokens=6 + n) for n, ids in enumerate(prompts(5, seed=7))]
+        results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        again = [await bench.generate(engine, request) for request in reversed(requests)]
+    for result, request in zip([*results, *reversed(again)], [*requests, *requests], strict=True):
+        expect(
+            len(result.output_ids) == request.sampling.max_new_tokens,
+            f"a request for {request.sampling.max_new_tokens} tokens got {len(result.output_ids)}: another one's?",
+        )
+        expect_policies(bench, [(result, request)])
+
+
+@check("infer.status.counts", level=Level.SINGLE, law=0, spec="infer#status")
+async def counts(bench: InferBench) -> None:
+    """`status` counts tokens, running and waiting requests as they are, and its busy time only grows."""
+    async with bench.engine(max_concurrent=2) as engine:
+        before = await engine.status()
+        calls = [bench.call(engine.generate(bench.ask(5, n, max_new_tokens=4000))) for n in (3, 4, 5, 6, 7)]
+        await bench.until_generated(engine, 20)
+
+        async def full() -> bool:
+            status = await engine.status()
+            return (status.num_running, status.num_waiting) == (2, 3)
+
+        await bench.until(full, "status to show 2 running and 3 waiting of 5 requests with max_concurrent 2")
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+        async def empty() -> bool:
+            status = await engine.status()
+            return (status.num_running, status.num_waiting) == (0, 0)
+
+        await bench.until(empty, "status to show nothing after every request was cancelled")
+        start = await engine.status()
+        results = await bench.results(
+            [bench.call(engine.generate(bench.ask(5, n, max_new_tokens=9))) for n in (3, 4, 5, 6)]
+        )
+        end = await engine.status()
+    made, counted = sum(len(result.output_ids) for result in results), end.tokens_generated - start.tokens_generated
+    expect(made == counted, f"{made} tokens came out of 4 requests, tokens_generated grew by {counted}")
+    expect(
+        0 <= before.busy_s <= start.busy_s <= end.busy_s and end.busy_s > before.busy_s,
+        f"busy_s must grow with work: {before.busy_s}, {start.busy_s}, {end.busy_s}",
+    )

@@ -1,0 +1,184 @@
+"""After a commit every tensor is the one offered, by witness and by what the engine computes.
+
+Knows: which tensors matter and how to show that each arrived.
+Does not know: versions and phases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from areal_conformance.benches.infer import InferBench
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import expect_logprobs, prompts, well_formed
+from areal_conformance.outcome import Violation, expect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.contract.inference import InferenceEngine
+    from areal_core.testing.serving import FolderWeights
+
+PROMPT = (5, 9, 30, 41, 12, 7, 55, 20)
+
+
+def nudged(weights: FolderWeights, name: str, *, seed: int = 0) -> FolderWeights:
+    """Return weights with one tensor changed a good deal."""
+    import torch
+
+    tensor = weights.tensors[name]
+    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor)
+    return attrs.evolve(weights, tensors={**weights.tensors, name: tensor + 0.5 * tensor.std() * noise + 0.1 * noise})
+
+
+async def computes(bench: InferBench, engine: InferenceEngine, folder: Path, weights: FolderWeights, told: str) -> None:
+    """Expect an engine to compute with exactly these weights: its log-probs are theirs."""
+    oracle = bench.oracle(folder)
+    request = bench.ask(*PROMPT, temperature=1.0, max_new_tokens=6)
+    result = await bench.generate(engine, request)
+    well_formed(result, request)
+    truth = oracle.logprobs(PROMPT, result.output_ids, weights=weights.tensors)
+    expect_logprobs(bench, result, truth, told)
+
+
+@check("infer.weights.every_tensor", level=Level.SINGLE, law=7, spec="infer#weights")
+async def every_tensor(bench: InferBench) -> None:
+    """A change in any single tensor of the model reaches what the engine computes: norms, biases, head and all."""
+    kinds = bench.target.adapter.models
+    for kind in dict.fromkeys([kinds[0], *(kind for kind in kinds if kind == "qwen2")]):
+        folder = bench.model(kind=kind)
+        base = bench.weights(folder)
+        async with bench.engine(model=folder) as engine:
+            for name in base.tensors:
+                changed = nudged(base, name)
+                await bench.update(engine, changed)
+                await computes(bench, engine, folder, changed, f"{kind}: an update that changed only {name}")
+
+
+@check("infer.weights.by_witness", level=Level.SINGLE, law=7, spec="infer#weights")
+async def by_witness(bench: InferBench) -> None:
+    """By another road than the contract's: the tensors served are the ones offered, bit for bit, ties once."""
+    import torch
+
+    from areal_core.weights.fingerprint import fingerprint
+
+    for tied in (False, True):
+        folder = bench.model(tied=tied)
+        async with bench.engine(model=folder) as engine:
+            for weights in (
+                bench.weights(folder),
+                bench.weights(bench.model(tied=tied, seed=5)),
+                bench.weights(folder),
+            ):
+                await bench.update(engine, weights)
+                seen = bench.witness(engine).tensors()
+                names = set(seen) ^ set(weights.tensors)
+                expect(not names, f"offered and served tensors differ by name: {sorted(names)[:4]}")
+                wrong = [
+                    name
+                    for name, tensor in weights.tensors.items()
+                    if fingerprint(seen[name].to(torch.float32)) != fingerprint(tensor.to(torch.float32))
+                ]
+                expect(not wrong, f"{len(wrong)} of {len(seen)} tensors served are not those offered: {wrong[:4]}")
+
+
+@check("infer.weights.kinds", level=Level.SINGLE, law=7, spec="infer#weights")
+async def kinds(bench: InferBench) -> None:
+    """An update serves exactly what the new folder holds, for every kind of model, tied and untied."""
+    for kind in bench.target.adapter.models:
+        for tied in (True, False):
+            folder, new = bench.model(kind=kind, tied=tied), bench.model(kind=kind, tied=tied, seed=5)
+            async with bench.engine(model=folder) as engine:
+                await bench.update(engine, bench.weights(new))
+                told = f"{kind}, {'tied' if tied else 'untied'}: after an update"
+                for number, ids in enumerate(prompts(3, seed=8)):
+                    request = bench.ask(*ids, name=f"r{number}", temperature=1.0)
+                    result = await bench.generate(engine, request)
+                    truth = bench.oracle(new).logprobs(ids, result.output_ids)
+                    expect_logprobs(bench, result, truth, f"{told}, request {number}")
+
+
+@check("infer.weights.one_by_one", level=Level.SINGLE, law=7, spec="infer#weights")
+async def one_by_one(bench: InferBench) -> None:
+    """Updates that each change one more tensor add up: no buffer brings back an older version's tensor."""
+    weights = bench.weights()
+    names = list(weights.tensors)
+    async with bench.engine() as engine:
+        for number, name in enumerate([names[0], names[-1], names[len(names) // 2], names[3], names[-2], names[1]]):
+            weights = nudged(weights, name, seed=number)
+            await bench.update(engine, weights)
+            told = f"update {number + 1} of 6, each changing one more tensor, this one {name}"
+            await computes(bench, engine, bench.model(), weights, told)
+
+
+@check("infer.weights.back_and_forth", level=Level.SINGLE, law=7, spec="infer#weights")
+async def back_and_forth(bench: InferBench) -> None:
+    """Weights that return to what they were compute what they computed; each update replaces all of the last."""
+    one, two, three = (bench.weights(bench.model(seed=seed)) for seed in (0, 5, 6))
+    async with bench.engine() as engine:
+        for number, weights in enumerate((two, one, two, three, one)):
+            await bench.update(engine, weights)
+            await computes(bench, engine, bench.model(), weights, f"update {number + 1} of 5")
+
+
+@check("infer.weights.after_abort", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.staged",))
+async def after_abort(bench: InferBench) -> None:
+    """Nothing of a dropped or refused update is found in the next one."""
+    from areal_conformance.checks.infer.sources import FailingSource
+
+    base, other = bench.weights(), bench.weights(bench.model(seed=5))
+    count = len(base.tensors)
+    async with bench.engine() as engine:
+        for at in (1, count // 2, count - 1):
+            version = await bench.serving(engine) + 1
+            source = FailingSource(other, version, at=at, error=OSError("the sender went away"))
+            try:
+                await engine.receive_weights(source, version)
+            except Exception as error:
+                bench.numbers[f"refused at {at}"] = float(isinstance(error, OSError))
+            else:
+                raise Violation(f"the source raised before tensor {at}, yet receive_weights returned")
+            await engine.abort_weights()
+            await computes(bench, engine, bench.model(), base, f"an update that broke off at tensor {at}")
+            base = nudged(base, "model.norm.weight", seed=at)
+            await bench.update(engine, base)
+            await computes(bench, engine, bench.model(), base, f"the update after one broken off at {at}")
+
+
+@check("infer.weights.cast", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.cast",))
+async def cast(bench: InferBench) -> None:
+    """Weights of another floating dtype are fingerprinted as they came, and served as cast."""
+    import torch
+
+    from areal_core.testing.serving import FolderWeights
+    from areal_core.weights.fingerprint import fingerprint
+
+    new = bench.weights(bench.model(seed=5))
+    dtype = torch.bfloat16 if bench.dtype == "float32" else torch.float32
+    sent = FolderWeights({name: tensor.to(dtype) for name, tensor in new.tensors.items()}, dict(new.tied))
+    served = FolderWeights(
+        {name: tensor.to(getattr(torch, bench.dtype)) for name, tensor in sent.tensors.items()}, dict(new.tied)
+    )
+    async with bench.engine() as engine:
+        version = await bench.serving(engine) + 1
+        receipt = await engine.receive_weights(sent.offer(version), version)
+        await engine.commit_weights(version)
+        wrong = [name for name, tensor in sent.tensors.items() if receipt.fingerprints[name] != fingerprint(tensor)]
+        expect(not wrong, f"fingerprints must be of the {dtype} bytes that came; wrong: {wrong[:4]}")
+        await computes(bench, engine, bench.model(), served, f"weights sent as {dtype}")
+
+
+@check("infer.weights.cast_refused", level=Level.SINGLE, law=8, spec="infer#weights", unless=("weights.cast",))
+async def cast_refused(bench: InferBench) -> None:
+    """An engine that does not claim to cast refuses weights of another dtype."""
+    import torch
+
+    from areal_core.testing.serving import FolderWeights
+
+    new = bench.weights(bench.model(seed=5))
+    dtype = torch.bfloat16 if bench.dtype == "float32" else torch.float32
+    sent = FolderWeights({name: tensor.to(dtype) for name, tensor in new.tensors.items()}, dict(new.tied))
+    async with bench.engine(fresh=True) as engine:
+        await bench.arefuses("weights.cast", lambda: engine.receive_weights(sent.offer(1), 1))

@@ -1,0 +1,198 @@
+"""How the output of an inference engine is judged: its own consistency, its versions, its log-probs.
+
+Knows: what every Generation must satisfy, whatever was asked.
+Does not know: how it was obtained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.data import StopReason
+from areal_core.contract.inference import Generation, GenerationRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_conformance.benches.infer import InferBench
+    from areal_core.testing.serving import FolderWeights
+
+VOCABULARY = 64
+FIRST_TELLING = 2
+LOGPROB_ATOL = 5e-4
+"""Float32 against float32 in another order of summation, on models of two layers."""
+SAME_ATOL = 2e-5
+"""The same computation again, perhaps in memory aligned otherwise."""
+
+
+def telling(version: int) -> int:
+    """Return the token that weights of a version emit in checks that prove stamps: never the end token."""
+    return FIRST_TELLING + version % (VOCABULARY - FIRST_TELLING)
+
+
+def teller(bench: InferBench, version: int) -> FolderWeights:
+    """Return weights that emit `telling(version)` whatever they are asked."""
+    return bench.weights().tell(telling(version))
+
+
+def versions_of(generation: Generation) -> list[int]:
+    """Return the stamped version of every output token."""
+    return [span.version for span in generation.version_spans for _ in range(span.start, span.stop)]
+
+
+def well_formed(generation: Generation, request: GenerationRequest) -> None:
+    """Expect what holds for every Generation."""
+    told = f"request {request.request_id!r} of {len(request.input_ids)} prompt tokens"
+    output, count = generation.output_ids, len(generation.output_ids)
+    expect(
+        len(generation.logprobs) == count,
+        f"{told}: {count} output ids need as many log-probs, got {len(generation.logprobs)}",
+    )
+    expect(
+        all(type(token) is int and 0 <= token < VOCABULARY for token in output),
+        f"{told}: output ids must be ints in [0, {VOCABULARY}), got {output[:20]}",
+    )
+    bad = [value for value in generation.logprobs if not (math.isfinite(value) and value <= 1e-4)]
+    expect(not bad, f"{told}: log-probs must be finite and at most 0, got {bad[:5]}")
+    _covered(generation, told)
+    limit = request.sampling.max_new_tokens
+    expect(count <= limit, f"{told}: {count} tokens came out, max_new_tokens is {limit}")
+    expect(
+        generation.stop_reason is StopReason.ABORTED or count > 0,
+        f"{told}: no token came out, yet the stop reason is {generation.stop_reason}",
+    )
+    times = generation.timings
+    ordered = 0.0 <= times.queued_s <= times.total_s and 0.0 <= times.first_token_s <= times.total_s
+    expect(
+        ordered and math.isfinite(times.total_s) and (not count or times.queued_s <= times.first_token_s),
+        f"{told}: 0 <= queued <= first token <= total must hold, got {times}",
+    )
+
+
+def _covered(generation: Generation, told: str) -> None:
+    spans, at = generation.version_spans, 0
+    for span in spans:
+        expect(
+            span.start == at and span.stop > span.start,
+            f"{told}: spans must cover the output without gap, overlap or empty span, got {spans}",
+        )
+        at = span.stop
+    expect(
+        at == len(generation.output_ids), f"{told}: spans cover {at} of {len(generation.output_ids)} tokens: {spans}"
+    )
+    versions = [span.version for span in spans]
+    expect(versions == sorted(versions), f"{told}: versions must never decrease, got {versions}")
+
+
+def true_to_versions(generation: Generation, request: GenerationRequest) -> None:
+    """Expect every token to be the one that the weights of its stamp emit (`teller`)."""
+    well_formed(generation, request)
+    pairs = zip(generation.output_ids, versions_of(generation), strict=True)
+    for place, (token, version) in enumerate(pairs):
+        expect(
+            token == telling(version),
+            f"request {request.request_id!r}: token {place} of {len(generation.output_ids)} is stamped version "
+            f"{version}, whose weights emit only {telling(version)}; it is {token}, "
+            f"which version {version + (token - telling(version))} emits",
+        )
+
+
+def gap(generation: Generation, expected: Tensor) -> float:
+    """Return the largest absolute difference of a Generation's log-probs from the expected ones."""
+    import torch
+
+    given = torch.tensor(generation.logprobs, dtype=torch.float64)
+    return float((given - expected.double()).abs().max()) if len(given) else 0.0
+
+
+def expect_logprobs(bench: InferBench, generation: Generation, expected: Tensor, told: str) -> None:
+    """Expect a Generation's log-probs to be the expected ones, within tolerance."""
+    import torch
+
+    tolerance = bench.tolerance(atol=LOGPROB_ATOL, rtol=LOGPROB_ATOL)
+    given = torch.tensor(generation.logprobs, dtype=torch.float64)
+    far = (given - expected.double()).abs() - tolerance.atol - tolerance.rtol * expected.double().abs()
+    if len(given) and float(far.max()) > 0:
+        place = int(far.argmax())
+        raise Violation(
+            f"{told}: log-prob of token {place} of {len(given)} is {float(given[place]):.6f}, the float32 truth is "
+            f"{float(expected[place]):.6f}; {int((far > 0).sum())} tokens are off by more than {tolerance.atol:g}"
+        )
+
+
+def expect_policy(
+    bench: InferBench,
+    generation: Generation,
+    request: GenerationRequest,
+    *,
+    weights: FolderWeights | None = None,
+    told: str = "",
+) -> None:
+    """Expect an output to be that of the default model (or `weights`) for this prompt, alone and from the beginning.
+
+    Greedy tokens must be the best ones up to the tolerance of their logits; their log-probs those of temperature 1,
+    or 0 throughout. Sampled ones are judged by their log-probs.
+    """
+    import torch
+
+    well_formed(generation, request)
+    if not generation.output_ids:
+        return
+    told = told or f"request {request.request_id!r}"
+    tensors = None if weights is None else weights.tensors
+    oracle, prompt, output = bench.oracle(), request.input_ids, generation.output_ids
+    temperature = request.sampling.temperature
+    logits = oracle.logits([*prompt, *output], tensors)[len(prompt) - 1 : -1]
+    logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)
+    chosen = logprobs.gather(1, torch.tensor(output).unsqueeze(1))[:, 0]
+    if temperature == 0.0:
+        behind = logprobs.max(-1).values - chosen
+        allowed = bench.tolerance(atol=LOGPROB_ATOL).atol
+        if float(behind.max()) > allowed:
+            place = int((behind > allowed).nonzero()[0])
+            raise Violation(
+                f"{told}: greedy token {place} of {len(output)} is {output[place]}, the best one is "
+                f"{int(logits[place].argmax())} by {float(behind[place]):.4f} in log-probability"
+            )
+        if not any(generation.logprobs):
+            return
+    expect_logprobs(bench, generation, chosen, told)
+
+
+def expect_policies(
+    bench: InferBench,
+    pairs: Iterable[tuple[Generation, GenerationRequest]],
+    *,
+    weights: FolderWeights | None = None,
+) -> None:
+    """Expect every output to be its own prompt's."""
+    for generation, request in pairs:
+        expect_policy(bench, generation, request, weights=weights)
+
+
+def same(bench: InferBench, left: Generation, right: Generation) -> bool:
+    """Tell whether two greedy outputs are the same ids, and their log-probs the same but for the last bits.
+
+    Equal bytes in other memory may be summed in another order, so bits are for `deterministic` engines alone.
+    """
+    if left.output_ids != right.output_ids:
+        return False
+    allowed = bench.tolerance(atol=SAME_ATOL).atol
+    return all(abs(a - b) <= allowed for a, b in zip(left.logprobs, right.logprobs, strict=True))
+
+
+def prompts(count: int, *, seed: int = 0, longest: int = 40) -> list[tuple[int, ...]]:
+    """Return varied prompts, the same every time: lengths 1 and `longest` among them, some sharing a beginning."""
+    import random
+
+    draw = random.Random(seed)
+    made: list[tuple[int, ...]] = []
+    for number in range(count):
+        length = {0: 1, 1: longest}.get(number, draw.randint(1, longest))
+        ids = tuple(draw.randrange(2, VOCABULARY) for _ in range(length))
+        shared: Sequence[int] = made[-1][: length // 2] if number % 3 == 2 else ()
+        made.append((*shared, *ids)[:length])
+    return made

@@ -1,0 +1,242 @@
+"""Adapters over fixed base weights: each request is computed with the one it names, or with none.
+
+Knows: PEFT folders, versions of a name, loading, replacing, unloading.
+Does not know: how an engine applies them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import expect_policy, well_formed
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError, CapabilityError, VersionRegressed
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.infer import InferBench
+    from areal_core.testing.serving import FolderWeights
+
+ADAPTERS = ("lora.adapters",)
+ATTENTION = ("q_proj", "v_proj")
+PROMPT = (5, 9, 7, 30)
+
+
+@frozen(kw_only=True)
+class _Made:
+    """An adapter's folder, and the weights it amounts to."""
+
+    path: Path
+    merged: FolderWeights
+
+
+def _make(
+    bench: InferBench, name: str, *, seed: int, rank: int = 4, alpha: float = 16.0, targets: tuple[str, ...] = ATTENTION
+) -> _Made:
+    from areal_conformance.oracles.adapters import write_adapter
+    from areal_core.testing.serving import FolderWeights
+
+    path = bench.folder / name
+    base = bench.weights()
+    merged = write_adapter(path, base.tensors, rank=rank, alpha=alpha, targets=targets, seed=seed)
+    return _Made(path=path, merged=FolderWeights(merged, dict(base.tied)))
+
+
+def _named(request: GenerationRequest, adapter: str) -> GenerationRequest:
+    return attrs.evolve(request, adapter=adapter)
+
+
+def _ask(
+    bench: InferBench, adapter: str = "", *, name: str = "r", heat: float = 0.0, count: int = 16
+) -> GenerationRequest:
+    return _named(bench.ask(*PROMPT, name=name, temperature=heat, max_new_tokens=count), adapter)
+
+
+def _expect_of(
+    bench: InferBench, result: Generation, request: GenerationRequest, made: _Made | None, version: int | None = None
+) -> None:
+    """Expect an output of an adapter, stamped with its version; without an adapter, of the base weights."""
+    told = f"a request with adapter {request.adapter!r}" if request.adapter else "a request without an adapter"
+    expect_policy(bench, result, request, weights=None if made is None else made.merged, told=told)
+    if version is not None:
+        stamped = {span.version for span in result.version_spans}
+        expect(stamped == {version}, f"{told} must be stamped with its version {version}, got {stamped}")
+
+
+@check("infer.adapters.applied", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
+async def applied(bench: InferBench) -> None:
+    """A request that names an adapter is computed with W + (alpha / r) B A in every layer the adapter has."""
+    from areal_conformance.oracles.adapters import EVERY_LAYER
+
+    cases: list[dict[str, Any]] = [
+        {"rank": 4, "alpha": 16.0, "targets": ATTENTION},
+        {"rank": 2, "alpha": 3.0, "targets": EVERY_LAYER},
+        {"rank": 8, "alpha": 8.0, "targets": ("down_proj", "o_proj")},
+        {"rank": 1, "alpha": 2.0, "targets": ("gate_proj", "up_proj", "k_proj")},
+    ]
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine  # Any: an optional protocol
+        for number, case in enumerate(cases):
+            made = _make(bench, f"case-{number}", seed=number, **case)
+            await server.load_adapter(f"a{number}", made.path, 5 + number)
+            for heat in (0.0, 1.0):
+                request = _ask(bench, f"a{number}", heat=heat)
+                _expect_of(bench, await engine.generate(request), request, made, 5 + number)
+
+
+@check("infer.adapters.base", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
+async def base(bench: InferBench) -> None:
+    """Requests without an adapter are the base model's, before, while and after adapters are loaded and used."""
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine
+        version = await bench.serving(engine)
+        _expect_of(bench, await engine.generate(_ask(bench)), _ask(bench), None, version)
+        made = _make(bench, "a", seed=1)
+        await server.load_adapter("a", made.path, 7)
+        _expect_of(bench, await engine.generate(_ask(bench)), _ask(bench), None, version)
+        _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), made, 7)
+        _expect_of(bench, await engine.generate(_ask(bench)), _ask(bench), None, version)
+        expect(await bench.serving(engine) == version, "loading an adapter must not change the engine's own version")
+        await server.unload_adapter("a")
+        _expect_of(bench, await engine.generate(_ask(bench)), _ask(bench), None, version)
+
+
+@check("infer.adapters.apart", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
+async def apart(bench: InferBench) -> None:
+    """Requests with different adapters, and with none, run side by side on one prompt and get each their own."""
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine
+        made: dict[str, _Made | None] = {"": None}
+        versions = {"": await bench.serving(engine), "a": 3, "b": 9}
+        for seed, name in enumerate(("a", "b")):
+            found = made[name] = _make(bench, name, seed=seed)
+            await server.load_adapter(name, found.path, versions[name])
+        names = ["a", "b", "", "b", "a", "", "", "a", "b"]
+        requests = [
+            _ask(bench, name, name=f"r{n}", heat=(0.0, 1.0)[n % 2], count=10 + n) for n, name in enumerate(names)
+        ]
+        results = await asyncio.gather(*(engine.generate(request) for request in requests))
+    for name, request, result in zip(names, requests, results, strict=True):
+        _expect_of(bench, result, request, made[name], versions[name])
+
+
+@check("infer.adapters.replaced", level=Level.SINGLE, law=7, spec="infer#adapters", requires=ADAPTERS)
+async def replaced(bench: InferBench) -> None:
+    """A newer version of a name serves what comes later, nothing of the older one is left; an older one is refused."""
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine
+        versions = [_make(bench, f"v{number}", seed=number) for number in range(3)]
+        for number, made in enumerate(versions, start=1):
+            await server.load_adapter("a", made.path, number)
+            for _ in range(2):
+                _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), made, number)
+        for stale in (3, 1):
+            try:
+                await server.load_adapter("a", versions[0].path, stale)
+            except VersionRegressed:
+                continue
+            raise Violation(f"version {stale} of an adapter was loaded over version 3; VersionRegressed was expected")
+        _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), versions[2], 3)
+        await server.unload_adapter("a")
+        await server.load_adapter("a", versions[0].path, 1)
+        _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), versions[0], 1)
+
+
+@check("infer.adapters.unloaded", level=Level.SINGLE, law=8, spec="infer#adapters", requires=ADAPTERS)
+async def unloaded(bench: InferBench) -> None:
+    """A name that was never loaded, or was unloaded, raises CapabilityError; unloading is idempotent."""
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine
+        await _expect_unknown(engine, _ask(bench, "never"))
+        kept, gone = _make(bench, "kept", seed=1), _make(bench, "gone", seed=2)
+        await server.load_adapter("kept", kept.path, 2)
+        await server.load_adapter("gone", gone.path, 4)
+        await engine.generate(_ask(bench, "gone"))
+        for _ in range(3):
+            await server.unload_adapter("gone")
+            await _expect_unknown(engine, _ask(bench, "gone"))
+        await server.unload_adapter("never")
+        _expect_of(bench, await engine.generate(_ask(bench, "kept")), _ask(bench, "kept"), kept, 2)
+
+
+async def _expect_unknown(engine: InferenceEngine, request: GenerationRequest) -> None:
+    try:
+        await engine.generate(request)
+    except CapabilityError as error:
+        expect(request.adapter in str(error), f"the error does not name adapter {request.adapter!r}: {error}")
+        return
+    raise Violation(f"a request for adapter {request.adapter!r}, which is not loaded, was served")
+
+
+@check("infer.adapters.unfit", level=Level.SINGLE, law=7, spec="infer#adapters", requires=ADAPTERS)
+async def unfit(bench: InferBench) -> None:
+    """A folder that is no adapter of this model is refused with a typed error, and leaves what is loaded as it is."""
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine
+        made = _make(bench, "fits", seed=1)
+        await server.load_adapter("a", made.path, 1)
+        for told, path in _unfit_folders(bench).items():
+            try:
+                await server.load_adapter("a", path, 2)
+            except ArealError:
+                _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), made, 1)
+                continue
+            raise Violation(f"load_adapter took {told}; an ArealError was expected")
+        _expect_of(bench, await engine.generate(_ask(bench)), _ask(bench), None)
+
+
+def _unfit_folders(bench: InferBench) -> dict[str, Path]:
+    """Return folders that must be refused, by what is wrong with them."""
+    from safetensors.torch import load_file, save_file
+
+    wrong = {
+        "a folder that is not there": bench.folder / "nowhere",
+        "an adapter without its weights": _make(bench, "bare", seed=2).path,
+        "an adapter of a layer the model lacks": _make(bench, "foreign", seed=2).path,
+        "an adapter of another width": _make(bench, "wide", seed=2).path,
+        "an A without its B": _make(bench, "half", seed=2).path,
+    }
+    file = "adapter_model.safetensors"
+    (bench.folder / "bare" / file).unlink()
+    tensors = load_file(bench.folder / "foreign" / file)
+    foreign = {name.replace("layers.1", "layers.7"): tensor for name, tensor in tensors.items()}
+    save_file(foreign, bench.folder / "foreign" / file)
+    wide = {name: tensor.repeat(1, 2) if "lora_A" in name else tensor for name, tensor in tensors.items()}
+    save_file(wide, bench.folder / "wide" / file)
+    half = {name: tensor for name, tensor in tensors.items() if "layers.1.self_attn.v_proj.lora_B" not in name}
+    save_file(half, bench.folder / "half" / file)
+    return wrong
+
+
+@check("infer.adapters.in_flight", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
+async def in_flight(bench: InferBench) -> None:
+    """A request that runs while its adapter is replaced or unloaded keeps true stamps, or fails with a typed error."""
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine
+        first, second = _make(bench, "first", seed=1), _make(bench, "second", seed=2)
+        await server.load_adapter("a", first.path, 1)
+        request = _ask(bench, "a", count=100)
+        calls = [bench.call(engine.generate(request))]
+        await bench.until_generated(engine, 3)
+        await server.load_adapter("a", second.path, 2)
+        calls.append(bench.call(engine.generate(request)))
+        await bench.until_generated(engine, 3)
+        await server.unload_adapter("a")
+        for ended in await bench.ended(calls, "requests whose adapter was replaced and unloaded to end"):
+            if isinstance(ended, BaseException):
+                expect(isinstance(ended, ArealError), f"raised {type(ended).__name__}: {ended}")
+                continue
+            well_formed(ended, request)
+            spans = ended.version_spans
+            expect({span.version for span in spans} <= {1, 2}, f"stamps must be of the adapter's versions, got {spans}")
+            if len(spans) == 1:
+                made = first if spans[0].version == 1 else second
+                expect_policy(bench, ended, request, weights=made.merged, told=f"stamped version {spans[0].version}")
+        request = _ask(bench)
+        _expect_of(bench, await engine.generate(request), request, None)

@@ -1,0 +1,122 @@
+"""Deterministic engines: the same bits for the same request, whatever else happens.
+
+Knows: company, pauses, continuations, repetition.
+Does not know: which numbers are right (`integrity`, `sampling`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import prompts, well_formed
+from areal_conformance.checks.infer.sampling import draw
+from areal_conformance.outcome import Violation
+from areal_core.contract.inference import Generation, GenerationRequest, PauseMode
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.infer import InferBench
+
+DETERMINISTIC = ("deterministic",)
+
+
+def _requests(bench: InferBench, *, count: int = 6, length: int = 20) -> list[GenerationRequest]:
+    """Return requests of different lengths and temperatures; seeded or else greedy."""
+    seeded = bench.target.claimed("sampling.seed")
+    return [
+        bench.ask(
+            *ids,
+            name=f"r{number}",
+            temperature=(0.0, 1.0, 0.7)[number % 3] if seeded else 0.0,
+            max_new_tokens=length + 7 * (number % 4),
+            **draw(bench, number),
+        )
+        for number, ids in enumerate(prompts(count, seed=15, longest=70))
+    ]
+
+
+def _expect_same(left: Generation, right: Generation, told: str) -> None:
+    if left.output_ids == right.output_ids and left.logprobs == right.logprobs:
+        return
+    pairs = list(zip(left.output_ids, right.output_ids, left.logprobs, right.logprobs, strict=False))
+    place = next((n for n, (a, b, p, q) in enumerate(pairs) if a != b or p != q), len(pairs))
+    if place == len(pairs):
+        raise Violation(f"{told}: {len(left.output_ids)} tokens, {len(right.output_ids)} the other time")
+    a, b, p, q = pairs[place]
+    raise Violation(f"{told}: token {place} is {a} with log-prob {p!r}, the other time {b} with {q!r}")
+
+
+@check("infer.deterministic.company", level=Level.SINGLE, law=3, spec="infer#sampling", requires=DETERMINISTIC)
+async def company(bench: InferBench) -> None:
+    """Tokens and log-probs are the same bits alone, again, together, in other orders, and in a changing crowd."""
+    async with bench.engine(*DETERMINISTIC) as engine:
+        requests = _requests(bench)
+        alone = [await engine.generate(request) for request in requests]
+        again = [await engine.generate(request) for request in reversed(requests)][::-1]
+        together = await asyncio.gather(*(engine.generate(request) for request in requests))
+        crowd: list[Any] = [
+            bench.call(engine.generate(bench.ask(*ids, name=f"c{n}", temperature=0.9, max_new_tokens=3 + 5 * n)))
+            for n, ids in enumerate(prompts(7, seed=16, longest=90))
+        ]
+        crowded = (await asyncio.gather(*(engine.generate(request) for request in reversed(requests))))[::-1]
+        await bench.results(crowd)
+    for number, request in enumerate(requests):
+        well_formed(alone[number], request)
+        told = f"request {number}, prompt of {len(request.input_ids)} tokens"
+        _expect_same(alone[number], again[number], f"{told}, alone twice")
+        _expect_same(alone[number], together[number], f"{told}, alone and with {len(requests) - 1} others")
+        _expect_same(alone[number], crowded[number], f"{told}, alone and in a crowd of strangers")
+
+
+@check(
+    "infer.deterministic.paused",
+    level=Level.SINGLE,
+    law=3,
+    spec="infer#sampling",
+    requires=("deterministic", "pause.keep"),
+)
+async def paused(bench: InferBench) -> None:
+    """A pause changes no bit of what is frozen by it."""
+    async with bench.engine("deterministic", "pause.keep") as engine:
+        requests = _requests(bench, count=4, length=60)
+        alone = [await engine.generate(request) for request in requests]
+        calls = [bench.call(engine.generate(request)) for request in requests]
+        for _ in range(3):
+            await bench.until_generated(engine, 9)
+            await engine.pause(PauseMode.KEEP)
+            await bench.turns(5)
+            await engine.resume()
+        results = await bench.results(calls)
+    for number, (left, right) in enumerate(zip(alone, results, strict=True)):
+        _expect_same(left, right, f"request {number}, undisturbed and paused three times")
+
+
+@check("infer.deterministic.continued", level=Level.SINGLE, law=3, spec="infer#sampling", requires=DETERMINISTIC)
+async def continued(bench: InferBench) -> None:
+    """A request continued from any of its tokens gives the bits it would have given uninterrupted."""
+    async with bench.engine(*DETERMINISTIC) as engine:
+        for request in _requests(bench, count=3, length=40):
+            whole = await engine.generate(request)
+            for cut in (1, 3, 17, 39):
+                rest = await engine.generate(_after(bench, request, whole, cut))
+                left = Generation(
+                    output_ids=whole.output_ids[cut:],
+                    logprobs=whole.logprobs[cut:],
+                    version_spans=(),
+                    stop_reason=whole.stop_reason,
+                )
+                _expect_same(left, rest, f"{request.request_id!r} uninterrupted, and continued after {cut} tokens")
+
+
+def _after(bench: InferBench, request: GenerationRequest, whole: Generation, cut: int) -> GenerationRequest:
+    sampling = request.sampling
+    return bench.ask(
+        *request.input_ids,
+        *whole.output_ids[:cut],
+        name=f"{request.request_id}+1",
+        num_prior=cut,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+        max_new_tokens=sampling.max_new_tokens - cut,
+    )

@@ -1,0 +1,160 @@
+"""The trace of experts: which ones computed each output token.
+
+Knows: models with experts, the layout of `routed_experts`.
+Does not know: how a trainer uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import prompts, well_formed
+from areal_conformance.outcome import Inconclusive, expect
+from areal_core.contract.data import StopReason
+from areal_core.contract.inference import Generation, GenerationRequest, PauseMode
+from areal_core.contract.train import ROUTED_EXPERTS
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.infer import InferBench
+    from areal_conformance.oracles.experts import Routers
+
+TRACE = ("experts.trace",)
+KIND = "qwen3_moe"
+
+
+def model_with_experts(bench: InferBench, *, seed: int = 0) -> Path:
+    """Return the folder of a tiny model with experts; Inconclusive if the target takes none."""
+    if KIND not in bench.target.adapter.models:
+        raise Inconclusive(f"the adapter's models are {', '.join(bench.target.adapter.models)}: none has experts")
+    return bench.model(kind=KIND, seed=seed)
+
+
+def _routers(bench: InferBench, folder: Path) -> Routers:
+    from areal_conformance.oracles.experts import Routers
+
+    return Routers(folder)
+
+
+def _expect_trace(routers: Routers, prompt: Sequence[int], result: Generation, told: str) -> None:
+    """Expect the rows of a trace to be the experts of the forward passes the tokens were drawn from."""
+    import torch
+
+    count = len(result.output_ids)
+    trace: Any = result.token_extras.get(ROUTED_EXPERTS)
+    expect(isinstance(trace, torch.Tensor), f"{told}: token_extras[{ROUTED_EXPERTS!r}] is {type(trace).__name__}")
+    wanted = routers.routes([*prompt, *result.output_ids])
+    experts, decided = wanted.experts[len(prompt) - 1 : -1], wanted.decided[len(prompt) - 1 : -1]
+    shape = (count, *experts.shape[1:])
+    expect(
+        trace.dtype == torch.int32 and tuple(trace.shape) == shape,
+        f"{told}: a trace of {count} tokens is int32 {list(shape)}, got {trace.dtype} {list(trace.shape)}",
+    )
+    wrong = (trace.cpu().long().sort(-1).values != experts).any(-1) & decided
+    if bool(wrong.any()):
+        token, layer = (int(number) for number in wrong.nonzero()[0])
+        given, right = trace[token, layer].tolist(), experts[token, layer].tolist()
+        expect(
+            False,
+            f"{told}: output token {token} of {count}, layer {layer}: experts {sorted(given)} are reported, "
+            f"{right} computed it; {int(wrong.any(-1).sum())} tokens are wrong",
+        )
+
+
+def _requests(bench: InferBench, *, count: int, length: int) -> list[GenerationRequest]:
+    return [
+        bench.ask(*ids, name=f"r{n}", temperature=(0.0, 1.0)[n % 2], max_new_tokens=length + 3 * (n % 4))
+        for n, ids in enumerate(prompts(count, seed=19, longest=25))
+    ]
+
+
+@check("infer.experts.trace", level=Level.SINGLE, law=1, spec="infer#experts", requires=TRACE)
+async def trace(bench: InferBench) -> None:
+    """Every output token comes with the experts that computed it, alone and in a batch, the first and last included."""
+    folder = model_with_experts(bench)
+    routers = _routers(bench, folder)
+    async with bench.engine(*TRACE, model=folder, fresh=True) as engine:
+        requests = [*_requests(bench, count=6, length=9), bench.ask(5, 9, name="one", max_new_tokens=1)]
+        alone = [await engine.generate(request) for request in requests]
+        together = await asyncio.gather(*(engine.generate(request) for request in requests))
+    for told, results in (("alone", alone), ("in a batch", together)):
+        for request, result in zip(requests, results, strict=True):
+            well_formed(result, request)
+            _expect_trace(routers, request.input_ids, result, f"request {request.request_id!r} {told}")
+
+
+@check("infer.experts.after_update", level=Level.SINGLE, law=1, spec="infer#experts", requires=TRACE)
+async def after_update(bench: InferBench) -> None:
+    """After an update the trace is of the new weights, for prompts known from before too."""
+    from safetensors.torch import load_file
+
+    from areal_core.testing.serving import FolderWeights
+
+    folder, other = model_with_experts(bench), model_with_experts(bench, seed=21)
+    async with bench.engine(*TRACE, model=folder, fresh=True) as engine:
+        requests = _requests(bench, count=3, length=8)
+        for request in requests:
+            await engine.generate(request)
+        await bench.update(engine, FolderWeights(load_file(other / "model.safetensors"), {}))
+        for request in requests:
+            result = await engine.generate(request)
+            _expect_trace(_routers(bench, other), request.input_ids, result, f"{request.request_id!r} after an update")
+
+
+@check(
+    "infer.experts.paused", level=Level.SINGLE, law=1, spec="infer#experts", requires=("experts.trace", "pause.keep")
+)
+async def paused(bench: InferBench) -> None:
+    """A pause leaves no hole in the trace of what it froze."""
+    folder = model_with_experts(bench)
+    async with bench.engine("experts.trace", "pause.keep", model=folder, fresh=True) as engine:
+        requests = _requests(bench, count=3, length=40)
+        calls = [bench.call(engine.generate(request)) for request in requests]
+        for _ in range(3):
+            await bench.until_generated(engine, 7)
+            await engine.pause(PauseMode.KEEP)
+            await bench.turns(5)
+            await engine.resume()
+        results = await bench.results(calls)
+    for request, result in zip(requests, results, strict=True):
+        _expect_trace(_routers(bench, folder), request.input_ids, result, f"{request.request_id!r} after three pauses")
+
+
+@check(
+    "infer.experts.continued",
+    level=Level.SINGLE,
+    law=1,
+    spec="infer#experts",
+    requires=("experts.trace", "pause.abort"),
+)
+async def continued(bench: InferBench) -> None:
+    """A request aborted and continued, as the pool does it, has the whole trace: no row is missing or twice there."""
+    from areal_core.rollout.continuation import Continuation
+
+    folder = model_with_experts(bench)
+    async with bench.engine("experts.trace", "pause.abort", model=folder, fresh=True) as engine:
+        requests = _requests(bench, count=3, length=50)
+        whole = [Continuation(request) for request in requests]
+        results: list[Generation | None] = [None] * len(requests)
+        for turn in range(4):
+            calls = {
+                number: bench.call(engine.generate(continuation.next_request()))
+                for number, continuation in enumerate(whole)
+                if results[number] is None
+            }
+            if turn < 3:
+                await bench.until_generated(engine, 12)
+                await engine.pause(PauseMode.ABORT)
+            for number, part in zip(calls, await bench.results(calls.values()), strict=True):
+                results[number] = whole[number].add(part)
+            await engine.resume()
+    routers = _routers(bench, folder)
+    for request, result in zip(requests, results, strict=True):
+        expect(
+            result is not None and result.stop_reason is StopReason.LENGTH, "a continued request must come to its end"
+        )
+        assert result is not None
+        _expect_trace(routers, request.input_ids, result, f"{request.request_id!r} aborted and continued")

@@ -1,0 +1,162 @@
+"""Sleep: memory given back for real, and nothing computed until new weights have come.
+
+Knows: sleep, wake, and the calls around them.
+Does not know: how much memory it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import expect_policy, well_formed
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from areal_conformance.benches.infer import InferBench
+    from areal_core.testing.serving import FolderWeights
+
+SLEEP = ("memory.sleep",)
+
+
+def _pause(bench: InferBench) -> PauseMode:
+    return PauseMode.KEEP if bench.target.claimed("pause.keep") else PauseMode.ABORT
+
+
+def _other(bench: InferBench) -> FolderWeights:
+    from areal_core.testing.serving import FolderWeights
+
+    return FolderWeights.of(bench.model(seed=21))
+
+
+async def _wake_with(bench: InferBench, engine: InferenceEngine, weights: FolderWeights) -> int:
+    """Wake, receive, commit and resume; return the new version."""
+    sleeper: Any = engine
+    await sleeper.wake()
+    version = await bench.serving(engine) + 1
+    await engine.receive_weights(weights.offer(version), version)
+    await engine.commit_weights(version)
+    await engine.resume()
+    return version
+
+
+@check("infer.sleep.round_trip", level=Level.SINGLE, law=7, spec="infer#sleep", requires=SLEEP)
+async def round_trip(bench: InferBench) -> None:
+    """After sleep, wake and an update the engine serves the new weights, again and again; both calls are idempotent."""
+    sizes = [_other(bench), bench.weights(), _other(bench)]
+    async with bench.engine(*SLEEP, fresh=True) as engine:
+        sleeper: Any = engine
+        request = bench.ask(5, 9, 7, max_new_tokens=12)
+        expect_policy(bench, await engine.generate(request), request)
+        for weights in sizes:
+            await engine.pause(_pause(bench))
+            for _ in range(3):
+                await sleeper.sleep()
+            status = await engine.status()
+            expect(status.paused, f"a sleeping engine is paused; its status says {status}")
+            await sleeper.wake()
+            version = await _wake_with(bench, engine, weights)
+            result = await engine.generate(request)
+            expect_policy(bench, result, request, weights=weights, told="after sleep, wake and an update")
+            stamped = {span.version for span in result.version_spans}
+            expect(stamped == {version}, f"after waking with version {version} tokens are stamped {stamped}")
+
+
+@check("infer.sleep.only_paused", level=Level.SINGLE, law=8, spec="infer#sleep", requires=SLEEP)
+async def only_paused(bench: InferBench) -> None:
+    """sleep of an engine that is not paused is refused, and requests go on unharmed."""
+    async with bench.engine(*SLEEP, fresh=True) as engine:
+        sleeper: Any = engine
+        request = bench.ask(5, 9, 7, max_new_tokens=100)
+        call = bench.call(engine.generate(request))
+        await bench.until_generated(engine, 2)
+        try:
+            await sleeper.sleep()
+        except ArealError as error:
+            expect(error.why or error.fix, f"sleep without a pause is refused without a reason: {error}")
+        else:
+            raise Violation("sleep of an engine that is not paused returned; it must be refused with an ArealError")
+        expect_policy(bench, (await bench.results([call]))[0], request)
+
+
+@check("infer.sleep.computes_nothing", level=Level.SINGLE, law=7, spec="infer#sleep", requires=SLEEP)
+async def computes_nothing(bench: InferBench) -> None:
+    """From sleep until weights are committed no token is computed; generate waits or fails with a typed error."""
+    async with bench.engine(*SLEEP, fresh=True) as engine:
+        sleeper: Any = engine
+        before = await bench.serving(engine)
+        await engine.pause(_pause(bench))
+        count = (await engine.status()).tokens_generated
+        await sleeper.sleep()
+        requests = [bench.ask(5, 9, 7, name=f"r{n}", max_new_tokens=6) for n in range(3)]
+        calls = [bench.call(engine.generate(requests[0]))]
+        await _try_to_resume(engine)
+        await bench.turns()
+        calls.append(bench.call(engine.generate(requests[1])))
+        await sleeper.wake()
+        await _try_to_resume(engine)
+        calls.append(bench.call(engine.generate(requests[2])))
+        await bench.turns()
+        computed = (await engine.status()).tokens_generated - count
+        expect(computed == 0, f"{computed} tokens were computed between sleep and the next commit")
+        weights = _other(bench)
+        version = await _wake_with(bench, engine, weights)
+        await _judge(bench, calls, requests, weights, version, before)
+
+
+async def _try_to_resume(engine: InferenceEngine) -> None:
+    try:
+        await engine.resume()
+    except ArealError:
+        return  # refused, as it should be; an engine that merely waits is judged by the tokens it computes
+
+
+async def _judge(
+    bench: InferBench,
+    calls: list[asyncio.Task[Generation]],
+    requests: list[GenerationRequest],
+    weights: FolderWeights,
+    version: int,
+    before: int,
+) -> None:
+    """Expect each call to have failed typed, or to be wholly of the new weights."""
+    for ended, request in zip(await bench.ended(calls, "calls made during sleep to end"), requests, strict=True):
+        if isinstance(ended, BaseException):
+            expect(isinstance(ended, ArealError), f"generate during sleep raised {type(ended).__name__}: {ended}")
+            continue
+        well_formed(ended, request)
+        stamped = {span.version for span in ended.version_spans}
+        told = f"a request made during sleep of version {before}"
+        expect(stamped <= {version}, f"{told} has tokens of versions {stamped}, weights came with version {version}")
+        expect_policy(bench, ended, request, weights=weights, told=told)
+
+
+@check(
+    "infer.sleep.frozen_requests",
+    level=Level.SINGLE,
+    law=1,
+    spec="infer#sleep",
+    requires=("memory.sleep", "pause.keep"),
+)
+async def frozen_requests(bench: InferBench) -> None:
+    """A request frozen before sleep goes on under the new weights, its stamps true, or fails with a typed error."""
+    weights = bench.weights()
+    async with bench.engine("memory.sleep", "pause.keep", fresh=True) as engine:
+        sleeper: Any = engine
+        request = bench.ask(5, 9, 7, max_new_tokens=120)
+        call = bench.call(engine.generate(request))
+        await bench.until_generated(engine, 3)
+        await engine.pause(PauseMode.KEEP)
+        await sleeper.sleep()
+        version = await _wake_with(bench, engine, weights)  # the same weights: the whole output has one truth
+        ended = (await bench.ended([call], "the frozen request to end"))[0]
+    if isinstance(ended, BaseException):
+        expect(isinstance(ended, ArealError), f"a frozen request raised {type(ended).__name__}: {ended}")
+        return
+    if str(ended.stop_reason) != "aborted":
+        expect(ended.version_spans[-1].version == version, f"its last tokens are stamped {ended.version_spans[-1]}")
+    expect_policy(bench, ended, request, told="a request that was frozen while the engine slept")

@@ -1,0 +1,147 @@
+"""A seed decides a request's tokens, and nothing else does; seeds and places are independent of each other.
+
+Knows: seeds, prior tokens, company.
+Does not know: what distribution is drawn from (`sampling`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import prompts, well_formed
+from areal_conformance.checks.infer.sampling import SLOTS
+from areal_conformance.outcome import expect
+from areal_core.contract.inference import Generation, InferenceEngine
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.infer import InferBench
+
+NUM_PAIRS = 600
+MANY_DEVIATIONS = 7.0
+"""Beyond this many standard deviations a correlation of independent draws lies with a chance of 3e-12."""
+SEEDED = ("sampling.seed",)
+
+
+async def _ids(
+    bench: InferBench, engine: InferenceEngine, seed: int, *, name: str = "r", count: int = 24
+) -> tuple[int, ...]:
+    request = bench.ask(5, 9, 7, name=name, temperature=1.0, seed=seed, max_new_tokens=count)
+    return (await engine.generate(request)).output_ids
+
+
+@check("infer.sampling.seed", level=Level.SINGLE, law=1, spec="infer#sampling", requires=SEEDED)
+async def seed(bench: InferBench) -> None:
+    """The same request with the same seed gives the same tokens: again, under another id, in any company."""
+    async with bench.engine(*SEEDED, max_concurrent=8) as engine:
+        wanted = {number: await _ids(bench, engine, number) for number in range(6)}
+        again = {number: await _ids(bench, engine, number, name=f"other-{number}") for number in reversed(range(6))}
+        crowd = [
+            bench.call(engine.generate(bench.ask(*ids, name=f"c{n}", temperature=0.8, max_new_tokens=20 + n, seed=n)))
+            for n, ids in enumerate(prompts(9, seed=4, longest=30))
+        ]
+        together = await asyncio.gather(*(_ids(bench, engine, number, name=f"t{number}") for number in range(6)))
+        await bench.results(crowd)
+    for number in range(6):
+        told = f"seed {number} after [5, 9, 7] at temperature 1"
+        expect(again[number] == wanted[number], f"{told}: {again[number]} the second time, {wanted[number]} the first")
+        expect(together[number] == wanted[number], f"{told}: {together[number]} in company, {wanted[number]} alone")
+
+
+@check("infer.sampling.seeds_differ", level=Level.SINGLE, law=1, spec="infer#sampling", requires=SEEDED)
+async def seeds_differ(bench: InferBench) -> None:
+    """Different seeds give different tokens, seeds as large as 2**63 - 1 included: no bit of a seed is dropped."""
+    seeds = [0, 1, 2, 3, 2**16, 2**31, 2**31 + 1, 2**32, 2**32 + 1, 2**53, 2**53 + 1, 2**62, 2**63 - 1, 2**63 - 2]
+    async with bench.engine(*SEEDED) as engine:
+        outputs = [await _ids(bench, engine, number) for number in seeds]
+    first: dict[tuple[int, ...], int] = {}
+    for number, output in zip(seeds, outputs, strict=True):
+        expect(output not in first, f"seeds {first.get(output)} and {number} give the same 24 tokens {output}")
+        first[output] = number
+
+
+@check("infer.sampling.seed_continues", level=Level.SINGLE, law=1, spec="infer#sampling", requires=SEEDED)
+async def seed_continues(bench: InferBench) -> None:
+    """A request continued from any of its tokens gives the tokens it would have given uninterrupted."""
+    async with bench.engine(*SEEDED) as engine:
+        for number, ids in enumerate(prompts(3, seed=5, longest=12)):
+            whole = await _whole(bench, engine, ids, number)
+            for cut in (1, 2, 9, 23):
+                rest = await _rest(bench, engine, ids, whole, cut, number)
+                expect(
+                    rest.output_ids == whole.output_ids[cut:],
+                    f"seed {number}: continued after {cut} tokens it gives {rest.output_ids}, "
+                    f"uninterrupted {whole.output_ids[cut:]}",
+                )
+
+
+async def _whole(bench: InferBench, engine: InferenceEngine, ids: tuple[int, ...], seed: int) -> Generation:
+    return await engine.generate(bench.ask(*ids, temperature=1.0, seed=seed, max_new_tokens=24))
+
+
+async def _rest(
+    bench: InferBench, engine: InferenceEngine, ids: tuple[int, ...], whole: Generation, cut: int, seed: int
+) -> Generation:
+    more = bench.ask(
+        *ids,
+        *whole.output_ids[:cut],
+        name="request+1",
+        num_prior=cut,
+        temperature=1.0,
+        seed=seed,
+        max_new_tokens=24 - cut,
+    )
+    rest = await engine.generate(more)
+    well_formed(rest, more)
+    return rest
+
+
+@check("infer.sampling.unseeded", level=Level.SINGLE, law=1, spec="infer#sampling")
+async def unseeded(bench: InferBench) -> None:
+    """Without a seed every request of a group has draws of its own: equal prompts give different outputs."""
+    async with bench.engine() as engine:
+        requests = [
+            bench.ask(5, 9, 7, name=f"t/0/{number}", temperature=1.0, max_new_tokens=24) for number in range(12)
+        ]
+        results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+    distinct = len({result.output_ids for result in results})
+    expect(distinct == 12, f"12 requests without a seed for one prompt gave {distinct} different outputs of 24 tokens")
+
+
+@check("infer.sampling.independent", level=Level.SINGLE, law=1, spec="infer#sampling")
+async def independent(bench: InferBench) -> None:
+    """Draws at different places of an output, and of neighbouring seeds, know nothing of each other."""
+    from areal_conformance.oracles.sampling import correlation, middle
+
+    heat = 0.6
+    claimed = bench.target.claimed("sampling.seed")
+    async with bench.engine(max_concurrent=SLOTS) as engine:
+        requests = [
+            bench.ask(5, 9, 7, name=f"r{number}", temperature=heat, max_new_tokens=3, seed=number if claimed else None)
+            for number in range(NUM_PAIRS)
+        ]
+        results = await asyncio.gather(*(engine.generate(request) for request in requests))
+    known: dict[tuple[int, ...], list[float]] = {}
+    for result in results:
+        if result.output_ids not in known:
+            logits = bench.oracle().logits([5, 9, 7, *result.output_ids])[2:-1]
+            rows = (logits.double() / heat).log_softmax(-1)
+            known[result.output_ids] = [middle(row, token) for row, token in zip(rows, result.output_ids, strict=True)]
+    table = [known[result.output_ids] for result in results]
+    places = list(zip(*table, strict=True))
+    for left in range(3):
+        for right in range(3):
+            for step in (0, 1, 2):
+                if step == 0 and left >= right:
+                    continue
+                pairs = (places[left][: NUM_PAIRS - step], places[right][step:])
+                deviations = correlation(*pairs)
+                where = (
+                    f"request n and token {right} of request n + {step}" if step else f"and token {right} of a request"
+                )
+                expect(
+                    abs(deviations) < MANY_DEVIATIONS,
+                    f"the draws of token {left} of {where} are correlated, {deviations:+.1f} standard deviations: "
+                    f"they share random numbers",
+                )

@@ -1,0 +1,112 @@
+"""Ends of a weight transfer that do what real ones may: reuse their buffers, stall, fail halfway.
+
+Knows: the contract of a WeightSource.
+Does not know: engines.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_core.contract.weights import WeightManifest
+    from areal_core.testing.serving import FolderWeights
+
+STALL_S = 5.0
+"""The most a stalled source waits for its check, so that nothing hangs with it."""
+
+
+class ScratchSource:
+    """Hands out views of one scratch buffer, several tensors a bucket, and spoils it before the next bucket."""
+
+    def __init__(self, weights: FolderWeights, version: int, *, per_bucket: int = 3) -> None:
+        self._offer = weights.offer(version)
+        self._per_bucket = per_bucket
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """Return what is offered."""
+        return self._offer.manifest
+
+    def buckets(self) -> Iterator[Mapping[str, Tensor]]:
+        """Yield views that are valid until the next bucket is asked for."""
+        import torch
+
+        named = self._offer.tensors
+        groups = [named[at : at + self._per_bucket] for at in range(0, len(named), self._per_bucket)]
+        size = max(sum(tensor.nbytes + 64 for _, tensor in group) for group in groups)
+        scratch = torch.zeros(size, dtype=torch.uint8)
+        for group in groups:
+            bucket: dict[str, Any] = {}
+            at = 0
+            for name, tensor in group:
+                view = scratch[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                view.copy_(tensor)
+                bucket[name] = view
+                at += -(-tensor.nbytes // 64) * 64
+            yield bucket
+            scratch.fill_(0xFF)
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class GatedSource:
+    """Stops before bucket number `at` until `open` is called; `inside` tells that it was reached."""
+
+    def __init__(self, weights: FolderWeights, version: int, *, at: int = 0) -> None:
+        self._offer = weights.offer(version)
+        self._offer.before_bucket = self._before
+        self._at = at if at >= 0 else len(self._offer.tensors) + at
+        self._opened = threading.Event()
+        self.inside = threading.Event()
+        self.timed_out = False
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """Return what is offered."""
+        return self._offer.manifest
+
+    def buckets(self) -> Iterator[Mapping[str, Tensor]]:
+        """Yield one tensor at a time, stopping once."""
+        yield from self._offer.buckets()
+
+    def open(self) -> None:
+        """Let the transfer go on."""
+        self._opened.set()
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+    def _before(self, number: int) -> None:
+        if number == self._at:
+            self.inside.set()
+            self.timed_out = not self._opened.wait(STALL_S)
+
+
+class FailingSource:
+    """Raises before bucket number `at`."""
+
+    def __init__(self, weights: FolderWeights, version: int, *, at: int, error: Exception) -> None:
+        self._offer = weights.offer(version)
+        self._at = at if at >= 0 else len(self._offer.tensors) + at
+        self._error = error
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """Return what is offered."""
+        return self._offer.manifest
+
+    def buckets(self) -> Iterator[Mapping[str, Tensor]]:
+        """Yield one tensor at a time, then fail."""
+        for number, bucket in enumerate(self._offer.buckets()):
+            if number == self._at:
+                raise self._error
+            yield bucket
+
+    def close(self) -> None:
+        """Hold nothing."""

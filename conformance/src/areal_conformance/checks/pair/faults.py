@@ -1,0 +1,193 @@
+"""An update that fails changes nothing, says who failed, and the next one works.
+
+Knows: faults of the transport and of workers, on either side.
+Does not know: engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.pair import Pair, PairBench
+from areal_conformance.benches.pair_faults import Trouble
+from areal_conformance.benches.pair_workers import SeatedWorker
+from areal_conformance.check import Level, check
+from areal_conformance.checks.pair.judging import expect_serves
+from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_core.contract.errors import ArealError, FingerprintMismatch, StorageError, WeightSyncError, WorkerDied
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_core.contract.weights import WeightManifest
+
+
+async def fails(pair: Pair, what: str, *, naming: str = "") -> ArealError:
+    """Expect the update to fail with an ArealError, and return it."""
+    try:
+        await pair.sync.update(pair.sync.version + 1)
+    except ArealError as error:
+        expect(naming in str(error), f"{what}: the error must name {naming}, it says {error}")
+        return error
+    raise Violation(f"{what}: the update reported success")
+
+
+async def recovers(bench: PairBench, pair: Pair, old: Path, what: str) -> None:
+    """Expect the old policy on every replica, and a next update that brings the new one."""
+    version = pair.sync.version
+    await expect_serves(bench, pair, old, version, f"after {what}")
+    await pair.update()
+    new = await pair.saved(bench.folder / f"after {what}"[:60].replace(" ", "-"))
+    await expect_serves(bench, pair, new, version + 1, f"the update after {what}")
+
+
+@check("pair.fault.spoiled", level=Level.FAULTS, law=7, spec="weights", deadline_s=120.0)
+async def spoiled(bench: PairBench) -> None:
+    """One bit that flips on the way to one of two replicas is found by its fingerprint; nobody takes the version."""
+    for transport in bench.transports:
+        trouble = Trouble()
+        async with bench.pair(replicas=2, transport=transport, wrap=trouble.wrap) as pair:
+            old = await pair.saved(bench.folder / f"old-{transport}")
+            await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+            trouble.on_read, trouble.only_reader = _flip_one, trouble.readers[0] + 1
+            error = await fails(pair, "a flipped bit", naming="rollout/")
+            if not trouble.fired:
+                _never()
+            expect(
+                isinstance(error, FingerprintMismatch),
+                f"expected FingerprintMismatch, got {type(error).__name__}: {error}",
+            )
+            trouble.heal()
+            await recovers(bench, pair, old, f"a flipped bit, {transport}")
+
+
+@check("pair.fault.sender_spoiled", level=Level.FAULTS, law=7, spec="train#send_weights", deadline_s=120.0)
+async def sender_spoiled(bench: PairBench) -> None:
+    """Bytes that the sink holds otherwise than the engine does are the trainer's to find: FingerprintMismatch."""
+    trouble = Trouble()
+    async with bench.pair(wrap=trouble.wrap) as pair:
+        old = await pair.saved(bench.folder / "old")
+        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+        trouble.on_write = _flip_one
+        error = await fails(pair, "bytes spoiled on their way into the sink")
+        expect(
+            isinstance(error, FingerprintMismatch), f"expected FingerprintMismatch, got {type(error).__name__}: {error}"
+        )
+        trouble.heal()
+        await recovers(bench, pair, old, "spoiled bytes")
+
+
+@check("pair.fault.renamed", level=Level.FAULTS, law=7, spec="infer#receive_weights", deadline_s=120.0)
+async def renamed(bench: PairBench) -> None:
+    """A manifest with a name too many, too few or another is refused by the replicas, and nothing changes."""
+    import attrs
+
+    def without_last(manifest: WeightManifest) -> WeightManifest:
+        return attrs.evolve(manifest, tensors=manifest.tensors[:-1])
+
+    def other_name(manifest: WeightManifest) -> WeightManifest:
+        first = attrs.evolve(manifest.tensors[0], name="model.other.weight")
+        return attrs.evolve(manifest, tensors=(first, *manifest.tensors[1:]))
+
+    def one_more(manifest: WeightManifest) -> WeightManifest:
+        more = attrs.evolve(manifest.tensors[0], name="model.more.weight")
+        return attrs.evolve(manifest, tensors=(*manifest.tensors, more))
+
+    def other_version(manifest: WeightManifest) -> WeightManifest:
+        return attrs.evolve(manifest, version=manifest.version + 1)
+
+    trouble = Trouble()
+    async with bench.pair(wrap=trouble.wrap) as pair:
+        old = await pair.saved(bench.folder / "old")
+        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+        for change in (without_last, other_name, one_more, other_version):
+            trouble.on_manifest = change
+            error = await fails(pair, change.__name__, naming="rollout/0")
+            expect(isinstance(error, WeightSyncError), f"expected WeightSyncError, got {type(error).__name__}: {error}")
+            await expect_serves(bench, pair, old, 0, change.__name__)
+        trouble.heal()
+        await recovers(bench, pair, old, "manifests that did not fit")
+
+
+@check("pair.fault.replica", level=Level.FAULTS, law=7, spec="weights", deadline_s=120.0)
+async def replica(bench: PairBench) -> None:
+    """A replica that cannot receive, first or last of two, keeps both on the old version and is named."""
+
+    def broken(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        raise OSError("the network cable was pulled")
+
+    trouble = Trouble()
+    async with bench.pair(replicas=2, wrap=trouble.wrap) as pair:
+        old = await pair.saved(bench.folder / "old")
+        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+        for which in (0, 1):
+            trouble.on_read, trouble.only_reader, trouble.fired = broken, trouble.readers[0] + which, 0
+            error = await fails(pair, "a replica that cannot receive", naming="rollout/")
+            if not trouble.fired:
+                _never()
+            expect("network cable" in str(error), f"the error must say what happened, it says {error}")
+            await expect_serves(bench, pair, old, 0, f"after replica {which} failed to receive")
+        trouble.heal()
+        await recovers(bench, pair, old, "a replica that failed")
+
+
+@check("pair.fault.replica_died", level=Level.FAULTS, law=9, spec="weights", deadline_s=120.0)
+async def replica_died(bench: PairBench) -> None:
+    """A replica that dies while it receives is left out; the other one takes the version and serves it."""
+    async with bench.pair(replicas=2) as pair:
+        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+        dead = pair.replicas[0]
+        assert isinstance(dead, SeatedWorker)
+        dead.faults["receive_weights"] = WorkerDied("rollout/0 ended", why="killed")
+        update = await pair.update()
+        expect(update.excluded == ("rollout/0",), f"expected rollout/0 to be left out, got {update.excluded}")
+        new = await pair.saved(bench.folder / "new")
+        pair.workers = {"rollout/1": pair.workers["rollout/1"]}
+        generations = await pair.generate(temperature=1.0)
+        stamps = {span.version for one in generations for span in one.version_spans}
+        expect(stamps == {1}, f"the replica left must serve version 1, it stamps {sorted(stamps)}")
+        from areal_conformance.checks.pair.judging import atol, gap, said, truth
+
+        difference = gap(said(generations), truth(new, generations))
+        expect(difference <= atol(bench), f"the replica left is {difference:.2e} away from the new policy")
+
+
+@check("pair.fault.sender", level=Level.FAULTS, law=7, spec="train#send_weights", deadline_s=120.0)
+async def sender(bench: PairBench) -> None:
+    """A trainer that fails while it sends fails the update with its own error; the next one works."""
+    count = [0]
+
+    def full(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        count[0] += 1
+        if count[0] > 2:
+            raise StorageError("no room for weights", why="the disk is full", fix="free space")
+        return bucket
+
+    trouble = Trouble()
+    async with bench.pair(wrap=trouble.wrap) as pair:
+        old = await pair.saved(bench.folder / "old")
+        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+        trouble.on_write = full
+        error = await fails(pair, "a full disk", naming="no room for weights")
+        expect(
+            isinstance(error, StorageError), f"expected the sink's StorageError, got {type(error).__name__}: {error}"
+        )
+        expect(count[0] == 3, f"after the sink's error the engine wrote {count[0] - 3} buckets more")
+        trouble.heal()
+        await recovers(bench, pair, old, "a full disk")
+
+
+def _flip_one(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Flip the lowest bit of the last element of the last tensor of a bucket."""
+    import torch
+
+    changed = {name: tensor.detach().clone() for name, tensor in bucket.items()}
+    last = changed[list(changed)[-1]]
+    last.reshape(-1).view(torch.uint8)[-last.element_size()] ^= 1
+    return changed
+
+
+def _never() -> None:
+    raise Inconclusive("the fault never fired: no replica read the transport")

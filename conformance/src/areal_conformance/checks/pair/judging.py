@@ -1,0 +1,93 @@
+"""The truth of a pair: what a model folder computes, read and run without either engine.
+
+Knows: transformers' own forward in float32, and safetensors.
+Does not know: engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.pair import PROMPTS, Pair, PairBench
+from areal_conformance.outcome import expect
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_core.contract.inference import Generation
+
+ATOL = 2e-3
+"""Float32 on both sides; kernels differ in the order of sums."""
+LOOSE = 0.15
+"""Where a side has no float32."""
+
+
+def atol(bench: PairBench) -> float:
+    """Return how far apart log-probs may be."""
+    half = "float32" not in (bench.train.adapter.dtypes[0], bench.infer.adapter.dtypes[0])
+    wide = bench.train.adapter.dtypes[0] != "float32" or bench.infer.adapter.dtypes[0] != "float32"
+    return bench.tolerance(atol=LOOSE if half or wide else ATOL).atol
+
+
+def truth(
+    folder: Path,
+    generations: Sequence[Generation],
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    temperature: float = 1.0,
+) -> list[float]:
+    """Return the log-probs a folder's model gives the generated tokens, in order."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    told: list[float] = []
+    with torch.no_grad():
+        for prompt, generation in zip(prompts, generations, strict=True):
+            ids = [*prompt, *generation.output_ids]
+            logits = model(torch.tensor([ids])).logits[0].float() / temperature
+            rows = logits.log_softmax(-1)
+            told += [float(rows[place - 1, ids[place]]) for place in range(len(prompt), len(ids))]
+    return told
+
+
+def said(generations: Sequence[Generation]) -> list[float]:
+    """Return the log-probs the engine gave, in order."""
+    return [logprob for generation in generations for logprob in generation.logprobs]
+
+
+def gap(left: Sequence[float], right: Sequence[float]) -> float:
+    """Return the largest difference of two lists of one length."""
+    expect(len(left) == len(right), f"expected {len(left)} log-probs, got {len(right)}")
+    return max((abs(a - b) for a, b in zip(left, right, strict=True)), default=0.0)
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """Return every tensor of a model folder."""
+    from safetensors.torch import load_file
+
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found.update(load_file(file))
+    return found
+
+
+async def expect_serves(bench: PairBench, pair: Pair, folder: Path, version: int, when: str) -> list[Generation]:
+    """Expect every replica to serve the policy of a folder, as this version."""
+    first: list[Generation] = []
+    for worker in pair.replicas:
+        # Sampled text that only this policy would rate so: tokens differ from its favourites.
+        generations = await pair.generate(worker=worker, temperature=1.0, max_new_tokens=10)
+        difference = gap(said(generations), truth(folder, generations))
+        expect(
+            difference <= atol(bench),
+            f"{when}: {worker.id} gives log-probs up to {difference:.2e} off those of the weights it should serve "
+            f"(tolerance {atol(bench):g})",
+        )
+        stamps = sorted({span.version for one in generations for span in one.version_spans})
+        expect(stamps == [version], f"{when}: {worker.id} stamps versions {stamps}, expected {version}")
+        status = await worker.call("status", timeout_s=30.0)
+        expect(status.version == version, f"{when}: {worker.id} reports version {status.version}, expected {version}")
+        first = first or generations
+    return first

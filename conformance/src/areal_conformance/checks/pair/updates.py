@@ -1,0 +1,200 @@
+"""An update from end to end: what the trainer holds is what the replicas compute with.
+
+Knows: the trainer's saved folder as the truth of its weights.
+Does not know: how weights travel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.pair import PairBench
+from areal_conformance.check import Level, check
+from areal_conformance.checks.pair.judging import atol, expect_serves, gap, said, tensors_of, truth
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import VersionRegressed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@check("pair.update.witness", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
+async def witness(bench: PairBench) -> None:
+    """After each update the replicas compute with the weights the trainer saves, tied or not, by any transport."""
+    from areal_core.weights.fingerprint import fingerprint
+
+    for number, transport in enumerate(bench.transports):
+        for tied in (True, False):
+            model = bench.model(tied=tied)
+            async with bench.pair(model=model, transport=transport, lr=0.03) as pair:
+                for version in (1, 2):
+                    generations = await pair.generate(temperature=1.0)
+                    await pair.step(pair.batch(generations))
+                    update = await pair.update()
+                    saved = await pair.saved(bench.folder / f"{number}-{tied}-{version}")
+                    when = f"{transport}, {'tied' if tied else 'untied'}, version {version}"
+                    tensors = tensors_of(saved)
+                    expect(
+                        update.num_tensors in (len(tensors), len(tensors) - 1),
+                        f"{when}: {update.num_tensors} tensors were sent, the trainer's folder holds {len(tensors)}",
+                    )
+                    await expect_serves(bench, pair, saved, version, when)
+                    for worker in pair.replicas:
+                        held = _held(bench, worker)
+                        wrong = [
+                            n for n, t in held.items() if n in tensors and fingerprint(t) != fingerprint(tensors[n])
+                        ]
+                        expect(not wrong, f"{when}: the replica's own {wrong[:4]} are not the trainer's")
+
+
+@check("pair.update.changes_policy", level=Level.LOOP, law=7, spec="weights", deadline_s=120.0)
+async def changes_policy(bench: PairBench) -> None:
+    """One optimizer step changes the served policy, every layer of it, at the update and not before."""
+    async with bench.pair(lr=0.02) as pair:
+        before = await pair.generate(temperature=0.0)
+        start = await pair.saved(bench.folder / "start")
+        expect(gap(said(before), truth(start, before)) <= atol(bench), "the starting policies differ")
+        await pair.step(pair.batch(before))
+        unserved = await pair.generate(temperature=0.0)
+        expect(
+            [(g.output_ids, g.logprobs) for g in unserved] == [(g.output_ids, g.logprobs) for g in before],
+            "the served policy changed before the update",
+        )
+        update = await pair.update()
+        stepped = await pair.saved(bench.folder / "stepped")
+        old, new = tensors_of(start), tensors_of(stepped)
+        same = [name for name in new if bool((old[name] == new[name]).all())]
+        expect(not same, f"one optimizer step left {len(same)} tensors as they were: {same[:4]}")
+        # The first update has nothing to compare with; a second one without a step must be all unchanged.
+        again = await pair.update()
+        expect(
+            again.unchanged == again.num_tensors == update.num_tensors,
+            f"without a step {again.num_tensors - again.unchanged} of {again.num_tensors} tensors changed",
+        )
+        after = await pair.generate(temperature=0.0)
+        moved = gap(said(after), truth(start, after))
+        bench.numbers["moved"] = moved
+        expect(
+            moved > 10 * atol(bench), f"the served log-probs moved by {moved:.1e}: the step did not reach the replicas"
+        )
+        await expect_serves(bench, pair, stepped, 2, "after one step and two updates")
+
+
+@check("pair.update.one_by_one", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
+async def one_by_one(bench: PairBench) -> None:
+    """Every tensor arrives in its own place: replicas of another model compute as the trainer after one update."""
+    for tied in (True, False):
+        ours, theirs = bench.model(tied=tied, seed=1), bench.model(tied=tied, seed=2)
+        async with bench.pair(model=ours, replica_model=theirs, lr=0.0) as pair:
+            await expect_serves(bench, pair, theirs, 0, "before the update")
+            await pair.update()
+            await expect_serves(bench, pair, ours, 1, f"after the update, {'tied' if tied else 'untied'}")
+
+
+@check("pair.update.after_load", level=Level.LOOP, law=4, spec="train", requires=("train.checkpoint.exact",))
+async def after_load(bench: PairBench) -> None:
+    """After `load_state` an update brings the replicas back to the loaded policy."""
+    async with bench.pair(lr=0.05) as pair:
+        generations = await pair.generate(temperature=1.0)
+        batch = pair.batch(generations)
+        await pair.step(batch)
+        saved = await pair.saved(bench.folder / "saved")
+        await pair.trainer.save_state(bench.folder / "state")
+        await pair.update()
+        await pair.step(batch)
+        await pair.update()
+        later = await pair.generate(temperature=1.0)
+        moved = gap(said(later), truth(saved, later))
+        expect(moved > 10 * atol(bench), f"the second step moved the policy by {moved:.1e} only")
+        await pair.trainer.load_state(bench.folder / "state")
+        await pair.update()
+        await expect_serves(bench, pair, saved, 3, "after load_state and an update")
+
+
+@check("pair.update.regressed", level=Level.LOOP, law=7, spec="weights")
+async def regressed(bench: PairBench) -> None:
+    """A version served already, or an older one, is refused by replica and weight sync; what is served stays."""
+    async with bench.pair(lr=0.05) as pair:
+        batch = pair.batch(await pair.generate(temperature=1.0))
+        await pair.step(batch)
+        await pair.sync.update(5)
+        saved = await pair.saved(bench.folder / "five")
+        await pair.step(batch)
+        for version in (5, 4):
+            try:
+                await pair.sync.update(version)
+            except VersionRegressed:
+                pass
+            else:
+                raise Violation(f"version {version} was sent to a fleet that serves 5")
+            offer = pair.transport.open(version)
+            await pair.workers["actor/0"].call("send_weights", offer, version, timeout_s=60.0)
+            try:
+                await pair.replicas[0].call("receive_weights", offer, version, timeout_s=60.0)
+            except VersionRegressed:
+                pass
+            else:
+                raise Violation(f"a replica that serves version 5 took version {version}")
+            pair.transport.release(offer)
+            await expect_serves(bench, pair, saved, 5, f"after version {version} was offered")
+
+
+@check("pair.drift.none", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
+async def drift(bench: PairBench) -> None:
+    """With learning rate 0, fifty steps and updates change no bit of what is sent, saved or served."""
+    async with bench.pair(lr=0.0) as pair:
+        await pair.update()
+        first = await pair.generate(temperature=0.0)
+        batch = pair.batch(first)
+        start = (await pair.logprobs(batch)).tolist()
+        saved = tensors_of(await pair.saved(bench.folder / "first"))
+        for number in range(50):
+            if number % 10 == 0:
+                await pair.step(batch)
+            update = await pair.update()
+            expect(
+                update.unchanged == update.num_tensors,
+                f"update {number + 2}: {update.num_tensors - update.unchanged} of {update.num_tensors} tensors changed "
+                "though the learning rate is 0",
+            )
+        last = await pair.generate(temperature=0.0)
+        pairs = [(g.output_ids, g.logprobs) for g in first], [(g.output_ids, g.logprobs) for g in last]
+        expect(pairs[0] == pairs[1], "greedy output or log-probs changed over fifty updates of the same weights")
+        ended = (await pair.logprobs(batch)).tolist()
+        bench.numbers["drift"] = gap(start, ended)
+        expect(ended == start, f"the trainer's own log-probs moved by {gap(start, ended):.1e}")
+        after = tensors_of(await pair.saved(bench.folder / "last"))
+        wrong = [name for name, tensor in saved.items() if not bool((tensor == after[name]).all())]
+        expect(not wrong, f"the trainer's weights changed: {wrong[:4]}")
+
+
+@check(
+    "pair.update.cast",
+    level=Level.LOOP,
+    law=7,
+    spec="weights",
+    requires=("train.precision.bfloat16", "infer.weights.cast"),
+)
+async def cast(bench: PairBench) -> None:
+    """A trainer in bfloat16 and replicas in another dtype serve the weights the trainer saves."""
+    async with bench.pair(train_dtype="bfloat16", lr=0.05) as pair:
+        for version in (1, 2):
+            await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+            await pair.update()
+            saved = await pair.saved(bench.folder / f"saved-{version}")
+            generations = await pair.generate(temperature=1.0, max_new_tokens=12)
+            difference = gap(said(generations), truth(saved, generations))
+            bench.numbers[f"gap_{version}"] = difference
+            expect(
+                difference <= 0.15, f"version {version}: log-probs are {difference:.2e} from those of the saved weights"
+            )
+
+
+def _held(bench: PairBench, worker: object) -> dict[str, Tensor]:
+    """Return a replica's weights by its witness, where it has one and lives in this process."""
+    from areal_conformance.benches.pair_workers import SeatedWorker
+
+    if not isinstance(worker, SeatedWorker):
+        return {}
+    seen = bench.infer.adapter.witness(worker.seat._engine)  # type: ignore[attr-defined]
+    return {} if seen is None else dict(seen.tensors())

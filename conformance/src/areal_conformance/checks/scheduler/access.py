@@ -1,0 +1,142 @@
+"""Who may talk to a worker: its controller, over loopback, with keys nobody else can see.
+
+Knows: listening addresses, a stranger without a key, and what other users of the machine can read.
+Does not know: how a controller proves itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import pickle
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from areal_conformance.benches.scheduler import CALL_S, ask, asking
+from areal_conformance.check import Level, check
+from areal_conformance.checks.scheduler.anchors import JOB, WORKER
+from areal_conformance.outcome import expect
+from areal_conformance.probe_engine import Trap
+from areal_core.testing.processes import descendants
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.scheduler import SchedulerBench
+    from areal_core.contract.scheduler import Scheduler
+
+_WAIT_MS = 500
+_SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_KEY_LIKE = re.compile(r"[A-Za-z0-9+=.:^!*?&<>()\[\]{}@%$#_-]{32,}")
+
+
+@check("scheduler.access.loopback", level=Level.SINGLE, law=11, spec=WORKER)
+async def loopback(bench: SchedulerBench) -> None:
+    """Every port that workers and controller listen on is bound to loopback, and workers tell that address."""
+    async with bench.scheduler() as scheduler:
+        before = _listening(os.getpid())
+        workers = await bench.start(scheduler, bench.job(num_workers=2))
+        found = _listening(os.getpid()) - before
+        for pid in _family(scheduler):
+            found |= _listening(pid)
+        open_to_all = [where for where in found if not ipaddress.ip_address(where[0]).is_loopback]
+        expect(not open_to_all, f"listening where others can connect: {open_to_all}")
+        if found:
+            hosts = {socket.gethostbyname(worker.host) for worker in workers}
+            reached = all(ipaddress.ip_address(host).is_loopback for host in hosts)
+            expect(reached, f"workers listen on loopback and tell they are at {hosts}")
+
+
+@check("scheduler.access.stranger", level=Level.SINGLE, law=11, spec=WORKER)
+async def stranger(bench: SchedulerBench) -> None:
+    """A peer without the run's key gets no call through and no answer, and does no harm."""
+    trace = bench.folder / "unpickled"
+    async with bench.scheduler() as scheduler:
+        (worker,) = await bench.start(scheduler, bench.job())
+        before = (await worker.call("status", timeout_s=CALL_S)).metrics["calls"]
+        where = {place for pid in _family(scheduler) for place in _listening(pid)}
+        for host, port in sorted(where):
+            await asyncio.to_thread(_shout, host, port, pickle.dumps(Trap(str(trace))))
+            answer = await asyncio.to_thread(_call_without_key, host, port)
+            expect(answer is None, f"a stranger's call to {host}:{port} was answered: {answer!r}")
+        after = (await worker.call("status", timeout_s=CALL_S)).metrics["calls"]
+        expect(after == before, f"{after - before:g} calls of a stranger reached the engine")
+        expect(not trace.exists(), "what a stranger sent was unpickled")
+        expect((await ask(worker, "echo", value=5))["value"] == 5, "the worker is of no use after a stranger came")
+
+
+@check("scheduler.access.secrets", level=Level.SINGLE, law=11, spec=JOB)
+async def secrets(bench: SchedulerBench) -> None:
+    """No key is in a worker's arguments, environment or log, where others may read it."""
+    async with bench.scheduler() as scheduler:
+        await bench.start(scheduler, bench.job(num_workers=2, env={"PROBE_PLAIN": "yes"}))
+        for pid in _family(scheduler):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                for argument in process.cmdline():
+                    expect(not _like_a_key(argument), f"an argument of a worker looks like a key: {argument[:8]}...")
+                for name, value in process.environ().items():
+                    if os.environ.get(name) == value:
+                        continue
+                    told = f"the scheduler gives its workers {name}"
+                    expect(not (value and _SECRET_NAME.search(name)), f"{told}, which others may read")
+                    expect(not _like_a_key(value), f"{told}, which looks like a key: {value[:8]}...")
+        for status in scheduler.poll("probe"):
+            for word in (await asyncio.to_thread(Path(status.log_path).read_text)).split():
+                expect(not _like_a_key(word), f"the log of {status.id} holds what looks like a key: {word[:8]}...")
+
+
+def _family(scheduler: Scheduler) -> list[int]:
+    pids = [status.pid for status in scheduler.poll("probe") if status.pid]
+    return [*pids, *(child for pid in pids for child in descendants(pid))]
+
+
+def _listening(pid: int) -> set[tuple[str, int]]:
+    try:
+        connections = psutil.Process(pid).net_connections("inet")
+    except psutil.Error:
+        return set()
+    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def _like_a_key(text: str) -> bool:
+    """Tell whether a text without a path in it is long and mixed, as keys in hex, base64 or Z85 are."""
+    for part in re.split(r"[/\s,;'\"]", text):
+        for found in _KEY_LIKE.findall(part):
+            letters = any(c.isalpha() for c in found)
+            mixed = any(c.isupper() for c in found) and any(c.islower() for c in found)
+            hexadecimal = re.fullmatch(r"[0-9a-fA-F]{32,}", found) is not None
+            if any(c.isdigit() for c in found) and letters and (mixed or hexadecimal):
+                return True
+    return False
+
+
+def _shout(host: str, port: int, payload: bytes) -> None:
+    """Send what a scanner or an attacker sends first."""
+    for data in (b"GET / HTTP/1.0\r\n\r\n", payload, b"\x00" * 64):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0) as connection:
+            connection.sendall(data)
+
+
+def _call_without_key(host: str, port: int) -> list[bytes] | None:
+    """Make a call as the core's own controller does, without a key; return the answer, None if there is none."""
+    import msgspec
+    import zmq
+
+    from areal_core.runtime.codec import encode
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(f"tcp://{host}:{port}")
+        head = msgspec.msgpack.encode((0, 1, "generate"))
+        body = encode((asking("open", gate="stranger"),))
+        with contextlib.suppress(zmq.Again):
+            dealer.send_multipart([head, *body], zmq.NOBLOCK)
+            if dealer.poll(_WAIT_MS):
+                answer: list[bytes] = dealer.recv_multipart(zmq.NOBLOCK)
+                return answer
+    return None

@@ -1,0 +1,178 @@
+"""Calls: what arrives is what was sent, each reply reaches its own caller, and a late one reaches nobody.
+
+Knows: values, interleavings and deadlines.
+Does not know: sockets, or what an engine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.scheduler import CALL_S, ask, asking, told
+from areal_conformance.check import Level, check
+from areal_conformance.checks.scheduler.anchors import CALL
+from areal_conformance.outcome import expect
+from areal_core.contract.errors import ArealError, WorkerTimeout
+from areal_core.contract.inference import PauseMode
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.scheduler import SchedulerBench
+
+_AT_ONCE = 40
+_OPEN_S = 5.0
+
+
+@check("scheduler.calls.values", level=Level.SINGLE, law=1, spec=CALL)
+async def values(bench: SchedulerBench) -> None:
+    """Plain data and every contract type arrive as they were sent and come back as they arrived."""
+    from areal_conformance.benches.scheduler_values import contract_values, difference, plain_values
+
+    worker = await bench.worker()
+    for name, value in {**plain_values(), **contract_values()}.items():
+        given = (await ask(worker, "echo", value=value))["value"]
+        found = difference(value, given)
+        expect(found is None, f"{name} came back otherwise: {found}")
+
+
+@check("scheduler.calls.tensors", level=Level.SINGLE, law=1, spec=CALL)
+async def tensors(bench: SchedulerBench) -> None:
+    """Tensors and what holds them arrive with their bits, shape and dtype, large ones and empty ones too."""
+    from areal_conformance.benches.scheduler_values import difference, tensor_values
+
+    async with bench.scheduler() as scheduler:
+        (worker,) = await bench.start(scheduler, bench.job())
+        for name, value in tensor_values().items():
+            given = (await ask(worker, "echo", value=value))["value"]
+            found = difference(value, given)
+            expect(found is None, f"{name} came back otherwise: {found}")
+
+
+@check("scheduler.calls.methods", level=Level.SINGLE, law=1, spec=CALL)
+async def methods(bench: SchedulerBench) -> None:
+    """Every argument of every method reaches the engine, and its own result comes back."""
+    worker = await bench.worker()
+    for mode in PauseMode:
+        result = await worker.call("pause", mode, timeout_s=CALL_S)
+        expect(result is None, f"pause returned {result!r}")
+        seen = (await ask(worker, "mode"))["paused"]
+        expect(seen == repr(mode), f"pause({mode!r}) reached the engine as {seen}")
+        expect((await worker.call("status", timeout_s=CALL_S)).paused, "status after pause tells paused=False")
+        await worker.call("resume", timeout_s=CALL_S)
+        expect(not (await worker.call("status", timeout_s=CALL_S)).paused, "status after resume tells paused=True")
+    for version in (3, 2**40):
+        await worker.call("commit_weights", version, timeout_s=CALL_S)
+        generation = await worker.call("generate", asking("facts", (9, 4, 9)), timeout_s=CALL_S)
+        seen_version = generation.version_spans[0].version
+        expect(seen_version == version, f"commit_weights({version}) reached the engine as {seen_version}")
+        expect(generation.output_ids == (9, 4, 9), f"input ids (9, 4, 9) came back as {generation.output_ids}")
+
+
+@check("scheduler.calls.at_once", level=Level.SINGLE, law=1, spec=CALL)
+async def at_once(bench: SchedulerBench) -> None:
+    """Many calls are at work at once, and whatever the order of their ends each caller gets its own reply."""
+    worker = await bench.worker()
+    waiting = [bench.doing(worker.call("generate", _waiting(n), timeout_s=CALL_S)) for n in range(_AT_ONCE)]
+    order = list(range(_AT_ONCE))
+    random.Random(5).shuffle(order)
+    try:
+        for number in order:
+            await ask(worker, "open", timeout_s=_OPEN_S, gate=f"gate {number}")
+        ends = await bench.soon(asyncio.gather(*waiting), f"{_AT_ONCE} calls whose gates were opened")
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+    seen = [(end.output_ids, end.token_extras["gate"]) for end in ends]
+    wrong = [number for number in range(_AT_ONCE) if seen[number] != ((number, number), f"gate {number}")]
+    expect(not wrong, f"calls {wrong[:5]} got the replies {[seen[number] for number in wrong[:5]]}")
+
+
+@check("scheduler.calls.two_workers", level=Level.SINGLE, law=1, spec=CALL)
+async def two_workers(bench: SchedulerBench) -> None:
+    """Calls of two workers at once go each to its own, and none waits for the other worker's."""
+    async with bench.scheduler() as scheduler:
+        left, right = await bench.start(scheduler, bench.job(num_workers=2))
+        stuck = bench.doing(ask(left, "wait", gate="left"))
+        pairs = [(worker, number) for number in range(10) for worker in (left, right)]
+        facts = await bench.soon(asyncio.gather(*(ask(worker, "facts") for worker, _ in pairs)), "calls")
+        pids = {worker.id: status.pid for worker, status in zip((left, right), scheduler.poll("probe"), strict=True)}
+        wrong = [w.id for (w, _), fact in zip(pairs, facts, strict=True) if fact["pid"] != pids[w.id]]
+        expect(not wrong, f"calls of {wrong} were answered by another worker")
+        await ask(left, "open", gate="left")
+        expect((await bench.soon(stuck, "the first call"))["gate"] == "left", "the first call got another's reply")
+
+
+@check("scheduler.calls.deadline", level=Level.SINGLE, law=9, spec=CALL)
+async def deadline(bench: SchedulerBench) -> None:
+    """A call without an answer raises WorkerTimeout at its own deadline, naming worker and method."""
+    worker = await bench.worker()
+    error = await bench.raised(worker.call("generate", asking("wait", gate="never"), timeout_s=0.2), "a call")
+    expect(isinstance(error, WorkerTimeout), f"a call without an answer raised {type(error).__name__}: {error}")
+    for part in (worker.id, "generate"):
+        expect(part in told(error), f"the error does not name {part!r}: {told(error)}")
+    expect((await ask(worker, "echo", value=5))["value"] == 5, "the worker is of no use after a timeout")
+
+
+@check("scheduler.calls.late_reply", level=Level.SINGLE, law=1, spec=CALL)
+async def late_reply(bench: SchedulerBench) -> None:
+    """A reply that comes after its caller gave up reaches no other caller."""
+    worker = await bench.worker()
+    for name in ("late one", "late two"):
+        error = await bench.raised(worker.call("generate", asking("deaf", gate=name), timeout_s=0.2), "a call")
+        expect(isinstance(error, WorkerTimeout), f"a call without an answer raised {type(error).__name__}: {error}")
+    waiting = bench.doing(ask(worker, "wait", gate="after"))
+    for name in ("late two", "late one"):
+        given = await ask(worker, "open", timeout_s=_OPEN_S, gate=name)
+        expect(given == {}, f"another call got the late reply {given}")
+    for number in range(5):
+        given = await ask(worker, "echo", timeout_s=_OPEN_S, value=number)
+        expect(given == {"value": number}, f"echo of {number} got the reply {given}")
+    await ask(worker, "open", timeout_s=_OPEN_S, gate="after")
+    given = await bench.soon(waiting, "a call whose gate was opened")
+    expect(given == {"gate": "after"}, f"a call that was waiting got the reply {given}")
+
+
+@check("scheduler.calls.cancelled", level=Level.SINGLE, law=9, spec=CALL)
+async def cancelled(bench: SchedulerBench) -> None:
+    """Cancelling a call, and its deadline, cancel it in the worker too; the others go on."""
+    worker = await bench.worker()
+    before = (await worker.call("status", timeout_s=CALL_S)).metrics["cancelled"]
+    kept = bench.doing(ask(worker, "wait", gate="kept"))
+    call = bench.doing(ask(worker, "wait", gate="dropped"))
+    await _running(bench, 2)
+    call.cancel()
+    await bench.soon(asyncio.wait((call,)), "a cancelled call")
+    expect(call.cancelled(), "a cancelled call does not end with CancelledError")
+    await _running(bench, 1)
+    await bench.raised(ask(worker, "wait", timeout_s=0.2, gate="dropped"), "a call without an answer")
+    await _running(bench, 1)
+    await ask(worker, "open", gate="kept")
+    expect((await bench.soon(kept, "the other call"))["gate"] == "kept", "the other call got a wrong reply")
+    after = (await worker.call("status", timeout_s=CALL_S)).metrics["cancelled"]
+    expect(after == before + 2, f"two calls were given up, {after - before:g} were cancelled in the worker")
+
+
+@check("scheduler.calls.unknown_method", level=Level.SINGLE, law=8, spec=CALL)
+async def unknown_method(bench: SchedulerBench) -> None:
+    """A method the contract does not have is refused by its name, and the worker goes on."""
+    worker = await bench.worker()
+    for method in ("no_such_method", "_do", "__class__"):
+        error = await bench.raised(worker.call(method, timeout_s=CALL_S), f"a call of {method!r}")
+        expect(isinstance(error, ArealError), f"a call of {method!r} raised {type(error).__name__}: {error}")
+        expect(method in told(error), f"the error does not name {method!r}: {told(error)}")
+    expect((await ask(worker, "echo", value=5))["value"] == 5, "the worker is of no use after an unknown method")
+
+
+def _waiting(number: int) -> object:
+    return asking("wait", (number, number), gate=f"gate {number}")
+
+
+async def _running(bench: SchedulerBench, count: int) -> None:
+    """Wait until the engine has so many generate calls at work."""
+    worker = await bench.worker()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + 10.0 * bench.target.adapter.patience
+    while (running := (await worker.call("status", timeout_s=CALL_S)).num_running) != count:
+        expect(loop.time() < deadline, f"{running} calls are at work in the worker, expected {count}")

@@ -1,0 +1,213 @@
+"""Ends: cancel and close leave nothing, however often and in whatever state they find the workers.
+
+Knows: processes, ports, descriptors and files, before and after.
+Does not know: how a scheduler ends a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import gc
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import psutil
+
+from areal_conformance.benches.scheduler import SOON_S, ask
+from areal_conformance.check import Level, check
+from areal_conformance.checks.scheduler.anchors import CANCEL, CLOSE
+from areal_conformance.outcome import HarnessError, expect
+from areal_core.testing.processes import Kill, Stop, alive, descendants
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.scheduler import SchedulerBench
+
+_CHILDREN_S = 3.0
+"""The kernel needs a moment to take away what a worker had started."""
+
+
+@check("scheduler.cancel.ends", level=Level.SINGLE, law=10, spec=CANCEL)
+async def cancel_ends(bench: SchedulerBench) -> None:
+    """When cancel returns, the workers are gone, and soon all they started; other roles are left alone."""
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job("one", num_workers=2))
+        (kept,) = await bench.start(scheduler, bench.job("two"))
+        children = [await bench.spawn(worker) for worker in (*workers, kept)]
+        pids = [status.pid for status in scheduler.poll("one") if status.pid]
+        family = {pid for worker in pids for pid in descendants(worker)}
+        expect(set(children[:2]) <= family, "the probe's children are not its descendants")
+        await bench.soon(scheduler.cancel("one"), "cancel")
+        await bench.gone(pids, "after cancel")
+        await bench.gone(family, "children of workers after cancel", _CHILDREN_S)
+        expect(tuple(scheduler.poll("one")) == (), f"poll after cancel tells {scheduler.poll('one')}")
+        expect((await ask(kept, "echo", value=5))["value"] == 5, "cancel of one role hurt another")
+        expect(children[2] in bench.processes(), "cancel of one role ended what another role's worker started")
+        await bench.soon(scheduler.cancel("one"), "a second cancel")
+        await bench.soon(scheduler.cancel("never there"), "cancel of an unknown role")
+        await bench.soon(asyncio.gather(scheduler.cancel("two"), scheduler.cancel("two")), "two cancels at once")
+        await bench.gone([children[2]], "children of workers after cancel", _CHILDREN_S)
+
+
+@check("scheduler.cancel.anew", level=Level.SINGLE, law=10, spec=CANCEL)
+async def cancel_anew(bench: SchedulerBench) -> None:
+    """After cancel the role can be submitted again, with fresh workers and as many as asked for."""
+    async with bench.scheduler() as scheduler:
+        (first,) = await bench.start(scheduler, bench.job("one", env={"PROBE_TURN": "first"}))
+        await first.call("commit_weights", 7, timeout_s=30)
+        old = (await ask(first, "facts"))["pid"]
+        await bench.soon(scheduler.cancel("one"), "cancel")
+        workers = await bench.start(scheduler, bench.job("one", num_workers=2, env={"PROBE_TURN": "second"}))
+        expect([worker.id for worker in workers] == ["one/0", "one/1"], f"handles are {[w.id for w in workers]}")
+        for worker in workers:
+            facts = await ask(worker, "facts", names=["PROBE_TURN"])
+            expect(facts["pid"] != old, f"{worker.id} is the old process")
+            expect(facts["env"] == {"PROBE_TURN": "second"}, f"{worker.id} has the variables {facts['env']}")
+            expect((await worker.call("status", timeout_s=30)).version == 0, f"{worker.id} has the old engine's state")
+        error = await bench.raised(ask(first, "echo", value=1), "a call of the handle before cancel")
+        expect(isinstance(error, Exception), f"an old handle's call ended with {type(error).__name__}")
+
+
+@check("scheduler.cancel.in_any_state", level=Level.FAULTS, law=10, spec=CANCEL)
+async def cancel_in_any_state(bench: SchedulerBench) -> None:
+    """Workers that are dead, stopped, at work or deaf to signals are all gone when cancel returns."""
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job("three", num_workers=3))
+        await bench.start(scheduler, bench.job("deaf"), stubborn=True)
+        children = [await bench.spawn(worker) for worker in workers]
+        pids = [status.pid or 0 for role in ("three", "deaf") for status in scheduler.poll(role)]
+        busy = bench.doing(ask(workers[2], "wait", timeout_s=60.0, gate="never"))
+        Kill(pids[0]).inject()
+        await bench.until(lambda: str(bench.status(scheduler, "three").state) == "ended", "poll tells that it ended")
+        stop = Stop(pids[1])
+        stop.inject()
+        try:
+            await bench.soon(asyncio.gather(scheduler.cancel("three"), scheduler.cancel("deaf")), "cancel", 30.0)
+            await bench.gone(pids, "after cancel")
+            await bench.gone(children, "children of workers after cancel", _CHILDREN_S)
+        finally:
+            if pids[1] in bench.processes():
+                stop.heal()
+        await bench.raised(busy, "a call of a worker that was cancelled")
+
+
+@check("scheduler.close.twice", level=Level.SINGLE, law=10, spec=CLOSE)
+async def close_twice(bench: SchedulerBench) -> None:
+    """Close ends every role and all they started; closing again, or a scheduler never used, does nothing."""
+    async with bench.scheduler() as unused:
+        await bench.soon(unused.close(), "close of a scheduler never used")
+    before = bench.children()
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job("one", num_workers=2))
+        workers += await bench.start(scheduler, bench.job("two"))
+        for worker in workers:
+            await bench.spawn(worker)
+        mine = bench.processes() - before
+        await bench.soon(scheduler.close(), "close")
+        pids = {status.pid for role in ("one", "two") for status in scheduler.poll(role) if status.pid}
+        await bench.gone(pids, "after close")
+        await bench.gone(mine, "after close", _CHILDREN_S)
+        await bench.soon(scheduler.close(), "a second close")
+        await bench.soon(scheduler.cancel("one"), "cancel after close")
+    await bench.until(
+        lambda: bench.children() <= before, "after close no dead child waits to be collected", _CHILDREN_S
+    )
+
+
+@check("scheduler.close.leaves_nothing", level=Level.SINGLE, law=10, spec=CLOSE)
+async def close_leaves_nothing(bench: SchedulerBench) -> None:
+    """After close there is no port, no descriptor and no file that was not there before, but the logs."""
+    scratch = bench.folder / "scratch"
+    scratch.mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(scratch)
+    try:
+        await _once(bench)  # what is made once in a process stays
+        gc.collect()
+        ports, open_before = _ports(), _descriptors()
+        logs = [path for _ in range(2) for path in await _once(bench)]
+        gc.collect()
+    finally:
+        tempfile.tempdir = before
+    expect(_ports() <= ports, f"ports still open after close: {_ports() - ports}")
+    more = _descriptors() - open_before
+    expect(not more, f"descriptors still open after two schedulers were closed: {dict(more)}")
+    left = [path.name for path in scratch.rglob("*")]
+    expect(not left, f"files left in the folder for temporary files: {left}")
+    found = {path for log in logs for path in log.parent.rglob("*") if path.is_file()}
+    expect(found == set(logs), f"files beside the logs: {[path.name for path in found - set(logs)]}")
+
+
+@check("scheduler.close.worker_says_goodbye", level=Level.SINGLE, law=10, spec=CANCEL)
+async def says_goodbye(bench: SchedulerBench) -> None:
+    """A worker that can is let end in good order: its engine is closed first."""
+    async with bench.scheduler() as scheduler:
+        await bench.start(scheduler, bench.job("one", num_workers=2))
+        await bench.start(scheduler, bench.job("two"))
+        logs = [Path(status.log_path) for role in ("one", "two") for status in scheduler.poll(role)]
+        await bench.soon(scheduler.cancel("one"), "cancel")
+    for log in logs:
+        text = await asyncio.to_thread(log.read_text)
+        expect("closed in good order" in text, f"the engine of {log.name} was not closed: {text[-300:]!r}")
+
+
+@check("scheduler.orphans.none", level=Level.FAULTS, law=10, spec=CLOSE)
+async def no_orphans(bench: SchedulerBench) -> None:
+    """When the controller is killed, its workers end, and all they started."""
+    given = {
+        "locator": attrs.asdict(bench.target.locator),
+        "options": bench.case(**bench.options()).options,
+        "job": attrs.asdict(bench.job(num_workers=2)),
+    }
+    controller = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "areal_conformance.probe_controller", json.dumps(given)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert controller.stdout is not None
+    assert controller.stderr is not None
+    try:
+        line = await bench.soon(controller.stdout.readline(), "a controller with two workers", 45.0)
+        if not line:
+            raise HarnessError(f"the controller failed: {(await controller.stderr.read()).decode()[-600:]}")
+        pids = json.loads(line)
+    finally:
+        if controller.returncode is None:
+            controller.kill()
+        await controller.communicate()
+    expect(len(pids) >= 4, f"two workers with a child each were started, the controller tells of {pids}")
+    try:
+        await bench.gone(pids, "after the controller was killed", SOON_S)
+    finally:
+        for pid in filter(alive, pids):
+            Kill(pid).inject()
+
+
+async def _once(bench: SchedulerBench) -> list[Path]:
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job("one", num_workers=2))
+        await bench.start(scheduler, bench.job("two"))
+        await asyncio.gather(*(ask(worker, "echo", value=1) for worker in workers))
+        return [Path(status.log_path) for role in ("one", "two") for status in scheduler.poll(role)]
+
+
+def _ports() -> set[int]:
+    return {c.laddr.port for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
+
+
+def _descriptors() -> collections.Counter[str]:
+    """Return how many descriptors of each kind are open; nothing where the system does not tell."""
+    kinds: collections.Counter[str] = collections.Counter()
+    folder = Path("/proc/self/fd")
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        try:
+            kinds[re.sub(r"\d+", "", str(entry.readlink()))] += 1
+        except OSError:
+            continue
+    return kinds

@@ -1,0 +1,159 @@
+"""Workers that die, exit or stand still: noticed soon, told by name and by last words, without harm to others.
+
+Knows: SIGKILL, exit codes, SIGSTOP.
+Does not know: how a scheduler finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.scheduler import ask, told
+from areal_conformance.check import Level, check
+from areal_conformance.checks.scheduler.anchors import CALL, STATE, STATUS
+from areal_conformance.outcome import expect
+from areal_core.contract.errors import ArealError, WorkerDied, WorkerTimeout
+from areal_core.contract.scheduler import WorkerState
+from areal_core.testing.processes import Kill, Stop
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.scheduler import SchedulerBench
+
+_LINES = [f"probe line {number}" for number in range(3)]
+_KILLED = (-9, 137)
+_LONG_S = 60.0
+
+
+@check("scheduler.death.in_flight", level=Level.FAULTS, law=9, spec=CALL)
+async def death_in_flight(bench: SchedulerBench) -> None:
+    """A worker that is killed fails its calls in flight and all later ones with WorkerDied: name and last words."""
+    async with bench.scheduler() as scheduler:
+        left, right = await bench.start(scheduler, bench.job("pair", num_workers=2))
+        await ask(right, "print", lines=_LINES, stream="stdout")
+        calls = [bench.doing(ask(right, "wait", timeout_s=_LONG_S, gate=f"{n}")) for n in range(2)]
+        other = bench.doing(ask(left, "wait", timeout_s=_LONG_S, gate="left"))
+        await ask(right, "echo", value=0)
+        with bench.suffering(Kill(bench.status(scheduler, "pair", 1).pid or 0)):
+            errors = [await bench.raised(call, "a call of a worker that was killed") for call in calls]
+        errors.append(await bench.raised(ask(right, "echo", value=1), "a later call of a worker that was killed"))
+        for error in errors:
+            expect(isinstance(error, WorkerDied), f"a call of a dead worker raised {type(error).__name__}: {error}")
+            for part in ("pair/1", _LINES[-1]):
+                expect(part in told(error), f"the error does not tell {part!r}: {told(error)}")
+        expect(not other.done(), "a call of the other worker ended when its neighbour died")
+        await ask(left, "open", gate="left")
+        expect((await bench.soon(other, "the other worker's call"))["gate"] == "left", "it got a wrong reply")
+
+
+@check("scheduler.death.status", level=Level.FAULTS, law=9, spec=STATUS)
+async def death_status(bench: SchedulerBench) -> None:
+    """Poll tells of a killed worker that it ended, how, and its last lines; of its neighbours that they run."""
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job("trio", num_workers=3))
+        for number, worker in enumerate(workers):
+            await ask(worker, "print", lines=[f"{line} of {number}" for line in _LINES], stream="stderr")
+        pids = [status.pid for status in scheduler.poll("trio")]
+        with bench.suffering(Kill(pids[1] or 0)):
+            await bench.until(
+                lambda: bench.status(scheduler, "trio", 1).state is WorkerState.ENDED, "poll tells that it ended"
+            )
+        status = bench.status(scheduler, "trio", 1)
+        expect(status.exit_code in _KILLED, f"a worker killed by SIGKILL has exit code {status.exit_code}")
+        expect((status.id, status.rank, status.pid) == ("trio/1", 1, pids[1]), f"its status is {status}")
+        expect(f"{_LINES[-1]} of 1" in status.log_tail[-3:], f"its last lines are told as {status.log_tail}")
+        others = [scheduler.poll("trio")[rank] for rank in (0, 2)]
+        expect(all(s.state is WorkerState.RUNNING for s in others), f"its neighbours are told as {others}")
+        expect([s.pid for s in others] == [pids[0], pids[2]], "its neighbours changed their processes")
+        expect((await ask(workers[2], "echo", value=5))["value"] == 5, "its neighbour is of no use")
+
+
+@check("scheduler.death.exit_code", level=Level.FAULTS, law=9, spec=STATUS)
+async def death_exit_code(bench: SchedulerBench) -> None:
+    """A worker that exits has its own exit code in poll and in the error, zero as any other, and its last words."""
+    async with bench.scheduler() as scheduler:
+        for code in (3, 0):
+            role = f"exit{code}"
+            (worker,) = await bench.start(scheduler, bench.job(role))
+            work = ask(worker, "exit", timeout_s=_LONG_S, code=code, lines=["these are my last words"])
+            error = await bench.raised(work, f"a call in which its worker exits with {code}")
+            expect(isinstance(error, WorkerDied), f"it raised {type(error).__name__}: {error}")
+            expect("these are my last words" in told(error), f"the error has no last words: {told(error)}")
+            status = bench.status(scheduler, role)
+            expect(status.state is WorkerState.ENDED, f"poll tells of a worker that exited that it is {status.state}")
+            expect(status.exit_code == code, f"exit code {code} is told as {status.exit_code}")
+
+
+@check("scheduler.log.lines", level=Level.SINGLE, law=9, spec=STATUS)
+async def log_lines(bench: SchedulerBench) -> None:
+    """What a worker writes to its output and its error output is in its own log, and only there."""
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job("pair", num_workers=2))
+        for number, worker in enumerate(workers):
+            await ask(worker, "print", lines=[f"out of {number}"], stream="stdout")
+            await ask(worker, "print", lines=[f"err of {number}"], stream="stderr")
+        texts = [await asyncio.to_thread(Path(s.log_path).read_text) for s in scheduler.poll("pair")]
+        for number, text in enumerate(texts):
+            for line in (f"out of {number}\n", f"err of {number}\n"):
+                expect(line in text, f"{line!r} is not in the log of pair/{number}: {text[-300:]!r}")
+            expect(f"of {1 - number}\n" not in text, f"the log of pair/{number} holds lines of the other worker")
+        paths = [Path(status.log_path) for status in scheduler.poll("pair")]
+    expect(all(path.is_file() for path in paths), "a log is gone after close")
+
+
+@check("scheduler.silence.noticed", level=Level.FAULTS, law=9, spec=STATE)
+async def silence_noticed(bench: SchedulerBench) -> None:
+    """A worker that stands still is told as silent within the heartbeat's deadline, and as running when it goes on."""
+    async with bench.scheduler(heartbeat_timeout_s=0.6) as scheduler:
+        left, right = await bench.start(scheduler, bench.job("pair", num_workers=2))
+        await ask(left, "print", lines=_LINES, stream="stdout")
+        pid = bench.status(scheduler, "pair", 0).pid
+        with bench.suffering(Stop(pid or 0)):
+            await bench.until(
+                lambda: bench.status(scheduler, "pair", 0).state is WorkerState.SILENT, "poll tells that it is silent"
+            )
+            status = bench.status(scheduler, "pair", 0)
+            expect((status.pid, status.exit_code) == (pid, None), f"a silent worker is told as {status}")
+            expect(_LINES[-1] in status.log_tail, f"the last lines of a silent worker are {status.log_tail}")
+            expect((await ask(right, "echo", value=5))["value"] == 5, "its neighbour is of no use")
+        await bench.until(
+            lambda: bench.status(scheduler, "pair", 0).state is WorkerState.RUNNING, "poll tells that it runs again"
+        )
+        expect((await ask(left, "echo", value=5))["value"] == 5, "a worker that went on is of no use")
+
+
+@check("scheduler.silence.calls", level=Level.FAULTS, law=9, spec=CALL)
+async def silence_calls(bench: SchedulerBench) -> None:
+    """A call of a worker that stands still ends with WorkerTimeout, also where its silence is not noticed yet."""
+    async with bench.scheduler() as scheduler:
+        (worker,) = await bench.start(scheduler, bench.job())
+        with bench.suffering(Stop(bench.status(scheduler, "probe").pid or 0)):
+            error = await bench.raised(ask(worker, "echo", timeout_s=0.3, value=1), "a call of a stopped worker")
+            expect(isinstance(error, WorkerTimeout), f"it raised {type(error).__name__}: {error}")
+            expect(worker.id in told(error), f"the error names no worker: {told(error)}")
+            for _ in range(200):
+                scheduler.poll("probe")
+        given = await ask(worker, "echo", value=2)
+        expect(given == {"value": 2}, f"after it went on, echo of 2 got the reply {given}")
+
+
+@check("scheduler.death.calls_at_cancel", level=Level.FAULTS, law=9, spec=CALL)
+async def calls_at_cancel(bench: SchedulerBench) -> None:
+    """Calls that wait when their role is cancelled or their scheduler closed end with an error, and later ones too."""
+    async with bench.scheduler() as scheduler:
+        (one,) = await bench.start(scheduler, bench.job("one"))
+        (two,) = await bench.start(scheduler, bench.job("two"))
+        calls = [bench.doing(ask(w, "wait", timeout_s=_LONG_S, gate="never")) for w in (one, two)]
+        await ask(one, "echo", value=0)
+        await bench.soon(scheduler.cancel("one"), "cancel")
+        error = await bench.raised(calls[0], "a call that waits while its role is cancelled")
+        expect(isinstance(error, ArealError), f"it raised {type(error).__name__}: {error}")
+        expect(not calls[1].done(), "a call of another role ended with the one that was cancelled")
+        await ask(two, "echo", value=0)
+        await bench.soon(scheduler.close(), "close")
+        error = await bench.raised(calls[1], "a call that waits while its scheduler is closed")
+        expect(isinstance(error, ArealError), f"it raised {type(error).__name__}: {error}")
+        for worker in (one, two):
+            error = await bench.raised(ask(worker, "echo", timeout_s=_LONG_S, value=0), "a call of an ended worker")
+            expect(isinstance(error, ArealError), f"a call of an ended worker raised {type(error).__name__}: {error}")

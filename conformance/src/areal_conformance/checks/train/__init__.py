@@ -1,0 +1,1 @@
+"""Checks of train engines."""

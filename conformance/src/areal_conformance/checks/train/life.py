@@ -1,0 +1,179 @@
+"""The life of an engine: calls at the wrong time, closing, starting again, and frozen roles.
+
+Knows: every method of the contract, and what a process holds.
+Does not know: numbers.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import expect
+from areal_core.contract.train import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from areal_conformance.benches.train import TrainBench
+    from areal_core.contract.train import TrainEngine
+
+SPEC = "train#areal_core.contract.train.TrainEngine"
+CLOSE = "train#areal_core.contract.train.TrainEngine.close"
+LOGPROBS = frozenset({Output.LOGPROBS})
+
+
+def calls(bench: TrainBench, engine: TrainEngine) -> dict[str, Callable[[], Any]]:
+    """Return a call of every method that needs a model. Any: what they return is not looked at."""
+    from areal_core.testing.memory_weights import MemorySink
+    from areal_core.testing.objectives import PolicyGradient
+
+    folder = bench.folder
+    return {
+        "forward": lambda: engine.forward(bench.batch([(2, 3)]), LOGPROBS),
+        "train_step": lambda: engine.train_step(bench.batch([(2, 3)]), PolicyGradient()),
+        "send_weights": lambda: engine.send_weights(MemorySink(), 1),
+        "save_weights": lambda: engine.save_weights(folder / "too-early-weights"),
+        "save_state": lambda: engine.save_state(folder / "too-early-state"),
+        "load_state": lambda: engine.load_state(folder / "nowhere"),
+    }
+
+
+@check("train.calls.before_start", level=Level.SINGLE, law=10, spec=SPEC)
+def before_start(bench: TrainBench) -> None:
+    """Before `start` every call is an error of ours, and `close` does nothing."""
+    from areal_conformance.oracles.train_compare import raises
+    from areal_core.contract.errors import ArealError
+
+    engine = bench.fresh()
+    for name, call in calls(bench, engine).items():
+        raises(ArealError, f"{name} before start", call)
+    engine.close()
+    engine.close()
+    expect(not list(bench.folder.iterdir()), f"calls before start wrote {list(bench.folder.iterdir())}")
+
+
+@check("train.calls.after_close", level=Level.SINGLE, law=10, spec=CLOSE)
+def after_close(bench: TrainBench) -> None:
+    """After `close` every call is an error of ours, and `close` can be called again."""
+    from areal_conformance.oracles.train_compare import raises
+    from areal_core.contract.errors import ArealError
+
+    with bench.engine() as engine:
+        engine.forward(bench.batch([(2, 3)]), LOGPROBS)
+        engine.close()
+        for _ in range(2):
+            for name, call in calls(bench, engine).items():
+                raises(ArealError, f"{name} after close", call)
+            engine.close()
+    expect(not list(bench.folder.iterdir()), f"calls after close wrote {list(bench.folder.iterdir())}")
+
+
+@check("train.close.again", level=Level.SINGLE, law=10, spec=CLOSE)
+def again(bench: TrainBench) -> None:
+    """After `close` another engine starts in the same process, four times over, and gives the same bits."""
+    from areal_conformance.oracles.train_compare import same
+    from areal_core.testing.objectives import PolicyGradient
+
+    results = []
+    for _ in range(4):
+        with bench.engine() as engine:
+            engine.train_step(bench.batch(), PolicyGradient())
+            results.append(bench.witnessed(engine))
+    for number, result in enumerate(results[1:], start=2):
+        same(f"weights after one step of engine {number} of this process", result, results[0])
+
+
+@check("train.close.lets_go", level=Level.SINGLE, law=10, spec=CLOSE)
+def lets_go(bench: TrainBench) -> None:
+    """`close` leaves nothing behind: no process group, descriptor, thread, process, port, or tensor of the model."""
+    import threading
+
+    import psutil
+    import torch.distributed
+
+    from areal_core.testing.objectives import PolicyGradient
+
+    me = psutil.Process()
+
+    def held() -> dict[str, int]:
+        gc.collect()
+        return {
+            "open files and sockets": me.num_fds(),
+            "threads": threading.active_count(),
+            "processes": len(me.children(recursive=True)),
+            "listening ports": sum(one.status == psutil.CONN_LISTEN for one in me.net_connections("tcp")),
+            "kilobytes of tensors": _tensor_bytes(bench.target.locator.device) // 1000,
+        }
+
+    batch = bench.batch()
+    kept = []
+    counts = []
+    for number in range(4):
+        with bench.engine() as engine:
+            engine.train_step(batch, PolicyGradient())
+            engine.forward(batch, LOGPROBS)
+            bench.sent(engine)
+        kept.append(engine)  # whoever still holds a closed engine holds no model
+        if number % 2:
+            counts.append(held())
+        expect(not torch.distributed.is_initialized(), "after close the process is still in a process group")
+    for name, first in counts[0].items():
+        last = counts[-1][name]
+        slack = 50 if "kilobytes" in name else 0
+        expect(last <= first + slack, f"{name}: {first} after two engines were closed, {last} after four")
+
+
+@check("train.start.failed", level=Level.SINGLE, law=10, spec="train#areal_core.contract.train.TrainEngine.start")
+def failed_start(bench: TrainBench) -> None:
+    """A start that failed leaves nothing in the way: after it calls are errors of ours, and the next engine starts."""
+    from areal_conformance.oracles.train_compare import raises
+    from areal_core.contract.errors import ArealError
+
+    for _ in range(2):
+        engine = bench.fresh()
+        spec = bench.spec(model=bench.folder / "nowhere")
+        raises(ArealError, "start with no model", lambda e=engine, s=spec: e.start(s, bench.rank_context()))
+        raises(ArealError, "forward after a failed start", lambda e=engine: e.forward(bench.batch([(2, 3)]), LOGPROBS))
+        with bench.engine() as other:  # the one that failed was not even closed
+            other.forward(bench.batch([(2, 3)]), LOGPROBS)
+        engine.close()
+
+
+@check("train.frozen.role", level=Level.SINGLE, law=8, spec="train#areal_core.contract.train.TrainSpec")
+def frozen_role(bench: TrainBench) -> None:
+    """A role without optimizer scores, sends, saves and comes back; `train_step` on it is an error of ours."""
+    from areal_conformance.oracles.train import Oracle
+    from areal_conformance.oracles.train_compare import close, raises, same
+    from areal_core.contract.errors import ArealError
+    from areal_core.testing.objectives import PolicyGradient
+
+    batch = bench.batch()
+    wanted = Oracle(bench.model()).columns(batch)[Output.LOGPROBS]
+    with bench.engine(optimizer=None) as engine:
+        before = bench.witnessed(engine)
+        raises(ArealError, "train_step of a frozen role", lambda: engine.train_step(batch, PolicyGradient()))
+        got = engine.forward(batch, LOGPROBS).tokens["logprobs"]
+        close(bench, "logprobs of a frozen role", got, wanted, atol=5e-5)
+        engine.version = 3
+        engine.save_state(bench.folder / "frozen")
+        engine.version = 4
+        engine.load_state(bench.folder / "frozen")
+        expect(engine.version == 3, f"a frozen role came back with version {engine.version}, saved with 3")
+        same("weights of a frozen role", bench.witnessed(engine), before)
+        same("what a frozen role sends", bench.sent(engine), before)
+
+
+def _tensor_bytes(device: str) -> int:
+    """Return the bytes of all tensors alive in this process, or of all that the device holds."""
+    import torch
+
+    if device == "cuda":
+        return int(torch.cuda.memory_allocated())
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in gc.get_objects()
+        if issubclass(type(tensor), torch.Tensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    }
+    return sum(storages.values())

@@ -1,0 +1,79 @@
+"""What a train engine says to an ability it does not claim: no, and why.
+
+Knows: how each optional ability is asked for.
+Does not know: whether it would have worked; the session finds out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Check, Level, check
+from areal_conformance.outcome import NotRefused
+from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.train import TrainBench
+
+SPEC = "index#optional-abilities"
+
+
+def _start(bench: TrainBench, claim: str, **fields: Any) -> None:  # Any: the fields of TrainSpec
+    engine = bench.fresh()
+    spec, context = bench.spec(**fields), bench.rank_context(timeout_s=10.0)
+    bench.refuses(claim, lambda: engine.start(spec, context))
+
+
+@check("train.refuse.lora", level=Level.SINGLE, law=8, spec=SPEC, unless=("lora",), since=(1, 1))
+def lora(bench: TrainBench) -> None:
+    """An adapter is refused at start; training all weights instead would answer another question."""
+    _start(bench, "lora", lora=LoraSpec(rank=2, alpha=4.0, targets=("q_proj", "v_proj")))
+
+
+@check("train.refuse.experts", level=Level.SINGLE, law=8, spec=SPEC, unless=("experts.replay",), since=(1, 1))
+def experts(bench: TrainBench) -> None:
+    """Recorded routes are refused by `forward` and by `train_step`; ignoring them would score another computation."""
+    import torch
+
+    from areal_core.testing.objectives import PolicyGradient
+
+    batch = bench.batch([(2, 3), (1, 5)])
+    routes = torch.tensor([[[0, 1], [1, 0]]], dtype=torch.int32).expand(batch.num_tokens, 2, 2).contiguous()
+    routed = batch.with_tokens(**{ROUTED_EXPERTS: routes})
+    unrecorded = batch.with_tokens(**{ROUTED_EXPERTS: torch.full_like(routes, -1)})
+    with bench.engine() as engine:
+        for given in (routed, unrecorded):
+            bench.refuses("experts.replay", lambda given=given: engine.forward(given, frozenset({Output.LOGPROBS})))  # type: ignore[misc]
+            bench.refuses("experts.replay", lambda given=given: engine.train_step(given, PolicyGradient()))  # type: ignore[misc]
+
+
+@check("train.refuse.bfloat16", level=Level.SINGLE, law=8, spec=SPEC, unless=("precision.bfloat16",))
+def bfloat16(bench: TrainBench) -> None:
+    """bfloat16 is refused at start."""
+    _start(bench, "precision.bfloat16", dtype="bfloat16")
+
+
+@check("train.refuse.offload", level=Level.SINGLE, law=8, spec=SPEC, unless=("memory.offload",))
+def offload(bench: TrainBench) -> None:
+    """A started engine has no `offload` and no `onload`."""
+    with bench.engine() as engine:
+        if any(hasattr(engine, name) for name in ("offload", "onload")):
+            raise NotRefused("memory.offload")
+
+
+def _layout(letter: str, word: str) -> Check:
+    claim = f"parallel.{word}"
+
+    def refused(bench: TrainBench) -> None:
+        _start(bench, claim, layout={letter: 2} if letter != "e" else {"d": 1, "e": 2})
+
+    refused.__doc__ = f"A layout with {word} parallelism is refused at start."
+    refused.__module__ = __name__
+    return check(f"train.refuse.{word}", level=Level.SINGLE, law=8, spec=SPEC, unless=(claim,))(refused)
+
+
+data = _layout("d", "data")
+tensor = _layout("t", "tensor")
+pipeline = _layout("p", "pipeline")
+context = _layout("c", "context")
+expert = _layout("e", "expert")

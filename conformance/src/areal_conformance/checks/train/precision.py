@@ -1,0 +1,124 @@
+"""bfloat16, and activations computed twice: abilities that may change speed and rounding, and nothing else.
+
+Knows: `precision.bfloat16` and `memory.activation_checkpointing`.
+Does not know: how they are done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import expect
+from areal_core.contract.train import OptimizerSpec, Output
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.train import TrainBench
+
+SPEC = "train#areal_core.contract.train.TrainSpec"
+SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
+BFLOAT16 = ("precision.bfloat16",)
+CHECKPOINTING = ("memory.activation_checkpointing",)
+
+
+@check("train.bfloat16.forward", level=Level.SINGLE, law=1, spec=SPEC, requires=BFLOAT16)
+def bfloat16_forward(bench: TrainBench) -> None:
+    """In bfloat16 the columns are float32, near the oracle's on average, and computed in bfloat16 indeed."""
+    from areal_conformance.oracles.train import Oracle
+
+    batch = bench.batch([(2, 9), (1, 14), (4, 9), (3, 20), (1, 30)])
+    wanted = Oracle(bench.model(), temperature=0.9).columns(batch)
+    with bench.engine(dtype="bfloat16", temperature=0.9) as engine:
+        got = engine.forward(batch, SCORES)
+    mask = batch.tokens["loss_mask"] & (batch.positions > 0)
+    for name, mean, most in ((Output.LOGPROBS, 0.05, 0.4), (Output.ENTROPY, 0.05, 0.4)):
+        column = got.tokens[name]
+        expect(str(column.dtype) == "torch.float32", f"{name} is {column.dtype}, expected float32")
+        gap = (column.detach().double() - wanted[name].detach()).abs()[mask]
+        bench.numbers[f"{name}_gap"] = float(gap.mean())
+        expect(
+            float(gap.mean()) < mean, f"{name} is {float(gap.mean()):.3g} from the oracle on average, at most {mean}"
+        )
+        expect(float(gap.max()) < most, f"{name} is {float(gap.max()):.3g} from the oracle at worst, at most {most}")
+        expect(float(gap.mean()) > 1e-5, f"{name} is that of float32 to {float(gap.mean()):.1g}: bfloat16 is not used")
+
+
+@check("train.bfloat16.steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)
+def bfloat16_steps(bench: TrainBench) -> None:
+    """In bfloat16 loss and gradient norm are near the oracle's, whatever the micro-batches."""
+    from areal_conformance.oracles.train import Oracle
+    from areal_core.testing.objectives import PolicyGradient
+
+    batch = bench.batch([(2, 9), (1, 14), (4, 9), (3, 20), (1, 30)])
+    wanted = Oracle(bench.model()).gradient(batch, PolicyGradient())
+    for tokens in (16384, 32):
+        with bench.engine(dtype="bfloat16", max_tokens_per_microbatch=tokens) as engine:
+            told = engine.train_step(batch, PolicyGradient())
+        expect(abs(told.loss - wanted.loss) < 0.03 + 0.03 * abs(wanted.loss), f"loss {told.loss}, oracle {wanted.loss}")
+        expect(
+            abs(told.grad_norm - wanted.norm) < 0.1 * wanted.norm,
+            f"gradient norm {told.grad_norm}, oracle {wanted.norm}",
+        )
+
+
+@check("train.bfloat16.tiny_steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)
+def bfloat16_tiny_steps(bench: TrainBench) -> None:
+    """Steps far smaller than bfloat16 can add to a weight are not lost: fifty of them move it."""
+    from areal_core.testing.objectives import PolicyGradient
+
+    tiny = OptimizerSpec(lr=4e-5, weight_decay=0.0, max_grad_norm=0.0)
+    with bench.engine(model=bench.model(hidden=32), dtype="bfloat16", optimizer=tiny) as engine:
+        before = bench.sent(engine)
+        batch = bench.batch([(2, 9), (1, 14)])
+        for _ in range(50):
+            engine.train_step(batch, PolicyGradient())
+        after = bench.sent(engine)
+    for name, tensor in before.items():
+        if tensor.ndim < 2 or "embed" in name or "lm_head" in name:
+            continue  # norms lie near 1, where even this much is little; most rows of an embedding have no gradient
+        moved = float((after[name] != tensor).float().mean())
+        expect(moved > 0.2, f"after 50 steps of 4e-5, {moved:.1%} of {name} moved; the rest was rounded away")
+
+
+@check("train.bfloat16.sent", level=Level.SINGLE, law=7, spec=SPEC, requires=BFLOAT16)
+def bfloat16_sent(bench: TrainBench) -> None:
+    """In bfloat16 what is sent is what the engine holds, rounded to nearest, tensor by tensor."""
+    import torch
+
+    from areal_conformance.oracles.train_compare import same
+    from areal_core.testing.objectives import PolicyGradient
+
+    with bench.engine(dtype="bfloat16") as engine:
+        for seed in range(2):
+            engine.train_step(bench.batch(seed=seed), PolicyGradient())
+            held = {name: tensor.to(torch.bfloat16) for name, tensor in bench.witnessed(engine).items()}
+            same("sent in bfloat16", bench.sent(engine), held)
+
+
+@check(
+    "train.checkpointing.same",
+    level=Level.SINGLE,
+    law=6,
+    spec="train#training-engines-and-objectives",
+    requires=CHECKPOINTING,
+)
+def checkpointing(bench: TrainBench) -> None:
+    """With activations computed twice, columns, losses, norms and weights are those computed once."""
+    from areal_conformance.oracles.train_compare import close, number, weights_close
+    from areal_conformance.oracles.train_specs import SCALED
+    from areal_core.testing.objectives import PolicyGradient
+
+    batch = bench.batch()
+    results = []
+    for claims in ((), CHECKPOINTING):
+        with bench.engine(*claims, optimizer=SCALED, max_tokens_per_microbatch=18) as engine:
+            told = [engine.train_step(bench.batch(seed=seed), PolicyGradient()) for seed in range(2)]
+            scored = engine.forward(batch, SCORES)
+            results.append((told, scored, bench.witnessed(engine)))
+    (once, scored_once, weights_once), (twice, scored_twice, weights_twice) = results
+    for left, right in zip(twice, once, strict=True):
+        number(bench, "loss", left.loss, right.loss, atol=1e-6, rtol=1e-5)
+        number(bench, "gradient norm", left.grad_norm, right.grad_norm, atol=1e-6, rtol=1e-5)
+    for name in SCORES:
+        close(bench, name, scored_twice.tokens[name], scored_once.tokens[name], atol=2e-5)
+    weights_close(bench, "weights after two steps", weights_twice, weights_once, atol=2e-5)

@@ -1,0 +1,176 @@
+"""Layouts: every claimed axis computes what one rank computes, every other one is refused on all ranks.
+
+Knows: the axes of backend strings.
+Does not know: meshes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import NotRefused, expect
+from areal_conformance.ranks.layouts import (
+    CLAIMS,
+    EVEN,
+    UNEVEN,
+    layouts,
+    named,
+    raised_on_all,
+    same_on_all,
+    same_report,
+    same_weights,
+)
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.train import TrainBench
+
+_APART_S = 4.0
+_PAIRS = [[2, 3], [2, 3], [4, 4], [4, 4], [1, 6], [1, 6], [3, 2], [3, 2]]
+"""Pairs of equal lengths: ranks that take one another's shard compute something wrong, and do not hang."""
+_REFUSED = "areal_conformance.ranks.steps:refused_layout"
+
+
+@check(
+    "train.ranks.tensor", level=Level.DISTRIBUTED, law=6, spec="train#TrainSpec", requires=("parallel.tensor",), ranks=2
+)
+def tensor(bench: TrainBench) -> None:
+    """Ranks that share each matrix take the whole batch, and compute what one rank computes."""
+    _axis(bench, "t")
+
+
+@check(
+    "train.ranks.context",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#TrainSpec",
+    requires=("parallel.context",),
+    ranks=2,
+)
+def context(bench: TrainBench) -> None:
+    """Ranks that share each sequence take the whole batch, and compute what one rank computes."""
+    _axis(bench, "c")
+
+
+@check(
+    "train.ranks.pipeline",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#TrainSpec",
+    requires=("parallel.pipeline",),
+    ranks=2,
+)
+def pipeline(bench: TrainBench) -> None:
+    """Ranks that share the layers take the whole batch, and compute what one rank computes."""
+    _axis(bench, "p")
+
+
+@check(
+    "train.ranks.four", level=Level.DISTRIBUTED, law=6, spec="train#EngineInfo", requires=("parallel.data",), ranks=4
+)
+def four(bench: TrainBench) -> None:
+    """On four ranks too every shard goes where its data rank is, and the step is that of one rank."""
+    for layout in layouts(bench, world_size=4):
+        _placed(bench, layout, 4)
+        plans = [[[0], [1], [2], [3]], [[4], [5], [], []], [[0, 7], [1, 6], [5, 2], [4, 3]]]
+        answers = bench.on_ranks(
+            "areal_conformance.ranks.steps:train", 4, apart_s=_APART_S, layout=layout, plans=plans, shapes=_PAIRS
+        )
+        for step, expected in enumerate(answers[0]["alone"]):
+            same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
+            same_report(bench, layout, expected, answers[0]["reports"][step], f"step {step}")
+        same_weights(bench, layout, answers[0], "three steps")
+
+
+@check(
+    "train.ranks.refuse.tensor",
+    level=Level.DISTRIBUTED,
+    law=8,
+    spec="train#start",
+    unless=("parallel.tensor",),
+    ranks=2,
+    deadline_s=40.0,
+)
+def refuse_tensor(bench: TrainBench) -> None:
+    """Without tensor parallelism, a layout that has it is refused on every rank."""
+    _refused(bench, {"d": 1, "t": 2})
+
+
+@check(
+    "train.ranks.refuse.context",
+    level=Level.DISTRIBUTED,
+    law=8,
+    spec="train#start",
+    unless=("parallel.context",),
+    ranks=2,
+    deadline_s=40.0,
+)
+def refuse_context(bench: TrainBench) -> None:
+    """Without context parallelism, a layout that has it is refused on every rank."""
+    _refused(bench, {"d": 1, "c": 2})
+
+
+@check(
+    "train.ranks.refuse.pipeline",
+    level=Level.DISTRIBUTED,
+    law=8,
+    spec="train#start",
+    unless=("parallel.pipeline",),
+    ranks=2,
+    deadline_s=40.0,
+)
+def refuse_pipeline(bench: TrainBench) -> None:
+    """Without pipeline parallelism, a layout that has it is refused on every rank."""
+    _refused(bench, {"d": 1, "p": 2})
+
+
+@check(
+    "train.ranks.refuse.data",
+    level=Level.DISTRIBUTED,
+    law=8,
+    spec="train#start",
+    unless=("parallel.data",),
+    ranks=2,
+    deadline_s=40.0,
+)
+def refuse_data(bench: TrainBench) -> None:
+    """Without data parallelism, a layout that has it is refused on every rank."""
+    _refused(bench, {"d": 2})
+
+
+@check("train.ranks.layout_error", level=Level.DISTRIBUTED, law=8, spec="train#start", ranks=2, deadline_s=40.0)
+def layout_error(bench: TrainBench) -> None:
+    """A layout of another number of ranks than were started is a LayoutError on every rank; nobody waits."""
+    for layout in ({"d": 3}, {"d": 1}, {"d": 4}, {"d": 2, "t": 2}, {"d": 1, "t": 1, "p": 1, "c": 1}):
+        answers = bench.on_ranks(_REFUSED, 2, apart_s=_APART_S, layout=layout)
+        raised_on_all(layout, [answer["error"] for answer in answers], ["LayoutError"], "2 ranks")
+
+
+def _axis(bench: TrainBench, letter: str) -> None:
+    for layout in layouts(bench, letter=letter):
+        _placed(bench, layout, 2)
+        answers = bench.on_ranks(
+            "areal_conformance.ranks.steps:train", 2, apart_s=_APART_S, layout=layout, plans=[EVEN, UNEVEN, EVEN]
+        )
+        for step, expected in enumerate(answers[0]["alone"]):
+            same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
+            same_report(bench, layout, expected, answers[0]["reports"][step], f"step {step}")
+        same_weights(bench, layout, answers[0], "three steps")
+
+
+def _placed(bench: TrainBench, layout: dict[str, int], world_size: int) -> None:
+    """Expect each shard to have as many ranks as the others; only `d` makes shards."""
+    answers = bench.on_ranks("areal_conformance.ranks.steps:placement", world_size, apart_s=_APART_S, layout=layout)
+    size = layout.get("d", 1)
+    told = sorted(f"{answer['data_rank']} of {answer['data_size']}" for answer in answers)
+    right = sorted(f"{number} of {size}" for number in range(size) for _ in range(world_size // size))
+    expect(told == right, f"layout {named(layout)}: ranks take the shards {told}, expected {right}")
+
+
+def _refused(bench: TrainBench, layout: dict[str, int]) -> None:
+    letter = next(axis for axis, degree in layout.items() if degree > 1)
+    answers = bench.on_ranks(_REFUSED, 2, apart_s=_APART_S, layout=layout)
+    if not any(answer["error"][0] for answer in answers):
+        raise NotRefused(CLAIMS[letter])
+    what = f"{CLAIMS[letter]}, which is not claimed,"
+    raised_on_all(layout, [answer["error"] for answer in answers], ["LayoutError", "CapabilityError"], what)

@@ -1,0 +1,327 @@
+"""Several ranks train as one: losses, gradients, metrics, shards, and errors that reach everyone.
+
+Knows: what one rank says of the same batch is what several must say.
+Does not know: how an engine splits its work.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import expect
+from areal_conformance.ranks.layouts import (
+    EVEN,
+    FEW,
+    NOTHING_ON_FIRST,
+    NOTHING_ON_LAST,
+    UNEVEN,
+    close,
+    layouts,
+    named,
+    same_on_all,
+    same_report,
+    same_weights,
+)
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.train import TrainBench
+
+_TRAIN = "areal_conformance.ranks.steps:train"
+_SPOILED = "areal_conformance.ranks.steps:spoiled"
+_DATA = ("parallel.data",)
+_APART_S = 4.0
+"""For checks a broken engine hangs in: the calls made take milliseconds."""
+
+
+@check("train.ranks.placement", level=Level.DISTRIBUTED, law=6, spec="train#start", requires=_DATA, ranks=2)
+def placement(bench: TrainBench) -> None:
+    """EngineInfo tells each rank its shard: every shard has a rank, ranks of one shard only differ in other axes."""
+    for layout in layouts(bench):
+        answers = bench.on_ranks("areal_conformance.ranks.steps:placement", 2, layout=layout)
+        size = layout.get("d", 1)
+        alone = answers[0]["alone_placed"]
+        for rank, answer in enumerate(answers):
+            expect(
+                answer["data_size"] == size,
+                f"layout {named(layout)}: rank {rank} reports data_size {answer['data_size']}, it is {size}",
+            )
+            for name in ("num_parameters", "context_length"):
+                expect(
+                    answer[name] == alone[name],
+                    f"layout {named(layout)}: rank {rank} reports {name} {answer[name]}, one rank {alone[name]}",
+                )
+            for name in ("data_rank", "data_size", "num_parameters", "context_length"):
+                expect(answer["again"][name] == answer[name], f"a second start gives rank {rank} another {name}")
+        ranks = sorted(answer["data_rank"] for answer in answers)
+        expected = sorted(list(range(size)) * (2 // size))
+        expect(ranks == expected, f"layout {named(layout)}: data ranks are {ranks}, expected {expected}")
+
+
+@check("train.ranks.close_frees", level=Level.DISTRIBUTED, law=10, spec="train#close", requires=_DATA, ranks=2)
+def close_frees(bench: TrainBench) -> None:
+    """After close, twice, no rank listens on a port or has a child it had not before, and can start again."""
+    for layout in layouts(bench):
+        answers = bench.on_ranks("areal_conformance.ranks.steps:placement", 2, layout=layout)
+        for rank, answer in enumerate(answers):
+            expect(not answer["left"], f"layout {named(layout)}: after close rank {rank} still has {answer['left']}")
+        same_on_all(layout, [answer["report"] for answer in answers], "the report after a second start")
+
+
+@check("train.ranks.report_alike", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+def report_alike(bench: TrainBench) -> None:
+    """A report is already reduced: every number of it is the same on every rank, to the bit."""
+    for layout in layouts(bench):
+        answers = bench.on_ranks(
+            _TRAIN, 2, layout=layout, plans=[EVEN, UNEVEN, FEW], spec={"max_tokens_per_microbatch": 20}
+        )
+        for step in range(3):
+            same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
+
+
+@check("train.ranks.one_rank", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+def one_rank(bench: TrainBench) -> None:
+    """Loss, gradient norm, metrics and weights of several steps are those of one rank on the whole batch."""
+    for layout in layouts(bench):
+        _as_one(bench, layout, plans=[EVEN, EVEN, EVEN])
+
+
+@check("train.ranks.uneven", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+def uneven(bench: TrainBench) -> None:
+    """How sequences are dealt out does not matter: seven on one rank and one on the other train as on one rank."""
+    for layout in layouts(bench):
+        _as_one(bench, layout, plans=[UNEVEN, FEW, UNEVEN])
+
+
+@check(
+    "train.ranks.empty_shard",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#train_step",
+    requires=_DATA,
+    ranks=2,
+    deadline_s=40.0,
+)
+def empty_shard(bench: TrainBench) -> None:
+    """A rank whose shard is empty takes part: the step is that of one rank, whichever rank has nothing."""
+    for layout in layouts(bench):
+        _as_one(bench, layout, plans=[NOTHING_ON_LAST, NOTHING_ON_FIRST, EVEN], apart_s=_APART_S, meet=True)
+
+
+@check("train.ranks.nothing_trained", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+def nothing_trained(bench: TrainBench) -> None:
+    """A rank with tokens but none to train on adds nothing, and does not divide by its own count of zero."""
+    for layout in layouts(bench):
+        _as_one(bench, layout, plans=[EVEN, EVEN], trained=[[0, 3], [1]])
+
+
+@check(
+    "train.ranks.microbatches",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#train_step",
+    requires=_DATA,
+    ranks=2,
+    deadline_s=25.0,
+)
+def microbatches(bench: TrainBench) -> None:
+    """Ranks cut different numbers of micro-batches, nobody waits for one that does not come, and nothing changes."""
+    for layout in layouts(bench):
+        spec = {"max_tokens_per_microbatch": 15}
+        _as_one(bench, layout, plans=[UNEVEN, FEW, NOTHING_ON_LAST], spec=spec, apart_s=_APART_S, meet=True)
+
+
+@check("train.ranks.clipping", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+def clipping(bench: TrainBench) -> None:
+    """The gradient is clipped by its global norm, over all ranks and all parameters, as one rank clips it."""
+    for layout in layouts(bench):
+        _as_one(bench, layout, plans=[UNEVEN, EVEN], optimizer={"max_grad_norm": 0.02})
+
+
+@check("train.ranks.untied", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+def untied(bench: TrainBench) -> None:
+    """A model with a head of its own, and a vocabulary no number of ranks divides, trains as on one rank."""
+    for layout in layouts(bench):
+        model = {"tied": False, "vocab_size": 67 if set(layout) == {"d"} else 68}
+        _as_one(bench, layout, plans=[EVEN, UNEVEN], model=model)
+
+
+@check("train.ranks.schedule", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+def schedule(bench: TrainBench) -> None:
+    """The learning rate follows optimizer steps, not ranks or micro-batches."""
+    for layout in layouts(bench):
+        optimizer = {"schedule": "linear", "warmup_steps": 2, "total_steps": 5, "min_lr_ratio": 0.1}
+        spec = {"max_tokens_per_microbatch": 15}
+        _as_one(bench, layout, plans=[EVEN, UNEVEN, FEW, EVEN], optimizer=optimizer, spec=spec)
+
+
+@check(
+    "train.ranks.value_head",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#train_step",
+    requires=("parallel.data", "head.value"),
+    ranks=2,
+)
+def value_head(bench: TrainBench) -> None:
+    """A critic on several ranks learns and estimates as on one rank."""
+    for layout in layouts(bench):
+        _as_one(bench, layout, plans=[EVEN, UNEVEN], spec={"head": "value"}, objective="values")
+        _scores_as_one(bench, layout, FEW, ["values"], spec={"head": "value"})
+
+
+@check("train.ranks.late", level=Level.DISTRIBUTED, law=9, spec="train#TrainEngine", requires=_DATA, ranks=2)
+def late(bench: TrainBench) -> None:
+    """A rank that is called later than the others is waited for, within the timeout, and nothing changes."""
+    for layout in layouts(bench):
+        for rank in (0, 1):
+            _as_one(bench, layout, plans=[EVEN, UNEVEN], late=rank)
+
+
+@check("train.ranks.forward", level=Level.DISTRIBUTED, law=6, spec="train#forward", requires=_DATA, ranks=2)
+def forward(bench: TrainBench) -> None:
+    """`forward` returns this rank's shard, in its order, with one rank's columns, before and after a step."""
+    for layout in layouts(bench):
+        for rows in ([[5, 0, 2], [1, 7, 6, 3, 4]], NOTHING_ON_LAST, NOTHING_ON_FIRST):
+            _scores_as_one(bench, layout, rows, ["logprobs", "entropy"], spec={"max_tokens_per_microbatch": 30})
+
+
+@check(
+    "train.ranks.not_finite",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#TrainReport",
+    requires=_DATA,
+    ranks=2,
+    deadline_s=40.0,
+)
+def not_finite(bench: TrainBench) -> None:
+    """A gradient that is not finite on one rank skips the step on all: weights, moments and schedule stay."""
+    for layout in layouts(bench):
+        for bad, value in ((1, "nan"), (0, "inf")):
+            answers = bench.on_ranks(
+                "areal_conformance.ranks.steps:not_finite",
+                2,
+                apart_s=_APART_S,
+                layout=layout,
+                rows=EVEN,
+                bad=bad,
+                value=value,
+            )
+            where = f"layout {named(layout)}, {value} on rank {bad}"
+            for key in ("skipped", "skipped_again"):
+                for rank, answer in enumerate(answers):
+                    report = answer[key]
+                    expect(not report["stepped"], f"{where}: rank {rank} reports stepped=True")
+                    norm = report["grad_norm"]
+                    expect(isinstance(norm, str), f"{where}: rank {rank} reports grad_norm {norm}, it is not finite")
+            same_on_all(layout, [answer["good"] for answer in answers], "the report after a skipped step")
+            changed = answers[0]["changed"]
+            expect(changed == 0.0, f"{where}: the skipped step moved weights by {changed:.3g}")
+            for number, expected in enumerate(answers[0]["alone"]):
+                same_report(bench, layout, expected, answers[0]["good"][number], f"step {number} around skipped ones")
+            same_weights(bench, layout, {**answers[0], "moved": 0.0}, "steps around skipped ones")
+
+
+@check("train.ranks.frozen", level=Level.DISTRIBUTED, law=6, spec="train#TrainSpec", requires=_DATA, ranks=2)
+def frozen(bench: TrainBench) -> None:
+    """A role without an optimizer scores as one rank does, and refuses to train on every rank."""
+    for layout in layouts(bench):
+        answers = bench.on_ranks(
+            "areal_conformance.ranks.steps:frozen_role", 2, apart_s=_APART_S, layout=layout, rows=FEW
+        )
+        for rank, answer in enumerate(answers):
+            kind, family, text = answer["error"]
+            told = f"rank {rank} of a frozen role, asked to train: {kind or 'nothing raised'} {text}"
+            expect(family == "areal", f"layout {named(layout)}: {told}; an error of areal was expected")
+            expect(answer["before"] == answer["after"], f"layout {named(layout)}: rank {rank} scores differently now")
+            for row, scores in zip(answer["rows"], answer["before"], strict=True):
+                _same_scores(bench, layout, answers[0]["alone"][row], scores, f"rank {rank}, sequence {row}")
+
+
+@check(
+    "train.ranks.lora",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#LoraSpec",
+    requires=("parallel.data", "lora"),
+    since=(1, 1),
+    ranks=2,
+)
+def lora(bench: TrainBench) -> None:
+    """All ranks hold the same adapter: they score the same sequences alike after each step, and only targets move."""
+    for layout in layouts(bench):
+        answers = bench.on_ranks("areal_conformance.ranks.steps:adapters", 2, layout=layout, rows=UNEVEN)
+        for moment in range(3):
+            for row, (first, second) in enumerate(
+                zip(answers[0]["scores"][moment], answers[1]["scores"][moment], strict=True)
+            ):
+                _same_scores(bench, layout, first, second, f"rank 1 against rank 0, {moment} steps, sequence {row}")
+        for step in range(2):
+            same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
+        close(
+            answers[0]["alone"]["loss"],
+            answers[0]["reports"][0]["loss"],
+            bench.tolerance(atol=2e-5).atol,
+            0.0,
+            f"layout {named(layout)}: the loss of the first step, when no adapter has an effect yet",
+        )
+        moved, targets = answers[0]["moved"], answers[0]["targets"]
+        expect(moved == targets, f"layout {named(layout)}: moved {moved}, the adapter's targets are {targets}")
+
+
+@check("train.ranks.loopback", level=Level.DISTRIBUTED, law=11, spec="train#RankContext", requires=_DATA, ranks=2)
+def loopback(bench: TrainBench) -> None:
+    """Ranks that meet at a loopback address listen on no wildcard address: nobody outside can write to them."""
+    for layout in layouts(bench):
+        answers = bench.on_ranks("areal_conformance.ranks.steps:placement", 2, layout=layout)
+        for rank, answer in enumerate(answers):
+            wild = [address for address in answer["listens"] if address in ("0.0.0.0", "::")]
+            expect(not wild, f"layout {named(layout)}: rank {rank} listens on {wild}, that is on every interface")
+
+
+def _as_one(
+    bench: TrainBench, layout: dict[str, int], *, plans: list[Any], apart_s: float = 15.0, **arguments: Any
+) -> None:
+    """Expect steps on several ranks to be those of one rank. Any: arguments of the program."""
+    answers = bench.on_ranks(_TRAIN, 2, apart_s=apart_s, layout=layout, plans=plans, **arguments)
+    for step, expected in enumerate(answers[0]["alone"]):
+        for answer in answers:
+            same_report(bench, layout, expected, answer["reports"][step], f"step {step} with shards {plans[step]}")
+    expect(answers[0]["moved"] > 1e-4, f"training moved some tensor by {answers[0]['moved']:.3g} only")
+    same_weights(bench, layout, answers[0], f"shards {plans}")
+
+
+def _scores_as_one(
+    bench: TrainBench, layout: dict[str, int], rows: list[list[int]], outputs: list[str], spec: dict[str, Any]
+) -> None:
+    answers = bench.on_ranks(
+        "areal_conformance.ranks.steps:scores",
+        2,
+        apart_s=_APART_S,
+        layout=layout,
+        rows=rows,
+        outputs=outputs,
+        spec=spec,
+    )
+    order = answers[0]["order"]
+    for rank, answer in enumerate(answers):
+        expect(not answer["kept"], f"layout {named(layout)}, rank {rank}: forward changed its shard: {answer['kept']}")
+        for moment in ("before", "after"):
+            for name in outputs:
+                whole = dict(zip(order, answers[0][f"alone_{moment}"][name], strict=True))
+                for row, scores in zip(answer["rows"], answer[moment][name], strict=True):
+                    what = f"rank {rank}, {name} of sequence {row} {moment} a step"
+                    _same_scores(bench, layout, whole[row], scores, what)
+
+
+def _same_scores(
+    bench: TrainBench, layout: dict[str, int], expected: list[float], actual: list[float], what: str
+) -> None:
+    bound = bench.tolerance(atol=2e-4, rtol=1e-4)
+    expect(
+        len(expected) == len(actual),
+        f"layout {named(layout)}, {what}: {len(actual)} tokens came back of {len(expected)}",
+    )
+    for place, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        close(left, right, bound.atol, bound.rtol, f"layout {named(layout)}, {what}, token {place}")

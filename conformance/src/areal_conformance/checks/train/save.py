@@ -1,0 +1,150 @@
+"""`save_weights`: a Hugging Face folder, complete or not there.
+
+Knows: what loads such a folder, and what may lie in it.
+Does not know: exact states (`state`) or full disks (`disk`).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import expect
+from areal_core.contract.train import Output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_conformance.benches.train import TrainBench
+
+SPEC = "train#areal_core.contract.train.TrainEngine.save_weights"
+LOGPROBS = frozenset({Output.LOGPROBS})
+
+
+def check_files(folder: Path) -> None:
+    """Expect safetensors, a config, and nothing that must be unpickled."""
+    files = sorted(path.name for path in folder.rglob("*") if path.is_file())
+    expect("config.json" in files, f"no config.json among {files}")
+    expect(any(name.endswith(".safetensors") for name in files), f"no safetensors file among {files}")
+    pickles = [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"))]
+    expect(not pickles, f"files that must be unpickled: {', '.join(pickles)}")
+    for path in folder.rglob("*"):
+        head = path.read_bytes()[:2] if path.is_file() else b""
+        expect(head not in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"), f"{path.name} is a pickle")
+
+
+@check("train.save.loads", level=Level.SINGLE, law=7, spec=SPEC)
+def loads(bench: TrainBench) -> None:
+    """The folder loads in transformers and computes what the engine computes; its tensors are those sent."""
+    from areal_conformance.benches.train import read_folder
+    from areal_conformance.oracles.train import Oracle
+    from areal_conformance.oracles.train_compare import close, same
+    from areal_core.testing.objectives import PolicyGradient
+
+    for kind in bench.target.adapter.models:
+        for tied in (True, False):
+            folder = bench.folder / f"{kind}-{tied}"
+            batch = bench.batch(seed=2)
+            with bench.engine(model=bench.model(kind=kind, tied=tied)) as engine:
+                engine.train_step(bench.batch(), PolicyGradient())
+                engine.save_weights(folder)
+                sent = bench.sent(engine)
+                got = engine.forward(batch, LOGPROBS).tokens["logprobs"]
+            same(f"tensors of the {kind} folder and those sent", read_folder(folder), sent)
+            wanted = Oracle(folder).columns(batch)[Output.LOGPROBS]
+            close(bench, f"logprobs of the saved {kind} in transformers", got, wanted, atol=1e-4)
+
+
+@check("train.save.starts", level=Level.SINGLE, law=7, spec=SPEC)
+def starts(bench: TrainBench) -> None:
+    """The folder starts an engine of the same kind, with the same weights, bit for bit."""
+    from areal_conformance.oracles.train_compare import same
+    from areal_core.testing.objectives import PolicyGradient
+
+    folder = bench.folder / "weights"
+    with bench.engine() as engine:
+        engine.train_step(bench.batch(), PolicyGradient())
+        engine.save_weights(folder)
+        wanted = bench.witnessed(engine)
+    with bench.engine(model=folder) as engine:
+        same("weights of an engine started from the folder", bench.witnessed(engine), wanted)
+
+
+@check("train.save.complete", level=Level.SINGLE, law=11, spec=SPEC)
+def complete(bench: TrainBench) -> None:
+    """The folder holds config and tokenizer as the model's own, nothing pickled, and nothing lies beside it."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    model = bench.model()
+    folder = bench.folder / "out" / "weights"
+    folder.parent.mkdir()
+    with bench.engine() as engine:
+        engine.save_weights(folder)
+    check_files(folder)
+    beside = sorted(path.name for path in folder.parent.iterdir())
+    expect(beside == ["weights"], f"beside the folder lies {beside}")
+    text = "go on, 42!"
+    saved, own = (AutoTokenizer.from_pretrained(path) for path in (folder, model))
+    expect(saved.encode(text) == own.encode(text), f"the saved tokenizer encodes {text!r} otherwise")
+    told, wanted = (AutoConfig.from_pretrained(path).to_dict() for path in (folder, model))
+    for key in ("model_type", "tie_word_embeddings", "max_position_embeddings", "vocab_size", "eos_token_id"):
+        expect(told[key] == wanted[key], f"config.json: {key} is {told[key]!r}, the model's is {wanted[key]!r}")
+
+
+@check("train.save.replaces", level=Level.SINGLE, law=7, spec=SPEC)
+def replaces(bench: TrainBench) -> None:
+    """A folder saved over another replaces it as a whole: new weights, and no file of the old one is left."""
+    from areal_conformance.benches.train import read_folder
+    from areal_conformance.oracles.train_compare import same
+    from areal_core.testing.objectives import PolicyGradient
+
+    folder = bench.folder / "weights"
+    with bench.engine() as engine:
+        engine.save_weights(folder)
+        (folder / "model-00009-of-00009.safetensors").write_bytes((folder / "config.json").read_bytes())
+        engine.train_step(bench.batch(), PolicyGradient())
+        engine.save_weights(folder)
+        same("the folder saved over another", read_folder(folder), bench.witnessed(engine))
+        beside = sorted(path.name for path in bench.folder.iterdir() if not path.name.startswith("witness"))
+    expect(beside == ["weights"], f"beside the folder lies {beside}")
+
+
+@check("train.save.no_effect", level=Level.SINGLE, law=4, spec=SPEC)
+def no_effect(bench: TrainBench) -> None:
+    """Saving weights changes nothing: the steps after it are those without it, and folders saved twice are equal."""
+    from areal_conformance.oracles.train_compare import same
+    from areal_conformance.oracles.train_objectives import Drawing
+    from areal_conformance.oracles.train_spoil import tree
+
+    ends = []
+    for saving in (False, True):
+        with bench.engine() as engine:
+            for step in range(3):
+                engine.train_step(bench.batch(seed=step), Drawing())
+                if saving:
+                    first, second = bench.folder / f"a{step}", bench.folder / f"b{step}"
+                    engine.save_weights(first)
+                    engine.save_weights(second)
+                    expect(tree(first) == tree(second), f"the folder saved twice after step {step} differs")
+            ends.append(bench.witnessed(engine))
+    same("weights after three steps, each saved", ends[1], ends[0])
+
+
+@check("train.save.dtype", level=Level.SINGLE, law=7, spec=SPEC)
+def dtype(bench: TrainBench) -> None:
+    """Folder and config are in the dtype of the spec, and their tensors are those sent."""
+    from areal_conformance.benches.train import read_folder
+    from areal_conformance.oracles.train_compare import same
+    from areal_core.testing.objectives import PolicyGradient
+
+    for name in bench.target.adapter.dtypes:
+        folder = bench.folder / name
+        with bench.engine(dtype=name) as engine:
+            engine.train_step(bench.batch(), PolicyGradient())
+            engine.save_weights(folder)
+            sent = bench.sent(engine)
+        same(f"the {name} folder and what is sent", read_folder(folder), sent)
+        config = json.loads((folder / "config.json").read_text())
+        told = config.get("dtype", config.get("torch_dtype"))
+        expect(told == name, f"config.json says dtype {told!r}, the tensors are {name}")

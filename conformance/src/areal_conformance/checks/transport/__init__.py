@@ -1,0 +1,1 @@
+"""What every weight transport must do: carry any bytes, say so, be all or nothing, leave nothing behind."""

@@ -1,0 +1,144 @@
+"""Exactly what was announced, once, or nothing at all.
+
+Knows: the ways in which a sender can be wrong.
+Does not know: how bytes travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.transport import TransportBench
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError, CoverageError, WeightSyncError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from areal_core.contract.weights import Offer, WeightManifest, WeightTransport
+
+
+def unreadable(bench: TransportBench, transport: WeightTransport, offer: Offer, why: str) -> None:
+    """Expect that nothing can be read, and that it is a WeightSyncError that says so."""
+    try:
+        received = bench.receive(transport, offer)
+    except WeightSyncError:
+        return
+    except ArealError as error:
+        raise Violation(
+            f"{why}: reading must fail with WeightSyncError, got {type(error).__name__}: {error}"
+        ) from error
+    raise Violation(f"{why}: reading must fail, but {len(received.tensors)} tensors came: {list(received.tensors)[:5]}")
+
+
+def refused(
+    bench: TransportBench, what: str, *buckets: Mapping[str, Tensor], manifest: WeightManifest | None = None
+) -> None:
+    """Write the buckets, then finish; expect CoverageError at latest then, and nothing readable after it."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    transport = bench.transport()
+    offer = transport.open(3)
+    sink = bench.transport().sink(bench.travelled(offer))
+    try:
+        sink.begin(manifest or manifest_of(plain(3).items(), version=3))
+        for bucket in buckets:
+            sink.write(bucket)
+        sink.finish()
+    except CoverageError as error:
+        expect(error.what, f"{what}: the error must say which tensor")
+    except ArealError as error:
+        raise Violation(f"{what}: expected CoverageError, got {type(error).__name__}: {error}") from error
+    else:
+        raise Violation(f"{what}: expected CoverageError, and it was taken")
+    unreadable(bench, bench.transport(), offer, f"after {what}")
+    sink.abort()
+    unreadable(bench, bench.transport(), offer, f"after {what} and abort")
+    transport.release(offer)
+
+
+@check("transport.coverage.unannounced", level=Level.SINGLE, law=7, spec="weights")
+def unannounced(bench: TransportBench) -> None:
+    """A tensor nobody announced is refused, first, last or beside announced ones."""
+    import torch
+
+    from areal_conformance.benches.transport_tensors import plain
+
+    tensors = plain(3)
+    stranger = {"stranger": torch.ones(1)}
+    refused(bench, "an unannounced tensor alone", stranger, tensors)
+    refused(bench, "one beside announced ones", {**tensors, **stranger})
+    refused(bench, "one after all announced ones", tensors, stranger)
+    refused(bench, "an empty one", {"norm.weight.": torch.empty(0), **tensors})
+
+
+@check("transport.coverage.shape", level=Level.SINGLE, law=7, spec="weights")
+def shape(bench: TransportBench) -> None:
+    """A tensor of another shape than announced is refused, also with as many elements."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    tensors = plain(3)
+    name = "layers.1.weight"
+    for other in (tensors[name].t(), tensors[name].reshape(-1), tensors[name][:4], tensors[name][None]):
+        refused(bench, f"shape {list(other.shape)} for [8, 24]", {**tensors, name: other})
+
+
+@check("transport.coverage.dtype", level=Level.SINGLE, law=7, spec="weights")
+def dtype(bench: TransportBench) -> None:
+    """A tensor of another dtype than announced is refused, also one of equal width."""
+    import torch
+
+    from areal_conformance.benches.transport_tensors import plain
+
+    for kind in (torch.float64, torch.bfloat16, torch.int32):
+        refused(bench, f"{kind} for float32", {**plain(3), "norm.weight": torch.ones(16, dtype=kind)})
+
+
+@check("transport.coverage.twice", level=Level.SINGLE, law=7, spec="weights")
+def twice(bench: TransportBench) -> None:
+    """A tensor written twice is refused, at once or in the end, with equal bytes or with others."""
+    import torch
+
+    from areal_conformance.benches.transport_tensors import plain
+
+    tensors = plain(3)
+    first = {"norm.weight": tensors["norm.weight"]}
+    rest = {name: tensor for name, tensor in tensors.items() if name != "norm.weight"}
+    for again in (first, {"norm.weight": torch.zeros(16)}):
+        refused(bench, "a tensor again, last", tensors, again)
+        refused(bench, "a tensor again, in the middle", first, again, rest)
+
+
+@check("transport.coverage.missing", level=Level.SINGLE, law=7, spec="weights")
+def missing(bench: TransportBench) -> None:
+    """`finish` refuses a version of which an announced tensor never came: any one, the smallest, or all."""
+    from areal_conformance.benches.transport_tensors import plain, shapes
+    from areal_core.weights.specs import manifest_of
+
+    tensors, many = plain(3), shapes(3)
+    for name in tensors:
+        refused(bench, f"{name!r} missing", {other: tensor for other, tensor in tensors.items() if other != name})
+    refused(bench, "everything missing")
+    for name in ("scalar", "empty", "empty.columns", "last"):
+        rest = {other: tensor for other, tensor in many.items() if other != name}
+        refused(bench, f"{name!r} missing", rest, manifest=manifest_of(many.items(), version=3))
+
+
+@check("transport.coverage.manifest", level=Level.SINGLE, law=7, spec="weights")
+def manifest(bench: TransportBench) -> None:
+    """A manifest that names a tensor twice, or ties a name to nothing that is sent, is refused."""
+    import attrs
+
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    good = manifest_of(plain(3).items(), version=3)
+    for what, bad in (
+        ("a name announced twice", attrs.evolve(good, tensors=(*good.tensors, good.tensors[0]))),
+        ("a name tied to nothing", attrs.evolve(good, tied={"lm_head.weight": "nowhere"})),
+        ("a name both sent and tied", attrs.evolve(good, tied={"norm.weight": "embed.weight"})),
+    ):
+        refused(bench, what, plain(3), manifest=bad)

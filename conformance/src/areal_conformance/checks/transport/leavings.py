@@ -1,0 +1,193 @@
+"""Release and close leave nothing: no file, segment, descriptor, mapping, thread, child or socket.
+
+Knows: what a process holds before and after.
+Does not know: what of it a transport uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_stores import places
+from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.bytes import same
+from areal_conformance.checks.transport.coverage import unreadable
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError, ResourceError, StorageError
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.transport_footprint import Footprint
+
+
+def nothing_left(bench: TransportBench, before: Footprint, known: set[Path], when: str) -> None:
+    """Expect this process and the folders to be as they were."""
+    bench.becomes(lambda: not bench.look().beyond(before))
+    left = bench.look().beyond(before)
+    expect(not left, f"{when}, there must be nothing left; there is {'; '.join(left[:6])}")
+    there = sorted(str(path) for path in known if path.exists())
+    expect(not there, f"{when}, there must be nothing left; there is {', '.join(there[:6])}")
+
+
+@check("transport.close.clean", level=Level.SINGLE, law=10, spec="weights")
+def close_clean(bench: TransportBench) -> None:
+    """`close` in any state leaves nothing of any offer behind, and may be called again."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    before = bench.look()
+    states = ("unused", "open", "begun", "half", "aborted", "finished", "read", "released", "two")
+    for state in states:
+        controller, sender, receiver = (bench.transport(small_buckets=True) for _ in range(3))
+        known: set[Path] = set()
+        if state != "unused":
+            offer = controller.open(1)
+            known = places(offer)
+            sink = sender.sink(bench.travelled(offer))
+            if state not in ("open",):
+                sink.begin(manifest_of(plain(1).items(), version=1))
+            if state in ("half", "aborted"):
+                sink.write({"embed.weight": plain(1)["embed.weight"]})
+            if state == "aborted":
+                sink.abort()
+            if state in ("finished", "read", "released", "two"):
+                sink.write(plain(1))
+                sink.finish()
+            if state == "read":
+                bench.receive(receiver, offer)
+            if state == "released":
+                controller.release(offer)
+            if state == "two":
+                second = controller.open(2)
+                known |= places(second)
+                bench.send(sender, second, plain(2))
+                third = controller.open(3)
+                known |= places(third)
+        for end in (receiver, sender, controller):
+            for _ in range(3):
+                bench.within(end.close, "close")
+        if state not in ("unused",):
+            unreadable(bench, bench.transport(), offer, f"closed when {state}")
+            del sink
+        for made in bench.forget():
+            made.close()
+        nothing_left(bench, before, known, f"after everyone closed, {state}")
+
+
+@check("transport.close.while_read", level=Level.SINGLE, law=10, spec="weights")
+def close_while_read(bench: TransportBench) -> None:
+    """A controller that closes while a version is read or written ends; so do the others, and nothing is left."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    before = bench.look()
+    controller, sender, receiver = (bench.transport(small_buckets=True) for _ in range(3))
+    offer, unfinished = controller.open(1), controller.open(2)
+    known = places(offer) | places(unfinished)
+    bench.send(sender, offer, plain(1))
+    sink = sender.sink(bench.travelled(unfinished))
+    sink.begin(manifest_of(plain(2).items(), version=2))
+    sink.write({"embed.weight": plain(2)["embed.weight"]})
+    source = receiver.source(bench.travelled(offer))
+    reading = iter(source.buckets())
+    next(reading)
+    bench.within(controller.close, "close while others read and write")
+    with contextlib.suppress(ArealError):
+        bench.within(partial(list, reading), "reading what was closed")
+    with contextlib.suppress(ArealError):
+        bench.within(sink.finish, "finishing what was closed")
+    bench.within(sink.abort)
+    bench.within(source.close)
+    for end in (sender, receiver, controller):
+        bench.within(end.close)
+    del reading, source, sink
+    unreadable(bench, bench.transport(), unfinished, "a version whose controller closed while it was sent")
+    for made in bench.forget():
+        made.close()
+    nothing_left(bench, before, known, "after a close in the middle")
+
+
+@check("transport.release.frees", level=Level.SINGLE, law=10, spec="weights")
+def release_frees(bench: TransportBench) -> None:
+    """`release` gives the room of a version back, finished or not: twenty updates hold no more than three did."""
+    from areal_conformance.benches.transport_tensors import sized
+    from areal_core.weights.specs import manifest_of
+
+    for how in ("finished", "aborted", "given up", "never written"):
+        controller, sender = bench.transport(), bench.transport()
+        early = (0, 0)
+        for version in range(1, 21):
+            tensors = sized(40_000, 3, version)
+            offer = controller.open(version)
+            sink = sender.sink(bench.travelled(offer))
+            if how != "never written":
+                sink.begin(manifest_of(tensors.items(), version=version))
+                sink.write({"part.0": tensors["part.0"]} if how == "given up" else tensors)
+            if how == "finished":
+                sink.finish()
+            if how == "aborted":
+                sink.abort()
+            controller.release(offer)
+            if how == "given up":
+                sink.abort()
+            del sink
+            if version == 3:
+                early = _held(bench)
+        # Threads and sockets of the other end may need a moment after the call that ends them.
+        enough = bench.becomes(partial(_holds_at_most, bench, early[0] + 2, early[1] + 1000))
+        late = _held(bench)
+        expect(
+            enough,
+            f"{how} versions, each released: after 3 the process held {early[0]} things and {early[1]} bytes of files, "
+            f"after 20 it holds {late[0]} and {late[1]}",
+        )
+        for end in (sender, controller):
+            end.close()
+
+
+@check("transport.room.refused", level=Level.SINGLE, law=7, spec="weights")
+def room_refused(bench: TransportBench) -> None:
+    """A version that fits nowhere is refused with StorageError or ResourceError, and leaves nothing readable."""
+    import torch
+
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    before = bench.look()
+    controller, sender = bench.transport(), bench.transport()
+    offer = controller.open(1)
+    huge = manifest_of({"huge": torch.empty(2**50, device="meta")}.items(), version=1)
+    sink = sender.sink(bench.travelled(offer))
+    try:
+        bench.within(partial(sink.begin, huge), "announcing 4.5 PB")
+    except (StorageError, ResourceError) as error:
+        expect(error.why or error.fix, f"the error must say why or what to do: {error}")
+    except ArealError as error:
+        raise Violation(f"expected StorageError or ResourceError, got {type(error).__name__}: {error}") from error
+    else:
+        bench.notes.append("4.5 PB were announced without an error; there is no room for them")
+    sink.abort()
+    unreadable(bench, bench.transport(), offer, "a version that did not fit")
+    controller.release(offer)
+    following = controller.open(2)
+    bench.send(sender, following, plain(2))
+    same(plain(2), bench.receive(bench.transport(), following), "the version after one that did not fit")
+    controller.release(following)
+    del sink
+    for made in bench.forget():
+        made.close()
+    nothing_left(bench, before, places(offer), "after a version that did not fit")
+
+
+def _held(bench: TransportBench) -> tuple[int, int]:
+    from areal_conformance.benches.transport_footprint import bytes_under
+
+    return bench.look().size, bytes_under(bench.temporary)
+
+
+def _holds_at_most(bench: TransportBench, things: int, num_bytes: int) -> bool:
+    held = _held(bench)
+    return held[0] <= things and held[1] <= num_bytes

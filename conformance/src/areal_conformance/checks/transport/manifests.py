@@ -1,0 +1,157 @@
+"""What is said of the bytes is true: names, ties, order, receipts, and the offer itself.
+
+Knows: the manifest, the receipt, the offer.
+Does not know: how bytes travel.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.transport import TransportBench
+from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.bytes import same
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError
+
+if TYPE_CHECKING:
+    from areal_core.contract.weights import Offer
+
+_OFFER_BYTES = 16 << 10
+
+
+@check("transport.names.any", level=Level.SINGLE, law=7, spec="weights")
+def names(bench: TransportBench) -> None:
+    """A name is data: slashes, dots, spaces, case, length and foreign letters arrive as they are and escape nowhere."""
+    from areal_conformance.benches.transport_tensors import SETS
+
+    for small in (False, True):
+        transport = bench.transport(small_buckets=small)
+        offer = transport.open(1)
+        tensors = SETS["names"](2)
+        bench.send(transport, offer, tensors)
+        received = bench.receive(bench.transport(), offer)
+        same(tensors, received, "awkward names")
+        announced = [spec.name for spec in received.manifest.tensors]
+        expect(announced == list(tensors), f"expected the names {list(tensors)}, the manifest has {announced}")
+        transport.release(offer)
+    stray = [path.name for path in bench.folder.iterdir() if path.name != bench.temporary.name]
+    expect(not stray, f"a tensor's name became a path outside the transport's own folder: {stray}")
+
+
+@check("transport.manifest.whole", level=Level.SINGLE, law=7, spec="weights")
+def manifest_whole(bench: TransportBench) -> None:
+    """The receiver's manifest is the sender's: version, every specification in sending order, and the ties."""
+    from areal_conformance.benches.transport_tensors import SETS
+    from areal_core.weights.specs import manifest_of
+
+    for seed, kind in enumerate(("plain", "shapes", "dtypes")):
+        for backwards in (False, True):
+            items = list(SETS[kind](seed).items())
+            tensors = dict(reversed(items)) if backwards else dict(items)
+            first, last = next(iter(tensors)), next(reversed(tensors))
+            tied = {"lm_head.weight": first, "zz/tied": last, "again": first} if seed else {}
+            transport = bench.transport(small_buckets=bool(seed))
+            offer = transport.open(40 + seed)
+            bench.send(transport, offer, tensors, tied=tied)
+            sent = manifest_of(tensors.items(), version=40 + seed, tied=tied)
+            got = bench.receive(bench.transport(), offer).manifest
+            expect(got.version == sent.version, f"expected version {sent.version} in the manifest, got {got.version}")
+            expect(
+                tuple(got.tensors) == sent.tensors,
+                f"the specifications differ: sent {sent.tensors[:3]}..., got {tuple(got.tensors)[:3]}... "
+                f"({len(sent.tensors)} and {len(got.tensors)})",
+            )
+            expect(dict(got.tied) == tied, f"expected the ties {tied}, got {dict(got.tied)}")
+            transport.release(offer)
+
+
+@check("transport.receipt.true", level=Level.SINGLE, law=7, spec="weights")
+def receipt_true(bench: TransportBench) -> None:
+    """The sink's receipt holds version, byte count and the fingerprint of every tensor and of nothing else."""
+    from areal_conformance.benches.transport_ends import receipt_of
+    from areal_conformance.benches.transport_tensors import SETS
+
+    for seed, kind in enumerate(SETS):
+        tensors = SETS[kind](seed)
+        transport = bench.transport(small_buckets=bool(seed % 2))
+        offer = transport.open(seed + 1)
+        tied = {"tied.to": next(iter(tensors))}
+        receipt = bench.send(transport, offer, tensors, tied=tied)
+        wanted = receipt_of(tensors, seed + 1)
+        expect(receipt.version == seed + 1, f"expected a receipt for version {seed + 1}, got {receipt.version}")
+        expect(
+            receipt.num_bytes == wanted.num_bytes,
+            f"{kind}: the tensors have {wanted.num_bytes} bytes, the receipt says {receipt.num_bytes}",
+        )
+        expect(
+            receipt.fingerprints.keys() == wanted.fingerprints.keys(),
+            f"{kind}: the receipt must name every sent tensor and no other; it differs in "
+            f"{sorted(receipt.fingerprints.keys() ^ wanted.fingerprints.keys())[:5]}",
+        )
+        wrong = [name for name, digits in wanted.fingerprints.items() if receipt.fingerprints[name] != digits]
+        expect(not wrong, f"{kind}: the fingerprints of {wrong[:5]} are not those of the tensors sent")
+        expect(
+            math.isfinite(receipt.seconds) and receipt.seconds >= 0,
+            f"seconds must be a duration, got {receipt.seconds!r}",
+        )
+        transport.release(offer)
+
+
+@check("transport.offer.plain", level=Level.SINGLE, law=7, spec="weights")
+def offer_plain(bench: TransportBench) -> None:
+    """An offer is small plain data that survives the codec, names this transport and its version, and never changes."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    transport = bench.transport()
+    offers = [transport.open(version) for version in (1, 2, 10**9)]
+    told = [_json(offer) for offer in offers]
+    for offer, version, text in zip(offers, (1, 2, 10**9), told, strict=True):
+        expect(
+            offer.transport == bench.target.name,
+            f"the offer names transport {offer.transport!r}; workers look it up under {bench.target.name!r}",
+        )
+        expect(offer.version == version, f"the offer of version {version} says version {offer.version}")
+        for key, value in offer.location.items():
+            expect(
+                type(key) is str and type(value) in (str, int, bool),
+                f"location[{key!r}] is a {type(value).__name__}; it must be a string or a number",
+            )
+        expect(len(text) <= _OFFER_BYTES, f"the offer takes {len(text)} bytes; it travels to every participant")
+        expect(bench.travelled(offer) == offer, f"the offer does not survive the codec: {offer}")
+    expect(len(set(told)) == len(told), "offers open at once must lead to different places")
+    bench.send(transport, offers[1], plain(1))
+    bench.receive(transport, offers[1])
+    expect(
+        _json(offers[1]) == told[1],
+        "an offer is complete when `open` returns: it changed while it was used",
+    )
+
+
+@check("transport.offer.complete", level=Level.SINGLE, law=7, spec="weights")
+def offer_complete(bench: TransportBench) -> None:
+    """Whoever got an offer when it was opened can use it, in any order of asking, through an end of its own."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    controller, sender, early = bench.transport(), bench.transport(), bench.transport()
+    offer = bench.travelled(controller.open(6))
+    try:
+        bench.receive(early, offer)
+    except ArealError:
+        pass
+    else:
+        raise Violation("an offer nobody wrote to could be read")
+    bench.send(sender, offer, plain(6))
+    same(plain(6), bench.receive(early, offer), "the end that asked too early")
+    same(plain(6), bench.receive(bench.transport(), offer), "a new end")
+    same(plain(6), bench.receive(controller, offer), "the controller's own end")
+    controller.release(offer)
+
+
+def _json(offer: Offer) -> str:
+    try:
+        return json.dumps(dict(offer.location), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise Violation(f"the offer's location is no plain data: {error}") from error

@@ -1,0 +1,293 @@
+"""The order of calls: nothing is readable before finish, after abort or after release.
+
+Knows: the life of one offer.
+Does not know: how bytes travel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.transport import Received, TransportBench
+from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.bytes import same
+from areal_conformance.checks.transport.coverage import unreadable
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError, WeightSyncError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@check("transport.finish.makes_readable", level=Level.SINGLE, law=7, spec="weights")
+def finish_makes_readable(bench: TransportBench) -> None:
+    """Nothing can be read before `finish` has returned, though every byte was written; then everything can."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    controller, receiver = bench.transport(), bench.transport()
+    for version in (1, 2):
+        tensors = plain(version)
+        offer = controller.open(version)
+        sink = bench.transport().sink(bench.travelled(offer))
+        unreadable(bench, receiver, offer, "before begin")
+        sink.begin(manifest_of(tensors.items(), version=version))
+        unreadable(bench, receiver, offer, "before the first bucket")
+        for name, tensor in tensors.items():
+            sink.write({name: tensor})
+            unreadable(bench, receiver, offer, f"after {name!r} and before finish")
+        sink.finish()
+        same(tensors, bench.receive(receiver, offer), "after finish")
+        controller.release(offer)
+
+
+@check("transport.finish.once", level=Level.SINGLE, law=7, spec="weights")
+def finish_once(bench: TransportBench) -> None:
+    """After `finish` nothing changes what was sent: not a write, not a second finish, not a second begin."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    tensors, others = plain(1), plain(2)
+    controller = bench.transport()
+    offer = controller.open(1)
+    sink = bench.transport().sink(bench.travelled(offer))
+    sink.begin(manifest_of(tensors.items(), version=1))
+    sink.write(tensors)
+    first = sink.finish()
+    late: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("write", partial(sink.write, others)),
+        ("begin", partial(sink.begin, manifest_of(others.items(), version=1))),
+        ("write", partial(sink.write, {"embed.weight": others["embed.weight"]})),
+    )
+    for what, act in late:
+        try:
+            act()
+        except ArealError:
+            pass
+        else:
+            raise Violation(f"`{what}` after `finish` must be refused with an ArealError")
+        same(tensors, bench.receive(bench.transport(), offer), f"after a `{what}` that came after `finish`")
+    with contextlib.suppress(ArealError):
+        again = sink.finish()
+        expect(again == first, f"a second `finish` must fail or give the same receipt, got {again}")
+    same(tensors, bench.receive(bench.transport(), offer), "after a second `finish`")
+    controller.release(offer)
+
+
+@check("transport.order.begin", level=Level.SINGLE, law=7, spec="weights")
+def begin_first(bench: TransportBench) -> None:
+    """`write` and `finish` before `begin`, and a second `begin`, are refused with an ArealError."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    tensors = plain(1)
+    manifest = manifest_of(tensors.items(), version=1)
+    for what, steps in (("write", ("write",)), ("finish", ("finish",)), ("second begin", ("begin", "begin"))):
+        controller = bench.transport()
+        offer = controller.open(1)
+        sink = bench.transport().sink(bench.travelled(offer))
+        acts: dict[str, Callable[[], object]] = {
+            "write": partial(sink.write, tensors),
+            "finish": sink.finish,
+            "begin": partial(sink.begin, manifest),
+        }
+        for step in steps[:-1]:
+            acts[step]()
+        try:
+            bench.within(acts[steps[-1]])
+        except ArealError:
+            pass
+        else:
+            raise Violation(f"a {what} at the wrong time must be refused with an ArealError, and it was taken")
+        unreadable(bench, bench.transport(), offer, f"after a {what} at the wrong time")
+        sink.abort()
+        controller.release(offer)
+
+
+@check("transport.abort.unreadable", level=Level.SINGLE, law=7, spec="weights")
+def abort(bench: TransportBench) -> None:
+    """`abort` at any point leaves nothing readable, for good, however often it is called."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    tensors = plain(1)
+    for stage in ("made", "begun", "half", "written"):
+        controller = bench.transport()
+        offer = controller.open(1)
+        sink = bench.transport().sink(bench.travelled(offer))
+        if stage != "made":
+            sink.begin(manifest_of(tensors.items(), version=1))
+        if stage == "half":
+            sink.write({"embed.weight": tensors["embed.weight"]})
+        if stage == "written":
+            sink.write(tensors)
+        for _ in range(3):
+            bench.within(sink.abort)
+            unreadable(bench, bench.transport(), offer, f"after an abort when {stage}")
+        after: tuple[Callable[[], object], ...] = (partial(sink.write, tensors), sink.finish)
+        for act in after:
+            try:
+                act()
+            except ArealError:
+                continue
+            raise Violation("a sink that was aborted must refuse `write` and `finish`")
+        unreadable(bench, bench.transport(), offer, f"after an abort when {stage}, and a late finish")
+        controller.release(offer)
+
+
+@check("transport.abort.then_works", level=Level.SINGLE, law=7, spec="weights")
+def abort_then_works(bench: TransportBench) -> None:
+    """The update after an aborted one, of the same version or the next, carries its own bytes and no others."""
+    from areal_conformance.benches.transport_tensors import plain, sized
+    from areal_core.weights.specs import manifest_of
+
+    controller, sender, receiver = (bench.transport() for _ in range(3))
+    for version, tensors in ((1, sized(50_000, 3, 1)), (1, plain(2)), (2, plain(3)), (2, sized(9_000, 2, 4))):
+        lost = controller.open(version)
+        sink = sender.sink(bench.travelled(lost))
+        sink.begin(manifest_of(sized(40_000, 4, 9).items(), version=version))
+        sink.write({"part.0": sized(40_000, 4, 9)["part.0"]})
+        sink.abort()
+        controller.release(lost)
+        offer = controller.open(version)
+        bench.send(sender, offer, tensors)
+        same(tensors, bench.receive(receiver, offer), f"version {version} after an aborted one")
+        unreadable(bench, receiver, lost, "the aborted offer") if bench.travelled(lost) != offer else None
+        controller.release(offer)
+
+
+@check("transport.release.gone", level=Level.SINGLE, law=7, spec="weights")
+def release_gone(bench: TransportBench) -> None:
+    """A released version cannot be read any more; release is idempotent, at every stage of an offer's life."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    controller = bench.transport()
+    offers = [controller.open(version) for version in (1, 2, 3, 4)]
+    begun = bench.transport().sink(bench.travelled(offers[1]))
+    begun.begin(manifest_of(plain(2).items(), version=2))
+    begun.write({"embed.weight": plain(2)["embed.weight"]})
+    bench.send(bench.transport(), offers[2], plain(3))
+    bench.send(bench.transport(), offers[3], plain(4))
+    same(plain(3), bench.receive(bench.transport(), offers[2]), "version 3")
+    for offer in offers[:3]:
+        for _ in range(3):
+            bench.within(lambda o=offer: controller.release(bench.travelled(o)), "release")  # type: ignore[misc]
+        unreadable(bench, bench.transport(), offer, f"the released version {offer.version}")
+        unreadable(bench, controller, offer, f"the released version {offer.version}, by the controller")
+    same(plain(4), bench.receive(bench.transport(), offers[3]), "version 4, never released, after others were")
+    controller.release(offers[3])
+
+
+@check("transport.release.reopened", level=Level.SINGLE, law=7, spec="weights")
+def release_reopened(bench: TransportBench) -> None:
+    """A released offer stays gone when its version is opened and sent again: the old name never leads to new bytes."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    controller = bench.transport()
+    old = bench.travelled(controller.open(5))
+    bench.send(bench.transport(), old, plain(1))
+    same(plain(1), bench.receive(bench.transport(), old), "the first try")
+    controller.release(old)
+    new = controller.open(5)
+    bench.send(bench.transport(), new, plain(2))
+    same(plain(2), bench.receive(bench.transport(), new), "the second try")
+    unreadable(bench, bench.transport(), old, "the first offer of version 5, released, after the second was sent")
+    controller.release(old)
+    same(plain(2), bench.receive(bench.transport(), new), "the second try, after the first was released once more")
+    controller.release(new)
+
+
+@check("transport.release.while_read", level=Level.SINGLE, law=7, spec="weights")
+def release_while_read(bench: TransportBench) -> None:
+    """Who still reads a version when it is released gets its bytes or an error, never bytes of the next version."""
+    for version in (2, 1):
+        first, second = _layers(1), _layers(2)
+        controller, receiver = bench.transport(small_buckets=True), bench.transport(small_buckets=True)
+        offer = controller.open(1)
+        bench.send(bench.transport(), offer, first)
+        source = receiver.source(bench.travelled(offer))
+        reading = iter(source.buckets())
+        got = {name: tensor.clone() for name, tensor in next(reading).items()}
+        controller.release(offer)
+        following = controller.open(version)
+        bench.send(bench.transport(), following, second)
+        try:
+            for bucket in reading:
+                got.update({name: tensor.clone() for name, tensor in bucket.items()})
+        except WeightSyncError:
+            pass
+        else:
+            manifest = source.manifest
+            same(first, Received(manifest=manifest, tensors=got), "released while it was read, which ended well")
+        finally:
+            source.close()
+        same(second, bench.receive(bench.transport(), following), "the next version")
+        controller.release(following)
+
+
+@check("transport.sink.late", level=Level.SINGLE, law=7, spec="weights")
+def sink_late(bench: TransportBench) -> None:
+    """A sender that was given up on cannot spoil the next version, nor make its own readable after the release."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    for version in (2, 1):
+        controller, late_end = bench.transport(), bench.transport()
+        offer = bench.travelled(controller.open(1))
+        late = late_end.sink(offer)
+        late.begin(manifest_of(plain(1).items(), version=1))
+        late.write({"embed.weight": plain(1)["embed.weight"]})
+        controller.release(offer)
+        following = controller.open(version)
+        sink = bench.transport().sink(bench.travelled(following))
+        sink.begin(manifest_of(plain(2).items(), version=version))
+        half = {name: plain(2)[name] for name in ("embed.weight", "layers.0.weight")}
+        sink.write(half)
+        rest = {name: tensor for name, tensor in plain(1).items() if name != "embed.weight"}
+        with contextlib.suppress(ArealError):
+            late.write(rest)
+        with contextlib.suppress(ArealError):
+            late.finish()
+        unreadable(bench, bench.transport(), offer, "a released version whose sender finished late")
+        unreadable(bench, bench.transport(), following, "the next version, while only the late sender has finished")
+        sink.write({name: tensor for name, tensor in plain(2).items() if name not in half})
+        sink.finish()
+        with contextlib.suppress(ArealError):
+            late.abort()
+        same(plain(2), bench.receive(bench.transport(), following), "the version after a late sender")
+        controller.release(following)
+
+
+@check("transport.sink.stale", level=Level.SINGLE, law=7, spec="weights")
+def sink_stale(bench: TransportBench) -> None:
+    """A sink made for a released offer is refused with an ArealError, and spoils nothing that is open."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    for used in (False, True):
+        controller = bench.transport()
+        stale = bench.travelled(controller.open(1))
+        if used:
+            bench.send(bench.transport(), stale, plain(1))
+        controller.release(stale)
+        offer = controller.open(2)
+        bench.send(bench.transport(), offer, plain(2))
+        for again in (1, 2):
+            try:
+                bench.send(bench.transport(), stale, plain(3))
+            except ArealError:
+                pass
+            else:
+                raise Violation("a version was sent to an offer that had been released, without an error")
+            same(plain(2), bench.receive(bench.transport(), offer), f"the open version, after {again} stale senders")
+            unreadable(bench, bench.transport(), stale, "the released version")
+        controller.release(offer)
+
+
+def _layers(seed: int) -> dict[str, Tensor]:
+    from areal_conformance.benches.transport_tensors import noise
+
+    return {f"layers.{number}": noise((600,), "float32", 50 * seed + number) for number in range(6)}

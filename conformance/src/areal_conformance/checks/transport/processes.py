@@ -1,0 +1,108 @@
+"""Controller, sender and receivers in processes of their own, with nothing between them but the offer.
+
+Knows: who does what in which process.
+Does not know: how bytes travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_process import Answer
+from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.bytes import same
+from areal_conformance.checks.transport.coverage import unreadable
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.weights import Offer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def well(answer: Answer, what: str) -> Mapping[str, Any]:  # Any: JSON
+    """Return what a peer answered; expect that it succeeded."""
+    if not answer:
+        raise Violation(f"{what}: {answer.error}", law=9 if answer.died else None)
+    return answer.value
+
+
+def refused(answer: Answer, what: str, *kinds: str) -> None:
+    """Expect that a peer's call failed with one of these errors."""
+    expect(not answer, f"{what}: expected {' or '.join(kinds)}, and it succeeded")
+    if answer.died:
+        raise Violation(f"{what}: expected {' or '.join(kinds)}, but {answer.error}", law=9)
+    expect(set(kinds) & set(answer.kinds), f"{what}: expected {' or '.join(kinds)}, got {answer.error}")
+
+
+def same_there(sent: Mapping[str, Tensor], got: Mapping[str, Any], where: str) -> None:
+    """Expect that a receiver in another process holds these tensors."""
+    from areal_conformance.benches.transport_ends import receipt_of
+
+    wanted = dict(receipt_of(sent, 0).fingerprints)
+    expect(got["names"] == list(sent), f"{where}: expected {list(sent)}, got {got['names']}")
+    wrong = [name for name, digits in wanted.items() if got["fingerprints"][name] != digits]
+    expect(not wrong, f"{where}: the bytes of {wrong[:5]} differ")
+
+
+@check("transport.process.crosses", level=Level.DISTRIBUTED, law=7, spec="weights", deadline_s=240.0)
+def crosses(bench: TransportBench) -> None:
+    """A version opened here and sent by another process is read here and in a third, update after update."""
+    from areal_conformance.benches.transport_tensors import SETS
+
+    sender, receiver = bench.peer("sender"), bench.peer("receiver")
+    controller = bench.transport()
+    for version, kind in enumerate(("plain", "dtypes", "plain", "shapes"), 1):
+        tensors = SETS[kind](version)
+        offer = controller.open(version)
+        refused(receiver.ask("receive", offer=offer), "reading before it was sent", "WeightSyncError")
+        receipt = well(sender.ask("send", offer=offer, name=kind, seed=version), "sending from another process")
+        got = well(receiver.ask("receive", offer=offer), "receiving in another process")
+        same_there(tensors, got, f"{kind}, version {version}")
+        expect(got["version"] == version, f"expected version {version}, the receiver was told {got['version']}")
+        expect(
+            receipt["fingerprints"] == got["fingerprints"],
+            f"the receipts of version {version} differ though the bytes are right",
+        )
+        same(tensors, bench.receive(controller, offer), "received by the controller's process")
+        controller.release(offer)
+        refused(receiver.ask("receive", offer=offer), "reading after the release", "WeightSyncError")
+
+
+@check("transport.process.controller", level=Level.DISTRIBUTED, law=7, spec="weights", deadline_s=240.0)
+def controller_elsewhere(bench: TransportBench) -> None:
+    """A controller in another process opens and releases what is sent and read here."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    controller = bench.peer("sender")
+    sender, receiver = bench.transport(), bench.transport()
+    for version in (1, 2):
+        offer = Offer(**well(controller.ask("open", version=version), "opening in another process"))
+        unreadable(bench, receiver, offer, "a version opened elsewhere and not sent")
+        bench.send(sender, offer, plain(version))
+        same(plain(version), bench.receive(receiver, offer), "sent and received beside the controller")
+        well(controller.ask("release", offer=offer), "releasing in another process")
+        unreadable(bench, bench.transport(), offer, "a version released elsewhere")
+    open_still = Offer(**well(controller.ask("open", version=3), "opening in another process"))
+    bench.send(sender, open_still, plain(3))
+    well(controller.ask("close"), "closing in another process")
+    unreadable(bench, bench.transport(), open_still, "a version whose controller closed")
+
+
+@check("transport.process.receivers", level=Level.DISTRIBUTED, law=7, spec="weights", deadline_s=240.0)
+def receivers_apart(bench: TransportBench) -> None:
+    """A receiver that closes its end, or is half way, does not stand in the way of one in another process."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    first, second = bench.peer("sender"), bench.peer("receiver")
+    controller = bench.transport(small_buckets=True)
+    offer = controller.open(1)
+    bench.send(bench.transport(small_buckets=True), offer, plain(1))
+    well(first.ask("read_some", offer=offer), "reading the first bucket")
+    same_there(plain(1), well(second.ask("receive", offer=offer), "reading beside it"), "beside a slow receiver")
+    well(first.ask("close"), "a receiver's close")
+    same_there(plain(1), well(second.ask("receive", offer=offer), "reading after it"), "after a receiver closed")
+    well(second.ask("close"), "the other receiver's close")
+    same(plain(1), bench.receive(bench.transport(), offer), "after both receivers closed")
+    controller.release(offer)

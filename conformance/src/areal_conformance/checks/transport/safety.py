@@ -1,0 +1,209 @@
+"""Weights are for the run's own processes: nothing unpickled, nothing for strangers, nothing outside.
+
+Knows: the interpreter's audit events, file modes, listening sockets.
+Does not know: which of them a transport uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import socket
+import stat
+import zipfile
+from pathlib import Path
+
+import psutil
+
+from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_audit import audited
+from areal_conformance.benches.transport_stores import places, stores
+from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.bytes import same
+from areal_conformance.outcome import expect
+from areal_core.contract.errors import ArealError
+
+_LOOPBACK = ("127.", "::1", "localhost")
+_STRANGER_S = 1.0
+_GREETINGS = (b"", b"\n" * 64, b"GET / HTTP/1.0\r\n\r\n", bytes(64), b'{"do": "get", "shelf": 1, "bytes": 0}\n')
+
+
+@check("transport.safe.unpickled", level=Level.SINGLE, law=11, spec="weights")
+def unpickled(bench: TransportBench) -> None:
+    """No object is unpickled on the way, and no file of a version is a pickle."""
+    from areal_conformance.benches.transport_tensors import SETS
+
+    for kind in ("plain", "shapes", "names"):
+        with audited() as audit:
+            controller, sender, receiver = bench.transport(), bench.transport(), bench.transport()
+            offer = controller.open(1)
+            bench.send(sender, offer, SETS[kind](1), tied={"tied": next(iter(SETS[kind](1)))})
+            for path in stores(offer, bench.temporary):
+                expect(
+                    not _is_pickle(path), f"{path.name} is a pickle: who can write there can run code in every replica"
+                )
+            bench.receive(receiver, offer)
+            controller.release(offer)
+        expect(not audit.unpickled, f"objects were unpickled: {sorted(set(audit.unpickled))[:5]}")
+
+
+@check("transport.safe.bomb", level=Level.FAULTS, law=11, spec="weights")
+def bomb(bench: TransportBench) -> None:
+    """A pickle put in place of any stored file is not run, and reading fails with an ArealError."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    canary = bench.folder / "canary"
+    controller = bench.transport()
+    offer = controller.open(1)
+    bench.send(bench.transport(), offer, plain(1))
+    files = [path for path in stores(offer, bench.temporary) if path.is_file() and not str(path).startswith("/proc/")]
+    if not files:
+        bench.notes.append("the version lies in no file that could be replaced")
+    for path in files:
+        kept = path.read_bytes()
+        for payload in (_bomb(canary), _archive(_bomb(canary))):
+            path.write_bytes(payload.ljust(len(kept), b"\0"))
+            with audited() as audit, contextlib.suppress(ArealError):
+                bench.receive(bench.transport(), offer)
+            expect(not canary.exists(), f"a pickle put in place of {path.name} was run by the receiver")
+            expect(not audit.unpickled, f"a pickle put in place of {path.name} was unpickled: {audit.unpickled[:3]}")
+        path.write_bytes(kept)
+    same(plain(1), bench.receive(bench.transport(), offer), "after every file was put back")
+    controller.release(offer)
+
+
+@check("transport.safe.private", level=Level.SINGLE, law=11, spec="weights")
+def private(bench: TransportBench) -> None:
+    """Files and segments of a version can be read and written by their owner alone."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    kept = os.umask(0o000)
+    try:
+        controller, sender = bench.transport(), bench.transport()
+        offer = controller.open(1)
+        bench.send(sender, offer, plain(1))
+        for path in stores(offer, bench.temporary):
+            if str(path).startswith("/proc/"):
+                continue  # the kernel guards what a process holds open
+            above = [parent for parent in path.parents if bench.temporary in parent.parents] + [
+                parent for parent in path.parents if parent in places(offer)
+            ]
+            open_to_others = stat.S_IMODE(path.stat().st_mode) & 0o077
+            closed_above = any(not stat.S_IMODE(parent.stat().st_mode) & 0o077 for parent in above)
+            expect(
+                not open_to_others or closed_above,
+                f"{path.name} has mode {stat.S_IMODE(path.stat().st_mode):o} and no folder above it keeps others out",
+            )
+        controller.release(offer)
+    finally:
+        os.umask(kept)
+
+
+@check("transport.safe.loopback", level=Level.SINGLE, law=11, spec="weights")
+def loopback(bench: TransportBench) -> None:
+    """Whatever listens, listens on loopback."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    with audited() as audit:
+        controller = bench.transport()
+        offer = controller.open(1)
+        bench.send(bench.transport(), offer, plain(1))
+        bench.receive(bench.transport(), offer)
+        listening = {address for address, _ in _listening()}
+        controller.release(offer)
+    wide = sorted(a for a in {*audit.bound, *listening} if not a.startswith(_LOOPBACK))
+    expect(not wide, f"sockets were bound to {wide}, which other machines reach; bind to 127.0.0.1")
+
+
+@check("transport.safe.stranger", level=Level.SINGLE, law=11, spec="weights")
+def stranger(bench: TransportBench) -> None:
+    """Who connects without the offer's secret gets no byte of the weights and disturbs nobody."""
+    from areal_conformance.benches.transport_tensors import noise
+
+    before = set(_listening())
+    tensors = {"secret": noise((4096,), "uint8", 77)}
+    marker = bytes(tensors["secret"][100:116].tolist())
+    controller = bench.transport()
+    offer = controller.open(1)
+    bench.send(bench.transport(), offer, tensors)
+    opened = set(_listening()) - before
+    if not opened:
+        bench.notes.append("nothing listens")
+    for address in sorted(opened):
+        for greeting in (*_GREETINGS, *(32 * b"\0" + _request(offer.location, do) for do in ("get", "manifest"))):
+            heard = _hear(address, greeting)
+            expect(marker not in heard, f"a stranger who sent {greeting[:40]!r} to {address} was given the weights")
+            expect(b"secret" not in heard, f"a stranger who sent {greeting[:40]!r} to {address} was told tensor names")
+        same(tensors, bench.receive(bench.transport(), offer), "after strangers called")
+    controller.release(offer)
+    for address in sorted(opened):
+        _hear(address, b"\0" * 5)
+    following = controller.open(2)
+    bench.send(bench.transport(), following, tensors)
+    same(tensors, bench.receive(bench.transport(), following), "the next version")
+    controller.release(following)
+
+
+class _Bomb:
+    def __init__(self, canary: Path) -> None:
+        self._canary = canary
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (self._canary,)  # type: ignore[return-value]
+
+
+def _bomb(canary: Path) -> bytes:
+    return pickle.dumps(_Bomb(canary))
+
+
+def _archive(payload: bytes) -> bytes:
+    """Return a torch file, the format of `torch.save`, that holds the pickle."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", payload)
+        archive.writestr("archive/version", "3")
+    return buffer.getvalue()
+
+
+def _is_pickle(path: Path) -> bool:
+    head = path.open("rb").read(4)
+    if head[:1] == b"\x80" and len(head) > 1 and 2 <= head[1] <= pickle.HIGHEST_PROTOCOL:
+        return True
+    return (
+        head == b"PK\x03\x04"
+        and zipfile.is_zipfile(path)
+        and any(name.endswith(".pkl") for name in zipfile.ZipFile(path).namelist())
+    )
+
+
+def _listening() -> list[tuple[str, int]]:
+    """Return the addresses this process listens at."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return [(str(one.laddr[0]), int(one.laddr[1])) for one in found if one.status == psutil.CONN_LISTEN]
+
+
+def _request(location: object, do: str) -> bytes:
+    import json
+
+    assert isinstance(location, dict)
+    known = {key: value for key, value in location.items() if isinstance(value, int)}
+    return json.dumps({**known, "do": do, "name": "secret", "version": 1, "bytes": 0}).encode() + b"\n"
+
+
+def _hear(address: tuple[str, int], greeting: bytes) -> bytes:
+    """Say something and listen until the other end hangs up or falls silent."""
+    heard = b""
+    try:
+        with socket.create_connection(address, timeout=_STRANGER_S) as line:
+            if greeting:
+                line.sendall(greeting)
+                line.shutdown(socket.SHUT_WR)
+            else:
+                line.settimeout(0.05)
+            while (more := line.recv(65536)) and len(heard) < 1 << 20:
+                heard += more
+    except OSError:
+        pass
+    return heard

@@ -1,0 +1,206 @@
+"""Rewards and failures: what is scored is what was generated, and what failed is never worth a number.
+
+Knows: every way a reward, a generation or a row can be bad.
+Does not know: what a reward measures.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import Inconclusive, expect
+from areal_core.contract.data import StopReason
+from areal_core.contract.errors import (
+    ArealError,
+    DatasetError,
+    GenerationFailed,
+    NoReplica,
+    PromptTooLong,
+    RewardFailed,
+    WorkerDied,
+)
+from areal_core.contract.workflow import RewardResult, RewardStatus
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.workflow import WorkflowBench
+
+_RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
+_RESULT = "workflow#areal_core.contract.workflow.RewardResult"
+_INPUT = "workflow#areal_core.contract.workflow.RewardInput"
+
+
+@check("workflow.reward.recorded", level=Level.SINGLE, law=5, spec=_RESULT)
+async def recorded(bench: WorkflowBench) -> None:
+    """The reward is recorded as it was given: small, large, negative, and zero too."""
+    from areal_conformance.benches.workflow import paying
+
+    tolerance = bench.tolerance()
+    for value in (0.625, 0.0, -3.25, 1.0, 1e-3, 250.0, 1):
+        session = bench.session(judge=paying(value))
+        episode = await bench.episode(session)
+        bench.scored(session)
+        seen = [trajectory.reward for trajectory in episode.trajectories]
+        allowed = tolerance.atol + tolerance.rtol * abs(value)
+        expect(all(abs(one - value) <= allowed for one in seen), f"a reward of {value} is recorded as {seen}")
+        expect(all(type(one) is float for one in seen), f"rewards are of type {[type(one).__name__ for one in seen]}")
+
+
+@check("workflow.reward.asked_with", level=Level.SINGLE, law=1, spec=_INPUT)
+async def asked_with(bench: WorkflowBench) -> None:
+    """A reward is asked with the ids, text, stop reason and row of what was generated, special tokens left out."""
+    from areal_conformance.benches.workflow import drifting_tokenizer, scripted
+
+    tokenizer = drifting_tokenizer()
+    for row, stop in zip(bench.rows, (StopReason.STOP, StopReason.LENGTH), strict=False):
+        session = bench.session(scripted(1, stop=stop))
+        await bench.run(session, row)
+        given = bench.scored(session)
+        ids = tuple(given.completion_ids)
+        fitting = [a.generation for a in session.asked if a.generation and a.generation.output_ids == ids]
+        made = [a.generation.output_ids for a in session.asked if a.generation]
+        expect(bool(fitting), f"the reward is asked with ids {ids}, generated were {made}")
+        wanted = tokenizer.decode(ids, skip_special_tokens=True)
+        expect(given.completion == wanted, f"the completion is told as {given.completion!r}, it is {wanted!r}")
+        expect(given.stop_reason == stop.value, f"an output that ended with {stop!s} is told as {given.stop_reason!r}")
+        expect(dict(given.row) == dict(row), f"the row {row} is told as {given.row}")
+        if isinstance(row.get("prompt"), str):
+            expect(row["prompt"] in given.prompt, f"the prompt {row['prompt']!r} is told as {given.prompt!r}")
+
+
+@check("workflow.reward.failed", level=Level.SINGLE, law=5, spec=_RESULT)
+async def failed(bench: WorkflowBench) -> None:
+    """A reward that timed out, raised, crashed or was no number fails the episode with a typed error that tells it."""
+    from areal_conformance.benches.workflow import judging
+
+    for status in (RewardStatus.TIMEOUT, RewardStatus.RAISED, RewardStatus.CRASHED, RewardStatus.INVALID):
+        detail = f"the words of a reward that ended with {status}"
+        result = RewardResult(value=None, status=status, detail=detail, components={"part": 1.0})
+        session = bench.session(judge=judging(result))
+        error = await _failure(bench, session, f"a reward that ended with {status!r}")
+        expect(
+            isinstance(error, ArealError), f"a reward that ended with {status!r} gives {type(error).__name__}: {error}"
+        )
+        text = f"{error}"
+        expect(session.task_id in text or detail in text, f"the error tells neither task nor reason: {text}")
+
+
+@check("workflow.reward.failed_is_reward_failed", level=Level.SINGLE, law=5, spec=_RESULT)
+async def failed_is_reward_failed(bench: WorkflowBench) -> None:
+    """The error of a failed reward is RewardFailed, which nobody retries and nobody takes for another failure."""
+    from areal_conformance.benches.workflow import judging
+
+    result = RewardResult(value=None, status=RewardStatus.RAISED, detail="division by zero")
+    error = await _failure(bench, bench.session(judge=judging(result)), "a reward that raised")
+    expect(isinstance(error, RewardFailed), f"a reward that raised gives {type(error).__name__}: {error}")
+
+
+@check("workflow.reward.not_finite", level=Level.SINGLE, law=5, spec=_RESULT)
+async def not_finite(bench: WorkflowBench) -> None:
+    """A reward that is called ok and is no finite number fails the episode; it is never recorded."""
+    from areal_conformance.benches.workflow import judging, paying
+
+    for value in (math.nan, math.inf, -math.inf):
+        await _failure(bench, bench.session(judge=paying(value)), f"a reward of {value}")
+    result = RewardResult(value=None, status=RewardStatus.OK)
+    await _failure(bench, bench.session(judge=judging(result)), "a reward that is ok and has no value")
+
+
+@check("workflow.reward.pool_broken", level=Level.SINGLE, law=5, spec=_RUN)
+async def pool_broken(bench: WorkflowBench) -> None:
+    """An error the session raises while scoring passes as it is."""
+    from areal_conformance.benches.workflow import judging
+
+    sent = WorkerDied("the reward pool is gone", why="a test", fix="none")
+    error = await _failure(bench, bench.session(judge=judging(sent)), "a session that raises while scoring")
+    expect(type(error) is WorkerDied, f"WorkerDied became {type(error).__name__}: {error}")
+
+
+@check("workflow.failure.generation", level=Level.SINGLE, law=5, spec=_RUN)
+async def failed_generation(bench: WorkflowBench) -> None:
+    """A generation that fails fails the episode with its own error; nothing is scored, and nobody asks again."""
+    from areal_conformance.benches.workflow import failing
+
+    for sent in (
+        GenerationFailed("the engine lost it", why="w", fix="f"),
+        PromptTooLong("too long", why="9 > 8"),
+        NoReplica("nobody serves"),
+        ZeroDivisionError("an engine's own"),
+    ):
+        session = bench.session(failing(sent))
+        error = await bench.failure(session, f"a generation that raised {type(sent).__name__}")
+        expect(
+            type(error) is type(sent), f"{type(sent).__name__} of a generation became {type(error).__name__}: {error}"
+        )
+        expect(str(error) == str(sent), f"{str(sent)!r} of a generation became {str(error)!r}")
+        expect(not session.scored, "a generation that failed was scored")
+        expect(
+            len(session.asked) == 1, f"after a generation failed the policy was asked {len(session.asked) - 1} times"
+        )
+
+
+@check("workflow.turns.failure", level=Level.SINGLE, law=5, spec=_RUN, requires=("multi_turn",))
+async def failed_turn(bench: WorkflowBench) -> None:
+    """A later turn that fails fails the whole episode with its own error; the turns before are not passed off as it."""
+    from areal_conformance.benches.workflow import generation
+
+    sent = GenerationFailed("the engine lost it", why="w", fix="f")
+    session = bench.session(lambda turn: sent if turn else generation(turn))
+    error = await bench.failure(session, "a second turn that failed")
+    expect(type(error) is GenerationFailed, f"GenerationFailed of a turn became {type(error).__name__}: {error}")
+    expect(not session.scored, "an episode whose second turn failed was scored")
+
+
+@check("workflow.failure.alone", level=Level.SINGLE, law=5, spec=_RUN)
+async def failure_alone(bench: WorkflowBench) -> None:
+    """After an episode failed the next one is made as if nothing had been."""
+    from areal_conformance.benches.workflow import failing, judging
+    from areal_conformance.benches.workflow_tokens import traced
+
+    for script, judge in (
+        (failing(GenerationFailed("lost")), None),
+        (None, judging(RewardResult(value=None, status=RewardStatus.TIMEOUT))),
+    ):
+        session = bench.session(script, judge)
+        with suppress(ArealError):
+            await bench.run(session)
+        session = bench.session()
+        episode = await bench.episode(session)
+        traced(episode, session)
+        expect(
+            all(t.reward == 0.625 for t in episode.trajectories), "the episode after a failed one has another reward"
+        )
+
+
+@check("workflow.rows.unfit", level=Level.SINGLE, law=5, spec=_RUN)
+async def unfit_rows(bench: WorkflowBench) -> None:
+    """A row without what the workflow needs, or with something else there, is a DatasetError, and nothing is asked."""
+    rows = {"an empty row": {}, "a row of nothing but None": dict.fromkeys(bench.rows[0])}
+    for what, row in rows.items():
+        session = bench.session()
+        error = await bench.failure(session, what, row)
+        expect(isinstance(error, DatasetError), f"{what} raised {type(error).__name__}: {error}")
+        expect(session.begun == 0, f"{what}: the session was asked {session.begun} times")
+        reason = isinstance(error, DatasetError) and (error.why or error.fix)
+        expect(bool(reason), f"{what} is refused without a reason: {error}")
+
+
+@check("workflow.rejection.on_purpose", level=Level.SINGLE, law=5, spec=_RUN)
+async def on_purpose(bench: WorkflowBench) -> None:
+    """No row is rejected for a low reward or a short output; every row of the adapter makes an episode."""
+    from areal_conformance.benches.workflow import paying, scripted
+
+    for row in bench.rows:
+        for value, length in ((0.0, 6), (-5.0, 6), (0.0, 1), (1.0, 1)):
+            session = bench.session(scripted(length=length), paying(value))
+            await bench.episode(session, row)
+
+
+async def _failure(bench: WorkflowBench, session: object, what: str) -> Exception:
+    try:
+        return await bench.failure(session, what)  # type: ignore[arg-type]
+    finally:
+        if not session.scored:  # type: ignore[attr-defined]
+            raise Inconclusive("this workflow does not ask its session for a reward")

@@ -1,0 +1,1 @@
+"""`areal conformance`: one module a sub-command."""

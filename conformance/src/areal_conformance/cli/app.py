@@ -1,0 +1,29 @@
+"""The sub-commands of `areal conformance`, by name; none is imported before it runs.
+
+Knows: names and help lines.
+Does not know: what they do.
+"""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+app = App(
+    name="conformance",
+    help="Hold a backend to the contract, and get a verdict and a report.",
+    help_epilogue="Start with: areal conformance run --backend NAME",
+    help_format="plaintext",
+    result_action="return_value",
+    exit_on_error=False,
+)
+app.command("areal_conformance.cli.run:run", name="run", help="Make the checks of a backend; say the verdict.")
+app.command("areal_conformance.cli.listing:show_list", name="list", help="List the checks.")
+app.command("areal_conformance.cli.explain:explain", name="explain", help="Say everything about one check.")
+app.command("areal_conformance.cli.compare:compare_reports", name="compare", help="Compare two reports.")
+app.command(
+    "areal_conformance.cli.self_test:self_test", name="self-test", help="Let the suite prove itself on mutants."
+)
+
+ledger = App(name="ledger", help="Work on a ledger of known failures.", help_format="plaintext")
+ledger.command("areal_conformance.cli.suggest:suggest", name="suggest", help="Propose entries for what failed.")
+app.command(ledger)

@@ -1,0 +1,116 @@
+"""The process that makes the checks: pytest, with the suite's configuration and nothing of the host's.
+
+Knows: its command line, its environment, and when it must be given up.
+Does not know: what its journal says, beyond whether it still goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import areal_conformance
+from areal_conformance.asked import Asked
+from areal_conformance.journal import Reader, Story
+
+POLL_S = 0.1
+START_LIMIT_S = 300.0
+"""Until the run is prepared: an adapter may import its engine."""
+CLOSE_LIMIT_S = 300.0
+"""Between checks and after the last."""
+END_S = 10.0
+
+
+def arguments_of(asked: Asked, journal: Path, command: str) -> list[str]:
+    """Return the command line: no ini file, conftest, plugin or cache of the host has a say in it.
+
+    `-P` keeps the current folder off the import path, as it is for the `areal` command itself.
+    """
+    package = Path(areal_conformance.__file__).parent
+    flags = ("-c", str(package / "suite.ini"), "--rootdir", str(package), "--confcutdir", str(package), "--noconftest")
+    options = {
+        "--areal-backend": asked.backend,
+        "--areal-role": asked.role,
+        "--areal-pair": asked.pair,
+        "--areal-mutant": asked.mutant,
+        "--areal-device": asked.device,
+        "--areal-ranks": str(asked.ranks),
+        "--areal-level": str(asked.level),
+        "--areal-ledger": asked.ledger,
+        "--areal-journal": str(journal),
+        "--areal-command": command,
+    }
+    given = [f"{name}={value}" for name, value in options.items() if value]
+    given += [f"--areal-check={key}" for key in asked.only] + [f"--areal-import={path}" for path in asked.imports]
+    plugins = ("-p", "no:cacheprovider", "-p", "areal_conformance.plugin")
+    return [sys.executable, "-P", "-m", "pytest", *flags, *plugins, *given, "--pyargs", "areal_conformance"]
+
+
+def environment_of(host: Mapping[str, str]) -> dict[str, str]:
+    """Return the host's environment without what would change pytest."""
+    kept = {name: value for name, value in host.items() if not name.startswith("PYTEST_")}
+    return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def follow(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    journal: Path,
+    output: IO[bytes],
+    tell: Callable[[Story], None],
+) -> tuple[Story, str]:
+    """Run the process to its end; return its story, and what ended it if it did not end by itself.
+
+    `tell` is called after every change, and often in between.
+    """
+    process = subprocess.Popen(
+        arguments, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+    story, reader = Story(), Reader(journal)
+    try:
+        ended = _watch(process, story, reader, tell)
+    except KeyboardInterrupt:
+        ended = "it was interrupted"
+    finally:
+        _end(process)
+        for line in reader.lines():
+            story.take(line)
+    tell(story)
+    return story, ended
+
+
+def _watch(process: subprocess.Popen[bytes], story: Story, reader: Reader, tell: Callable[[Story], None]) -> str:
+    heard = time.monotonic()
+    while process.poll() is None:
+        lines = reader.lines()
+        for line in lines:
+            story.take(line)
+        if lines:
+            heard = time.monotonic()
+        limit = story.limit_s if story.running else CLOSE_LIMIT_S if story.record else START_LIMIT_S
+        if time.monotonic() - heard > limit:
+            return f"it said nothing for {limit:.0f} s and was killed"
+        tell(story)
+        time.sleep(POLL_S)
+    if story.refused or process.returncode in (0, 1):
+        return ""
+    if process.returncode < 0:
+        return f"it was ended by {signal.Signals(-process.returncode).name}"
+    return f"it exited with {process.returncode}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leave no process of the child's group: ask, then force."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)

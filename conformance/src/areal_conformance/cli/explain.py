@@ -1,0 +1,61 @@
+"""`areal conformance explain CHECK`: what it claims, why, when it runs, and what it catches.
+
+Knows: the facts of a check.
+Does not know: how it is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+
+from areal_conformance.check import Check
+from areal_conformance.checks import all_checks
+from areal_conformance.laws import LAWS
+from areal_conformance.mutants import all_mutants
+from areal_core.contract.errors import ConfigError
+
+
+def explain(check: str) -> int:
+    """Say everything about one check.
+
+    Args:
+        check: Its id; areal conformance list shows them.
+    """
+    found = all_checks().get(check)
+    if found is None:
+        near = difflib.get_close_matches(check, all_checks(), n=3)
+        raise ConfigError(
+            f"there is no check {check!r}",
+            fix=f"did you mean {' or '.join(near)}?" if near else "areal conformance list",
+        )
+    killed = {name: mutant.sin for name, mutant in all_mutants().items() if check in mutant.killers}
+    print(explained(found, killed))
+    return 0
+
+
+def explained(check: Check, killed: dict[str, str]) -> str:
+    """Return the text; `killed` is mutant -> sin."""
+    page, _, anchor = check.spec.partition("#")
+    lines = [
+        check.id,
+        f"  {check.title}",
+        "",
+        f"law {check.law}: {LAWS[check.law]}",
+        f"contract: docs/contract/{page}.md" + (f"#{anchor}" if anchor else ""),
+        f"level {int(check.level)} ({check.level.name.lower()}), tier {check.tier}"
+        + (f", {check.ranks} ranks" if check.ranks > 1 else "")
+        + f", since contract {check.since[0]}.{check.since[1]}, deadline {check.deadline_s:g} s"
+        + (", provisional: without effect on the verdict" if check.provisional else ""),
+    ]
+    if check.requires:
+        lines.append(f"made where claimed: {', '.join(check.requires)}")
+    if check.unless:
+        lines.append(f"made where not claimed: {', '.join(check.unless)}")
+    rest = (inspect.getdoc(check.body) or "").partition("\n")[2].strip()
+    if rest:
+        lines += ["", rest]
+    lines += ["", f"kills {len(killed)} of the backends that are broken on purpose:"]
+    lines += [f"  {name}: {sin}" for name, sin in sorted(killed.items())]
+    lines += ["", f"alone: areal conformance run --backend NAME --check {check.id}"]
+    return "\n".join(lines)

@@ -1,0 +1,156 @@
+"""`areal conformance run`: make the checks of a target in a process of their own, and say what came.
+
+Knows: the order of a run as a person sees it, and its exit codes.
+Does not know: how checks are made; that is done in the child (`door`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import attrs
+from cyclopts import Parameter
+from rich.console import Console
+
+from areal_conformance.asked import LEVEL, Asked, names_one_target
+from areal_conformance.cli.child import arguments_of, environment_of, follow
+from areal_conformance.cli.live import Live
+from areal_conformance.journal import Story
+from areal_conformance.ledger import REMEDIES
+from areal_conformance.outcome import Outcome
+from areal_conformance.plan import closed
+from areal_conformance.record import Record, Row
+from areal_conformance.report import write_reports
+from areal_conformance.report.parts import FOOTER, law_line
+from areal_conformance.verdict import EXIT_CODES, FAILING, Verdict
+from areal_core.contract.errors import ArealError
+
+BAD_INPUT = 2
+Word = Annotated[str, Parameter(show_default=False)]
+Several = Parameter(consume_multiple=True, negative=(), show_default=False)
+_MAX_TAIL = 4000
+
+
+def run(
+    *,
+    backend: Word = "",
+    role: Word = "",
+    pair: Word = "",
+    device: str = "cpu",
+    ranks: Annotated[int, Parameter(show_default=False)] = 0,
+    level: int = LEVEL,
+    report: Path | None = None,
+    check: Annotated[tuple[str, ...], Several] = (),
+    imports: Annotated[tuple[Path, ...], Parameter(name="--import"), Several] = (),
+    ledger: Path | None = None,
+    mutant: Word = "",
+) -> int:
+    """Make the checks of a backend; say the verdict.
+
+    Exit codes: 0 success, 1 failure, 2 bad input, 3 partial, 4 incomplete.
+
+    Args:
+        backend: Name of an installed plugin: of a train or inference engine, a scheduler, a transport, a workflow.
+        role: Where the name plays several roles: train, infer, scheduler, transport, workflow, loop.
+        pair: Two engines together, as TRAIN+INFER.
+        device: Kind of device: cpu, cuda, ...
+        ranks: Ranks at most, 1 if not given; checks that need more are not in the profile.
+        level: 0 static, 1 single, 2 distributed, 3 loop, 4 faults, 5 numbers; levels above are not in the profile.
+        report: Write report.json, report.md and report.html into this folder.
+        check: Make only this check, or these; the verdict is then incomplete at best.
+        imports: Register this .py file first, or these.
+        ledger: Known failures; conformance.toml in the plugin's package if not given.
+        mutant: Put a backend of the suite that is broken on purpose in the place of the backend.
+    """
+    console = Console(soft_wrap=True)
+    try:
+        asked = Asked(
+            backend=backend,
+            role=role,
+            pair=pair,
+            mutant=mutant,
+            device=device,
+            ranks=ranks,
+            level=level,
+            only=check,
+            imports=tuple(str(path) for path in imports),
+            ledger=str(ledger.resolve()) if ledger else "",
+        )
+        names_one_target(asked)
+    except ArealError as error:
+        return _refused(f"{type(error).__name__}: {error}")
+    with tempfile.TemporaryDirectory(prefix="areal-conformance-run-") as scratch:
+        journal, output = Path(scratch, "journal.jsonl"), Path(scratch, "output.log")
+        began = time.perf_counter()
+        arguments = arguments_of(asked, journal, shlex.join(["areal", *sys.argv[1:]]))
+        with output.open("wb") as log, Live(console) as live:
+            story, ended = follow(arguments, environment_of(os.environ), journal, log, live.tell)
+        said = output.read_text(encoding="utf-8", errors="replace")[-_MAX_TAIL:]
+    if story.refused:
+        return _refused(story.refused)
+    if story.record is None:
+        return _refused(f"the run could not be prepared: {ended or 'the process ended early'}\n{said}")
+    record = _closed(story, ended, time.perf_counter() - began)
+    _tell(console, record, said if ended else "")
+    if report is not None:
+        for path in write_reports(record, report):
+            console.print(f"written: {path}", markup=False, highlight=False)
+    return EXIT_CODES[Verdict(record.verdict)]
+
+
+def _closed(story: Story, ended: str, seconds: float) -> Record:
+    """Judge what the child told, also where it ended early."""
+    assert story.record is not None
+    rows = list(story.rows)
+    if not ended or story.closed:
+        return closed(story.record, rows, seconds, story.notes)
+    note = f"the process that made the checks did not end well: {ended}"
+    if story.running:
+        note += f", while {story.running} ran"
+        open_row = next(row for row in story.record.checks if row.id == story.running)
+        law = law_line(story.record, 9)
+        rows.append(attrs.evolve(open_row, message=f"{law}\nthe process of the check is gone: {ended}"))
+    return closed(story.record, rows, seconds, [*story.notes, note])
+
+
+def _tell(console: Console, record: Record, said: str) -> None:
+    def line(text: str = "", style: str = "") -> None:
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    for row in record.checks:
+        if row.outcome in FAILING or row.outcome is Outcome.INCONCLUSIVE or (row.missing and row.message):
+            line()
+            _tell_row(line, row)
+    noted = [*record.notes, *(f"{row.id}: {note}" for row in record.checks for note in row.notes)]
+    if noted:
+        line()
+        for note in noted:
+            line(f"note: {note}", "dim")
+    if said:
+        line(f"\nthe last words of the process:\n{said}", "dim")
+    line()
+    line(record.line)
+    line(f"verdict: {record.verdict}", "bold")
+    if any(row.outcome in FAILING for row in record.checks):
+        line(REMEDIES)
+    else:
+        line(FOOTER, "dim")
+
+
+def _tell_row(line: object, row: Row) -> None:
+    assert callable(line)
+    line(f"{row.outcome} {row.id}", "bold")
+    line(f"  {row.title} [docs/contract/{row.spec.replace('#', '.md#')}]")
+    for text in row.message.splitlines():
+        line(f"  {text}")
+
+
+def _refused(told: str) -> int:
+    print(told, file=sys.stderr)
+    return BAD_INPUT

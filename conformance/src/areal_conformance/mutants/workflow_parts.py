@@ -1,0 +1,53 @@
+"""A session and a workflow that can be bent at one place, for broken workflows.
+
+Knows: what passes through a workflow.
+Does not know: any sin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from areal_core.contract.data import Episode, Trajectory
+from areal_core.contract.inference import Generation, SamplingParams
+from areal_core.contract.workflow import RewardInput, RewardResult, Session
+from areal_core.workflows.single_turn import SingleTurnWorkflow
+
+
+class BentSession:
+    """A session of which one method is bent."""
+
+    def __init__(self, whole: Session) -> None:
+        self.whole = whole
+        self.task_id, self.group_id = whole.task_id, whole.group_id
+        self.sampling, self.tokenizer = whole.sampling, whole.tokenizer
+
+    async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
+        """Generate. Any: token ids."""
+        return await self.whole.generate(input_ids, sampling)
+
+    async def reward(self, value: RewardInput) -> RewardResult:
+        """Score."""
+        return await self.whole.reward(value)
+
+
+class Bent(SingleTurnWorkflow):
+    """The workflow of the core, of which the session, the episode or its trajectory is bent."""
+
+    session: type[BentSession] = BentSession
+
+    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
+        """Make an episode, and bend it. Any: as in the contract."""
+        return self.bent(await super().arun_episode(self.session(engine), data))
+
+    def bent(self, episode: Episode) -> Episode:
+        """Return the episode, bent."""
+        (trajectory,) = episode.trajectories
+        return attrs.evolve(episode, trajectories=(self.turned(trajectory),))
+
+    def turned(self, trajectory: Trajectory) -> Trajectory:
+        """Return the trajectory, bent."""
+        return trajectory

@@ -1,0 +1,93 @@
+"""The truth an inference engine is compared with: transformers' own forward, float32, eager attention, no batch.
+
+Knows: one sequence at a time, under the folder's weights or any others of the same shapes.
+Does not know: engines, versions, or tolerances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+
+@frozen
+class Segment:
+    """Output tokens [start, stop) were computed by `weights`; None are the folder's own."""
+
+    start: int
+    stop: int
+    weights: Mapping[str, Tensor] | None = None
+
+
+class Oracle:
+    """A model folder, loaded once."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(  # Any: transformers is not typed
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    def logits(self, ids: Sequence[int], weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return float32 logits [L, V] of a sequence."""
+        return self._forward(ids, weights, None)
+
+    def greedy(self, prompt: Sequence[int], count: int, weights: Mapping[str, Tensor] | None = None) -> list[int]:
+        """Return what greedy decoding gives, without a cache."""
+        ids = list(prompt)
+        for _ in range(count):
+            ids.append(int(self.logits(ids, weights)[-1].argmax()))
+        return ids[len(prompt) :]
+
+    def logprobs(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Return log p(output token | everything before it) [len(output)], at a temperature greater than 0."""
+        logits = self.logits([*prompt, *output], weights)[len(prompt) - 1 : -1]
+        return _chosen(logits / temperature, output)
+
+    def kept(
+        self, prompt: Sequence[int], output: Sequence[int], segments: Sequence[Segment], *, temperature: float = 1.0
+    ) -> Tensor:
+        """Return log-probs of an output made under changing weights that kept the cached keys and values.
+
+        The last token of a segment is cached by the next one: a step caches the token it starts from.
+        """
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        ids, first = [*prompt, *output], len(prompt)
+        parts, done = [], 0
+        for segment in segments:
+            upto = first + segment.stop - 1
+            logits = self._forward(ids[done:upto], segment.weights, cache)
+            parts.append(logits[len(logits) - (segment.stop - segment.start) :])
+            done = upto
+        return _chosen(torch.cat(parts) / temperature, output)
+
+    @torch.no_grad()
+    def _forward(self, ids: Sequence[int], weights: Mapping[str, Tensor] | None, cache: Any) -> Tensor:
+        arguments = {"past_key_values": cache, "use_cache": cache is not None}
+        batch = torch.tensor([list(ids)])
+        if weights is None:
+            logits: Tensor = self._model(batch, **arguments).logits
+        else:
+            given = {name: tensor.float() for name, tensor in weights.items()}
+            logits = torch.func.functional_call(self._model, given, (batch,), arguments).logits
+        return logits[0].float()
+
+
+def _chosen(logits: Tensor, output: Sequence[int]) -> Tensor:
+    ids = torch.tensor(list(output)).unsqueeze(1)
+    return torch.log_softmax(logits, -1).gather(1, ids)[:, 0]

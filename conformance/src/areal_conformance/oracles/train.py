@@ -1,0 +1,107 @@
+"""What a train engine must compute, by transformers' own forward pass: float64, one sequence at a time.
+
+No packing, no micro-batches, no kernels of anybody: a sequence is run alone, its logits are divided by the
+temperature, and `torch.log_softmax` and autograd do the rest.
+
+Knows: transformers models, the alignment of columns, losses of whole batches.
+Does not know: optimizers (`oracles.train_optimizer`) or engines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from areal_core.contract.train import Head, Objective, Output, Sum
+from areal_core.data.batch import Batch
+
+
+@frozen(kw_only=True, eq=False)
+class Gradient:
+    """Loss, metrics and gradient of one whole batch, in float64."""
+
+    loss: float
+    metrics: Mapping[str, Sum]
+    by_name: Mapping[str, Tensor]
+
+    @property
+    def norm(self) -> float:
+        """Return the norm over all parameters."""
+        return math.sqrt(sum(float(gradient.square().sum()) for gradient in self.by_name.values()))
+
+
+class Oracle:
+    """A model folder, run the slow way."""
+
+    def __init__(self, folder: Path, *, head: Head = Head.CAUSAL_LM, temperature: float = 1.0) -> None:
+        from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        kind: Any = AutoModelForCausalLM if head is Head.CAUSAL_LM else AutoModelForTokenClassification
+        self._temperature = temperature
+        self._head = head
+        self.model: Any = kind.from_pretrained(  # Any: transformers is not typed here
+            folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
+        ).eval()
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the parameters under their Hugging Face names, tied ones once."""
+        return dict(self.model.named_parameters())
+
+    def load(self, weights: Mapping[str, Tensor]) -> Oracle:
+        """Take these weights instead; every parameter must be among them."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(weights[name].to(torch.float64))
+        return self
+
+    def columns(self, batch: Batch) -> dict[Output, Tensor]:
+        """Return every column the head gives, float64 [T] with gradient, zero where the contract says so."""
+        if self._head is Head.VALUE:
+            return {Output.VALUES: self._values(batch)}
+        parts: dict[Output, list[Tensor]] = {Output.LOGPROBS: [], Output.ENTROPY: []}
+        for start, stop in _bounds(batch):
+            ids = batch.tokens["input_ids"][start:stop]
+            log_p = (self.model(input_ids=ids[None]).logits[0, :-1] / self._temperature).log_softmax(-1)
+            mask = batch.tokens["loss_mask"][start + 1 : stop]
+            chosen = log_p.gather(1, ids[1:, None]).squeeze(1)
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            zero = torch.zeros(1, dtype=torch.float64)
+            parts[Output.LOGPROBS].append(torch.cat([zero, chosen * mask]))
+            parts[Output.ENTROPY].append(torch.cat([zero, entropy * mask]))
+        return {name: torch.cat(column) for name, column in parts.items()}
+
+    def gradient(self, batch: Batch, objective: Objective) -> Gradient:
+        """Return loss and gradient of the whole batch at once."""
+        self.model.zero_grad(set_to_none=True)
+        columns = {str(name): column for name, column in self.columns(batch).items()}
+        loss, metrics = objective.loss(columns, batch, objective.normalizer(batch).double())
+        loss.backward()  # type: ignore[no-untyped-call]
+        by_name = {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in self.parameters.items()
+        }
+        self.model.zero_grad(set_to_none=True)
+        return Gradient(loss=float(loss.detach()), metrics=metrics, by_name=by_name)
+
+    def _values(self, batch: Batch) -> Tensor:
+        parts = []
+        for start, stop in _bounds(batch):
+            scores = self.model(input_ids=batch.tokens["input_ids"][start:stop][None]).logits[0, :, 0]
+            parts.append(torch.cat([torch.zeros(1, dtype=torch.float64), scores[:-1]]))
+        return torch.cat(parts)
+
+
+def _bounds(batch: Batch) -> list[tuple[int, int]]:
+    return list(itertools.pairwise(batch.cu_seqlens.tolist()))

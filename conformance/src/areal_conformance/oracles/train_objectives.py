@@ -1,0 +1,99 @@
+"""Objectives that watch, count, draw or fail: what an engine does with an objective, seen from inside.
+
+Knows: the Objective protocol.
+Does not know: engines. Losses are those of `areal_core.testing.objectives` unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from areal_core.contract.train import Output, Sum
+from areal_core.data.batch import Batch
+from areal_core.testing.objectives import PolicyGradient
+
+
+class Watcher(PolicyGradient):
+    """A policy gradient that keeps what it was given, call by call."""
+
+    def __init__(self, entropy: float = 0.01) -> None:
+        super().__init__(entropy)
+        self.losses: list[tuple[dict[str, Tensor], Batch, Tensor]] = []
+        self.normalized: list[Batch] = []
+
+    def normalizer(self, batch: Batch) -> Tensor:
+        """Count trained tokens, and remember over what."""
+        self.normalized.append(batch)
+        return super().normalizer(batch)
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the loss, and metrics that differ from micro-batch to micro-batch."""
+        self.losses.append((dict(columns), batch, normalizer))
+        loss, _ = super().loss(columns, batch, normalizer)
+        tokens = float(batch.num_tokens)
+        metrics = {"tokens": Sum(value=tokens, weight=1.0), "share": Sum(value=float(loss.detach()), weight=tokens)}
+        if len(self.losses) == 1:
+            metrics["only_first"] = Sum(value=3.0, weight=2.0)
+        return loss, metrics
+
+
+class Weighted:
+    """-sum of advantage * logprob, divided by a normaliser that is no whole number."""
+
+    outputs = frozenset({Output.LOGPROBS})
+    columns = frozenset({"advantages", "loss_mask"})
+
+    def __init__(self, share: float) -> None:
+        """Let each trained token count `share`."""
+        self._share = share
+
+    def normalizer(self, batch: Batch) -> Tensor:
+        """Return `share` per trained token."""
+        mask: Tensor = batch.tokens["loss_mask"]
+        return mask.sum().double() * self._share
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the share of the loss; no metrics."""
+        return -(batch.tokens["advantages"] * columns[Output.LOGPROBS]).sum() / normalizer, {}
+
+
+class Quadratic(Weighted):
+    """-sum over sequences of (reward + 1) * (its total log-prob) squared: needs whole sequences and their table."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the share of the loss; no metrics."""
+        column = columns[Output.LOGPROBS]
+        totals = torch.zeros(batch.num_sequences, dtype=column.dtype, device=column.device)
+        totals = totals.index_add(0, batch.sequence_ids.to(column.device), column)
+        return 0.01 * ((batch.sequences["reward"] + 1.0) * totals.square()).sum() / normalizer, {}
+
+
+class Drawing(PolicyGradient):
+    """A policy gradient whose advantages are multiplied by random numbers, drawn on the CPU as it goes."""
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the noisy loss."""
+        noise = torch.rand(batch.num_tokens).to(batch.device)
+        return super().loss(columns, batch.with_tokens(advantages=batch.tokens["advantages"] * noise), normalizer)
+
+
+class Failing(PolicyGradient):
+    """A policy gradient that raises in the micro-batch number `at`, counted from 0."""
+
+    def __init__(self, at: int, error: Callable[[], Exception]) -> None:
+        super().__init__()
+        self._left = at
+        self._error = error
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the loss, or raise."""
+        if self._left == 0:
+            raise self._error()
+        self._left -= 1
+        return super().loss(columns, batch, normalizer)

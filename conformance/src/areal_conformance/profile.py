@@ -1,0 +1,70 @@
+"""Which checks a run owes: the profile is role x level asked x ranks asked.
+
+A check above the level or with more ranks than asked is not in the profile, and line one counts it.
+A check that is pinned in the inventory and not to be found any more is in the profile, and missing.
+
+Knows: how the pinned and the present checks make a profile.
+Does not know: how they end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from attrs import frozen
+
+from areal_conformance.check import STATIC, Check
+from areal_conformance.inventory import Inventory
+from areal_conformance.record import Row, row_of
+from areal_conformance.session import spoken
+from areal_core.contract.version import ROLES
+
+
+@frozen(kw_only=True)
+class Profile:
+    """The checks to be made, in order, and what the report must hold whatever happens."""
+
+    checks: tuple[Check, ...]
+    gone: tuple[Row, ...] = ()
+    """Pinned, not provided by the suite any more: its modules were changed."""
+    left_out: dict[str, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Return every row of the profile, none of them run."""
+        return tuple(sorted((*map(row_of, self.checks), *self.gone), key=lambda row: (row.level, row.id)))
+
+
+def make_profile(role: str, checks: Iterable[Check], inventory: Inventory, *, level: int, ranks: int) -> Profile:
+    """Return the profile of a role; `checks` are all of the role that there are."""
+    present = {check.id: check for check in checks if check.since <= spoken(role)}
+    roles = (STATIC, role) if role in ROLES else (role,)
+    gone = {key: pinned for key, pinned in inventory.checks.items() if pinned.role in roles and key not in present}
+    left_out: Counter[str] = Counter()
+    kept, lost = [], []
+    for check in present.values():
+        why = _outside(check.level, check.ranks, level, ranks)
+        kept.append(check) if not why else left_out.update([why])
+    for key, pinned in gone.items():
+        if tuple(map(int, pinned.since.split("."))) > spoken(role):
+            continue
+        if not _outside(pinned.level, pinned.ranks, level, ranks):
+            lost.append(_gone(key, pinned.level, pinned.tier, pinned.provisional))
+    unpinned = sorted(set(present) - set(inventory.checks))
+    told = ", ".join(unpinned[:3]) + (f" and {len(unpinned) - 3} more" if len(unpinned) > 3 else "")
+    notes = (f"not pinned in the inventory: {told}",) if unpinned else ()
+    ordered = tuple(sorted(kept, key=lambda check: (check.level, check.id)))
+    return Profile(checks=ordered, gone=tuple(lost), left_out=dict(sorted(left_out.items())), notes=notes)
+
+
+def _outside(needs_level: int, needs_ranks: int, level: int, ranks: int) -> str:
+    if needs_level > level:
+        return f"--level {int(needs_level)}"
+    return f"--ranks {needs_ranks}" if needs_ranks > ranks else ""
+
+
+def _gone(key: str, level: int, tier: str, provisional: bool) -> Row:
+    why = "pinned in the inventory, and no module of the suite has it"
+    return Row(id=key, title="(gone)", law=0, spec="", level=level, tier=tier, provisional=provisional, message=why)

@@ -1,0 +1,179 @@
+"""Programs in which a rank dies, does not come, or cannot write.
+
+Knows: how to hurt the process it runs in.
+Does not know: what is right; the checks judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from areal_conformance.ranks.bench import OPTIMIZER, RankBench
+from areal_conformance.ranks.objectives import OBJECTIVES
+from areal_conformance.ranks.steps import SHAPES, Rows, error_of, gap, shard, told
+from areal_core.contract.train import Output
+from areal_core.testing.memory_weights import MemorySink
+
+LIMIT_BYTES = 16 << 10
+"""Files may grow to this where the disk is "full": more than an index, less than the weights of a tiny model."""
+
+
+def killed(
+    bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: int, call: str, timeout_s: float
+) -> dict[str, Any]:
+    """Kill one rank inside a call; tell how the call ended on the others, and when."""
+    bench.timeout_s = timeout_s
+    engine = bench.build()
+    bench.info = engine.start(bench.spec(layout=layout, optimizer=OPTIMIZER), bench.rank_context())
+    mine = shard(bench, bench.batch(SHAPES), rows)
+    engine.train_step(mine, OBJECTIVES["gain"]())
+    bench.share()
+    began = time.monotonic()
+    dies = bench.rank == victim
+    out: dict[str, Any] = {}
+    if call == "train_step":
+        out["error"] = error_of(lambda: engine.train_step(mine, OBJECTIVES["dying" if dies else "gain"]()))
+    elif call == "forward":
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        out["error"] = error_of(lambda: engine.forward(mine, frozenset({Output.LOGPROBS})))
+    else:
+        if dies and victim != 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sink = MemorySink(bucket_bytes=1 << 12, spoil=_kill if dies else None)
+        out["error"] = error_of(lambda: engine.send_weights(sink if bench.rank == 0 else None, 1))
+    out["seconds"] = time.monotonic() - began
+    engine.close()
+    engine.close()
+    return out
+
+
+def stuck(bench: RankBench, layout: dict[str, int], rows: Rows, *, idle: int, timeout_s: float) -> dict[str, Any]:
+    """Make a step on all ranks but one, which lives and does nothing."""
+    bench.timeout_s = timeout_s
+    engine = bench.build()
+    bench.info = engine.start(bench.spec(layout=layout, optimizer=OPTIMIZER), bench.rank_context())
+    mine = shard(bench, bench.batch(SHAPES), rows)
+    engine.train_step(mine, OBJECTIVES["gain"]())
+    out: dict[str, Any] = {"error": ["", "", ""]}
+    if bench.rank != idle:
+        out["error"] = error_of(lambda: engine.train_step(mine, OBJECTIVES["gain"]()))
+    bench.share()  # the processes are thrown away: their process group waits for a collective that never ends
+    return out
+
+
+def absent(bench: RankBench, layout: dict[str, int], *, missing: int, timeout_s: float) -> dict[str, Any]:
+    """Start all ranks but one; then all of them, in the same processes."""
+    bench.timeout_s = timeout_s
+    context = bench.rank_context()
+    out: dict[str, Any] = {"error": ["", "", ""], "seconds": 0.0}
+    if bench.rank != missing:
+        engine = bench.build()
+        began = time.monotonic()
+        out["error"] = error_of(lambda: engine.start(bench.spec(layout=layout), context))
+        out["seconds"] = time.monotonic() - began
+        engine.close()
+    bench.share()
+    bench.timeout_s = 60.0
+    with bench.engine(layout=layout) as engine:
+        out["step"] = told(engine.train_step(bench.batch(SHAPES), OBJECTIVES["gain"]()))
+    return out
+
+
+def disk_full(bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: int, call: str) -> dict[str, Any]:
+    """Save twice, the second time with a disk that is full for one rank; then load what is there."""
+    path = bench.folder / f"{call}-{victim}-{''.join(layout)}" / "saved"
+    path.parent.mkdir(exist_ok=True)
+    with bench.engine(layout=layout) as engine:
+        mine = shard(bench, bench.batch(SHAPES), rows)
+        engine.train_step(mine, OBJECTIVES["gain"]())
+        engine.version = 7
+        _save(engine, call, path)
+        saved = bench.sent(engine)
+        engine.train_step(mine, OBJECTIVES["gain"]())
+        engine.version = 8
+        later = bench.sent(engine)
+        with _full(bench.rank == victim):
+            out: dict[str, Any] = {"error": error_of(lambda: _save(engine, call, path))}
+        bench.share()
+        out["left"] = sorted(file.name for file in path.parent.iterdir() if file.name != path.name)
+        out["going_on"] = gap(later, bench.sent(engine))
+        if call == "save_state":
+            engine.load_state(path)
+            out["version"] = engine.version
+            held = bench.sent(engine)
+        else:
+            held = _read(bench, path)
+        out["step"] = told(engine.train_step(mine, OBJECTIVES["gain"]()))
+    out["is_saved"] = gap(saved, held)[0] == 0.0
+    out["is_later"] = gap(later, held)[0] == 0.0
+    return out
+
+
+def killed_saving(bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: int, path: str) -> dict[str, Any]:
+    """Save a state whole; then again, with one rank killed while it writes."""
+    bench.timeout_s = 5.0
+    engine = bench.build()
+    bench.info = engine.start(bench.spec(layout=layout, optimizer=OPTIMIZER), bench.rank_context())
+    mine = shard(bench, bench.batch(SHAPES), rows)
+    engine.train_step(mine, OBJECTIVES["gain"]())
+    engine.version = 7
+    engine.save_state(Path(path))
+    expected = told(engine.train_step(mine, OBJECTIVES["gain"]()))
+    engine.version = 8
+    bench.share()
+    began = time.monotonic()
+    if bench.rank == victim:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        with _full(True):
+            engine.save_state(Path(path))
+        return {"survived": True}
+    error = error_of(lambda: engine.save_state(Path(path)))
+    return {"error": error, "seconds": time.monotonic() - began, "expected": expected}
+
+
+def load_after(bench: RankBench, layout: dict[str, int], rows: Rows, *, path: str) -> dict[str, Any]:
+    """Load what ranks that are dead now have left, and make the next step."""
+    with bench.engine(layout=layout) as engine:
+        mine = shard(bench, bench.batch(SHAPES), rows)
+        engine.load_state(Path(path))
+        return {"version": engine.version, "step": told(engine.train_step(mine, OBJECTIVES["gain"]()))}
+
+
+@contextlib.contextmanager
+def _full(applies: bool) -> Iterator[None]:
+    """Let no file of this process grow beyond LIMIT_BYTES, as on a disk without room."""
+    if not applies:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _save(engine: Any, call: str, path: Path) -> None:  # Any: a TrainEngine, by the name of its method
+    getattr(engine, call)(path)
+
+
+def _read(bench: RankBench, path: Path) -> dict[str, Tensor]:
+    from areal_conformance.benches.train import read_folder
+
+    return read_folder(path) if bench.rank == 0 else {}
+
+
+def _kill(name: str, tensor: Tensor) -> Tensor:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return tensor

@@ -1,0 +1,130 @@
+"""Which parallel layouts a target is checked in, and what its ranks said, compared.
+
+Knows: the adapter's layouts, the claims each one needs, tolerances of reports.
+Does not know: programs or engines; imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.outcome import Inconclusive, expect
+from areal_core.config.backend import parse_backend
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.train import TrainBench
+
+CLAIMS: Mapping[str, str] = {
+    "d": "parallel.data",
+    "t": "parallel.tensor",
+    "p": "parallel.pipeline",
+    "c": "parallel.context",
+    "e": "parallel.expert",
+}
+EVEN = [[0, 3, 4, 7], [1, 2, 5, 6]]
+UNEVEN = [[1, 6, 0, 7, 5, 2, 3], [4]]
+FEW = [[6], [7, 5, 4, 3, 2, 1, 0]]
+NOTHING_ON_LAST = [[0, 1, 2, 3, 4, 5, 6, 7], []]
+NOTHING_ON_FIRST = [[], [7, 2, 1, 3, 0, 4, 5, 6]]
+
+
+def layouts(bench: TrainBench, *, letter: str = "", world_size: int = 2) -> list[dict[str, int]]:
+    """Return the layouts of that many ranks the target claims; with `letter`, those that use that axis.
+
+    Raises:
+        Inconclusive: the adapter names none.
+    """
+    found = []
+    for text in bench.target.adapter.layouts:
+        layout = dict(parse_backend(f"any:{text}").layout)
+        axes = [axis for axis, degree in layout.items() if degree > 1]
+        fits = math.prod(degree for axis, degree in layout.items() if axis != "e") == world_size
+        if fits and all(bench.target.claimed(CLAIMS[axis]) for axis in axes) and (not letter or letter in axes):
+            found.append(layout)
+    if not found and not bench.target.claimed(CLAIMS[letter or "d"]):
+        return [{"d": 1, letter: world_size} if letter not in ("", "d") else {"d": world_size}]  # to see if it works
+    if not found and world_size > 2 and not letter:
+        return [{"d": world_size}]
+    if not found:
+        named = ", ".join(bench.target.adapter.layouts) or "none"
+        raise Inconclusive(
+            f"the adapter names no claimed layout of {world_size} ranks{letter and f' with {letter}'}: {named}"
+        )
+    return found
+
+
+def same_on_all(layout: Mapping[str, int], answers: Sequence[Any], what: str) -> None:
+    """Expect every rank to have given the same. Any: json."""
+    for rank, answer in enumerate(answers):
+        expect(
+            answer == answers[0], f"layout {named(layout)}: {what} is {answer} on rank {rank}, {answers[0]} on rank 0"
+        )
+
+
+def same_report(
+    bench: TrainBench, layout: Mapping[str, int], expected: Mapping[str, Any], actual: Mapping[str, Any], when: str
+) -> None:
+    """Expect a report of several ranks to be that of one rank, as far as ranks may not matter."""
+    where = f"layout {named(layout)}, {when}"
+    loss = bench.tolerance(atol=2e-5, rtol=2e-5)
+    norm = bench.tolerance(atol=1e-5, rtol=2e-4)
+    for name, bound in (("loss", loss), ("grad_norm", norm)):
+        close(expected[name], actual[name], bound.atol, bound.rtol, f"{where}: {name}")
+    for name in ("lr", "stepped", "num_tokens"):
+        expect(
+            expected[name] == actual[name],
+            f"{where}: {name} is {actual[name]} on several ranks, {expected[name]} on one",
+        )
+    expect(
+        set(expected["metrics"]) == set(actual["metrics"]),
+        f"{where}: metrics are {sorted(actual['metrics'])} on several ranks, {sorted(expected['metrics'])} on one",
+    )
+    for name in ("sequences", "share"):
+        if name in expected["metrics"]:
+            for part, left, right in zip(
+                ("value", "weight"), expected["metrics"][name], actual["metrics"][name], strict=True
+            ):
+                close(left, right, loss.atol, loss.rtol, f"{where}: {part} of metric {name!r}")
+    if "tokens" in expected["metrics"]:  # one entry per micro-batch, so its weight depends on their number
+        close(expected["metrics"]["tokens"][0], actual["metrics"]["tokens"][0], 0.0, 0.0, f"{where}: metric 'tokens'")
+    if "long" in expected["metrics"]:
+        close(expected["metrics"]["long"][0], actual["metrics"]["long"][0], 0.0, 0.0, f"{where}: metric 'long'")
+
+
+def close(expected: Any, actual: Any, atol: float, rtol: float, what: str) -> None:
+    """Expect two numbers to be close. Any: floats, or text where a number is not finite."""
+    if isinstance(expected, str) or isinstance(actual, str):
+        expect(expected == actual, f"{what}: expected {expected}, got {actual}")
+        return
+    expect(
+        abs(expected - actual) <= atol + rtol * abs(expected),
+        f"{what}: expected {expected:.9g} as on one rank, got {actual:.9g} on several",
+    )
+
+
+def same_weights(bench: TrainBench, layout: Mapping[str, int], answer: Mapping[str, Any], when: str) -> None:
+    """Expect the weights of several ranks to be those of one rank, and to have moved far enough to tell."""
+    bound = bench.tolerance(atol=5e-5)
+    bench.numbers["weight gap"] = max(bench.numbers.get("weight gap", 0.0), answer["gap"])
+    expect(
+        answer["gap"] <= bound.atol,
+        f"layout {named(layout)}, {when}: after the steps {answer['worst']!r} differs by {answer['gap']:.3g} from one "
+        f"rank's; at most {bound.atol:g} was expected, and every tensor moved by {answer['moved']:.3g} or more",
+    )
+
+
+def raised_on_all(layout: Mapping[str, int], errors: Sequence[Sequence[str]], kinds: Sequence[str], what: str) -> None:
+    """Expect every rank to have raised one of these errors."""
+    for rank, (kind, _, text) in enumerate(errors):
+        expect(
+            kind in kinds,
+            f"layout {named(layout)}: {what} must raise {' or '.join(kinds)} on every rank; rank {rank} "
+            + (f"raised {kind}: {text.splitlines()[0] if text else ''}" if kind else "raised nothing"),
+        )
+
+
+def named(layout: Mapping[str, int]) -> str:
+    """Return a layout as in a backend string."""
+    return "".join(f"{letter}{degree}" for letter, degree in layout.items())

@@ -1,0 +1,124 @@
+"""Programs of optional abilities on several ranks, and on one to compare with.
+
+Knows: how to train with an adapter, with recorded routes, and moved away between steps.
+Does not know: what is right; the checks judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_conformance.oracles.train_experts import KIND, RoutedOracle
+from areal_conformance.ranks.bench import RankBench
+from areal_conformance.ranks.steps import SHAPES, Rows, gap, shard
+from areal_core.contract.errors import ArealError
+from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output, TrainEngine
+from areal_core.data.batch import Batch
+from areal_core.testing.objectives import PolicyGradient
+
+LOGPROBS = frozenset({Output.LOGPROBS})
+Between = Callable[[Any], None]  # Any: an engine with optional methods
+
+
+def lora(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
+    """Train an adapter."""
+    spec = LoraSpec(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))
+    return _compared(bench, layout, plans, "lora", fields={"lora": spec})
+
+
+def experts(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
+    """Train a mixture of experts on drawn routes."""
+    model = bench.model(kind=KIND)
+    return _compared(bench, layout, plans, "experts.replay", fields={"model": model}, routes=RoutedOracle(model))
+
+
+def offload(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
+    """Move everything away and back around every call."""
+
+    def between(engine: Any) -> None:  # Any: an engine with the optional methods
+        engine.offload()
+        engine.onload()
+
+    return _compared(bench, layout, plans, "memory.offload", fields={}, between=between)
+
+
+def unfit_routes(bench: RankBench, layout: dict[str, int], plan: Rows, bad: int) -> dict[str, Any]:
+    """Give routes of experts there are not to one rank, then right ones to all."""
+    model = bench.model(kind=KIND)
+    oracle = RoutedOracle(model)
+    batch = _batch(bench, 0, oracle)
+    with bench.engine("experts.replay", model=model, layout=layout) as engine:
+        mine = shard(bench, batch, plan)
+        wrong = mine
+        if bench.rank == bad:
+            routes = mine.tokens[ROUTED_EXPERTS].clone()
+            routes[-1, -1, -1] = oracle.num_experts
+            wrong = mine.with_tokens(**{ROUTED_EXPERTS: routes})
+        errors = {
+            "forward": _error(lambda: engine.forward(wrong, LOGPROBS)),
+            "train_step": _error(lambda: engine.train_step(wrong, PolicyGradient())),
+        }
+        bench.share()  # who never comes here hangs in the call
+        return {"errors": errors, "stepped": engine.train_step(mine, PolicyGradient()).stepped}
+
+
+def _compared(
+    bench: RankBench,
+    layout: dict[str, int],
+    plans: list[Rows],
+    claim: str,
+    *,
+    fields: Mapping[str, Any],  # Any: fields of TrainSpec
+    routes: RoutedOracle | None = None,
+    between: Between | None = None,
+) -> dict[str, Any]:
+    batches = [_batch(bench, number, routes) for number in range(len(plans))]
+    with bench.engine(claim, layout=layout, **fields) as engine:
+        shards = [shard(bench, batch, plan) for batch, plan in zip(batches, plans, strict=True)]
+        out, sent = _run(bench, engine, shards, between)
+    if bench.rank == 0:
+        with bench.by_itself(), bench.engine(claim, **fields) as engine:
+            wholes = [
+                batch.select([row for part in plan for row in part]) for batch, plan in zip(batches, plans, strict=True)
+            ]
+            out["alone"], wanted = _run(bench, engine, wholes, None)
+        out["gap"], out["worst"] = gap(wanted, sent)
+    return out
+
+
+def _run(
+    bench: RankBench, engine: TrainEngine, shards: list[Batch], between: Between | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Step on every shard, score the first one, send."""
+    norms = []
+    for part in shards:
+        if between is not None:
+            between(engine)
+        norms.append(engine.train_step(part, PolicyGradient()).grad_norm)
+    if between is not None:
+        between(engine)
+    scored = engine.forward(shards[0], LOGPROBS)
+    columns = scored.tokens["logprobs"].split(scored.lengths.tolist())
+    rows = scored.sequences["number"].tolist()
+    scores = {str(row): column.tolist() for row, column in zip(rows, columns, strict=True)}
+    return {"norms": norms, "scores": scores}, bench.sent(engine)
+
+
+def _batch(bench: RankBench, number: int, oracle: RoutedOracle | None) -> Batch:
+    batch = bench.batch(SHAPES, seed=number).with_sequences(number=torch.arange(len(SHAPES)))
+    if oracle is None:
+        return batch
+    routes = oracle.random_routes(batch.num_tokens, 30 + number)
+    return batch.with_tokens(**{ROUTED_EXPERTS: torch.where(batch.sequence_ids[:, None, None] == 2, -1, routes)})
+
+
+def _error(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except ArealError as error:
+        return type(error).__name__
+    return ""

@@ -1,0 +1,228 @@
+"""Runs programs on every rank of a role, in processes kept between checks, and notices who does not come back.
+
+    pool = RankPool(target, shared_folder)
+    results = pool.run("areal_conformance.ranks.steps:train", 2, {"layout": {"d": 2}}, folder, deadline_s=30.0)
+
+Knows: deadlines, the meeting of ranks (`RankBench.share`), which end of a program means what.
+Does not know: programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+from attrs import define, field
+
+from areal_conformance.outcome import HarnessError, Inconclusive, Violation
+from areal_conformance.ranks import wire
+from areal_conformance.ranks.nursery import Child, Nursery, nursery, tail
+from areal_conformance.target import Target
+
+APART_S = 15.0
+"""Ranks do the same things; one that is this much later than another at the same point waits for what never comes."""
+
+_AFTER_ERROR_S = 2.0
+
+
+@define
+class _Gang:
+    """The processes of one world size. `clean` is False once their state is in doubt."""
+
+    children: list[Child]
+    clean: bool = True
+
+
+@define
+class _Course:
+    """How far one program has come, rank by rank."""
+
+    running: set[int]
+    apart_s: float
+    waiting: dict[int, Any] = field(factory=dict)
+    """Rank -> what it shares; it waits for the others."""
+    done: dict[int, Any] = field(factory=dict)
+    errors: dict[int, dict[str, str]] = field(factory=dict)
+    dead: set[int] = field(factory=set)
+    clean: bool = True
+    first_arrival: float | None = None
+
+
+class RankPool:
+    """The ranks of one target. Gangs are started when first needed and replaced after anything unclean."""
+
+    def __init__(self, target: Target, shared_folder: Path) -> None:
+        self._target = target
+        self._shared = shared_folder
+        self._gangs: dict[int, _Gang] = {}
+        self._nursery: Nursery | None = None
+
+    def run(
+        self,
+        program: str,
+        world_size: int,
+        arguments: Mapping[str, Any],  # Any: plain json
+        folder: Path,
+        deadline_s: float,
+        *,
+        apart_s: float = APART_S,
+        may_die: tuple[int, ...] = (),
+    ) -> list[Any]:
+        """Run `module:function` on every rank and return the results in rank order; None for a rank that died.
+
+        Args:
+            apart_s: how long the first rank at a meeting, or at the end, waits for the last one.
+            may_die: ranks the program kills; the death of another one is an error.
+
+        Raises:
+            Violation: ranks did not return, naming law 9, or one died; or a program raised that, or anything else.
+            Inconclusive, HarnessError: a program raised it.
+        """
+        patience = self._target.adapter.patience
+        gang = self._gang(world_size)
+        gang.clean = False  # until the program has ended well
+        order = {
+            "program": program,
+            "locator": attrs.asdict(self._target.locator),
+            "arguments": dict(arguments),
+            "folder": str(folder),
+            "shared": str(self._shared),
+            "world_size": world_size,
+        }
+        for rank, child in enumerate(gang.children):
+            wire.send(child.connection, {**order, "rank": rank})
+        course = _Course(running=set(range(world_size)), apart_s=apart_s * patience)
+        _follow(gang.children, course, deadline_s)
+        gang.clean = course.clean and not course.dead and not course.errors and not course.running
+        if not gang.clean:
+            self._end(world_size)
+        _judge(gang.children, course, may_die, deadline_s)
+        return [course.done.get(rank) for rank in range(world_size)]
+
+    def close(self) -> None:
+        """Kill every rank. Idempotent."""
+        for world_size in tuple(self._gangs):
+            self._end(world_size)
+
+    def _gang(self, world_size: int) -> _Gang:
+        gang = self._gangs.get(world_size)
+        if gang is not None and gang.clean:
+            return gang
+        self._end(world_size)
+        self._nursery = nursery()
+        warm = "areal_conformance.mutants:all_mutants" if self._target.locator.mutant else ""
+        gang = _Gang(children=[self._nursery.fork(warm) for _ in range(world_size)])
+        self._gangs[world_size] = gang
+        return gang
+
+    def _end(self, world_size: int) -> None:
+        gang = self._gangs.pop(world_size, None)
+        if gang is not None and self._nursery is not None:
+            self._nursery.end(gang.children)
+
+
+def _follow(children: list[Child], course: _Course, deadline_s: float) -> None:
+    """Take messages until every rank has ended, or time is up."""
+    deadline = time.monotonic() + deadline_s
+    with selectors.DefaultSelector() as selector:
+        for rank, child in enumerate(children):
+            selector.register(child.connection, selectors.EVENT_READ, rank)
+        while course.running or course.waiting:
+            if course.waiting and not course.running:
+                _release(children, course)
+            limit = deadline
+            if course.first_arrival is not None:
+                limit = min(limit, course.first_arrival + (_AFTER_ERROR_S if course.errors else course.apart_s))
+            ready = selector.select(max(0.0, limit - time.monotonic()))
+            if not ready:
+                return
+            for key, _ in ready:
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if not _take(connection, key.data, course):
+                    selector.unregister(connection)
+            if course.first_arrival is None and len(course.running) < len(children):
+                course.first_arrival = time.monotonic()
+
+
+def _take(connection: socket.socket, rank: int, course: _Course) -> bool:
+    """Take one message of one rank; return False if it has died."""
+    course.running.discard(rank)
+    try:
+        message = wire.receive(connection)
+    except wire.Gone:
+        course.waiting.pop(rank, None)
+        course.dead.add(rank)
+        return False
+    if "share" in message:
+        course.waiting[rank] = message["share"]
+    elif "error" in message:
+        course.errors[rank] = message["error"]
+        course.first_arrival = time.monotonic()
+    else:
+        course.done[rank] = message["done"]
+        course.clean = course.clean and message["clean"]
+    return True
+
+
+def _release(children: list[Child], course: _Course) -> None:
+    """Everyone who lives has come: give all of them everything, or tell who will not come any more."""
+    missing = sorted({*course.done, *course.errors})
+    if missing:
+        answer: dict[str, Any] = {"abandoned": f"rank {missing[0]} has ended"}
+    else:
+        answer = {"shared": [course.waiting.get(rank) for rank in range(len(children))]}
+    released, course.waiting = course.waiting, {}
+    course.running.update(released)
+    course.first_arrival = time.monotonic() if missing or course.dead else None
+    for rank in released:
+        with contextlib.suppress(wire.Gone):  # its death is seen when its socket is read
+            wire.send(children[rank].connection, answer)
+
+
+def _judge(children: list[Child], course: _Course, may_die: tuple[int, ...], deadline_s: float) -> None:
+    """Raise what the end of the program means."""
+    for rank, error in sorted(course.errors.items()):
+        if error["kind"] != "abandoned":
+            _raise(rank, error, children, sorted(course.running))
+    stuck = sorted({*course.running, *course.waiting})
+    surprises = sorted(course.dead - set(may_die))
+    if surprises:
+        rank = surprises[0]
+        raise Violation(f"the process of rank {rank} died{_log_of(children[rank])}")
+    if stuck:
+        running = sorted(course.running or course.waiting)
+        others = sorted({*range(len(children))} - {*running})
+        waited = f"; rank {_listed(others)} left it {course.apart_s:g} s earlier and more" if others else ""
+        raise Violation(
+            f"rank {_listed(running)} hangs in a call{waited or f' after {deadline_s:g} s'}"
+            + "".join(_log_of(children[rank]) for rank in running),
+            law=9,
+        )
+    if course.errors:
+        raise HarnessError(next(iter(course.errors.values()))["text"])
+
+
+def _raise(rank: int, error: dict[str, str], children: list[Child], stuck: list[int]) -> NoReturn:
+    left = f"; rank {', '.join(map(str, stuck))} did not return" if stuck else ""
+    text = f"rank {rank}: {error['text']}{left}"
+    if error["kind"] == "inconclusive":
+        raise Inconclusive(text)
+    if error["kind"] == "harness":
+        raise HarnessError(text + _log_of(children[rank]))
+    raise Violation(text, law=int(error["law"]) if error["law"] else None)
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _log_of(child: Child) -> str:
+    end = tail(child.log, 600)
+    return f"\n  end of its output: {end}" if end else ""

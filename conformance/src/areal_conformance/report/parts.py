@@ -1,0 +1,80 @@
+"""What the report as text and the report as page have in common: orders, groups, sentences.
+
+Knows: how rows are grouped and counted for a reader.
+Does not know: markup.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from areal_conformance.outcome import Outcome
+from areal_conformance.record import Record, Row
+
+FOOTER = "A pass shows that no error was found, not that there is none."
+LEVELS = ("static", "single", "distributed", "loop", "faults", "numbers")
+ORDER = (
+    Outcome.FAIL,
+    Outcome.ERROR,
+    Outcome.UNEXPECTED_PASS,
+    Outcome.KNOWN_FAIL,
+    Outcome.INCONCLUSIVE,
+    Outcome.NOT_RUN,
+    Outcome.PASS,
+    Outcome.SKIP,
+)
+"""What a reader wants to see first."""
+
+
+def title(record: Record) -> str:
+    """Return the heading: role, name, and what makes the run another than the usual one."""
+    subject = record.subject
+    broken = f", broken on purpose: {subject.mutant}" if subject.mutant else ""
+    ranks = f", {subject.ranks} ranks" if subject.ranks > 1 else ""
+    return f"{subject.role} {subject.name} on {subject.device}{ranks}, levels 0 to {subject.level}{broken}"
+
+
+def areas(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows by area, in the order of their ids."""
+    found: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.id):
+        found.setdefault(row.area, []).append(row)
+    return found
+
+
+def by_level(rows: Sequence[Row]) -> dict[int, Counter[Outcome]]:
+    """Return how the checks of each level ended."""
+    found: dict[int, Counter[Outcome]] = {}
+    for row in rows:
+        found.setdefault(row.level, Counter())[row.outcome] += 1
+    return dict(sorted(found.items()))
+
+
+def facts(record: Record) -> dict[str, str]:
+    """Return what was checked with what, line by line."""
+    subject = record.subject
+    spoken = ", ".join(f"{role} {version}" for role, version in record.contract.items() if role in _roles(record))
+    lines = {
+        "origin": subject.origin,
+        "written for contract": subject.contract,
+        "contract": spoken,
+        "suite": f"areal-conformance {record.suite}, areal-core {record.core}",
+        "commit": record.git,
+        "started": record.started,
+        "took": f"{record.seconds:.1f} s",
+        "seed": str(record.seed),
+        "user files": ", ".join(subject.imports),
+        "command": record.command,
+    }
+    return {name: value for name, value in lines.items() if value}
+
+
+def law_line(record: Record, number: int) -> str:
+    """Return a law with its number, as every report writes it."""
+    return f"law {number}: {record.laws.get(str(number), '')}"
+
+
+def _roles(record: Record) -> tuple[str, ...]:
+    role = record.subject.role
+    return (role,) if role in record.contract else ("train", "infer")

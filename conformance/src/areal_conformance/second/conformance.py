@@ -1,0 +1,75 @@
+"""Adapters of the second implementations.
+
+Knows: their options, and how their weights are read by another road.
+Does not know: any check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from areal_conformance.adapter import Adapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen
+class _HeldTensors:
+    """Reads the engine's own table of weights; of adapters a trainer shows the merged ones."""
+
+    engine: Any  # Any: the engine's module imports torch
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return copies of the weights in use, on the CPU."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.engine.weights_in_use().items()}
+
+
+class _SpoiledBytes:
+    """Flips one bit in the middle of the bytes of every finished tensor. Any: the transport's module imports torch."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._fired = 0
+
+    def inject(self) -> None:
+        """Spoil what the controller's end holds."""
+        for shelf in self._transport.shelves.values():
+            for data in shelf.data.values():
+                if data:
+                    self._spoil(data)
+                    self._fired += 1
+
+    def heal(self) -> None:
+        """Do nothing: the version is lost."""
+
+    def fired(self) -> int:
+        """Return how many tensors were spoiled."""
+        return self._fired
+
+    def _spoil(self, data: bytearray) -> None:
+        data[len(data) // 2] ^= 4
+
+
+class _LostBytes(_SpoiledBytes):
+    """Cuts every finished tensor in half."""
+
+    def _spoil(self, data: bytearray) -> None:
+        del data[len(data) // 2 :]
+
+
+TRAIN = Adapter(
+    models=("qwen3", "qwen2", "llama"),
+    dtypes=("float32", "bfloat16"),
+    layouts=("d2", "t2", "d2t2", "d4"),
+    options={"memory.activation_checkpointing": {"activation_checkpointing": True}},
+    witness=_HeldTensors,
+)
+
+INFER = Adapter(models=("qwen3", "qwen2", "llama", "qwen3_moe"), dtypes=("float32", "bfloat16"), witness=_HeldTensors)
+SCHEDULER = Adapter()
+TRANSPORT = Adapter(faults=lambda transport: {"flip": _SpoiledBytes(transport), "truncate": _LostBytes(transport)})
+WORKFLOW = Adapter()

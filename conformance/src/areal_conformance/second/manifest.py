@@ -1,0 +1,119 @@
+"""What the second implementations claim: everything optional that a check looks at.
+
+Knows: names, factories and claims.
+Does not know: torch, or any engine.
+"""
+
+from __future__ import annotations
+
+from areal_core.plugins.claims import full, not_yet, unsupported
+from areal_core.plugins.manifest import Manifest
+
+_CONFORMANCE = "areal_conformance.second.conformance"
+
+TRAIN = Manifest(
+    role="train",
+    name="second",
+    contract=(1, 1),
+    factory="areal_conformance.second.train.engine:SecondTrainEngine",
+    config="areal_conformance.second.train.config:SecondTrainConfig",
+    requires=("torch>=2.11", "safetensors>=0.5", "tensordict>=0.10"),
+    extra="engine",
+    devices=("cpu", "cuda"),
+    summary="a second opinion on training: functional torch, padded, slow, whole weights on every rank",
+    claims={
+        "parallel.data": full(),
+        "parallel.tensor": full(),
+        "parallel.pipeline": not_yet("no check of the suite looks at it"),
+        "parallel.context": not_yet("no check of the suite looks at it"),
+        "parallel.expert": not_yet("no check of the suite looks at it"),
+        "checkpoint.exact": full(),
+        "checkpoint.reshard": full(),
+        "precision.bfloat16": full(),
+        "precision.float16": unsupported("float16 needs loss scaling"),
+        "memory.offload": full(),
+        "memory.cpu_offload": not_yet("no check of the suite looks at it"),
+        "memory.activation_checkpointing": full(),
+        "head.value": full(),
+        "packing": full(),
+        "lora": full(),
+        "experts.replay": full(),
+    },
+    conformance=f"{_CONFORMANCE}:TRAIN",
+)
+
+INFER = Manifest(
+    role="infer",
+    name="second",
+    contract=(1, 1),
+    factory="areal_conformance.second.infer.engine:SecondInferenceEngine",
+    config="areal_conformance.second.infer.config:SecondInferenceConfig",
+    requires=("torch>=2.11", "safetensors>=0.5"),
+    extra="engine",
+    devices=("cpu", "cuda"),
+    summary="a second opinion on generation: one coroutine, a whole forward for every token",
+    claims={
+        "weights.staged": full(),
+        "weights.in_flight": full(),
+        "weights.cast": full(),
+        "weights.kv_kept": unsupported("nothing is cached: every token is computed anew from its whole sequence"),
+        "pause.keep": full(),
+        "pause.abort": full(),
+        "sampling.top_p": full(),
+        "sampling.top_k": full(),
+        "sampling.min_tokens": full(),
+        "sampling.stop_strings": full(),
+        "sampling.stop_tokens": full(),
+        "sampling.seed": full(),
+        "sampling.ignore_eos": full(),
+        "deterministic": full(),
+        "parallel.tensor": not_yet("it computes in one process"),
+        "prefix_cache": full(),
+        "scoring": full(),
+        "memory.sleep": full(),
+        "lora.adapters": full(),
+        "experts.trace": full(),
+        "images": unsupported("text decoders only"),
+        "transport.disk": full(),
+        "transport.shm": full(),
+        "transport.collective": not_yet("weights arrive by disk or shared memory"),
+    },
+    conformance=f"{_CONFORMANCE}:INFER",
+)
+
+SCHEDULER = Manifest(
+    role="scheduler",
+    name="second",
+    contract=(1, 0),
+    factory="areal_conformance.second.scheduler:SecondScheduler",
+    config="areal_conformance.second.scheduler:SecondSchedulerConfig",
+    devices=("cpu", "cuda"),
+    summary="a second opinion on starting workers: socket pairs, asyncio streams",
+    conformance=f"{_CONFORMANCE}:SCHEDULER",
+)
+
+TRANSPORT = Manifest(
+    role="transport",
+    name="second",
+    contract=(1, 0),
+    factory="areal_conformance.second.transport:SecondTransport",
+    config="areal_conformance.second.transport_config:SecondTransportConfig",
+    requires=("torch>=2.11", "psutil>=6"),
+    extra="engine",
+    devices=("cpu", "cuda", "npu"),
+    summary="a second opinion on carrying weights: a socket of the controller, and a key",
+    conformance=f"{_CONFORMANCE}:TRANSPORT",
+)
+
+WORKFLOW = Manifest(
+    role="workflow",
+    name="second",
+    contract=(1, 0),
+    factory="areal_conformance.second.workflow:SecondWorkflow",
+    requires=("torch>=2.11",),
+    extra="engine",
+    devices=("cpu", "cuda", "npu"),
+    summary="a second opinion on making an episode: two turns in one trajectory",
+    claims={"multi_turn": full()},
+    conformance=f"{_CONFORMANCE}:WORKFLOW",
+)

@@ -1,0 +1,1 @@
+"""The second trainer: functional torch on padded sequences, whole weights on every rank."""

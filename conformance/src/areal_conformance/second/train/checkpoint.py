@@ -1,0 +1,163 @@
+"""Exact state on disk, and folders that exist only when they are complete.
+
+Knows: one table of tensors, shared out over as many files as ranks; a json index; random states.
+Does not know: what the tensors are. Nothing is pickled.
+
+    STATE/index.json          {"facts": {...}, "progress": {...}, "files": {"weights/...": "part-0.safetensors"}}
+    STATE/part-0.safetensors  every n-th tensor, whole
+    STATE/random-0.safetensors  rank 0's generators
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from areal_conformance.second.train.ranks import Ranks
+from areal_core.contract.errors import CheckpointError, StorageError
+
+Facts = Mapping[str, Any]  # Any: json of many types
+
+
+def write_whole(path: Path, ranks: Ranks, write: Callable[[Path], None]) -> None:
+    """Let every rank write into a folder beside `path`, then give it that name. Collective.
+
+    Raises:
+        StorageError: on every rank; what was at `path` before is still there, and nothing else.
+    """
+    building, before = path.with_name(f"{path.name}.building"), path.with_name(f"{path.name}.before")
+    first = ranks.rank == 0
+
+    def begin() -> None:
+        if first:
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True)
+
+    def name() -> None:
+        if first:
+            for file in (*building.iterdir(), building):
+                _flush(file)
+            shutil.rmtree(before, ignore_errors=True)
+            if path.exists():
+                path.rename(before)
+            building.rename(path)
+            shutil.rmtree(before, ignore_errors=True)
+
+    try:
+        for part in (begin, lambda: write(building), name):
+            ranks.agree(lambda part=part: _stored(path, part))  # type: ignore[misc]
+    except BaseException:
+        if first:
+            shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def save(path: Path, ranks: Ranks, table: Mapping[str, Tensor], facts: Facts, progress: Facts) -> None:
+    """Write the state. `facts` must be equal when it is loaded, `progress` is given back then. Collective."""
+    file_of = {name: f"part-{number % ranks.size}.safetensors" for number, name in enumerate(table)}
+    mine = f"part-{ranks.rank}.safetensors"
+
+    def write(folder: Path) -> None:
+        save_file(
+            {name: t.detach().cpu().contiguous() for name, t in table.items() if file_of[name] == mine}, folder / mine
+        )
+        save_file(_random_states(), folder / f"random-{ranks.rank}.safetensors")
+        if ranks.rank == 0:
+            index = {"facts": dict(facts), "progress": dict(progress), "ranks": ranks.size, "files": file_of}
+            (folder / "index.json").write_text(json.dumps(index))
+
+    write_whole(path, ranks, write)
+
+
+def load(path: Path, ranks: Ranks, table: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
+    """Overwrite the table with a saved one, whatever number of ranks saved it, and return its progress. Collective.
+
+    Random states come back where as many ranks load as saved.
+
+    Raises:
+        CheckpointError: on every rank, and nothing is overwritten.
+    """
+    index: dict[str, Any] = {}
+    found: dict[str, Tensor] = {}
+    random: dict[str, Tensor] = {}
+
+    def read() -> None:
+        try:
+            index.update(json.loads((path / "index.json").read_text()))
+            for file in sorted(set(index["files"].values())):
+                found.update(load_file(path / file))
+            if index["ranks"] == ranks.size:
+                random.update(load_file(path / f"random-{ranks.rank}.safetensors"))
+            _compare(path, index["facts"], facts, found, table)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            raise CheckpointError(
+                f"no whole state in {path}", why=f"{type(error).__name__}: {error}", fix="load another"
+            ) from error
+
+    ranks.agree(read)
+    with torch.no_grad():
+        for name, tensor in table.items():
+            tensor.copy_(found[name])
+    _restore_random(random)
+    progress: dict[str, Any] = index["progress"]
+    return progress
+
+
+def _compare(path: Path, saved: Facts, facts: Facts, found: Mapping[str, Tensor], table: Mapping[str, Tensor]) -> None:
+    differing = sorted(name for name in set(saved) | set(facts) if saved.get(name) != facts.get(name))
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"the state in {path} is of another model or role",
+            why=f"{name} was {saved.get(name)!r} and is {facts.get(name)!r}",
+            fix="load it with the configuration it was saved with",
+        )
+    odd = [name for name, tensor in table.items() if name not in found or not _alike(found[name], tensor)]
+    if odd:
+        raise CheckpointError(
+            f"the state in {path} lacks {odd[0]}", why="its files do not hold what its index names", fix="load another"
+        )
+
+
+def _alike(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype
+
+
+def _random_states() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def _restore_random(states: Mapping[str, Tensor]) -> None:
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _stored(path: Path, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except StorageError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"{path} cannot be written", why=str(error), fix="make room, or choose another folder"
+        ) from error
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,103 @@
+"""A second workflow: two turns, written without the core's builder. Answer, be asked to think again, answer.
+
+Knows: how two generations and what stands between them become one trajectory.
+Does not know: any other implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal_core.contract.data import Trajectory
+from areal_core.contract.errors import BatchError, DatasetError, RewardFailed
+from areal_core.contract.inference import Generation
+from areal_core.contract.train import ROUTED_EXPERTS
+from areal_core.contract.workflow import RewardInput, RewardStatus, Session
+
+BETWEEN = "-again>"
+
+
+class SecondWorkflow:
+    """Satisfies `contract.RolloutWorkflow`. Holds nothing."""
+
+    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Trajectory:
+        """Ask twice and score the second answer. Any: as in the contract."""
+        prompt = data.get("prompt")
+        if not isinstance(prompt, str):
+            raise DatasetError(
+                f"the row of {engine.task_id} has no text 'prompt'", why=f"it has {list(data)}", fix="check the data"
+            )
+        context = self.ids_of(engine, prompt)
+        first = await engine.generate(context)
+        middle = self.ids_of(engine, BETWEEN)
+        second = await engine.generate([*context, *first.output_ids, *middle])
+        value = await self.score(engine, data, prompt, second)
+        return self.joined([(context, None), ((), first), (middle, None), ((), second)], value)
+
+    def ids_of(self, engine: Session, text: str) -> list[int]:
+        """Return token ids of a text without special tokens."""
+        return engine.tokenizer.encode(text, add_special_tokens=False)
+
+    async def score(self, engine: Session, data: Mapping[str, Any], prompt: str, last: Generation) -> float:
+        """Return the reward of the last answer. Any: as in the contract."""
+        result = await engine.reward(
+            RewardInput(
+                prompt=prompt,
+                completion=engine.tokenizer.decode(last.output_ids, skip_special_tokens=True),
+                completion_ids=last.output_ids,
+                stop_reason=last.stop_reason.value,
+                row=data,
+            )
+        )
+        if result.status != RewardStatus.OK or result.value is None:
+            raise RewardFailed(f"no reward for {engine.task_id}: {result.status}", why=result.detail)
+        return float(result.value)
+
+    def joined(self, parts: list[tuple[Any, Generation | None]], reward: float) -> Trajectory:
+        """Return the trajectory of prompts and generations in order. Any: token ids."""
+        import torch
+
+        if not abs(reward) < float("inf"):
+            raise BatchError(f"the reward is {reward}", why="it is no finite number")
+        ids: list[int] = []
+        columns: dict[str, list[float]] = {"mask": [], "logprobs": [], "versions": []}
+        for context, made in parts:
+            tokens = list(context) if made is None else list(made.output_ids)
+            ids += tokens
+            columns["mask"] += [made is not None] * len(tokens)
+            columns["logprobs"] += [0.0] * len(tokens) if made is None else list(made.logprobs)
+            columns["versions"] += [-1] * len(tokens) if made is None else _versions(made)
+        last = [made for _, made in parts if made is not None][-1]
+        return Trajectory(
+            input_ids=torch.tensor(ids),
+            loss_mask=torch.tensor(columns["mask"], dtype=torch.bool),
+            logprobs=torch.tensor(columns["logprobs"], dtype=torch.float32),
+            versions=torch.tensor(columns["versions"], dtype=torch.int32),
+            reward=reward,
+            stop_reason=last.stop_reason,
+            token_extras=_extras(parts),
+        )
+
+
+def _versions(made: Generation) -> list[float]:
+    return [span.version for span in made.version_spans for _ in range(span.start, span.stop)]
+
+
+def _extras(parts: list[tuple[Any, Generation | None]]) -> dict[str, Any]:
+    """Return the token columns the generations brought; context has -1 for experts and 0 otherwise."""
+    import torch
+
+    names = {name for _, made in parts if made is not None for name in made.token_extras}
+    columns: dict[str, Any] = {}
+    for name in names:
+        like = next(made.token_extras[name] for _, made in parts if made is not None and name in made.token_extras)
+        pieces = []
+        for context, made in parts:
+            count = len(context) if made is None else len(made.output_ids)
+            if made is not None and name in made.token_extras:
+                pieces.append(made.token_extras[name])
+            else:
+                pieces.append(like.new_full((count, *like.shape[1:]), -1 if name == ROUTED_EXPERTS else 0))
+        columns[name] = torch.cat(pieces)
+    return columns

@@ -1,0 +1,158 @@
+"""The process that makes the checks: nothing of the host reaches in, and its end is always understood."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_conformance.asked import Asked
+from areal_conformance.cli.child import arguments_of, environment_of, follow
+from areal_conformance.cli.run import _closed
+from areal_conformance.journal import Journal, Reader, Story
+from areal_conformance.outcome import Outcome
+from areal_conformance.plan import make_plan
+from areal_conformance.record import read_record
+
+AREAL = [sys.executable, "-m", "areal_core.cli.main"]
+HOSTILE_INI = (
+    "[pytest]\naddopts = -k nothing_is_called_so -p hostile\npython_files = other_*.py\nfilterwarnings = error\n"
+)
+HOSTILE_CONFTEST = """
+import pytest
+def pytest_collection_modifyitems(items):
+    items.clear()
+def pytest_sessionfinish(session):
+    session.exitstatus = 0
+"""
+
+
+def areal(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `areal WORDS` in a folder."""
+    return subprocess.run(
+        [*AREAL, *words], cwd=folder, env={**os.environ, **environ}, capture_output=True, text=True, timeout=240
+    )
+
+
+def test_a_hostile_host_does_not_reach_in(tmp_path: Path) -> None:
+    """Its ini, conftest, plugins and variables: every check of the profile still runs."""
+    for name, text in {
+        "pytest.ini": HOSTILE_INI,
+        "conftest.py": HOSTILE_CONFTEST,
+        "hostile.py": "raise RuntimeError('hostile plugin imported')\n",
+        "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-k nothing'\n",
+        "pytest.py": "raise RuntimeError('pytest of the current folder')\n",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = ("conformance", "run", "--backend", "local", "--level", "0", "--report", "out")
+    ended = areal(
+        tmp_path, *words, PYTEST_ADDOPTS="-k nothing_is_called_so", PYTEST_PLUGINS="hostile", PYTHONSAFEPATH="1"
+    )
+    record = read_record(tmp_path / "out")
+
+    assert "hostile" not in ended.stdout + ended.stderr
+    assert len(record.checks) > 0, ended.stdout + ended.stderr
+    assert [row.id for row in record.checks if row.missing] == []
+    assert "; 0 missing." in record.line
+    assert record.line in ended.stdout
+    assert {"report.json", "report.md", "report.html"} == {path.name for path in (tmp_path / "out").iterdir()}
+    assert not (tmp_path / ".pytest_cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--backend", "no_such_thing"), "nothing named 'no_such_thing' is installed"),
+        (("--backend", "local", "--level", "9"), "there is no level 9"),
+        (("--backend", "local", "--level", "0", "--check", "x.y"), "'x.y' is no check of this run"),
+        (("--backend", "local", "--ledger", "none.toml"), "cannot be read"),
+        ((), "no target is named"),
+    ],
+)
+def test_bad_input_exits_with_2(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    """And one sentence, before any check."""
+    ended = areal(tmp_path, "conformance", "run", *words)
+
+    assert (ended.returncode, told in ended.stderr) == (2, True), ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_command_line_names_its_own_configuration(tmp_path: Path) -> None:
+    """No file of the host is looked for."""
+    words = arguments_of(Asked(backend="x", role="infer", only=("infer.a.b",)), tmp_path / "j", "areal ...")
+
+    for word in ("-P", "--noconftest", "no:cacheprovider", "--areal-check=infer.a.b", "--areal-role=infer"):
+        assert word in words
+    assert words[words.index("-c") + 1].endswith("suite.ini")
+    kept = environment_of({"PYTEST_ADDOPTS": "-x", "PYTEST_PLUGINS": "p", "HOME": "/h"})
+    assert {"HOME": "/h", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}.items() <= kept.items()
+    assert not {"PYTEST_ADDOPTS", "PYTEST_PLUGINS"} & kept.keys()
+
+
+Child = Callable[[str, str], tuple[Story, str]]
+
+
+@pytest.fixture
+def child(tmp_path: Path, make: Any, offer: Any) -> Child:
+    """Return a function that follows a process which writes one line and then does something to itself."""
+
+    def followed(line: str, then: str) -> tuple[Story, str]:
+        suite = offer(make("a.one"), make("a.two"))
+        asked = Asked(backend="toy", role="workflow")
+        plan = make_plan(asked, suite, now=datetime.now().astimezone(), command="c")
+        path = tmp_path / "journal.jsonl"
+        journal = Journal(path)
+        journal.write(opened=plan.record, planned=[check.id for check in plan.checks])
+        journal.close()
+        code = f"import os, signal; f = open({str(path)!r}, 'a'); f.write({line!r}); f.flush(); {then}"
+        with (tmp_path / "log").open("wb") as log:
+            return follow([sys.executable, "-c", code], os.environ, path, log, lambda story: None)
+
+    return followed
+
+
+def test_a_process_that_dies_leaves_an_incomplete_record(child: Child) -> None:
+    """The check that ran is named; the others are missing."""
+    story, ended = child(json.dumps({"began": "workflow.a.one", "limit_s": 60}) + "\n", "os._exit(3)")
+    record = _closed(story, ended, 1.0)
+
+    assert record.verdict == "incomplete"
+    assert "2 missing" in record.line
+    assert "it exited with 3" in record.checks[0].message
+    assert "while workflow.a.one ran" in record.notes[-1]
+
+
+def test_a_process_that_is_killed_is_told_by_its_signal(child: Child) -> None:
+    """A segmentation fault of an engine, for one."""
+    _, ended = child("", "os.kill(os.getpid(), signal.SIGSEGV)")
+
+    assert ended == "it was ended by SIGSEGV"
+
+
+def test_a_process_that_goes_silent_is_killed(child: Child) -> None:
+    """Beyond every limit of the check that runs: not even its deadline was kept."""
+    story, ended = child(json.dumps({"began": "workflow.a.one", "limit_s": 0.2}) + "\n", "signal.pause()")
+    record = _closed(story, ended, 1.0)
+
+    assert "said nothing" in ended
+    assert record.checks[0].outcome is Outcome.NOT_RUN
+    assert "law 9" in record.checks[0].message
+
+
+def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
+    """The reader may come in the middle of a write."""
+    path = tmp_path / "journal"
+    reader = Reader(path)
+    assert reader.lines() == []
+    path.write_text('{"noted": "a"}\n{"noted', encoding="utf-8")
+    assert reader.lines() == [{"noted": "a"}]
+    with path.open("a", encoding="utf-8") as file:
+        file.write('": "b"}\n')
+    assert reader.lines() == [{"noted": "b"}]

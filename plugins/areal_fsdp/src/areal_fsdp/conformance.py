@@ -1,0 +1,41 @@
+"""What the FSDP engine tells the conformance suite about itself.
+
+Knows: the private place where this engine keeps its shards, and how one is made whole.
+Does not know: any check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from areal_conformance.adapter import Adapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen
+class FSDPWitness:
+    """Gathers the parameters themselves; collective. Any: an engine, whose privates are read."""
+
+    engine: Any
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return copies of all parameters, whole."""
+        from areal_fsdp.sharding import gather
+
+        parameters = self.engine._trainer.state.parameters
+        return {name: gather(parameter).cpu().clone() for name, parameter in parameters.items()}
+
+
+ADAPTER = Adapter(
+    models=("qwen3", "qwen2", "llama"),
+    dtypes=("float32", "bfloat16"),
+    layouts=("d2", "d4"),
+    options={"memory.activation_checkpointing": {"activation_checkpointing": True, "wrap": "layer"}},
+    witness=FSDPWitness,
+    anchors=("areal_fsdp.engine:FSDPEngine", "areal_fsdp.sharding:gather"),
+)

@@ -1,0 +1,39 @@
+"""What the reference trainer tells the conformance suite about itself.
+
+Knows: the private place where this engine keeps its parameters.
+Does not know: any check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from areal_conformance.adapter import Adapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen
+class ReferenceWitness:
+    """Reads the parameters themselves. Any: an engine, whose privates are read."""
+
+    engine: Any
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return copies of all parameters."""
+        parameters = self.engine._trainer.state.parameters
+        return {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
+
+
+ADAPTER = Adapter(
+    models=("qwen3", "qwen2", "llama"),
+    dtypes=("float32", "bfloat16"),
+    layouts=(),
+    options={"memory.activation_checkpointing": {"activation_checkpointing": True}},
+    witness=ReferenceWitness,
+    anchors=("areal_reference.train.engine:ReferenceTrainEngine",),
+)
