@@ -34,7 +34,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `stop` strings end the output at
     the first token that completes one of them; the token stays. `ignore_eos` keeps going past the
     model's end tokens (`stop_token_ids` still count). `seed` None lets the engine choose.
-    Reported log-probs are those of the distribution sampled from, after temperature and filters.
+    Reported log-probs are those of the distribution sampled from, after temperature and filters; of a greedy
+    request, whose own distribution would say 0, those of temperature 1 without filters.
     """
 
     max_new_tokens: int = 256

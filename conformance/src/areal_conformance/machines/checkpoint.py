@@ -33,10 +33,7 @@ SLOTS = ("a", "b")
 Operation = str
 
 OPERATIONS = st.lists(
-    st.sampled_from(
-        ["train", "train", "train", "save a", "save b", "load a", "load b", "crash", "skip", "send", "score", "publish"]
-        + ["load nothing"]
-    ),
+    st.sampled_from("train train train save-a save-b load-a load-b crash skip send score publish load-nothing".split()),
     min_size=8,
     max_size=24,
 )
@@ -105,7 +102,7 @@ class Machine:
         elif operation.startswith("save"):
             engine.save_state(path)
             self.saved[slot] = (self.steps, self.version)
-        elif operation == "load nothing" or (operation.startswith("load") and slot not in self.saved):
+        elif operation == "load-nothing" or (operation.startswith("load") and slot not in self.saved):
             raises(CheckpointError, "a state that was never saved", lambda: engine.load_state(path.with_name("none")))
         elif operation.startswith("load"):
             engine.load_state(path)

@@ -52,7 +52,7 @@ class _RawLoop(GenerationLoop):
         return tokens.cpu().numpy(), raw.cpu().numpy()
 
 
-@mutant("infer/reference", killers=("infer.output.temperature",), incident="vLLM#9453", row="logprob-gap")
+@mutant("infer/reference", killers=("infer.output.temperature",), row="logprob-gap")
 class RawLogprobs(ReferenceInferenceEngine):
     """Reports the log-probs of temperature 1, whatever the temperature drawn at."""
 

@@ -26,6 +26,12 @@ from areal_reference.train.engine import ReferenceTrainEngine
 ENGINE = "train/reference"
 
 
+def _join() -> None:
+    """Join a process group of one."""
+    store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not in torch's __all__
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
 @mutant(ENGINE, killers=("train.start.info",))
 class TiedCountedTwice(ReferenceTrainEngine):
     """Counts a tied head as parameters of its own."""
@@ -170,7 +176,7 @@ class GroupNotLeft(ReferenceTrainEngine):
     """Joins a process group and never leaves it."""
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        _join()
         return super().start(spec, rank)
 
 
@@ -197,7 +203,7 @@ class FailedStartHoldsGroup(ReferenceTrainEngine):
     """Stays in its process group when the model cannot be loaded."""
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        _join()
         info = super().start(spec, rank)
         dist.destroy_process_group()
         return info

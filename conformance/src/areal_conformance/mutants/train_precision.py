@@ -125,5 +125,5 @@ class CriticHeadFrozen(ReferenceTrainEngine):
         if spec.head is Head.VALUE:
             for name, tensor in parameters(self).items():
                 if name.startswith("score."):
-                    tensor.register_hook(lambda gradient: gradient * 0.0)
+                    tensor.register_hook(lambda gradient: gradient * 0.0)  # type: ignore[no-untyped-call]
         return info

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,8 +23,8 @@ from areal_core.contract.errors import FingerprintMismatch, StorageError
 from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
 from areal_core.data.batch import Batch
-from areal_core.training import export
 from areal_core.training.export import Exporter
+from areal_core.weights.fingerprint import fingerprint
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
@@ -57,7 +57,7 @@ class PassingSink:
         """Pass on."""
         self.inner.begin(manifest)
 
-    def write(self, bucket: dict[str, Tensor]) -> None:
+    def write(self, bucket: Mapping[str, Tensor]) -> None:
         """Pass on."""
         self.inner.write(bucket)
 
@@ -386,9 +386,9 @@ class ReceiptNamesNotCompared(OtherSink):
             super().__init__(inner)
             self._own: dict[str, str] = {}
 
-        def write(self, bucket: dict[str, Tensor]) -> None:
+        def write(self, bucket: Mapping[str, Tensor]) -> None:
             """Note the fingerprints."""
-            self._own.update({name: export.fingerprint(tensor) for name, tensor in bucket.items()})
+            self._own.update({name: fingerprint(tensor) for name, tensor in bucket.items()})
             super().write(bucket)
 
         def finish(self) -> Receipt:
@@ -440,7 +440,7 @@ class AbortsOnOwnErrorsOnly(OtherSink):
             """Begin."""
             self._watched(self.inner.begin, manifest)
 
-        def write(self, bucket: dict[str, Tensor]) -> None:
+        def write(self, bucket: Mapping[str, Tensor]) -> None:
             """Write."""
             self._watched(self.inner.write, bucket)
 

@@ -6,6 +6,7 @@ Does not know: what is in the files.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
@@ -32,7 +33,7 @@ def in_the_way(bench: TrainBench, engine: TrainEngine, save: Callable[[Path], No
     obstacle.write_text("a file")
     before = tree(bench.folder)
     for path in (obstacle / "here", obstacle / "deep" / "er"):
-        raises(StorageError, f"saving below the file {obstacle.name}", lambda p=path: save(p))
+        raises(StorageError, f"saving below the file {obstacle.name}", partial(save, path))
         expect(tree(bench.folder) == before, f"after the error the folder holds {sorted(tree(bench.folder))}")
 
 
@@ -50,7 +51,7 @@ def full_disk(bench: TrainBench, save: Callable[[Path], None], load: Callable[[P
     for limit in (0, 100, max(sizes) // 2, max(sizes) - 1):
         for path in (old, old.with_name("new")):
             with files_at_most(limit):
-                raises(StorageError, f"saving where no file can have more than {limit} bytes", lambda p=path: save(p))
+                raises(StorageError, f"saving where no file can have more than {limit} bytes", partial(save, path))
             left = sorted(set(tree(old.parent)) ^ set(before))
             expect(not left, f"after the error at {limit} bytes, files have come or gone: {', '.join(left[:4])}")
             expect(tree(old.parent) == before, f"after the error at {limit} bytes, what was saved before has changed")

@@ -7,6 +7,7 @@ Does not know: numbers.
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
@@ -134,8 +135,8 @@ def failed_start(bench: TrainBench) -> None:
     for _ in range(2):
         engine = bench.fresh()
         spec = bench.spec(model=bench.folder / "nowhere")
-        raises(ArealError, "start with no model", lambda e=engine, s=spec: e.start(s, bench.rank_context()))
-        raises(ArealError, "forward after a failed start", lambda e=engine: e.forward(bench.batch([(2, 3)]), LOGPROBS))
+        raises(ArealError, "start with no model", partial(engine.start, spec, bench.rank_context()))
+        raises(ArealError, "forward after a failed start", partial(engine.forward, bench.batch([(2, 3)]), LOGPROBS))
         with bench.engine() as other:  # the one that failed was not even closed
             other.forward(bench.batch([(2, 3)]), LOGPROBS)
         engine.close()

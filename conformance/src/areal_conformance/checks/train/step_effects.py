@@ -6,6 +6,7 @@ Does not know: numbers of good steps.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
@@ -169,9 +170,9 @@ def unknown_token(bench: TrainBench) -> None:
             ids[place] = token
             odd = batch.with_tokens(input_ids=ids)
             raises(
-                ArealError, f"token {token} of a vocabulary of 64", lambda o=odd: engine.train_step(o, PolicyGradient())
+                ArealError, f"token {token} of a vocabulary of 64", partial(engine.train_step, odd, PolicyGradient())
             )
-            raises(ArealError, "the same in forward", lambda o=odd: engine.forward(o, frozenset({Output.LOGPROBS})))
+            raises(ArealError, "the same in forward", partial(engine.forward, odd, frozenset({Output.LOGPROBS})))
 
     unharmed(bench, "a token outside the vocabulary", bad)
 

@@ -6,6 +6,7 @@ Does not know: how a critic's head begins; its weights are read back.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
@@ -14,6 +15,7 @@ from areal_core.contract.train import Head, Output
 
 if TYPE_CHECKING:
     from areal_conformance.benches.train import TrainBench
+    from areal_core.contract.train import Objective
 
 SPEC = "train#areal_core.contract.train.Output"
 HEAD = "train#areal_core.contract.train.Head"
@@ -97,7 +99,7 @@ def outputs(bench: TrainBench) -> None:
     from areal_core.testing.objectives import PolicyGradient, ValueRegression
 
     batch = bench.batch()
-    wrong = {
+    wrong: dict[Head, tuple[list[set[Output]], Objective]] = {
         Head.VALUE: ([{Output.LOGPROBS}, {Output.ENTROPY}, {Output.VALUES, Output.LOGPROBS}], PolicyGradient()),
         Head.CAUSAL_LM: ([{Output.VALUES}, {Output.VALUES, Output.LOGPROBS}], ValueRegression()),
     }
@@ -106,11 +108,11 @@ def outputs(bench: TrainBench) -> None:
             before = bench.witnessed(engine)
             for names in asked:
                 what = f"{sorted(names)} of the {head} head"
-                raises(CapabilityError, what, lambda e=engine, n=names: e.forward(batch, frozenset(n)))
+                raises(CapabilityError, what, partial(engine.forward, batch, frozenset(names)))
             raises(
                 CapabilityError,
                 f"an objective on {sorted(objective.outputs)} with the {head} head",
-                lambda e=engine, o=objective: e.train_step(batch, o),
+                partial(engine.train_step, batch, objective),
             )
             same(f"weights of the {head} head after refusals", bench.witnessed(engine), before)
 
