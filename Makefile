@@ -8,7 +8,7 @@ DEV := $(VENV)/.installed-dev
 PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e conformance
 MANIFESTS := pyproject.toml plugins/areal_reference/pyproject.toml plugins/areal_fsdp/pyproject.toml conformance/pyproject.toml
 
-.PHONY: quickstart test test-slow lint docs bench clean
+.PHONY: quickstart test test-slow lint docs bench conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -29,6 +29,15 @@ test: $(DEV) ## everything that takes less than half a minute
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
 	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+conformance: $(DEV) ## the suite on its mutants, then every backend here at levels 0 to 4; renews docs/conformance/
+	$(BIN)/areal conformance self-test $(ARGS)
+	AREAL=$(BIN)/areal conformance/certify.sh
+	$(BIN)/python -m areal_conformance.report.table docs/conformance
+
+conformance-quick: $(DEV) ## the suite on its mutants, then every backend here at levels 0 to 2
+	$(BIN)/areal conformance self-test $(ARGS)
+	AREAL=$(BIN)/areal conformance/certify.sh --level 2 --out build/conformance
 
 lint: $(DEV) ## style, types, layers
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -46,8 +46,9 @@ class Head(StrEnum):
 class OptimizerSpec:
     """AdamW and its learning-rate schedule, counted in optimizer steps.
 
-    `schedule` is constant | linear | cosine after `warmup_steps`, down to
-    `min_lr_ratio * lr` at `total_steps`. `max_grad_norm` 0 turns clipping off.
+    Step k (from 0) uses `lr * (k + 1) / warmup_steps` while k < `warmup_steps`. Then `schedule`, constant |
+    linear | cosine, leads from `lr` at step `warmup_steps` down to `min_lr_ratio * lr` at step `total_steps` and
+    after. A skipped step does not count. `max_grad_norm` 0 turns clipping off.
     """
 
     lr: float = 1e-6

@@ -21,6 +21,7 @@ from attrs import define
 
 from areal_conformance.adapter import Tolerance, Witness
 from areal_conformance.benches.base import Bench
+from areal_conformance.models import tiny_model
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import (
@@ -82,13 +83,11 @@ class InferBench(Bench):
         Unless `ends`, its end token (id 1) has no chance to be generated. Untied by default, so that
         `FolderWeights.tell` works; room for 8192 tokens.
         """
-        from areal_core.testing.models import make_tiny_model
-
         wanted = {"kind": self.target.adapter.models[0], "hidden": 32, "tied": False, "max_position": ROOM, **arguments}
         key = f"{ends} {sorted(wanted.items())}"
         if key not in self._models:
             _quiet()
-            path = make_tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
+            path = tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
             if not ends:
                 _make_endless(path)
             self._models[key] = path

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_conformance.adapter import Tolerance
 from areal_conformance.benches.base import Bench
+from areal_conformance.models import tiny_model
 from areal_conformance.target import Target
 from areal_core.contract.train import EngineInfo, OptimizerSpec, RankContext, TrainEngine, TrainSpec
 from areal_core.runtime.rendezvous import init_method
@@ -62,10 +63,7 @@ class TrainBench(Bench):
         wanted = {"kind": self.target.adapter.models[0], **arguments}
         key = tuple(sorted(wanted.items()))
         if key not in self._models:
-            from areal_core.testing.models import make_tiny_model
-
-            folder = self.shared_folder / f"model-{len(self._models):02d}"
-            self._models[key] = make_tiny_model(folder, **wanted)
+            self._models[key] = tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
         return self._models[key]
 
     @property

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WAIT_S = 10.0
+WAIT_S = 15.0
 """How long one call of a transport may take on these small tensors, times the adapter's patience."""
+PEER_S = 45.0
+"""The same in another process, which may have to be scheduled first."""
 
 SETTLE_S = 2.0
 """How long what a call has ended may linger."""
@@ -120,7 +122,7 @@ class TransportBench(Bench):
         if name in self._peers and self._peers[name].alive:
             self._peers[name].settle(self.temporary)
         else:
-            self._peers[name] = Peer(self.target.locator, WAIT_S * self.target.adapter.patience)
+            self._peers[name] = Peer(self.target.locator, PEER_S * self.target.adapter.patience)
             self._peers[name].settle(self.temporary)
         return self._peers[name]
 

@@ -44,9 +44,7 @@ def look(folder: Path) -> Footprint:
     """Look at this process and at the folder that stands for its temporary one."""
     gc.collect()
     return Footprint(
-        files=frozenset(str(path.relative_to(folder)) for path in folder.rglob("*"))
-        if folder.is_dir()
-        else frozenset(),
+        files=frozenset(str(path.relative_to(folder)) for path in under(folder)),
         descriptors=_descriptors(),
         mappings=_mappings(folder),
         threads=frozenset(f"{thread.name} {thread.ident}" for thread in threading.enumerate()),

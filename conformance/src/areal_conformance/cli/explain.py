@@ -13,6 +13,7 @@ from areal_conformance.check import Check
 from areal_conformance.checks import all_checks
 from areal_conformance.laws import LAWS
 from areal_conformance.mutants import all_mutants
+from areal_conformance.spec import link
 from areal_core.contract.errors import ConfigError
 
 
@@ -36,13 +37,12 @@ def explain(check: str) -> int:
 
 def explained(check: Check, killed: dict[str, str]) -> str:
     """Return the text; `killed` is mutant -> sin."""
-    page, _, anchor = check.spec.partition("#")
     lines = [
         check.id,
         f"  {check.title}",
         "",
         f"law {check.law}: {LAWS[check.law]}",
-        f"contract: docs/contract/{page}.md" + (f"#{anchor}" if anchor else ""),
+        f"contract: {link(check.spec)}",
         f"level {int(check.level)} ({check.level.name.lower()}), tier {check.tier}"
         + (f", {check.ranks} ranks" if check.ranks > 1 else "")
         + f", since contract {check.since[0]}.{check.since[1]}, deadline {check.deadline_s:g} s"

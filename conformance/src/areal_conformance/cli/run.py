@@ -28,6 +28,7 @@ from areal_conformance.plan import closed
 from areal_conformance.record import Record, Row
 from areal_conformance.report import write_reports
 from areal_conformance.report.parts import FOOTER, law_line
+from areal_conformance.spec import link
 from areal_conformance.verdict import EXIT_CODES, FAILING, Verdict
 from areal_core.contract.errors import ArealError
 
@@ -146,7 +147,7 @@ def _tell(console: Console, record: Record, said: str) -> None:
 def _tell_row(line: object, row: Row) -> None:
     assert callable(line)
     line(f"{row.outcome} {row.id}", "bold")
-    line(f"  {row.title} [docs/contract/{row.spec.replace('#', '.md#')}]")
+    line(f"  {row.title} [{link(row.spec)}]")
     for text in row.message.splitlines():
         line(f"  {text}")
 

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 SPEC = OptimizerSpec(lr=1e-2, weight_decay=0.1, schedule="linear", warmup_steps=2, total_steps=9, max_grad_norm=0.3)
 MOST_STEPS = 12
-SLOTS = ("a", "b")
+SAVES, LOADS = ("save-a", "save-b"), ("load-a", "load-b")
 
 Operation = str
 
 OPERATIONS = st.lists(
-    st.sampled_from("train train train save-a save-b load-a load-b crash skip send score publish load-nothing".split()),
+    st.sampled_from([*["train"] * 3, *SAVES, *LOADS, "crash", "skip", "send", "score", "publish", "load-nothing"]),
     min_size=8,
     max_size=24,
 )

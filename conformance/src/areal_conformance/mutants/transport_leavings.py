@@ -308,14 +308,9 @@ class ReadersHoldTheVersion(DiskTransport):
         return Source(inner)
 
     def release(self, offer: Offer) -> None:
-        if not list(Path(str(offer.location["folder"])).parent.glob(".reading-*")):
-            super().release(offer)
-
-    def close(self) -> None:
-        if self._folder is not None and list(self._folder.path.glob(".reading-*")):
-            os.close(self._folder._lock)
-            self._folder = None
-        super().close()
+        if list(Path(str(offer.location["folder"])).parent.glob(".reading-*")):
+            raise WeightSyncError("the version is being read")
+        super().release(offer)
 
 
 @mutant("transport/disk", killers=("transport.fault.controller_killed",))

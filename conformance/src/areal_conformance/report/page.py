@@ -13,6 +13,7 @@ from html import escape
 from areal_conformance.record import Record, Row
 from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, title
 from areal_conformance.report.style import SCRIPT, STYLE
+from areal_conformance.spec import link
 
 
 def page(record: Record) -> str:
@@ -106,7 +107,7 @@ def _check(record: Record, row: Row) -> str:
 def _more(record: Record, row: Row) -> str:
     facts = {
         "law": law_line(record, row.law),
-        "contract": f"docs/contract/{row.spec.replace('#', '.md#')}" if row.spec else "",
+        "contract": link(row.spec) if row.spec else "",
         "tier": str(row.tier),
         "claims": ", ".join(row.claims),
         "ledger": row.known,

@@ -28,7 +28,7 @@ from areal_core.contract.errors import ArealError, GenerationFailed, StorageErro
 from areal_core.contract.inference import Generation, PauseMode
 
 
-@check("infer.faults.failing_source", level=Level.FAULTS, law=7, spec="weights#source")
+@check("infer.faults.failing_source", level=Level.FAULTS, law=7, spec="weights#WeightSource")
 async def failing_source(bench: InferBench) -> None:
     """A source that fails, first, halfway or last, fails phase one: the old weights serve and the next update works."""
     errors = (OSError("lost"), StorageError("the disk is full"), RuntimeError("broken"), WeightSyncError("gone"))
@@ -60,7 +60,7 @@ async def failing_source(bench: InferBench) -> None:
             await serves(bench, engine, old, f"the update after a source that failed at tensor {at}")
 
 
-@check("infer.faults.stalled_source", level=Level.FAULTS, law=9, spec="weights#source", requires=("weights.staged",))
+@check("infer.faults.stalled_source", level=Level.FAULTS, law=9, spec="weights#WeightSource", requires=("weights.staged",))
 async def stalled_source(bench: InferBench) -> None:
     """While a source stalls the engine generates and answers status; aborted, the transfer ends and leaves nothing."""
     async with bench.engine() as engine:
@@ -250,7 +250,7 @@ async def not_finite(bench: InferBench) -> None:
             expect_policy(bench, result, each, told="after the weights were finite again")
 
 
-@check("infer.faults.flipped_bit", level=Level.FAULTS, law=7, spec="weights#receipt")
+@check("infer.faults.flipped_bit", level=Level.FAULTS, law=7, spec="weights#Receipt")
 async def flipped_bit(bench: InferBench) -> None:
     """One bit that flipped on the way shows in the receipt, in that tensor and no other."""
     import attrs

@@ -163,6 +163,7 @@ def receiver_killed(bench: TransportBench) -> None:
     peer.kill()
     same(plain(1), bench.receive(receiver, offer), "after another receiver was killed")
     bench.within(lambda: controller.release(offer), "releasing what a dead process read")
+    unreadable(bench, receiver, offer, "a version released after one of its receivers was killed")
     following = controller.open(2)
     bench.send(bench.transport(), following, plain(2))
     same(plain(2), bench.receive(receiver, following), "the next version")

@@ -6,10 +6,12 @@ Does not know: what the tensors are. Nothing is pickled.
     STATE/index.json          {"facts": {...}, "progress": {...}, "files": {"weights/...": "part-0.safetensors"}}
     STATE/part-0.safetensors  every n-th tensor, whole
     STATE/random-0.safetensors  rank 0's generators
+    STATE/proof-0.json        digests of what rank 0 wrote
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -74,6 +76,8 @@ def save(path: Path, ranks: Ranks, table: Mapping[str, Tensor], facts: Facts, pr
         if ranks.rank == 0:
             index = {"facts": dict(facts), "progress": dict(progress), "ranks": ranks.size, "files": file_of}
             (folder / "index.json").write_text(json.dumps(index))
+        own = [mine, f"random-{ranks.rank}.safetensors", *(["index.json"] if ranks.rank == 0 else [])]
+        (folder / f"proof-{ranks.rank}.json").write_text(json.dumps({file: _digest(folder / file) for file in own}))
 
     write_whole(path, ranks, write)
 
@@ -93,6 +97,7 @@ def load(path: Path, ranks: Ranks, table: Mapping[str, Tensor], facts: Facts) ->
     def read() -> None:
         try:
             index.update(json.loads((path / "index.json").read_text()))
+            _prove(path, int(index["ranks"]))
             for file in sorted(set(index["files"].values())):
                 found.update(load_file(path / file))
             if index["ranks"] == ranks.size:
@@ -126,6 +131,18 @@ def _compare(path: Path, saved: Facts, facts: Facts, found: Mapping[str, Tensor]
         raise CheckpointError(
             f"the state in {path} lacks {odd[0]}", why="its files do not hold what its index names", fix="load another"
         )
+
+
+def _prove(path: Path, num_ranks: int) -> None:
+    """Raise ValueError where a file is not what its writer left."""
+    for rank in range(num_ranks):
+        for file, digest in json.loads((path / f"proof-{rank}.json").read_text()).items():
+            if _digest(path / file) != digest:
+                raise ValueError(f"{file} holds other bytes than were saved")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 def _alike(left: Tensor, right: Tensor) -> bool:

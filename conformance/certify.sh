@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Hold every backend of this repository to the contract, one report each, and stop at the first that is no success.
+#
+#   conformance/certify.sh                          levels 0 to 4; reports go to docs/conformance/
+#   conformance/certify.sh --level 2 --out DIR      the levels and the folder
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+LEVEL=4 OUT=docs/conformance/1.1 AREAL=${AREAL:-.venv/bin/areal}
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --level) LEVEL=$2 ;;
+    --out) OUT=$2 ;;
+    *) echo "certify.sh: unknown option $1; options are --level N and --out DIR" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+certify() {  # folder, then what `areal conformance run` takes
+  local folder=$1
+  shift
+  "$AREAL" conformance run "$@" --level "$LEVEL" --report "$OUT/$folder"
+}
+
+certify train-reference --backend reference --role train
+certify train-fsdp --backend fsdp --role train
+certify train-fsdp-2-ranks --backend fsdp --role train --ranks 2
+certify infer-reference --backend reference --role infer
+certify scheduler-local --backend local --role scheduler
+certify transport-disk --backend disk --role transport
+certify transport-shm --backend shm --role transport
+certify workflow-single_turn --backend single_turn --role workflow
+if [ "$LEVEL" -ge 3 ]; then  # these have no checks below
+  certify loop-areal --backend areal --role loop
+  certify pair-reference+reference --pair reference+reference
+  certify pair-fsdp+reference --pair fsdp+reference
+fi

@@ -1,0 +1,37 @@
+"""Tiny models for benches, each made once per process and copied for whoever wants one.
+
+Knows: where the originals are, until the process ends.
+Does not know: what is in them (`areal_core.testing.models`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def tiny_model(folder: Path, **arguments: Any) -> Path:
+    """Write a tiny model to `folder`, the caller's own; return it. Any: the arguments of `make_tiny_model`."""
+    shutil.copytree(_original(tuple(sorted(arguments.items()))), folder)
+    return folder
+
+
+@functools.cache
+def _original(arguments: tuple[tuple[str, Any], ...]) -> Path:
+    from transformers.utils import logging
+
+    from areal_core.testing.models import make_tiny_model
+
+    logging.disable_progress_bar()
+    return make_tiny_model(_store() / f"model-{_original.cache_info().currsize:03d}", **dict(arguments))
+
+
+@functools.cache
+def _store() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="areal-conformance-models-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path

@@ -1,0 +1,48 @@
+"""The page that lists committed reports: `python -m areal_conformance.report.table docs/conformance`.
+
+Knows: report.json files in a folder, and what one line says of each.
+Does not know: how they were made.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from areal_conformance.record import Record, read_record
+
+HEADER = """# Conformance reports
+
+What the suite said of the backends of this repository, unmodified. Every report names the command that made it, the
+versions and the machine; the same command makes it again. `make conformance` runs all of them.
+[How conformance is judged](../explanation/conformance.md) · [Certify a backend](../tutorial/certify-a-backend.md)
+
+| target | device | levels | verdict | | report |
+|---|---|---|---|---|---|
+"""
+
+
+def table(folder: Path) -> str:
+    """Return the page for every `report.json` below a folder, in the order of their paths."""
+    return HEADER + "".join(
+        _line(read_record(path), path.relative_to(folder).parent) for path in sorted(folder.rglob("report.json"))
+    )
+
+
+def _line(record: Record, where: Path) -> str:
+    subject = record.subject
+    name = f"{subject.role} {subject.name}" + (f", {subject.ranks} ranks" if subject.ranks > 1 else "")
+    return (
+        f"| {name} | {subject.device} | 0 to {subject.level} | {record.verdict} | {record.line} "
+        f"| [read]({where.as_posix()}/report.md) |\n"
+    )
+
+
+def main() -> None:
+    """Write `index.md` into the folder named on the command line."""
+    folder = Path(sys.argv[1])
+    (folder / "index.md").write_text(table(folder), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
