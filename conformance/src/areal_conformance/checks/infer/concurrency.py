@@ -77,7 +77,8 @@ async def no_starvation(bench: InferBench) -> None:
     """A waiting request is served in its turn, however many come after it."""
     async with bench.engine(max_concurrent=1) as engine:
         first = bench.call(engine.generate(bench.ask(5, 9, name="first", max_new_tokens=LONG)))
-        patient = bench.call(engine.generate(bench.ask(*range(2, 30), name="patient", max_new_tokens=9)))
+        await bench.until_generated(engine, 1)
+        patient = bench.call(engine.generate(bench.ask(*range(2, 30), name="patient", max_new_tokens=300)))
         overtaken: list[int] = []
 
         async def hurry(number: int) -> None:

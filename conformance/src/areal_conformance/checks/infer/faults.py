@@ -60,7 +60,9 @@ async def failing_source(bench: InferBench) -> None:
             await serves(bench, engine, old, f"the update after a source that failed at tensor {at}")
 
 
-@check("infer.faults.stalled_source", level=Level.FAULTS, law=9, spec="weights#WeightSource", requires=("weights.staged",))
+@check(
+    "infer.faults.stalled_source", level=Level.FAULTS, law=9, spec="weights#WeightSource", requires=("weights.staged",)
+)
 async def stalled_source(bench: InferBench) -> None:
     """While a source stalls the engine generates and answers status; aborted, the transfer ends and leaves nothing."""
     async with bench.engine() as engine:
