@@ -1,7 +1,7 @@
 """The door of pytest: one item a check, and the record of the run when it ends.
 
 Knows: pytest's hooks.
-Does not know: how a run is prepared (`plan`), made (`session`) or judged (`verdict`).
+Does not know: how a run is prepared (`run.plan`), made (`session`) or judged (`run.verdict`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 import attrs
 import pytest
 
-from areal_conformance import suite as suites
-from areal_conformance.asked import Asked
 from areal_conformance.check import Check
-from areal_conformance.journal import Journal
 from areal_conformance.lane import GRACE_S
-from areal_conformance.ledger import REMEDIES
 from areal_conformance.outcome import Outcome, Result
-from areal_conformance.plan import Plan, closed, make_plan
-from areal_conformance.record import Record, Row, plain, row_from, row_of
+from areal_conformance.run import suite as suites
+from areal_conformance.run.asked import Asked
+from areal_conformance.run.journal import Journal
+from areal_conformance.run.ledger import REMEDIES
+from areal_conformance.run.plan import Plan, closed, make_plan
+from areal_conformance.run.record import Record, Row, plain, row_from, row_of
+from areal_conformance.run.suite import Runs, Suite
+from areal_conformance.run.verdict import FAILING, Verdict
 from areal_conformance.session import CLOSE_S
-from areal_conformance.suite import Runs, Suite
-from areal_conformance.verdict import FAILING, Verdict
 from areal_core.contract.errors import ArealError
 
 COLLECTED = "test_conformance.py"

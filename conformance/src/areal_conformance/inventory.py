@@ -7,7 +7,7 @@ A pinned id that is gone must be named: `--retire ID` keeps it forever, so that 
 `--forget ID` is for one that was never released.
 
 Knows: the file, and how it may change.
-Does not know: how the checks that ran are compared with it (`profile`).
+Does not know: how the checks that ran are compared with it (`run.profile`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a check can end, and how a check says so.
 
 Knows: the eight outcomes and the exceptions that lead to them.
-Does not know: what the outcomes of many checks amount to (`verdict`).
+Does not know: what the outcomes of many checks amount to (`run.verdict`).
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 import pytest
 
-from areal_conformance import suite as suites
 from areal_conformance.adapter import Adapter
-from areal_conformance.asked import locator_of
 from areal_conformance.check import Check, Level, Tier
 from areal_conformance.inventory import Inventory, pin
 from areal_conformance.outcome import Outcome, Result
-from areal_conformance.record import Row
-from areal_conformance.suite import Suite
+from areal_conformance.run import suite as suites
+from areal_conformance.run.asked import locator_of
+from areal_conformance.run.record import Row
+from areal_conformance.run.suite import Suite
 from areal_conformance.target import Locator, Target
 from areal_core.plugins.registry import Registry
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from areal_conformance.asked import Asked, locator_of
-from areal_conformance.plan import ledger_path
+from areal_conformance.run.asked import Asked, locator_of
+from areal_conformance.run.plan import ledger_path
 from areal_conformance.target import Locator, locate
 from areal_core.contract.errors import BackendNotFound, ConfigError
 from areal_core.testing.plugins import write_distribution

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from areal_conformance.asked import Asked
 from areal_conformance.cli.child import arguments_of, environment_of, follow
 from areal_conformance.cli.run import _closed
-from areal_conformance.journal import Journal, Reader, Story
 from areal_conformance.outcome import Outcome
-from areal_conformance.plan import make_plan
-from areal_conformance.record import read_record
+from areal_conformance.run.asked import Asked
+from areal_conformance.run.journal import Journal, Reader, Story
+from areal_conformance.run.plan import make_plan
+from areal_conformance.run.record import read_record
 
 AREAL = [sys.executable, "-m", "areal_core.cli.main"]
 HOSTILE_INI = (

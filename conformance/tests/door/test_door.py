@@ -13,7 +13,7 @@ import pytest
 
 from areal_conformance.check import Tier
 from areal_conformance.outcome import Result
-from areal_conformance.record import Record, read_record
+from areal_conformance.run.record import Record, read_record
 
 pytest_plugins = ("pytester",)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_conformance.ledger import Ledger, read_ledger, suggestion
 from areal_conformance.outcome import Outcome, Result
+from areal_conformance.run.ledger import Ledger, read_ledger, suggestion
 from areal_core.contract.errors import ConfigError
 
 TODAY = date(2026, 3, 1)

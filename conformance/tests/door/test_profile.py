@@ -11,7 +11,7 @@ from areal_conformance import inventory as inventories
 from areal_conformance.check import Check, Level
 from areal_conformance.checks import all_checks
 from areal_conformance.inventory import Inventory, differences, pin, read_inventory, renewed, to_json
-from areal_conformance.profile import Profile, make_profile
+from areal_conformance.run.profile import Profile, make_profile
 
 
 def pinned(*checks: Check) -> Inventory:

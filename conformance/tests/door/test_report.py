@@ -12,8 +12,13 @@ import attrs
 import pytest
 
 from areal_conformance.outcome import Outcome
-from areal_conformance.plan import closed
-from areal_conformance.record import (
+from areal_conformance.report import write_reports
+from areal_conformance.report.compare import compare, text
+from areal_conformance.report.markdown import markdown
+from areal_conformance.report.page import page
+from areal_conformance.report.parts import FOOTER
+from areal_conformance.run.plan import closed
+from areal_conformance.run.record import (
     SCHEMA,
     Answer,
     Declared,
@@ -24,11 +29,6 @@ from areal_conformance.record import (
     plain,
     read_record,
 )
-from areal_conformance.report import write_reports
-from areal_conformance.report.compare import compare, text
-from areal_conformance.report.markdown import markdown
-from areal_conformance.report.page import page
-from areal_conformance.report.parts import FOOTER
 from areal_core.contract.errors import ConfigError
 
 NASTY = "expected <b>3</b> & 'x' | `y`\n```\ngot </script><script>alert(1)</script>"

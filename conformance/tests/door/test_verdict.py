@@ -8,8 +8,8 @@ import pytest
 
 from areal_conformance.check import Tier
 from areal_conformance.outcome import Outcome
-from areal_conformance.record import Row
-from areal_conformance.verdict import EXIT_CODES, Verdict, judge, standings
+from areal_conformance.run.record import Row
+from areal_conformance.run.verdict import EXIT_CODES, Verdict, judge, standings
 
 Rows = Callable[..., Row]
 

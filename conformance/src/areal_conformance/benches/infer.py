@@ -21,7 +21,7 @@ from attrs import define
 
 from areal_conformance.adapter import Tolerance, Witness
 from areal_conformance.benches.base import Bench
-from areal_conformance.models import tiny_model
+from areal_conformance.benches.models import tiny_model
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import (

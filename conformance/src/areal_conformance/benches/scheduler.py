@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from areal_conformance import probe_engine
 from areal_conformance.benches.base import Bench
 from areal_conformance.outcome import HarnessError, Violation
+from areal_conformance.probes import engine as probe_engine
 from areal_conformance.target import Target
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import GenerationRequest, InferenceSpec

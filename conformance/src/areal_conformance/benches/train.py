@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_conformance.adapter import Tolerance
 from areal_conformance.benches.base import Bench
-from areal_conformance.models import tiny_model
+from areal_conformance.benches.models import tiny_model
 from areal_conformance.target import Target
 from areal_core.contract.train import EngineInfo, OptimizerSpec, RankContext, TrainEngine, TrainSpec
 from areal_core.runtime.rendezvous import init_method

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 import areal_conformance
-from areal_conformance.asked import Asked
-from areal_conformance.journal import Reader, Story
+from areal_conformance.run.asked import Asked
+from areal_conformance.run.journal import Reader, Story
 
 POLL_S = 0.1
 START_LIMIT_S = 300.0

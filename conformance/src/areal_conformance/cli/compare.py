@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_conformance.record import read_record
 from areal_conformance.report.compare import compare, text
+from areal_conformance.run.record import read_record
 
 
 def compare_reports(before: Path, after: Path) -> int:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from areal_conformance.journal import Story
 from areal_conformance.outcome import Outcome
-from areal_conformance.record import Row
 from areal_conformance.report.parts import title
+from areal_conformance.run.journal import Story
+from areal_conformance.run.record import Row
 
 STYLES: Mapping[Outcome, str] = {
     Outcome.PASS: "green",

@@ -18,18 +18,18 @@ import attrs
 from cyclopts import Parameter
 from rich.console import Console
 
-from areal_conformance.asked import LEVEL, Asked, names_one_target
 from areal_conformance.cli.child import arguments_of, environment_of, follow
 from areal_conformance.cli.live import Live
-from areal_conformance.journal import Story
-from areal_conformance.ledger import REMEDIES
 from areal_conformance.outcome import Outcome
-from areal_conformance.plan import closed
-from areal_conformance.record import Record, Row
 from areal_conformance.report import write_reports
 from areal_conformance.report.parts import FOOTER, law_line
+from areal_conformance.run.asked import LEVEL, Asked, names_one_target
+from areal_conformance.run.journal import Story
+from areal_conformance.run.ledger import REMEDIES
+from areal_conformance.run.plan import closed
+from areal_conformance.run.record import Record, Row
+from areal_conformance.run.verdict import EXIT_CODES, FAILING, Verdict
 from areal_conformance.spec import link
-from areal_conformance.verdict import EXIT_CODES, FAILING, Verdict
 from areal_core.contract.errors import ArealError
 
 BAD_INPUT = 2

@@ -9,9 +9,9 @@ from __future__ import annotations
 from datetime import date, timedelta
 from pathlib import Path
 
-from areal_conformance.ledger import suggestion
 from areal_conformance.outcome import Outcome
-from areal_conformance.record import read_record
+from areal_conformance.run.ledger import suggestion
+from areal_conformance.run.record import read_record
 
 DAYS = 90
 """Until a proposed entry expires."""

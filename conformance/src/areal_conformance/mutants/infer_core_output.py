@@ -28,7 +28,7 @@ from areal_core.contract.inference import (
 from areal_core.contract.train import EngineInfo
 from areal_reference.infer.engine import ReferenceInferenceEngine, _Running
 from areal_reference.infer.loop import GenerationLoop
-from areal_reference.infer.rows import Ticket
+from areal_reference.infer.rows import RowTable, Ticket
 from areal_reference.infer.sampling import sample
 
 
@@ -311,3 +311,23 @@ class CountsPromptTokens(ReferenceInferenceEngine):
         status = await super().status()
         prompts = int(status.metrics["prompt_tokens_computed"] + status.metrics["prompt_tokens_shared"])
         return attrs.evolve(status, tokens_generated=status.tokens_generated + prompts)
+
+
+class _CrossedRows(RowTable):
+    __slots__ = ()
+
+    def record(self, tokens, logprobs, version, now_s):  # type: ignore[no-untyped-def]
+        if self.count > 64:
+            logprobs = logprobs.copy()
+            logprobs[[0, 64]] = logprobs[[64, 0]]
+        return super().record(tokens, logprobs, version, now_s)
+
+
+@mutant("infer/reference", killers=("infer.concurrent.crowd",))
+class CrossesRowsInACrowd(ReferenceInferenceEngine):
+    """Exchanges the log-probs of two requests once more than 64 run together."""
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        info = await super().start(spec)
+        self._require().loop.rows.__class__ = _CrossedRows
+        return info

@@ -191,6 +191,16 @@ class _OwnSeats(SecondInferenceEngine):
         return self.seats(**{name: getattr(plain, name) for name in names})
 
 
+@mutant("infer/second", killers=("infer.sampling.stop_strings", "infer.sampling.stop_tokens"))
+class StoppingTokenCountsNothing(SecondInferenceEngine):
+    """Reports log-prob 0 for the token that ends an output."""
+
+    def _finish(self, seat: Seat, reason: StopReason) -> None:
+        if reason is StopReason.STOP:
+            seat.output[-1] = attrs.evolve(seat.output[-1], logprob=0.0)
+        super()._finish(seat, reason)
+
+
 @mutant("infer/second", killers=("infer.sampling.stop_strings",))
 class StopStringWithinOneToken(_OwnSeats):
     """Finds a stop string only where one token holds all of it."""

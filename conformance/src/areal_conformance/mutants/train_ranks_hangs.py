@@ -100,6 +100,18 @@ class ErrorStaysHome(SecondTrainEngine):
         return super().train_step(batch, objective)
 
 
+@mutant("train/second", killers=("train.ranks.error.unknown_token",), ranks=2)
+class UnknownTokenStaysHome(SecondTrainEngine):
+    """Looks for ids outside the vocabulary before it meets the others, and raises alone."""
+
+    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
+        """Look alone."""
+        ids = batch.tokens["input_ids"]
+        if len(ids) and int(ids.max()) >= 10**6:
+            raise BatchError("an id is outside the vocabulary", why="it must be below the number of ids")
+        return super().train_step(batch, objective)
+
+
 @mutant("train/second", killers=("train.ranks.error.forward",), ranks=2)
 class ScoringErrorStaysHome(SecondTrainEngine):
     """Checks what it is to score before it meets the others, and raises alone."""

@@ -367,6 +367,10 @@ def _wrong(bench: RankBench, good: Batch, sin: str) -> Batch:
     if sin == "missing_column":
         columns = {str(name): column for name, column in good.tokens.items() if name != "advantages"}
         return Batch.of(columns, {str(name): column for name, column in good.sequences.items()}, good.lengths)
+    if sin == "unknown_token":
+        ids = good.tokens["input_ids"].clone()
+        ids[-1] = 10**6
+        return good.with_tokens(input_ids=ids)
     long = bench.batch([*SHAPES[:2], (2, 30)])
     return long if sin == "too_long" else good
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_conformance.record import Record, to_json, write_text
 from areal_conformance.report.markdown import markdown
 from areal_conformance.report.page import page
+from areal_conformance.run.record import Record, to_json, write_text
 
 
 def write_reports(record: Record, folder: Path) -> tuple[Path, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from attrs import frozen
 
 from areal_conformance.outcome import Outcome
-from areal_conformance.record import Record
 from areal_conformance.report.parts import title
+from areal_conformance.run.record import Record
 
 _RANKS = {
     Outcome.PASS: 0,

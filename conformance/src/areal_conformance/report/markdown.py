@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from areal_conformance.outcome import Outcome
-from areal_conformance.record import Record, Row
 from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, title
+from areal_conformance.run.record import Record, Row
 
 
 def markdown(record: Record) -> str:

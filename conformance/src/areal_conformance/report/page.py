@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from areal_conformance.record import Record, Row
 from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, title
 from areal_conformance.report.style import SCRIPT, STYLE
+from areal_conformance.run.record import Record, Row
 from areal_conformance.spec import link
 
 

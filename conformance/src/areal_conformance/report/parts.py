@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from areal_conformance.outcome import Outcome
-from areal_conformance.record import Record, Row
+from areal_conformance.run.record import Record, Row
 
 FOOTER = "A pass shows that no error was found, not that there is none."
 LEVELS = ("static", "single", "distributed", "loop", "faults", "numbers")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from areal_conformance.record import Record, read_record
+from areal_conformance.run.record import Record, read_record
 
 HEADER = """# Conformance reports
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from areal_conformance.check import Check
 from areal_conformance.checks import all_checks
+from areal_conformance.run.suite import Runs
 from areal_conformance.selftest.work import Item
 from areal_conformance.session import Session
-from areal_conformance.suite import Runs
 from areal_conformance.target import Locator, locate
 
 

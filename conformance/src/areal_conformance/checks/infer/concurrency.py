@@ -37,6 +37,18 @@ async def alone(bench: InferBench) -> None:
     expect_policies(bench, zip(results, requests, strict=True))
 
 
+@check("infer.concurrent.crowd", level=Level.SINGLE, law=1, spec="infer#generate")
+async def crowd(bench: InferBench) -> None:
+    """Two hundred requests at once, of more than a hundred that run together, each get their own output."""
+    async with bench.engine(max_concurrent=144) as engine:
+        requests = [
+            bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=2 + n % 5)
+            for n, ids in enumerate(prompts(200, seed=8))
+        ]
+        results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+    expect_policies(bench, zip(results, requests, strict=True))
+
+
 @check("infer.concurrent.shared_prompts", level=Level.SINGLE, law=1, spec="infer#generate")
 async def shared_prompts(bench: InferBench) -> None:
     """Requests with one prompt, or one the beginning of another, each get the output of their own prompt."""

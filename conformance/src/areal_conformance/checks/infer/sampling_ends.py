@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import well_formed
+from areal_conformance.checks.infer.judging import expect_policy, well_formed
 from areal_conformance.checks.infer.sampling import judge_output
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import StopReason
@@ -61,10 +61,14 @@ async def _ask_and_expect(
     prompt: tuple[int, ...],
     wanted: tuple[int, ...],
     reason: StopReason,
+    policy: bool = False,
     **asked: Any,
 ) -> None:
     request = bench.ask(*prompt, **{"max_new_tokens": LENGTH, **asked})
-    _expect_end(await engine.generate(request), request, wanted, reason)
+    result = await engine.generate(request)
+    _expect_end(result, request, wanted, reason)
+    if policy:
+        expect_policy(bench, result, request)
 
 
 @check("infer.sampling.end_at_budget", level=Level.SINGLE, law=1, spec="infer#sampling")
@@ -136,10 +140,10 @@ async def stop_tokens(bench: InferBench) -> None:
                 place = next((n for n, token in enumerate(path) if token in ids), None)
                 wanted = path if place is None else path[: place + 1]
                 reason = StopReason.LENGTH if place is None else StopReason.STOP
-                await _ask_and_expect(bench, engine, prompt, wanted, reason, stop_token_ids=ids)
+                await _ask_and_expect(bench, engine, prompt, wanted, reason, policy=True, stop_token_ids=ids)
             place = path.index(path[6])
             asked = {"stop_token_ids": (path[6],), "max_new_tokens": place + 1}
-            await _ask_and_expect(bench, engine, prompt, path[: place + 1], StopReason.STOP, **asked)
+            await _ask_and_expect(bench, engine, prompt, path[: place + 1], StopReason.STOP, policy=True, **asked)
             unseen = next((token for token in prompt if token not in path), None)
             if unseen is not None:
                 await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop_token_ids=(unseen,))
@@ -292,12 +296,12 @@ async def stop_strings(bench: InferBench) -> None:
                 if number % 2:
                     strings.insert(number % len(strings), "@never@")
                 wanted, reason = _stopped(ends, path, strings)
-                await _ask_and_expect(bench, engine, prompt, wanted, reason, stop=tuple(strings))
+                await _ask_and_expect(bench, engine, prompt, wanted, reason, policy=True, stop=tuple(strings))
             await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop=("@never@", "#"))
             strings = [ends[7][-3:]]
             wanted, reason = _stopped(ends, path, strings)
             asked = {"stop": tuple(strings), "max_new_tokens": len(wanted)}
-            await _ask_and_expect(bench, engine, prompt, wanted, reason, **asked)
+            await _ask_and_expect(bench, engine, prompt, wanted, reason, policy=True, **asked)
 
 
 @check(

@@ -22,7 +22,7 @@ from areal_conformance.benches.scheduler import CALL_S, ask, asking
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, WORKER
 from areal_conformance.outcome import expect
-from areal_conformance.probe_engine import Trap
+from areal_conformance.probes.engine import Trap
 from areal_core.testing.processes import descendants
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from areal_conformance.benches.scheduler import ask, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL
 from areal_conformance.outcome import HarnessError, expect
-from areal_conformance.probe_engine import Trap
+from areal_conformance.probes.engine import Trap
 from areal_core.contract.errors import ArealError, PromptTooLong, RemoteError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def foreign(bench: SchedulerBench) -> None:
     for kind, (name, words) in _FOREIGN.items():
         error = await bench.raised(ask(worker, "raise", kind=kind), f"an engine's {name}")
         expect(isinstance(error, RemoteError), f"{name} arrived as {type(error).__name__}: {error}")
-        for part in (name, words, "probe_engine.py", "_do"):
+        for part in (name, words, "probes/engine.py", "_do"):
             expect(part in told(error), f"RemoteError of {name} does not tell {part!r}: {told(error)}")
     expect((await ask(worker, "echo", value=5))["value"] == 5, "the worker is of no use after errors")
 

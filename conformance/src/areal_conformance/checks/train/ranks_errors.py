@@ -70,6 +70,23 @@ def missing_column(bench: TrainBench) -> None:
 
 
 @check(
+    "train.ranks.error.unknown_token",
+    level=Level.DISTRIBUTED,
+    law=9,
+    spec="train#train_step",
+    requires=_DATA,
+    ranks=2,
+    deadline_s=40.0,
+)
+def unknown_token(bench: TrainBench) -> None:
+    """A token id one rank does not know is a BatchError on every rank, nobody hangs, and the next step is right."""
+    for layout in layouts(bench, letter="d"):
+        for call in ("train_step", "forward"):
+            _error_on_all(bench, layout, sin="unknown_token", bad=1, call=call)
+            _error_on_all(bench, layout, sin="unknown_token", bad=0, call=call)
+
+
+@check(
     "train.ranks.error.model",
     level=Level.DISTRIBUTED,
     law=9,

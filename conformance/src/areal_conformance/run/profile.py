@@ -16,7 +16,7 @@ from attrs import frozen
 
 from areal_conformance.check import STATIC, Check
 from areal_conformance.inventory import Inventory
-from areal_conformance.record import Row, row_of
+from areal_conformance.run.record import Row, row_of
 from areal_conformance.session import spoken
 from areal_core.contract.version import ROLES
 

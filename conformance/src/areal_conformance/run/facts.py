@@ -15,7 +15,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from areal_conformance.laws import LAWS
-from areal_conformance.record import Answer
+from areal_conformance.run.record import Answer
 from areal_conformance.target import Target
 from areal_core.contract.version import CONTRACT
 

@@ -72,7 +72,10 @@ class ProbeOptions:
     """Neither `close` nor a signal that can be caught ends it."""
 
 
-@backend(Manifest(role="infer", name=NAME, contract=(1, 0), factory="probe_engine:Probe"), config=ProbeOptions)
+@backend(
+    Manifest(role="infer", name=NAME, contract=(1, 0), factory="engine:Probe"),
+    config=ProbeOptions,
+)
 class Probe:
     """`extras["do"]` of a request names what `generate` does; the answer is in the generation's `token_extras`."""
 
@@ -189,7 +192,7 @@ class Probe:
         return self._gates.setdefault(name, asyncio.Event())
 
 
-@backend(Manifest(role="train", name=NAME, contract=(1, 0), factory="probe_engine:TrainProbe"))
+@backend(Manifest(role="train", name=NAME, contract=(1, 0), factory="engine:TrainProbe"))
 class TrainProbe:
     """Notes which calls came in which order, in which thread, and whether two were ever at work at once."""
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import attrs
 from attrs import frozen
 
-from areal_conformance.asked import Asked
 from areal_conformance.check import Check
-from areal_conformance.facts import claims_of, facts_of
-from areal_conformance.ledger import Ledger, read_ledger
-from areal_conformance.profile import Profile, make_profile
-from areal_conformance.record import Declared, Record, Row, Subject, Widened
-from areal_conformance.suite import Suite
+from areal_conformance.run.asked import Asked
+from areal_conformance.run.facts import claims_of, facts_of
+from areal_conformance.run.ledger import Ledger, read_ledger
+from areal_conformance.run.profile import Profile, make_profile
+from areal_conformance.run.record import Declared, Record, Row, Subject, Widened
+from areal_conformance.run.suite import Suite
+from areal_conformance.run.verdict import judge, standings
 from areal_conformance.target import Target
-from areal_conformance.verdict import judge, standings
 from areal_core.contract.errors import ConfigError
 
 LEDGER = "conformance.toml"

@@ -18,7 +18,7 @@ from attrs import frozen
 
 from areal_conformance.check import Tier
 from areal_conformance.outcome import Outcome
-from areal_conformance.record import Row, Standing
+from areal_conformance.run.record import Row, Standing
 
 
 class Verdict(StrEnum):

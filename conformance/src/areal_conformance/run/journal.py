@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import Factory, define
 
-from areal_conformance.record import Record, Row, plain, record_from, row_from
+from areal_conformance.run.record import Record, Row, plain, record_from, row_from
 
 
 class Journal:

@@ -15,7 +15,7 @@ A check that is listed still runs, and must fail as described: if it passes, the
 failure. `flaky` may pass or fail; `hang` is the only kind that is not run. Both cap the verdict at `partial`.
 
 Knows: the rules.
-Does not know: where the file lies (`suite`), what day it is (it is told).
+Does not know: where the file lies (`plan`), what day it is (it is told).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from attrs import frozen
 
-from areal_conformance.asked import Asked, locator_of
 from areal_conformance.check import Check
 from areal_conformance.inventory import Inventory, read_inventory
 from areal_conformance.outcome import Result
+from areal_conformance.run.asked import Asked, locator_of
 from areal_conformance.target import Locator, Target
 
 
