@@ -1,0 +1,241 @@
+"""How a check ends: refusals, faults, hangs, claims and tolerances, on a bench that has nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from areal_conformance import lane as lanes
+from areal_conformance import session as sessions
+from areal_conformance.adapter import Adapter, Tolerance
+from areal_conformance.benches.base import Bench
+from areal_conformance.check import Check, Level, check
+from areal_conformance.outcome import Inconclusive, Outcome, expect
+from areal_conformance.session import Session
+from areal_conformance.target import Locator, Target
+from areal_core.contract.errors import CapabilityError
+from areal_core.plugins.claims import Claim, full, not_yet, when
+from areal_core.plugins.manifest import Manifest
+from areal_core.plugins.registry import Registry
+
+
+def make(body: Callable[[Any], Any], **fields: Any) -> Check:
+    """Return a check of the role workflow. Any: the fields of a Check."""
+    body.__doc__ = "It holds."
+    given = {"level": Level.SINGLE, "law": 7, "spec": "index"}
+    return check(fields.pop("id", "workflow.it.holds"), **{**given, **fields})(body)
+
+
+def target(claims: dict[str, Claim] | None = None, **fields: Any) -> Target:
+    """Return a target of a workflow with claims. Any: the fields of an Adapter."""
+    manifest = Manifest(role="workflow", name="toy", contract=(1, 0), factory="toy:Toy", claims=claims or {})
+    locator = Locator(role="workflow", name="toy")
+    return Target(locator=locator, registry=Registry(), adapter=Adapter(**fields), manifest=manifest)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Return a function that makes checks on one target and gives their results."""
+    monkeypatch.setattr(sessions, "bench_for", lambda role, target: Bench(target))
+    made: list[Session] = []
+
+    def results(under_test: Target, *checks: Check) -> Any:
+        monkeypatch.setattr(sessions, "checks_of", lambda _role: checks)
+        session = Session(under_test)
+        made.append(session)
+        found = [session.run(one) for one in checks]
+        return found if len(found) > 1 else found[0]
+
+    yield results
+    for session in made:
+        session.close()
+
+
+class Counted:
+    """A fault that fires as often as it is told to."""
+
+    def __init__(self, fires: int) -> None:
+        self.fires, self.healed = fires, 0
+
+    def inject(self) -> None:
+        """Begin."""
+
+    def heal(self) -> None:
+        """Count."""
+        self.healed += 1
+
+    def fired(self) -> int:
+        """Tell."""
+        return self.fires
+
+
+@pytest.mark.parametrize(("fires", "expected"), [(0, Outcome.INCONCLUSIVE), (1, Outcome.PASS)])
+def test_a_fault_that_never_fired_proves_nothing(run: Any, fires: int, expected: Outcome) -> None:
+    """The check is inconclusive, and the fault is healed either way."""
+    fault = Counted(fires)
+
+    def body(bench: Bench) -> None:
+        with bench.suffering(fault):
+            pass
+
+    assert expected is run(target(), make(body)).outcome
+    assert fault.healed == 1
+
+
+def test_a_missing_fault_is_named(run: Any) -> None:
+    """An adapter without the fault makes the check inconclusive and says what it has."""
+    one = target(faults=lambda _engine: {"stall": Counted(1)})
+    result = run(one, make(lambda bench: bench.fault(None, "flip")))
+
+    assert result.outcome is Outcome.INCONCLUSIVE
+    assert "flip" in result.message and "stall" in result.message
+
+
+def test_a_violation_names_its_law(run: Any) -> None:
+    """The message begins with the law and its sentence."""
+    result = run(target(), make(lambda _bench: expect(False, "expected 1, got 2")))
+
+    assert result.outcome is Outcome.FAIL
+    assert result.message.startswith("law 7: A weight update")
+    assert result.message.endswith("expected 1, got 2")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_check_that_hangs_fails_and_the_next_one_runs(
+    run: Any, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """A hang names law 9, costs its thread, and nothing else."""
+    monkeypatch.setattr(lanes, "GRACE_S", 0.2)
+    forever = threading.Event()
+
+    async def coroutine(_bench: object) -> None:
+        await asyncio.Event().wait()
+
+    def plain(_bench: object) -> None:
+        forever.wait()
+
+    stuck = make(coroutine if is_async else plain, deadline_s=0.2)
+    first, second = run(target(), stuck, make(lambda _bench: None, id="workflow.it.goes_on"))
+    forever.set()
+
+    assert first.outcome is Outcome.FAIL
+    assert first.message.startswith("law 9:")
+    assert second.outcome is Outcome.PASS
+
+
+CLAIM = "multi_turn"
+
+
+@pytest.mark.parametrize(
+    ("claim", "claimed"),
+    [
+        (None, False),
+        (full(), True),
+        (not_yet("no"), False),
+        (when("device == cpu", "why"), True),
+        (when("device == cuda", "why"), False),
+        (when("turns == 2", "why"), True),
+        (when("turns == 3", "why"), False),
+        (when("both == true", "why"), True),
+    ],
+)
+def test_claims_decide_what_runs(run: Any, claim: Claim | None, claimed: bool) -> None:
+    """A check that needs a claim and one that looks at its refusal exclude each other."""
+    options = {CLAIM: {"turns": 2, "both": True}}
+    one = target({CLAIM: claim} if claim else {}, options=options)
+
+    def refusal(bench: Bench) -> None:
+        def refuse() -> None:
+            raise CapabilityError("no turns", why="there are none")
+
+        bench.refuses(CLAIM, refuse)
+
+    positive, negative = run(
+        one, make(lambda _bench: None, requires=(CLAIM,)), make(refusal, id="workflow.it.refuses", unless=(CLAIM,))
+    )
+
+    assert ((positive.outcome, negative.outcome) if claimed else (negative.outcome, positive.outcome)) == (
+        Outcome.PASS,
+        Outcome.SKIP,
+    )
+
+
+def test_an_ability_that_works_unclaimed_is_noted(run: Any) -> None:
+    """Not refused, and every check of it passes: a note, no failure."""
+    works = make(lambda _bench: None, requires=(CLAIM,))
+    refusal = make(lambda bench: bench.refuses(CLAIM, lambda: None), id="workflow.it.refuses", unless=(CLAIM,))
+    _, result = run(target(), works, refusal)
+
+    assert result.outcome is Outcome.PASS
+    assert any("claim it" in note for note in result.notes)
+
+
+def _broken(_bench: object) -> None:
+    expect(False, "garbage")
+
+
+def _unseen(_bench: object) -> None:
+    raise Inconclusive("no witness")
+
+
+@pytest.mark.parametrize("positive", [_broken, _unseen, None])
+def test_an_ability_neither_refused_nor_working_fails(run: Any, positive: Any) -> None:
+    """Garbage instead of a refusal breaks law 8; so does an ability of which nothing can be seen."""
+    checks = [make(positive, requires=(CLAIM,))] if positive else []
+    refusal = make(lambda bench: bench.refuses(CLAIM, lambda: None), id="workflow.it.refuses", unless=(CLAIM,))
+    results = run(target(), *checks, refusal)
+    result = results[-1] if checks else results
+
+    assert result.outcome is Outcome.FAIL
+    assert result.message.startswith("law 8:")
+
+
+def test_a_refusal_without_a_reason_fails(run: Any) -> None:
+    """An error that says neither why nor fix refuses nothing."""
+
+    def body(bench: Bench) -> None:
+        def refuse() -> None:
+            raise CapabilityError("no")
+
+        bench.refuses(CLAIM, refuse)
+
+    assert run(target(), make(body, unless=(CLAIM,))).outcome is Outcome.FAIL
+
+
+def test_not_implemented_is_no_refusal(run: Any) -> None:
+    """A method that is there only to raise NotImplementedError fails."""
+
+    def body(bench: Bench) -> None:
+        def refuse() -> None:
+            raise NotImplementedError("later")
+
+        bench.refuses(CLAIM, refuse)
+
+    assert run(target(), make(body, unless=(CLAIM,))).outcome is Outcome.FAIL
+
+
+def test_a_tolerance_only_loosens_and_is_noted(run: Any) -> None:
+    """The adapter's tolerance counts where it is looser, with its reason in the result."""
+    seen: list[Tolerance] = []
+
+    def body(bench: Bench) -> None:
+        seen.append(bench.tolerance(atol=1e-3, rtol=1e-5))
+
+    looser = {"workflow.it.holds": Tolerance(atol=1e-5, rtol=1e-2, why="half precision")}
+    result = run(target(tolerances=looser), make(body))
+
+    assert (seen[0].atol, seen[0].rtol) == (1e-3, 1e-2)
+    assert "half precision" in result.notes[0]
+
+
+def test_more_ranks_than_the_run_has_are_skipped(run: Any) -> None:
+    """A check of two ranks is no business of a run with one."""
+    one, two = target(), make(_broken, ranks=2)
+
+    assert run(one, two).outcome is Outcome.SKIP
+    assert run(attrs.evolve(one, locator=attrs.evolve(one.locator, ranks=2)), two).outcome is Outcome.FAIL
