@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +42,23 @@ class SortsNamesAsText(RunFolder):
     def checkpoints(self) -> list[Path]:
         folder = self.root / "checkpoints"
         return sorted(folder.glob("step-*"), key=lambda path: str(int(path.name.removeprefix("step-"))), reverse=True)
+
+
+@broken("run_folder", "loop.checkpoint.keeps", row="exactly-once")
+class PrunesFirst(RunFolder):
+    """Deletes the oldest checkpoint to make room, before the new one is complete."""
+
+    @contextmanager
+    def new_checkpoint(self, step: int, keep: int) -> Iterator[Path]:
+        for old in self.checkpoints()[: 1 - keep]:
+            shutil.rmtree(old)
+        with super().new_checkpoint(step, keep) as path:
+            yield path
+
+
+@broken("save_checkpoint", "loop.checkpoint.whole")
+async def forgets_totals(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Path:
+    """Writes a checkpoint without what the run has counted so far."""
+    from areal_core.loop.checkpoint import save_checkpoint
+
+    return await save_checkpoint(folder, learner, attrs.evolve(progress, totals={}), keep=keep)

@@ -17,6 +17,7 @@ from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import Group
 from areal_core.rollout.pool import InferencePool
+from areal_core.rollout.replica import Replica
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.tasks import Task
 
@@ -218,3 +219,23 @@ class StartsOverWhenInterrupted(InferencePool):
             return await self.replicas[0].generate(request, self._policy.request_timeout_s)
         except GenerationFailed:
             return await self.replicas[-1].generate(request, self._policy.request_timeout_s)
+
+
+@broken("pool", "loop.pool.turns_elsewhere")
+class GoesBackToWhoFailed(InferencePool):
+    """Tries the replica a second time that has just failed a request."""
+
+    def _choose(self, affinity: Sequence[str], tried: Sequence[Replica]) -> Replica | None:
+        return super()._choose(affinity, () if len(tried) == 1 else tried)
+
+
+@broken("executor", "loop.close.evaluations")
+class CloseLeavesEvaluations(RolloutExecutor):
+    """Closes the rollouts and lets evaluations run on."""
+
+    async def close(self) -> None:
+        evaluations, self._evaluations = self._evaluations, set()
+        try:
+            await super().close()
+        finally:
+            self._evaluations = evaluations

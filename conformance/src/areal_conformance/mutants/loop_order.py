@@ -191,6 +191,23 @@ class DroppedIsForgotten(TaskSource):
         """Forget it."""
 
 
+@broken("tasks", "loop.staleness.attempts")
+class SecondTryForEver(TaskSource):
+    """Calls every further attempt of a dropped prompt the second one, so that it draws the same tokens again."""
+
+    def issue_again(self, index: int) -> None:
+        super().issue_again(index)
+        self._attempts[index] = 1
+
+
+@broken("tasks", "loop.tasks.once_per_epoch")
+class TwoOrders(TaskSource):
+    """Shuffles the first epoch one way and all others another."""
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        return super()._order_of(min(epoch, 1))
+
+
 @broken("executor", "loop.straggler.delays_itself", incident="NeMo-RL#3238", row="one-straggler")
 class WaitsForEverything(RolloutExecutor):
     """Hands a batch over only when nothing runs any more."""

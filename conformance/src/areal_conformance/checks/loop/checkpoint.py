@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 class _Role:
     """A training role that writes one file, and fails at a named method on demand."""
 
-    def __init__(self, role: str, fails_at: str = "") -> None:
+    def __init__(self, role: str, fails_at: str = "", seen: Callable[[], None] = lambda: None) -> None:
         self.role = role
         self._fails_at = fails_at
+        self._seen = seen
 
     async def save_state(self, path: Path) -> None:
         self._write("save_state", path)
@@ -26,6 +28,7 @@ class _Role:
         self._write("save_weights", path)
 
     def _write(self, method: str, path: Path) -> None:
+        self._seen()
         path.mkdir(parents=True)
         (path / "half").write_text("x")
         if self._fails_at == method:
@@ -34,16 +37,23 @@ class _Role:
 
 
 class _Learner:
-    def __init__(self, fails_at: str = "") -> None:
-        self.actor = _Role("actor", fails_at)
+    def __init__(self, fails_at: str = "", seen: Callable[[], None] = lambda: None) -> None:
+        self.actor = _Role("actor", fails_at, seen)
         self.critic = None
 
 
-async def _save(bench: LoopBench, folder: Any, version: int, fails_at: str = "", keep: int = 2) -> None:
+async def _save(
+    bench: LoopBench,
+    folder: Any,
+    version: int,
+    fails_at: str = "",
+    keep: int = 2,
+    seen: Callable[[], None] = lambda: None,
+) -> None:
     from areal_core.loop.checkpoint import Progress
 
-    progress = Progress(version=version, tasks={"frontier": 2 * version}, totals={"tokens": 1.0})
-    await bench.parts.save_checkpoint(folder, _Learner(fails_at), progress, keep=keep)
+    progress = Progress(version=version, tasks={"frontier": 2 * version}, totals={"tokens": 8.0 * version})
+    await bench.parts.save_checkpoint(folder, _Learner(fails_at, seen), progress, keep=keep)
 
 
 @check("loop.checkpoint.whole", level=Level.LOOP, law=4, spec="index#law-by-law")
@@ -60,6 +70,7 @@ async def whole(bench: LoopBench) -> None:
     progress = read_progress(latest)
     expect(progress.version == 2, f"the newest checkpoint is of version {progress.version}, saved last was 2")
     expect(progress.tasks["frontier"] == 4, f"its prompts are those of {progress.tasks}, not of version 2")
+    expect(progress.totals == {"tokens": 16.0}, f"its totals are {dict(progress.totals)}, not those of version 2")
     for part in ("actor", "model"):
         expect((latest / part / "whole").exists(), f"the checkpoint has no {part}")
 
@@ -88,7 +99,14 @@ async def all_or_nothing(bench: LoopBench) -> None:
 async def keeps(bench: LoopBench) -> None:
     """The newest ones are kept, as many as asked for, and an old one goes only when a new one is complete."""
     folder = bench.parts.run_folder(bench.folder / "run")
+    before: list[str] = []
+
+    def still_there() -> None:
+        gone = [name for name in before if not (folder.root / "checkpoints" / name / "loop.json").exists()]
+        expect(not gone, f"{', '.join(gone)} went before the checkpoint that replaces it was complete")
+
     for version in (8, 9, 10, 11):
-        await _save(bench, folder, version)
+        before[:] = [path.name for path in folder.checkpoints()]
+        await _save(bench, folder, version, seen=still_there)
     names = [path.name for path in folder.checkpoints()]
     expect(names == ["step-000010", "step-000011"], f"of versions 8 to 11 the last two are to be kept, not {names}")

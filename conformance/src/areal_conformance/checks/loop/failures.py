@@ -155,6 +155,21 @@ async def failover(bench: LoopBench) -> None:
     expect(await tokens(dies=True) == await tokens(dies=False), "episodes that moved to another replica differ")
 
 
+@check("loop.pool.turns_elsewhere", level=Level.FAULTS, law=9, spec="index#law-by-law")
+async def turns_elsewhere(bench: LoopBench) -> None:
+    """A request its home replica just failed goes to another one, not back to it."""
+    from areal_core.contract.errors import GenerationFailed
+
+    async with bench.rollouts(num_replicas=2, prompts=1, group=1, staleness=0, length=lambda _request: 3) as side:
+        for _ in range(2):
+            asked = [worker.calls.count("generate") for worker in side.workers]
+            side.workers[0].fail(GenerationFailed("a dropped connection"), times=1)
+            await side.step()
+            made = [worker.calls.count("generate") - before for worker, before in zip(side.workers, asked, strict=True)]
+            expect(made[0] <= 1, f"a replica that had just failed a request got it {made[0] - 1} times more")
+        expect(side.executor.stats().failed == 0, "an episode failed although the other replica was well")
+
+
 @check("loop.pool.silent_replica", level=Level.FAULTS, law=9, spec="index#law-by-law")
 async def silent_replica(bench: LoopBench) -> None:
     """A replica that never answers costs its deadline, not the run."""
@@ -185,6 +200,26 @@ async def close_resolves(bench: LoopBench) -> None:
         expect(isinstance(waiting.exception(), RolloutError), f"close gave {waiting.exception()!r} to who waited")
         left = [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("train/")]
         expect(not left, f"episodes still run after close: {left}; {before} tasks ran before it")
+
+
+@check("loop.close.evaluations", level=Level.LOOP, law=10, spec="index#law-by-law")
+async def close_evaluations(bench: LoopBench) -> None:
+    """Closing ends an evaluation that is under way: its caller gets an error, none of its episodes runs on."""
+    from areal_core.contract.errors import ArealError
+    from areal_core.testing.rollouts import greedy
+
+    async with bench.rollouts(prompts=2, group=2, length=lambda _request: 1000) as side:
+        rows = [{"input_ids": [5, 4], "number": 0}] * 3
+        asked = asyncio.ensure_future(side.executor.evaluate(rows, greedy()))
+        await side.clock.settle()
+        await side.executor.close()
+        await side.clock.settle()
+        try:
+            expect(asked.done(), "an evaluation still runs after close")
+            told = asked.exception() if not asked.cancelled() else None
+            expect(isinstance(told, ArealError), f"close gave {told!r} to who waited for an evaluation")
+        finally:
+            asked.cancel()
 
 
 @check("loop.session.whole", level=Level.LOOP, law=1, spec="index#law-by-law")

@@ -70,6 +70,29 @@ async def drop(bench: LoopBench) -> None:
     expect(done > len(seen) // 2, f"task {done} was never trained on after {len(seen)} others were: it is starved")
 
 
+@check("loop.staleness.attempts", level=Level.LOOP, law=2, spec="index#law-by-law")
+async def attempts(bench: LoopBench) -> None:
+    """A prompt dropped again and again is a new attempt each time, with seeds of its own, until it is in time."""
+    from areal_core.config.schema import StalenessPolicy
+
+    asked: list[int | None] = []
+
+    def slow_three_times(request: GenerationRequest) -> int:
+        if request.input_ids[0] != 5:
+            return 2
+        if request.sampling.seed not in asked:
+            asked.append(request.sampling.seed)
+        return 60 if asked.index(request.sampling.seed) < 3 else 2
+
+    rows = [{"input_ids": [3 + number, 4], "number": number} for number in range(1000)]
+    options = {"prompts": 1, "group": 1, "staleness": 1, "length": slow_three_times, "rows": rows}
+    async with bench.rollouts(**options, staleness_policy=StalenessPolicy.DROP) as side:  # type: ignore[arg-type]
+        trained = [group.task.index for _ in range(160) for group in await side.step()]
+        made = [drop["attempt"] for drop in side.kinds("group_dropped") if drop["task_id"] == "train/0/2"]
+    expect(made == [0, 1, 2], f"a prompt that was too slow three times was dropped as attempts {made}, not [0, 1, 2]")
+    expect(trained.count(2) == 1, f"it was trained on {trained.count(2)} times after that")
+
+
 @check("loop.staleness.resume", level=Level.FAULTS, law=2, spec="index#law-by-law")
 async def resume(bench: LoopBench) -> None:
     """The bound holds from the first batch after a resume, and no more is in flight than before."""
