@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 import traceback
-from collections.abc import Iterable
 from functools import partial
 
 from areal_conformance.benches import bench_for
@@ -71,10 +70,6 @@ class Session:
             notes=tuple(bench.notes) if bench else (),
             numbers=dict(bench.numbers) if bench else {},
         )
-
-    def run_all(self, checks: Iterable[Check]) -> list[Result]:
-        """Make several checks, in order."""
-        return [self.run(check) for check in checks]
 
     def close(self) -> None:
         """End the benches and the thread. Idempotent."""

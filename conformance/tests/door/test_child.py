@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from areal_conformance.cli.child import arguments_of, environment_of, follow
-from areal_conformance.cli.run import _closed
+from areal_conformance.cli.child import INTERRUPTED, arguments_of, environment_of, follow
+from areal_conformance.cli.run import MAX_ALIKE, _alike, _closed
 from areal_conformance.outcome import Outcome
 from areal_conformance.run.asked import Asked
 from areal_conformance.run.journal import Journal, Reader, Story
 from areal_conformance.run.plan import make_plan
-from areal_conformance.run.record import read_record
+from areal_conformance.run.record import Row, read_record
 
 AREAL = [sys.executable, "-m", "areal_core.cli.main"]
 HOSTILE_INI = (
@@ -72,7 +72,15 @@ def test_a_hostile_host_does_not_reach_in(tmp_path: Path) -> None:
         (("--backend", "no_such_thing"), "nothing named 'no_such_thing' is installed"),
         (("--backend", "local", "--level", "9"), "there is no level 9"),
         (("--backend", "local", "--level", "0", "--check", "x.y"), "'x.y' is no check of this run"),
+        (
+            ("--backend", "local", "--level", "0", "--check", "scheduler.calls.tensors"),
+            "--level 1 --ranks 1, or higher",
+        ),
         (("--backend", "local", "--ledger", "none.toml"), "cannot be read"),
+        (
+            ("--backend", "local", "--level", "0", "--report", "/dev/null/out"),
+            "--report /dev/null/out cannot be written",
+        ),
         ((), "no target is named"),
     ],
 )
@@ -127,6 +135,25 @@ def test_a_process_that_dies_leaves_an_incomplete_record(child: Child) -> None:
     assert "2 missing" in record.line
     assert "it exited with 3" in record.checks[0].message
     assert "while workflow.a.one ran" in record.notes[-1]
+
+
+def test_a_run_that_a_person_stopped_blames_nobody(child: Child) -> None:
+    """What ran is told; no law is broken by Ctrl-C."""
+    story, _ = child(json.dumps({"began": "workflow.a.one", "limit_s": 60}) + "\n", "os._exit(3)")
+    record = _closed(story, INTERRUPTED, 1.0)
+
+    assert record.verdict == "incomplete"
+    assert record.notes[-1] == "the run was interrupted, while workflow.a.one ran"
+    assert not record.checks[0].message
+
+
+def test_many_failures_in_the_same_words_are_told_once(row: Callable[..., Row]) -> None:
+    """Whatever law each breaks: one cause is one paragraph. A few, or other words, or another end stay apart."""
+    alike = [row(f"a.{number}", "fail", message=f"law {number}: x\nno start") for number in range(MAX_ALIKE + 1)]
+    other = [row("b.one", "fail", message="law 1: x\ngot 3"), row("b.two", "error", message="no start")]
+
+    assert _alike([*alike, *other]) == [alike, [other[0]], [other[1]]]
+    assert _alike(alike[:MAX_ALIKE]) == [[one] for one in alike[:MAX_ALIKE]]
 
 
 def test_a_process_that_is_killed_is_told_by_its_signal(child: Child) -> None:

@@ -48,6 +48,27 @@ def test_list_of_an_unknown_role_is_bad_input(capsys: pytest.CaptureFixture[str]
     assert "roles are static, train" in capsys.readouterr().err
 
 
+def test_list_of_an_unknown_level_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not an empty table."""
+    assert main(["conformance", "list", "--level", "9"]) == 2
+    assert "levels are 0 to 5" in capsys.readouterr().err
+
+
+def test_list_into_a_pipe_has_one_line_a_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """For grep."""
+    assert main(["conformance", "list", "--role", "static"]) == 0
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("static.signature.methods")]
+    assert len(lines) == 1
+    assert lines[0].rstrip().endswith("takes the contract's arguments.")
+
+
+def test_an_unknown_mutant_is_answered_with_a_near_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """There are hundreds; nobody reads them all."""
+    assert main(["conformance", "self-test", "--mutant", "PauseIgnord"]) == 2
+    assert "did you mean PauseIgnored" in capsys.readouterr().err
+
+
 def test_listing_loads_no_engine() -> None:
     """Looking at the suite costs no torch."""
     code = (

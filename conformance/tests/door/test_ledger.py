@@ -198,3 +198,19 @@ def test_a_suggestion_is_toml_that_needs_a_person(tmp_path: Path) -> None:
     filled = text.replace('reason = ""', 'reason = "r"').replace('issue = ""', 'issue = "i"')
     path.write_text(filled, encoding="utf-8")
     assert Outcome.KNOWN_FAIL is read(path).judge(result(Outcome.FAIL, message))[0].outcome
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ("the backend raised OSError: no room at engine.py:43", "the backend raised OSError: no room"),
+        ("a " * 60, "a " * 39 + "a"),
+        ("a" * 90, "a" * 80),
+    ],
+)
+def test_a_suggestion_matches_whole_words_and_no_line_number(said: str, match: str) -> None:
+    """The next edit of a source file must not turn a known failure into another."""
+    text = suggestion([("infer.pause.freezes", f"law 7: All or nothing.\n{said}")], [], date(2026, 6, 1))
+
+    assert tomllib.loads(text)["known"][0]["match"] == match
+    assert match in said

@@ -105,11 +105,11 @@ def _files(name: str, role: str) -> dict[str, str]:
     return {
         "pyproject.toml": "pyproject.toml",
         "README.md": "README.md",
-        "conformance.toml": "conformance.toml",
         f"{package}/__init__.py": "init.py",
         f"{package}/manifest.py": "manifest.py",
         f"{package}/config.py": "config_scheduler.py" if role == "scheduler" else "config.py",
         f"{package}/engine.py": f"engine_{role}.py",
         f"{package}/conformance.py": "conformance.py",
+        f"{package}/conformance.toml": "conformance.toml",
         "tests/test_conformance.py": "test_conformance.py",
     }

@@ -8,19 +8,25 @@ Does not know: any role.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from areal_conformance.adapter import Case, Fault, Tolerance
 from areal_conformance.check import Check
 from areal_conformance.outcome import Inconclusive, NotRefused, Violation
 from areal_conformance.target import Target
 from areal_core.contract.errors import ArealError
+
+T = TypeVar("T")
+SOON_S = 6.0
+"""Within which whatever waits for nobody has to end, and a death or a silence to be noticed. Nothing right takes a
+tenth of it."""
 
 
 class Bench:
@@ -109,6 +115,22 @@ class Bench:
         if name not in faults:
             raise Inconclusive(f"the adapter has no fault {name!r}; it has {', '.join(sorted(faults)) or 'none'}")
         return faults[name]
+
+    async def soon(self, work: Awaitable[T], what: str, within_s: float = SOON_S) -> T:
+        """Await something that has to end soon.
+
+        Raises:
+            Violation: it did not.
+        """
+        limit_s = within_s * self.target.adapter.patience
+        timer = asyncio.timeout(limit_s)
+        try:
+            async with timer:
+                return await work
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise Violation(f"{what} did not end within {limit_s:g} s") from None
 
     def refuses(self, claim: str, action: Callable[[], Any]) -> None:
         """Expect a plain call to be refused with an ArealError that says why.

@@ -21,7 +21,7 @@ from attrs import define
 
 from areal_conformance.adapter import Tolerance, Witness
 from areal_conformance.benches.base import Bench
-from areal_conformance.benches.models import tiny_model
+from areal_conformance.benches.models import one_thread, quiet, tiny_model
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import (
@@ -86,7 +86,6 @@ class InferBench(Bench):
         wanted = {"kind": self.target.adapter.models[0], "hidden": 32, "tied": False, "max_position": ROOM, **arguments}
         key = f"{ends} {sorted(wanted.items())}"
         if key not in self._models:
-            _quiet()
             path = tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
             if not ends:
                 _make_endless(path)
@@ -101,7 +100,7 @@ class InferBench(Bench):
 
         folder = model or self.model()
         if folder not in self._weights:
-            _quiet()
+            quiet()
             self._weights[folder] = FolderWeights.of(folder, getattr(torch, self.dtype))
         return self._weights[folder]
 
@@ -111,7 +110,7 @@ class InferBench(Bench):
 
         folder = model or self.model()
         if folder not in self._oracles:
-            _quiet()
+            quiet()
             self._oracles[folder] = Oracle(folder)
         return self._oracles[folder]
 
@@ -161,7 +160,7 @@ class InferBench(Bench):
         kept = None if fresh else self._take(key)
         if kept is None:
             kept = _Kept(engine=self.new(*claims), key=key, model=Path(spec.model_path))
-            _one_thread()
+            one_thread()
             await kept.engine.start(spec)
         else:
             self._open.append(kept.engine)
@@ -369,17 +368,3 @@ def _make_endless(path: Path) -> None:
     tensors["model.norm.weight"][last] = 1.0
     tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])[1, last] = -100.0
     save_file(tensors, file, metadata={"format": "pt"})
-
-
-def _quiet() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
-def _one_thread() -> None:
-    """Use one core for tiny models: more would only make them slower."""
-    import torch
-
-    if torch.get_num_threads() != 1:
-        torch.set_num_threads(1)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_conformance.benches.base import Bench
+from areal_conformance.benches.models import tiny_model
 from areal_conformance.benches.pair_workers import SeatedWorker
 from areal_conformance.outcome import HarnessError
 from areal_conformance.target import Target
@@ -121,13 +122,6 @@ class Pair:
         return path
 
 
-def _quiet() -> None:
-    """Keep transformers from drawing progress bars."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 class PairBench(Bench):
     """Pairs are made fresh for each check and closed with it."""
 
@@ -138,16 +132,13 @@ class PairBench(Bench):
 
     def model(self, **arguments: Any) -> Path:
         """Return a tiny model both sides take. Any: the arguments of `make_tiny_model`."""
-        from areal_core.testing.models import make_tiny_model
-
         kinds = [kind for kind in self.train.adapter.models if kind in self.infer.adapter.models]
         if not kinds:
             raise HarnessError("the two adapters name no kind of tiny model that both sides take")
         wanted = {"kind": kinds[0], "hidden": 32, "tied": True, "max_position": 256, **arguments}
-        _quiet()
         key = str(sorted(wanted.items()))
         if key not in self._models:
-            self._models[key] = make_tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
+            self._models[key] = tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
         return self._models[key]
 
     @property

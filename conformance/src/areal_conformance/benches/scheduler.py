@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from areal_conformance.benches.base import Bench
+from areal_conformance.benches.base import SOON_S, Bench
 from areal_conformance.outcome import HarnessError, Violation
 from areal_conformance.probes import engine as probe_engine
 from areal_conformance.target import Target
@@ -29,8 +29,6 @@ from areal_core.testing.processes import alive, descendants
 T = TypeVar("T")
 CALL_S = 30.0
 """Of a call that a worker in good health answers at once."""
-SOON_S = 6.0
-"""Within which a death, a silence or an end has to be noticed. Nothing right takes a tenth of it."""
 _LOOK_S = 0.02
 PROBE_FILE = str(Path(probe_engine.__file__).resolve())
 SPEC = InferenceSpec(model_path="none")
@@ -117,22 +115,6 @@ class SchedulerBench(Bench):
         pid: int = (await ask(worker, "spawn"))["pid"]
         self._spawned.add(pid)
         return pid
-
-    async def soon(self, work: Awaitable[T], what: str, within_s: float = SOON_S) -> T:
-        """Await something that has to end soon.
-
-        Raises:
-            Violation: it did not.
-        """
-        limit_s = within_s * self.target.adapter.patience
-        timer = asyncio.timeout(limit_s)
-        try:
-            async with timer:
-                return await work
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise Violation(f"{what} did not end within {limit_s:g} s") from None
 
     async def until(self, condition: Callable[[], object], what: str, within_s: float = SOON_S) -> None:
         """Look until something has come true.

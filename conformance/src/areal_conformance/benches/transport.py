@@ -35,7 +35,7 @@ WAIT_S = 15.0
 PEER_S = 45.0
 """The same in another process, which may have to be scheduled first."""
 
-SETTLE_S = 2.0
+SETTLE_S = 5.0
 """How long what a call has ended may linger."""
 LOOK_S = 0.02
 

@@ -16,7 +16,7 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from attrs import Factory, define, field, frozen
 
@@ -27,9 +27,6 @@ from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
 from areal_core.contract.workflow import RewardInput, RewardResult, RolloutWorkflow, Tokenizer
 
-T = TypeVar("T")
-SOON_S = 5.0
-"""Within which whatever waits for nobody has to end."""
 SAMPLING = SamplingParams(max_new_tokens=23, temperature=0.7, stop_token_ids=(4,))
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] }}>{{ m['content'] }}-{% endfor %}"
@@ -232,22 +229,6 @@ class WorkflowBench(Bench):
             raise Violation(f"{what}: the row was rejected (None) instead of failing")
         rewards = [t.reward for t in (made.trajectories if isinstance(made, Episode) else (made,))]
         raise Violation(f"{what}: an episode with rewards {rewards} was made instead of failing")
-
-    async def soon(self, work: Awaitable[T], what: str) -> T:
-        """Await something that has to end soon.
-
-        Raises:
-            Violation: it did not.
-        """
-        limit_s = SOON_S * self.target.adapter.patience
-        timer = asyncio.timeout(limit_s)
-        try:
-            async with timer:
-                return await work
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise Violation(f"{what} did not end within {limit_s:g} s") from None
 
     @contextlib.asynccontextmanager
     async def no_task_left(self) -> AsyncIterator[None]:

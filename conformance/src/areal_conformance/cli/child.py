@@ -26,6 +26,8 @@ START_LIMIT_S = 300.0
 CLOSE_LIMIT_S = 300.0
 """Between checks and after the last."""
 END_S = 10.0
+INTERRUPTED = "the run was interrupted"
+"""What `follow` returns where a person stopped the run."""
 
 
 def arguments_of(asked: Asked, journal: Path, command: str) -> list[str]:
@@ -54,9 +56,14 @@ def arguments_of(asked: Asked, journal: Path, command: str) -> list[str]:
 
 
 def environment_of(host: Mapping[str, str]) -> dict[str, str]:
-    """Return the host's environment without what would change pytest."""
+    """Return the host's environment without what would change pytest.
+
+    `PYTHONSAFEPATH` keeps the current folder off the import path of what the checks start, too. One thread is what
+    tiny models need; a host that sets another number keeps it.
+    """
     kept = {name: value for name, value in host.items() if not name.startswith("PYTEST_")}
-    return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1"}
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def follow(
@@ -77,7 +84,7 @@ def follow(
     try:
         ended = _watch(process, story, reader, tell)
     except KeyboardInterrupt:
-        ended = "it was interrupted"
+        ended = INTERRUPTED
     finally:
         _end(process)
         for line in reader.lines():

@@ -13,9 +13,11 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from areal_conformance.check import CHECKED_ROLES, STATIC, Check
+from areal_conformance.check import CHECKED_ROLES, STATIC, Check, Level
 from areal_conformance.checks import all_checks
 from areal_core.contract.errors import ConfigError
+
+MAX_WIDTH = 240
 
 
 def show_list(
@@ -30,6 +32,8 @@ def show_list(
     """
     if role and role not in (STATIC, *CHECKED_ROLES):
         raise ConfigError(f"no checks for the role {role!r}", why=f"roles are {', '.join((STATIC, *CHECKED_ROLES))}")
+    if level is not None and level not in tuple(Level):
+        raise ConfigError(f"there is no level {level}", why="levels are 0 to 5")
     found = [c for c in all_checks().values() if role in ("", c.role) and level in (None, int(c.level))]
     if json:
         print(jsonlib.dumps([described(check) for check in found], indent=2))
@@ -40,6 +44,8 @@ def show_list(
     for check in found:
         table.add_row(check.id, str(int(check.level)), str(check.law), str(check.tier), check.title)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=MAX_WIDTH)  # one line a check, for grep
     console.print(table)
     console.print(f"\n{len(found)} checks. Everything about one: areal conformance explain CHECK", highlight=False)
     return 0

@@ -18,6 +18,7 @@ from areal_conformance.outcome import Outcome
 from areal_conformance.report.parts import title
 from areal_conformance.run.journal import Story
 from areal_conformance.run.record import Row
+from areal_conformance.run.verdict import in_words
 
 STYLES: Mapping[Outcome, str] = {
     Outcome.PASS: "green",
@@ -58,7 +59,7 @@ class Live:
         if story.record is not None and not self._opened:
             self._opened = True
             origin = f" ({story.record.subject.origin})" if story.record.subject.origin else ""
-            self._print(f"{title(story.record)}{origin}: {len(story.planned)} checks")
+            self._print(f"{title(story.record)}{origin}: {in_words(len(story.planned))}")
         for row in story.rows[self._shown :]:
             self._row(row, len(story.planned))
         self._now(story)

@@ -11,6 +11,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ import attrs
 from cyclopts import Parameter
 from rich.console import Console
 
-from areal_conformance.cli.child import arguments_of, environment_of, follow
+from areal_conformance.cli.child import INTERRUPTED, arguments_of, environment_of, follow
 from areal_conformance.cli.live import Live
 from areal_conformance.outcome import Outcome
 from areal_conformance.report import write_reports
@@ -30,11 +31,13 @@ from areal_conformance.run.plan import closed
 from areal_conformance.run.record import Record, Row
 from areal_conformance.run.verdict import EXIT_CODES, FAILING, Verdict
 from areal_conformance.spec import link
-from areal_core.contract.errors import ArealError
+from areal_core.contract.errors import ArealError, StorageError
 
 BAD_INPUT = 2
 Word = Annotated[str, Parameter(show_default=False)]
 Several = Parameter(consume_multiple=True, negative=(), show_default=False)
+MAX_ALIKE = 3
+"""So many failures in the same words are told one by one; more are told once."""
 _MAX_TAIL = 4000
 
 
@@ -84,6 +87,8 @@ def run(
             ledger=str(ledger.resolve()) if ledger else "",
         )
         names_one_target(asked)
+        if report is not None:
+            _open_folder(report)
     except ArealError as error:
         return _refused(f"{type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory(prefix="areal-conformance-run-") as scratch:
@@ -98,7 +103,7 @@ def run(
     if story.record is None:
         return _refused(f"the run could not be prepared: {ended or 'the process ended early'}\n{said}")
     record = _closed(story, ended, time.perf_counter() - began)
-    _tell(console, record, said if ended else "")
+    _tell(console, record, said if ended and ended != INTERRUPTED else "")
     if report is not None:
         for path in write_reports(record, report):
             console.print(f"written: {path}", markup=False, highlight=False)
@@ -111,9 +116,10 @@ def _closed(story: Story, ended: str, seconds: float) -> Record:
     rows = list(story.rows)
     if not ended or story.closed:
         return closed(story.record, rows, seconds, story.notes)
-    note = f"the process that made the checks did not end well: {ended}"
+    note = f"the process that made the checks did not end well: {ended}" if ended != INTERRUPTED else ended
     if story.running:
         note += f", while {story.running} ran"
+    if story.running and ended != INTERRUPTED:
         open_row = next(row for row in story.record.checks if row.id == story.running)
         law = law_line(story.record, 9)
         rows.append(attrs.evolve(open_row, message=f"{law}\nthe process of the check is gone: {ended}"))
@@ -124,10 +130,11 @@ def _tell(console: Console, record: Record, said: str) -> None:
     def line(text: str = "", style: str = "") -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    for row in record.checks:
-        if row.outcome in FAILING or row.outcome is Outcome.INCONCLUSIVE or (row.missing and row.message):
-            line()
-            _tell_row(line, row)
+    for alike in _alike(row for row in record.checks if _wants_telling(row)):
+        line()
+        _tell_row(line, alike[0])
+        if len(alike) > 1:
+            line(f"  The same words of {len(alike) - 1} more: {', '.join(row.id for row in alike[1:])}")
     noted = [*record.notes, *(f"{row.id}: {note}" for row in record.checks for note in row.notes)]
     if noted:
         line()
@@ -138,10 +145,26 @@ def _tell(console: Console, record: Record, said: str) -> None:
     line()
     line(record.line)
     line(f"verdict: {record.verdict}", "bold")
-    if any(row.outcome in FAILING for row in record.checks):
+    if any(row.outcome in (Outcome.FAIL, Outcome.ERROR) for row in record.checks):
         line(REMEDIES)
     else:
         line(FOOTER, "dim")
+
+
+def _wants_telling(row: Row) -> bool:
+    return row.outcome in (*FAILING, Outcome.INCONCLUSIVE) or bool(row.message and row.outcome is Outcome.NOT_RUN)
+
+
+def _alike(rows: Iterable[Row]) -> list[list[Row]]:
+    """Put rows together that end alike in the same words: one cause must not fill the screen a hundred times."""
+    found: dict[tuple[Outcome, str], list[Row]] = {}
+    for row in rows:
+        words = "\n".join(text for text in row.message.splitlines() if not text.startswith("law "))
+        found.setdefault((row.outcome, words or row.id), []).append(row)
+    groups: list[list[Row]] = []
+    for group in found.values():
+        groups += [group] if len(group) > MAX_ALIKE else [[row] for row in group]
+    return groups
 
 
 def _tell_row(line: object, row: Row) -> None:
@@ -150,6 +173,22 @@ def _tell_row(line: object, row: Row) -> None:
     line(f"  {row.title} [{link(row.spec)}]")
     for text in row.message.splitlines():
         line(f"  {text}")
+
+
+def _open_folder(report: Path) -> None:
+    """Make the folder of the reports now: not being able to write must not show after an hour of checks.
+
+    Raises:
+        StorageError: it cannot be made or written.
+    """
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=report):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"--report {report} cannot be written", why=str(error), fix="name a folder of your own"
+        ) from error
 
 
 def _refused(told: str) -> int:

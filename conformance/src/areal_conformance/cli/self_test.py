@@ -6,6 +6,7 @@ Does not know: what is asserted (`selftest.judge`), or how the work is done (`se
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,9 @@ def self_test(
     mutants = [m for m in all_mutants().values() if role in ("", m.role) and (not mutant or m.name in mutant)]
     unknown = sorted(set(mutant) - {m.name for m in mutants})
     if unknown:
-        raise ConfigError(f"no mutant {', '.join(unknown)}", fix=f"mutants are {', '.join(all_mutants())}")
+        near = [hit for name in unknown for hit in difflib.get_close_matches(name, all_mutants(), n=2)]
+        fix = f"did you mean {' or '.join(near)}?" if near else "areal conformance explain CHECK names those it kills"
+        raise ConfigError(f"no mutant {', '.join(unknown)}", fix=fix)
     references, absent = ((), ()) if mutant else present()
     checks = {name: checks_of(name) for name in CHECKED_ROLES}
     items = reference_items([one for one in references if role in ("", one.role)], checks)

@@ -1,6 +1,6 @@
 """Deliberately broken backends, each named by its sin: what the suite must catch, to be believed.
 
-    @mutant("infer/second", killers=("infer.versions.true",), incident="vLLM#54443", row="version-spans")
+    @mutant("infer/second", killers=("infer.versions.in_flight",), incident="vLLM#54443", row="version-spans")
     class StampAtAdmission(SecondInferenceEngine):
         \"\"\"Stamps every token with the version that served when the request came.\"\"\"
 

@@ -7,12 +7,21 @@ Does not know: sins; they are in the modules beside this one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 from torch import Tensor
 
-from areal_core.contract.train import Objective, OptimizerSpec, Output, Sum
+from areal_core.contract.train import (
+    EngineInfo,
+    Objective,
+    OptimizerSpec,
+    Output,
+    RankContext,
+    Sum,
+    TrainReport,
+    TrainSpec,
+)
 from areal_core.data.batch import Batch
 from areal_core.training.export import Exporter
 from areal_core.training.optimizer import Optimizer
@@ -92,3 +101,25 @@ def parameters(engine: ReferenceTrainEngine) -> dict[str, Tensor]:
     """Return the parameters of a started engine."""
     assert engine._trainer is not None
     return dict(engine._trainer.state.parameters)
+
+
+class OtherObjective(ReferenceTrainEngine):
+    """The reference trainer, which hands its objective something else. Not a sin by itself."""
+
+    through: type[Through] = Through
+
+    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
+        """Step with the objective wrapped."""
+        return super().train_step(batch, self.through(objective))
+
+
+class OtherExporter(ReferenceTrainEngine):
+    """The reference trainer with another exporter. Not a sin by itself."""
+
+    kind: ClassVar[type[Exporter]] = Exporter
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        """Start, then take the other exporter."""
+        info = super().start(spec, rank)
+        replace_exporter(self, self.kind)
+        return info

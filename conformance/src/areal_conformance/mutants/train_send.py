@@ -1,4 +1,4 @@
-"""Trainers that send or save something else than the weights they hold.
+"""Trainers that send something else than the weights they hold.
 
 Knows: what each sends instead.
 Does not know: the checks beyond their names.
@@ -6,11 +6,7 @@ Does not know: the checks beyond their names.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import ClassVar
 
 import attrs
@@ -18,66 +14,15 @@ import torch
 from torch import Tensor
 
 from areal_conformance.mutants import mutant
-from areal_conformance.mutants.train_parts import parameters, replace_exporter
-from areal_core.contract.errors import FingerprintMismatch, StorageError
+from areal_conformance.mutants.train_parts import OtherExporter, parameters
+from areal_core.contract.errors import FingerprintMismatch
 from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
 from areal_core.data.batch import Batch
 from areal_core.training.export import Exporter
-from areal_core.weights.fingerprint import fingerprint
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
-
-
-class OtherExporter(ReferenceTrainEngine):
-    """The reference trainer with another exporter. Not a sin by itself."""
-
-    kind: ClassVar[type[Exporter]] = Exporter
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Start, then take the other exporter."""
-        info = super().start(spec, rank)
-        replace_exporter(self, self.kind)
-        return info
-
-
-class PassingSink:
-    """A sink that passes everything on to another. Subclasses change one thing."""
-
-    def __init__(self, inner: WeightSink) -> None:
-        self.inner = inner
-
-    @property
-    def bucket_bytes(self) -> int:
-        """Pass on."""
-        return self.inner.bucket_bytes
-
-    def begin(self, manifest: WeightManifest) -> None:
-        """Pass on."""
-        self.inner.begin(manifest)
-
-    def write(self, bucket: Mapping[str, Tensor]) -> None:
-        """Pass on."""
-        self.inner.write(bucket)
-
-    def finish(self) -> Receipt:
-        """Pass on."""
-        return self.inner.finish()
-
-    def abort(self) -> None:
-        """Pass on."""
-        self.inner.abort()
-
-
-class OtherSink(ReferenceTrainEngine):
-    """The reference trainer, which talks to its sink otherwise. Not a sin by itself."""
-
-    passing: ClassVar[type[PassingSink]] = PassingSink
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        """Send through the other sink."""
-        return super().send_weights(None if sink is None else self.passing(sink), version)
 
 
 @mutant(ENGINE, killers=("train.send.names", "train.send.tied"), incident="torchtitan#2402", row="one-destination")
@@ -265,58 +210,6 @@ class NoReceipt(ReferenceTrainEngine):
         return None
 
 
-@mutant(ENGINE, killers=("train.send.protocol",))
-class EmptyLastBucket(OtherSink):
-    """Ends with a bucket that holds nothing."""
-
-    class passing(PassingSink):
-        """Writes nothing once more."""
-
-        def finish(self) -> Receipt:
-            """Write nothing, then finish."""
-            self.inner.write({})
-            return self.inner.finish()
-
-
-@mutant(ENGINE, killers=("train.send.protocol",))
-class FinishesTwice(OtherSink):
-    """Finishes its sink twice, to be sure."""
-
-    class passing(PassingSink):
-        """Twice."""
-
-        def finish(self) -> Receipt:
-            """Finish twice."""
-            self.inner.finish()
-            return self.inner.finish()
-
-
-@mutant(ENGINE, killers=("train.send.buckets",))
-class OneBucket(OtherSink):
-    """Gathers the whole model in one bucket."""
-
-    class passing(PassingSink):
-        """As large as can be."""
-
-        @property
-        def bucket_bytes(self) -> int:
-            """Return a size nothing exceeds."""
-            return 1 << 60
-
-
-@mutant(ENGINE, killers=("train.send.buckets",))
-class BucketPerTensor(OtherSink):
-    """Makes a bucket of every tensor."""
-
-    class passing(PassingSink):
-        """As small as can be."""
-
-        @property
-        def bucket_bytes(self) -> int:
-            """Return a size everything exceeds."""
-            return 1
-
-
 @mutant(ENGINE, killers=("train.send.no_effect",))
 class SendingDraws(ReferenceTrainEngine):
     """Draws a random name for every transfer."""
@@ -373,166 +266,3 @@ class SinkTrusted(OtherExporter):
                 return super().send(sink, version)
             except FingerprintMismatch:
                 return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints={})
-
-
-@mutant(ENGINE, killers=("train.send.coverage",), row="one-destination")
-class ReceiptNamesNotCompared(OtherSink):
-    """Compares only fingerprints that are on both sides."""
-
-    class passing(PassingSink):
-        """Fills the receipt up."""
-
-        def __init__(self, inner: WeightSink) -> None:
-            super().__init__(inner)
-            self._own: dict[str, str] = {}
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            """Note the fingerprints."""
-            self._own.update({name: fingerprint(tensor) for name, tensor in bucket.items()})
-            super().write(bucket)
-
-        def finish(self) -> Receipt:
-            """Add what is missing, drop what is too much."""
-            told = super().finish()
-            both = {name: told.fingerprints.get(name, value) for name, value in self._own.items()}
-            return attrs.evolve(told, fingerprints=both)
-
-
-@mutant(ENGINE, killers=("train.send.raising_sink", "train.send.flipped", "train.send.coverage"))
-class AbortForgotten(OtherSink):
-    """Leaves a sink it could not fill as it is."""
-
-    class passing(PassingSink):
-        """Does not abort."""
-
-        def abort(self) -> None:
-            """Do nothing."""
-
-
-@mutant(ENGINE, killers=("train.send.raising_sink",))
-class FullDiskSwallowed(ReferenceTrainEngine):
-    """Takes a sink without room for one that is done."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        try:
-            return super().send_weights(sink, version)
-        except StorageError:
-            return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints={})
-
-
-@mutant(ENGINE, killers=("train.send.foreign_error",))
-class AbortsOnOwnErrorsOnly(OtherSink):
-    """Aborts a sink only after errors of areal's own."""
-
-    class passing(PassingSink):
-        """Notes other errors."""
-
-        foreign = False
-
-        def _watched(self, action: object, *arguments: object) -> object:
-            try:
-                return action(*arguments)  # type: ignore[operator]
-            except ConnectionError:
-                self.foreign = True
-                raise
-
-        def begin(self, manifest: WeightManifest) -> None:
-            """Begin."""
-            self._watched(self.inner.begin, manifest)
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            """Write."""
-            self._watched(self.inner.write, bucket)
-
-        def finish(self) -> Receipt:
-            """Finish."""
-            receipt = self._watched(self.inner.finish)
-            assert isinstance(receipt, Receipt)
-            return receipt
-
-        def abort(self) -> None:
-            """Abort, perhaps."""
-            if not self.foreign:
-                self.inner.abort()
-
-
-@mutant(ENGINE, killers=("train.save.loads", "train.save.starts"), row="served-policy-changes")
-class SavesFirstWeights(ReferenceTrainEngine):
-    """Saves the folder it was started from."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._source = spec.model_path
-        return super().start(spec, rank)
-
-    def save_weights(self, path: Path) -> None:
-        shutil.copytree(self._source, path, dirs_exist_ok=True)
-
-
-@mutant(ENGINE, killers=("train.save.complete",))
-class TokenizerNotSaved(ReferenceTrainEngine):
-    """Saves weights and config only."""
-
-    def save_weights(self, path: Path) -> None:
-        super().save_weights(path)
-        for file in path.glob("tokenizer*"):
-            file.unlink()
-
-
-@mutant(ENGINE, killers=("train.save.complete",))
-class PickleSavedToo(ReferenceTrainEngine):
-    """Saves a pickle of the weights besides."""
-
-    def save_weights(self, path: Path) -> None:
-        super().save_weights(path)
-        torch.save({"step": 1}, path / "extra_state.pt")
-
-
-@mutant(ENGINE, killers=("train.save.replaces",))
-class FoldersMerged(ReferenceTrainEngine):
-    """Writes into a folder that is there and leaves its other files."""
-
-    def save_weights(self, path: Path) -> None:
-        fresh = path.with_name(f"{path.name}.fresh")
-        super().save_weights(fresh)
-        shutil.copytree(fresh, path, dirs_exist_ok=True)
-        shutil.rmtree(fresh)
-
-
-@mutant(ENGINE, killers=("train.save.no_effect",))
-class SavingDraws(ReferenceTrainEngine):
-    """Draws a random name for every folder."""
-
-    def save_weights(self, path: Path) -> None:
-        torch.randint(1 << 30, ())
-        super().save_weights(path)
-
-
-@mutant(ENGINE, killers=("train.save.dtype",))
-class ConfigKeepsDtype(ReferenceTrainEngine):
-    """Leaves the dtype in config.json as it was in the model it started from."""
-
-    def save_weights(self, path: Path) -> None:
-        super().save_weights(path)
-        file = path / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "float32"}))
-
-
-@mutant(ENGINE, killers=("train.disk.weights_in_the_way", "train.disk.weights_full"))
-class BareDiskErrors(ReferenceTrainEngine):
-    """Lets the operating system say that a disk is full."""
-
-    def save_weights(self, path: Path) -> None:
-        try:
-            super().save_weights(path)
-        except StorageError as error:
-            raise OSError(str(error)) from None
-
-
-@mutant(ENGINE, killers=("train.disk.weights_full", "train.save.replaces"))
-class OldFolderRemovedFirst(ReferenceTrainEngine):
-    """Makes room for a folder by removing the old one before it writes."""
-
-    def save_weights(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
-        (path.parent / "saving.lock").write_text(str(os.getpid())) if path.parent.is_dir() else None
-        super().save_weights(path)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from areal_conformance.mutants import mutant
-from areal_conformance.mutants.transport_parts import PassingSink, PassingSource
+from areal_conformance.mutants.weight_parts import PassingSink, PassingSource
 from areal_conformance.second.transport import SecondTransport
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, WeightManifest

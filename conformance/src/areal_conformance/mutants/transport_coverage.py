@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from areal_conformance.mutants import mutant
-from areal_conformance.mutants.transport_parts import PassingSink
+from areal_conformance.mutants.weight_parts import PassingSink
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, TensorSpec, WeightManifest
 from areal_core.weights.disk import DiskTransport

@@ -20,9 +20,9 @@ import attrs
 from torch import Tensor
 
 from areal_conformance.mutants import mutant
-from areal_conformance.mutants.transport_parts import PassingSink, PassingSource
-from areal_conformance.second import transport as second
+from areal_conformance.mutants.weight_parts import PassingSink, PassingSource
 from areal_conformance.second.transport import SecondTransport
+from areal_conformance.second.transport_server import Server
 from areal_core.contract.errors import StorageError, WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
 from areal_core.weights.disk import DiskTransport
@@ -205,7 +205,7 @@ class WeightsListenEverywhere(SecondTransport):
         return attrs.evolve(offer, location={**offer.location, "address": "127.0.0.1"})
 
 
-class _WideServer(second.Server):
+class _WideServer(Server):
     host = "0.0.0.0"
 
 
@@ -219,7 +219,7 @@ class WeightsWithoutAKey(SecondTransport):
         return super().open(version)
 
 
-class _TrustingServer(second.Server):
+class _TrustingServer(Server):
     def admits(self, connection: socket.socket, file: Any) -> bool:
         super().admits(connection, file)
         return True

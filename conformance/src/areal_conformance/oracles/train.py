@@ -20,6 +20,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from areal_conformance.benches.models import quiet
 from areal_core.contract.train import Head, Objective, Output, Sum
 from areal_core.data.batch import Batch
 
@@ -43,9 +44,8 @@ class Oracle:
 
     def __init__(self, folder: Path, *, head: Head = Head.CAUSAL_LM, temperature: float = 1.0) -> None:
         from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
-        from transformers.utils import logging as transformers_logging
 
-        transformers_logging.disable_progress_bar()
+        quiet()
         logging.getLogger("transformers").setLevel(logging.ERROR)
         kind: Any = AutoModelForCausalLM if head is Head.CAUSAL_LM else AutoModelForTokenClassification
         self._temperature = temperature

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from areal_conformance.benches.models import quiet
 from areal_core.contract.train import ROUTED_EXPERTS, Objective, Output
 from areal_core.data.batch import Batch
 
@@ -26,9 +27,8 @@ class RoutedOracle:
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
 
-        logging.disable_progress_bar()
+        quiet()
         self.model: Any = AutoModelForCausalLM.from_pretrained(  # Any: transformers is not typed here
             folder,
             dtype=torch.float64,

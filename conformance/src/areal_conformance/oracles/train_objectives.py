@@ -97,3 +97,13 @@ class Failing(PolicyGradient):
             raise self._error()
         self._left -= 1
         return super().loss(columns, batch, normalizer)
+
+
+class Cliff(PolicyGradient):
+    """A policy gradient whose loss is finite and whose gradient is not: the square root of nothing is added."""
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the same value with an infinite slope."""
+        loss, metrics = super().loss(columns, batch, normalizer)
+        logprobs = columns[Output.LOGPROBS]
+        return loss + (logprobs - logprobs.detach()).abs().sqrt().sum(), metrics

@@ -21,6 +21,3 @@ DESCENT = OptimizerSpec(lr=1e3, betas=_USUAL, eps=1e3, weight_decay=0.0, max_gra
 
 SCALED = OptimizerSpec(lr=1e-2, betas=_QUICK, eps=1e-2, weight_decay=0.3, max_grad_norm=0.0)
 """Steps of a visible size that depend on the scale of the gradient, on both betas and on the weight decay."""
-
-PLAIN = OptimizerSpec(lr=1e-2, weight_decay=0.1)
-"""What runs use, but faster."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from areal_conformance.oracles.train_experts import KIND, RoutedOracle
+from areal_conformance.ranks.answers import SHAPES, Rows, gap, shard
 from areal_conformance.ranks.bench import RankBench
-from areal_conformance.ranks.steps import SHAPES, Rows, gap, shard
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output, TrainEngine
 from areal_core.data.batch import Batch

@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 import torch
 
+from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, told
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES, Drawing
-from areal_conformance.ranks.steps import SHAPES, Rows, error_of, gap, shard, told
 from areal_core.contract.train import TrainEngine
 
 _SCHEDULE = attrs.evolve(OPTIMIZER, schedule="linear", warmup_steps=2, total_steps=10, min_lr_ratio=0.1)

@@ -6,9 +6,7 @@ Does not know: what is right; the checks judge.
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,18 +14,23 @@ import attrs
 import torch
 from torch import Tensor
 
-from areal_conformance.benches.train import Shape
+from areal_conformance.ranks.answers import (
+    SHAPES,
+    Rows,
+    error_of,
+    gap,
+    mine_of,
+    once,
+    placed,
+    same_columns,
+    shard,
+    told,
+    union_of,
+)
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES
-from areal_core.contract.errors import ArealError
-from areal_core.contract.train import LoraSpec, Output, TrainEngine, TrainReport
+from areal_core.contract.train import LoraSpec, Output, TrainEngine
 from areal_core.data.batch import Batch
-
-Rows = Sequence[Sequence[int]]
-"""Which sequences of the whole batch belong to which shard."""
-
-SHAPES: list[Shape] = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
-"""Eight sequences of 2 to 14 tokens."""
 
 
 def train(
@@ -78,7 +81,7 @@ def train(
         with bench.engine(model=folder, **fields) as single:
             begin = bench.sent(single)
             steps = [
-                told(single.train_step(batch.select(_union(plan)), OBJECTIVES[objective]()))
+                told(single.train_step(batch.select(union_of(plan)), OBJECTIVES[objective]()))
                 for plan, batch in zip(plans, batches, strict=True)
             ]
             return steps, begin, bench.sent(single), placed(bench)
@@ -100,7 +103,7 @@ def scores(
     out: dict[str, Any] = {}
     with bench.engine(layout=layout, **(spec or {})) as engine:
         mine = shard(bench, batch, rows)
-        out["rows"] = _mine(bench, rows)
+        out["rows"] = mine_of(bench, rows)
         for moment in ("before", "after"):
             scored = engine.forward(mine, wanted)
             bench.share()
@@ -110,12 +113,12 @@ def scores(
     if bench.rank != 0:
         return out
     with bench.by_itself(), bench.engine(**(spec or {})) as engine:
-        whole = batch.select(_union(rows))
+        whole = batch.select(union_of(rows))
         for moment in ("before", "after"):
             scored = engine.forward(whole, wanted)
             out[f"alone_{moment}"] = {name: _by_sequence(scored, name) for name in outputs}
             engine.train_step(whole, objective())
-        out["order"] = _union(rows)
+        out["order"] = union_of(rows)
     return out
 
 
@@ -133,7 +136,7 @@ def spoiled(
         out["unchanged"] = gap(before, bench.sent(engine))[0] == 0.0
         out["next"] = told(engine.train_step(good, OBJECTIVES["gain"]()))
     if bench.rank == 0:
-        out["alone"] = _alone_step(bench, batch.select(_union(rows)), max_tokens_per_microbatch=20)
+        out["alone"] = _alone_step(bench, batch.select(union_of(rows)), max_tokens_per_microbatch=20)
     return out
 
 
@@ -158,7 +161,7 @@ def not_finite(bench: RankBench, layout: dict[str, int], rows: Rows, *, bad: int
         sent = bench.sent(engine)
     if bench.rank == 0:
         with bench.by_itself(), bench.engine(optimizer=optimizer) as engine:
-            whole = batch.select(_union(rows))
+            whole = batch.select(union_of(rows))
             out["alone"] = [told(engine.train_step(whole, OBJECTIVES["gain"]())) for _ in range(2)]
             out["gap"], out["worst"] = gap(bench.sent(engine), sent)
     return out
@@ -170,7 +173,7 @@ def frozen_role(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[st
     wanted = frozenset({Output.LOGPROBS})
     with bench.engine(layout=layout, optimizer=None, role="reference") as engine:
         mine = shard(bench, batch, rows)
-        out: dict[str, Any] = {"rows": _mine(bench, rows)}
+        out: dict[str, Any] = {"rows": mine_of(bench, rows)}
         out["before"] = _by_sequence(engine.forward(mine, wanted), "logprobs")
         out["error"] = error_of(lambda: engine.train_step(mine, OBJECTIVES["gain"]()))
         bench.share()
@@ -178,34 +181,6 @@ def frozen_role(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[st
     if bench.rank == 0:
         with bench.by_itself(), bench.engine(optimizer=None, role="reference") as engine:
             out["alone"] = _by_sequence(engine.forward(batch, wanted), "logprobs")
-    return out
-
-
-def refused_layout(bench: RankBench, layout: dict[str, int]) -> dict[str, Any]:
-    """Start with a layout that cannot be; then start with one that can, in the same processes."""
-    engine = bench.build()
-    context = bench.rank_context()
-    began = time.monotonic()
-    out: dict[str, Any] = {"error": error_of(lambda: engine.start(bench.spec(layout=layout), context))}
-    out["seconds"] = time.monotonic() - began
-    bench.share()
-    engine.close()
-    return out
-
-
-def missing_model(bench: RankBench, layout: dict[str, int], *, bad: int) -> dict[str, Any]:
-    """Start with a model folder that one rank cannot see; then start again with one all can see."""
-    folder = bench.model()
-    engine = bench.build()
-    context = bench.rank_context()
-    seen = bench.folder / "nowhere" if bench.rank == bad else folder
-    spec = bench.spec(model=seen, layout=layout)
-    out: dict[str, Any] = {"error": error_of(lambda: engine.start(spec, context))}
-    bench.share()
-    engine.close()
-    bench.share()
-    with bench.engine(model=folder, layout=layout) as engine:
-        out["report"] = told(engine.train_step(bench.batch(SHAPES), OBJECTIVES["gain"]()))
     return out
 
 
@@ -228,124 +203,8 @@ def adapters(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[str, 
         out["moved"] = sorted(name for name, distance in moved.items() if distance)
         out["targets"] = sorted(name for name in begin if name.endswith(("q_proj.weight", "down_proj.weight")))
         with bench.by_itself(), bench.engine("lora", lora=lora) as engine:
-            out["alone"] = told(engine.train_step(batch.select(_union(rows)), OBJECTIVES["gain"]()))
+            out["alone"] = told(engine.train_step(batch.select(union_of(rows)), OBJECTIVES["gain"]()))
     return out
-
-
-def placement(bench: RankBench, layout: dict[str, int]) -> dict[str, Any]:
-    """Start, tell the place, close twice, and start again: the process is as free as before."""
-    import psutil
-
-    process = psutil.Process()
-    held = _held(process)
-    with bench.engine(layout=layout) as engine:
-        out = placed(bench)
-        engine.train_step(bench.batch(SHAPES), OBJECTIVES["gain"]())
-        out["listens"] = _addresses(process)
-    engine.close()
-    del engine
-    gc.collect()
-    out["left"] = [entry for entry in _held(process) if entry not in held]
-    bench.share()
-    with bench.engine(layout=layout) as engine:
-        out["again"] = placed(bench)
-        out["report"] = told(engine.train_step(bench.batch(SHAPES), OBJECTIVES["gain"]()))
-    if bench.rank == 0:
-        with bench.by_itself(), bench.engine():
-            out["alone_placed"] = placed(bench)
-    return out
-
-
-def placed(bench: RankBench) -> dict[str, Any]:
-    """Return what the engine started last says about itself."""
-    assert bench.info is not None
-    return {
-        "data_rank": bench.info.data_rank,
-        "data_size": bench.info.data_size,
-        "num_parameters": bench.info.num_parameters,
-        "context_length": bench.info.context_length,
-    }
-
-
-def told(report: TrainReport) -> dict[str, Any]:
-    """Return a report as json; what is not finite as text, and without its seconds."""
-    return {
-        "loss": _number(report.loss),
-        "grad_norm": _number(report.grad_norm),
-        "lr": report.lr,
-        "stepped": report.stepped,
-        "num_microbatches": report.num_microbatches,
-        "num_tokens": report.num_tokens,
-        "metrics": {name: [_number(entry.value), entry.weight] for name, entry in sorted(report.metrics.items())},
-    }
-
-
-def shard(bench: RankBench, batch: Batch, rows: Rows) -> Batch:
-    """Return this rank's shard of a batch, as the engine's data rank says."""
-    return batch.select(_mine(bench, rows))
-
-
-def error_of(action: Callable[[], Any]) -> list[str]:
-    """Return the class of the error an action raises, whether it is one of areal's, and what it says."""
-    try:
-        action()
-    except ArealError as error:
-        return [type(error).__name__, "areal", str(error)]
-    except Exception as error:  # the checks judge which errors are right
-        return [type(error).__name__, "other", str(error)]
-    return ["", "", ""]
-
-
-def gap(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> tuple[float, str]:
-    """Return the largest difference between two sets of weights, and where it is; infinite if their names differ."""
-    odd = sorted(set(expected) ^ set(actual))
-    if odd:
-        return 1e30, f"{odd[0]} is on one side only"
-    worst, where = 0.0, ""
-    for name, tensor in expected.items():
-        other = actual[name]
-        if other.shape != tensor.shape or other.dtype != tensor.dtype:
-            return 1e30, f"{name} is {other.dtype} {list(other.shape)} instead of {tensor.dtype} {list(tensor.shape)}"
-        difference = (tensor.float() - other.float()).abs()
-        largest = float(torch.nan_to_num(difference, nan=1e30).max()) if difference.numel() else 0.0
-        if largest > worst:
-            worst, where = largest, name
-    return worst, where
-
-
-def once(bench: RankBench, key: str, make: Callable[[], Any]) -> Any:
-    """Return what one rank by itself gives, computed once per process and kept. Any: the maker's."""
-    if key not in bench.kept:
-        with bench.by_itself():
-            bench.kept[key] = make()
-    return bench.kept[key]
-
-
-def same_columns(given: Batch, returned: Batch, added: Sequence[str]) -> str:
-    """Return what differs between a shard and the one returned, beside the columns added; nothing if right."""
-    left, right = given.flat(), returned.flat()
-    for name, column in left.items():
-        if name.removeprefix("tokens/") in added:
-            continue  # one of that name was given and is replaced
-        if name not in right or right[name].dtype != column.dtype or not torch.equal(column, right[name].cpu()):
-            return f"{name} is not the one given"
-    for name in added:
-        found = right.get(f"tokens/{name}")
-        if found is None or found.dtype != torch.float32 or tuple(found.shape) != (given.num_tokens,):
-            return f"{name} is {None if found is None else (found.dtype, tuple(found.shape))}"
-    return ""
-
-
-def _mine(bench: RankBench, rows: Rows) -> list[int]:
-    assert bench.info is not None
-    size = bench.info.data_size
-    if size == 1:
-        return _union(rows)
-    return [row for number, part in enumerate(rows) if number % size == bench.info.data_rank for row in part]
-
-
-def _union(rows: Rows) -> list[int]:
-    return sorted(row for part in rows for row in part)
 
 
 def _trained_on(batch: Batch, rows: list[int] | None) -> Batch:
@@ -395,18 +254,3 @@ def _by_sequence(batch: Batch, name: str) -> list[list[float]]:
     column = batch.tokens[name]
     bounds = batch.cu_seqlens.tolist()
     return [column[start:end].tolist() for start, end in pairwise(bounds)]
-
-
-def _number(value: float) -> float | str:
-    return value if value == value and abs(value) != float("inf") else str(value)
-
-
-def _addresses(process: Any) -> list[str]:  # Any: as below
-    """Return the addresses this process listens on."""
-    return sorted({c.laddr.ip for c in process.net_connections(kind="inet") if c.status == "LISTEN"})
-
-
-def _held(process: Any) -> list[str]:  # Any: psutil's types are not at hand in every environment
-    """Return the ports this process listens on, and its children."""
-    ports = [f"port {c.laddr.port}" for c in process.net_connections(kind="inet") if c.status == "LISTEN"]
-    return ports + [f"process {child.pid}" for child in process.children()]

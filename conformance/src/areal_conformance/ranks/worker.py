@@ -4,7 +4,7 @@ The nursery imports torch and transformers once and computes nothing, so a fork 
 also after a gang was killed. Ranks die with the nursery, the nursery with the socket its parent holds.
 
 Knows: forking, log files, how a program is found and run, how its end is told.
-Does not know: who starts it (`gang`), or what programs do.
+Does not know: who starts it (`nursery`), or what programs do.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ Does not know: where the file lies (`plan`), what day it is (it is told).
 
 from __future__ import annotations
 
+import difflib
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
@@ -35,6 +37,9 @@ from areal_conformance.outcome import Outcome, Result
 from areal_core.contract.errors import ConfigError
 
 KINDS = ("bug", "not-yet", "upstream", "flaky", "hang")
+HOW: Mapping[type, str] = {date: ", as 2030-01-31 without quotes", str: " in quotes"}
+MAX_MATCH = 80
+_PLACE = re.compile(r" at [^ ]+:\d+$")
 REMEDIES = (
     "Remedies, in this order: fix the backend; else a looser tolerance in its adapter, with the reason; "
     "else take back the claim; else an entry in conformance.toml (areal conformance ledger suggest REPORT)."
@@ -159,7 +164,9 @@ def _entry(item: object, today: date, ids: Collection[str], retired: Collection[
     if entry.check in retired:
         faults.append("the check is retired: remove the entry")
     elif entry.check not in ids:
-        faults.append("no check has this id (exact, case and all): areal conformance list")
+        near = difflib.get_close_matches(entry.check, ids, n=1)
+        told = f"did you mean {near[0]}?" if near else "areal conformance list"
+        faults.append(f"no check has this id (exact, case and all): {told}")
     if entry.kind not in KINDS:
         faults.append(f"kind {entry.kind!r} is none of {', '.join(KINDS)}")
     if entry.expires < today:
@@ -177,7 +184,7 @@ def _shape(item: Mapping[str, Any]) -> list[str]:
         if name not in fields:
             faults.append(f"unknown field {name}")
         elif type(value) is not wanted:
-            faults.append(f"{name} must be a {wanted.__name__}")
+            faults.append(f"{name} must be a {wanted.__name__}{HOW.get(wanted, '')}")
         elif fields[name] and value == "":
             faults.append(f"{name} is empty")
     versions = item.get("versions", {})
@@ -227,10 +234,11 @@ def suggestion(failures: Sequence[tuple[str, str]], stale: Sequence[str], expire
 
 
 def _telling(message: str) -> str:
-    """Return the first line below the law, or what there is, without the numbers that follow a colon."""
+    """Return the first line below the law, or what there is, in whole words, without the place in a source file."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith("law ")] or lines or ["?"]
-    return said[0][:80].strip()
+    first = _PLACE.sub("", said[0])
+    return first if len(first) <= MAX_MATCH else first[:MAX_MATCH].rpartition(" ")[0] or first[:MAX_MATCH]
 
 
 def _quoted(text: str) -> str:

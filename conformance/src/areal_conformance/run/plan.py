@@ -23,6 +23,7 @@ from areal_conformance.run.facts import claims_of, facts_of
 from areal_conformance.run.ledger import Ledger, read_ledger
 from areal_conformance.run.profile import Profile, make_profile
 from areal_conformance.run.record import Declared, Record, Row, Subject, Widened
+from areal_conformance.run.refusals import refuse_absent, refuse_adapter
 from areal_conformance.run.suite import Suite
 from areal_conformance.run.verdict import judge, standings
 from areal_conformance.target import Target
@@ -48,9 +49,12 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
     Raises:
         ArealError: the target, its adapter, the ledger or a check asked for is not what it must be.
     """
-    target = suite.locate(suite.locator_of(asked))
+    locator = suite.locator_of(asked)
+    refuse_absent(asked, locator)
+    target = suite.locate(locator)
     role = target.role
     every = tuple(suite.checks_of(role))
+    refuse_adapter(target, {*suite.inventory.checks, *(check.id for check in every)})
     profile = make_profile(role, every, suite.inventory, level=asked.level, ranks=target.locator.ranks)
     ledger = _ledger(asked, target, suite, every, now.date())
     record = Record(
@@ -88,7 +92,7 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
         started=now.isoformat(timespec="seconds"),
         command=command,
     )
-    return Plan(target=target, checks=_chosen(asked.only, profile), ledger=ledger, record=record)
+    return Plan(target=target, checks=_chosen(asked.only, profile, every), ledger=ledger, record=record)
 
 
 def closed(record: Record, rows: Iterable[Row], seconds: float, notes: Iterable[str] = ()) -> Record:
@@ -140,16 +144,24 @@ def _ledger(asked: Asked, target: Target, suite: Suite, checks: Iterable[Check],
     )
 
 
-def _chosen(only: tuple[str, ...], profile: Profile) -> tuple[Check, ...]:
+def _chosen(only: tuple[str, ...], profile: Profile, every: Iterable[Check]) -> tuple[Check, ...]:
     if not only:
         return profile.checks
     known: Mapping[str, Check] = {check.id: check for check in profile.checks}
+    outside: Mapping[str, Check] = {check.id: check for check in every if check.id not in known}
     for key in only:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+        if key in outside:
+            one = outside[key]
             raise ConfigError(
                 f"{key!r} is no check of this run",
-                why="it has another role, needs a higher --level or more --ranks, or does not exist",
+                why=f"it is of level {int(one.level)} and takes {one.ranks} ranks or more",
+                fix=f"--level {int(one.level)} --ranks {one.ranks}, or higher",
+            )
+        if key not in known:
+            near = difflib.get_close_matches(key, {**known, **outside}, n=1)
+            raise ConfigError(
+                f"{key!r} is no check of this run",
+                why="it has another role, or does not exist",
                 fix=f"did you mean {near[0]}?" if near else "areal conformance list",
             )
     return tuple(check for check in profile.checks if check.id in only)

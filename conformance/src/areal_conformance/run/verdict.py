@@ -93,7 +93,7 @@ def _line(rows: Sequence[Row], provisional: Sequence[Row], left_out: Mapping[str
     if hanging:
         parts.append(f"{hanging} not run as the ledger says")
     parts.append(f"{sum(row.missing for row in rows)} missing")
-    line = f"{_checks(len(rows))} in profile, " + "; ".join(parts) + "."
+    line = f"{in_words(len(rows))} in profile, " + "; ".join(parts) + "."
     if provisional:
         ends = Counter(row.outcome for row in provisional)
         told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(ends.items()))
@@ -104,5 +104,6 @@ def _line(rows: Sequence[Row], provisional: Sequence[Row], left_out: Mapping[str
     return line
 
 
-def _checks(count: int) -> str:
+def in_words(count: int) -> str:
+    """Return a number of checks in words."""
     return "1 check" if count == 1 else f"{count} checks"

@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 
 from areal_conformance.benches.infer import LONG, InferBench
+from areal_conformance.benches.process import listening, pooled_threads
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policies, prompts
-from areal_conformance.checks.infer.life import raises
+from areal_conformance.checks.infer.judging import expect_policies, prompts, raises
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, ModelError
 from areal_core.contract.inference import InferenceEngine, PauseMode
 
 SHARED = Path("/dev/shm")
-LOOKS, LOOK_AGAIN_S = 6, 0.3
+LOOKS, LOOK_AGAIN_S = 20, 0.3
 """Threads and processes may take a moment to end after `close` returned."""
 
 
@@ -95,10 +95,10 @@ class Held:
         gc.collect()
         process = psutil.Process()
         family = process.children(recursive=True)
-        self.threads = process.num_threads()
+        self.threads = process.num_threads() - pooled_threads()
         self.children = len(family)
         self.descriptors = process.num_fds()
-        self.ports = len([c for c in process.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN])
+        self.ports = len(listening())
         self.segments = len(list(SHARED.iterdir())) if SHARED.is_dir() else 0
 
     def more_than(self, other: Held) -> str:

@@ -14,8 +14,7 @@ import attrs
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policy, prompts, same
-from areal_conformance.checks.infer.life import raises
+from areal_conformance.checks.infer.judging import expect_policy, prompts, raises, same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CoverageError, WeightSyncError
 

@@ -17,9 +17,9 @@ from areal_conformance.checks.infer.judging import (
     expect_policies,
     expect_policy,
     prompts,
+    raises,
     well_formed,
 )
-from areal_conformance.checks.infer.life import raises
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, PromptTooLong

@@ -7,7 +7,7 @@ Does not know: how it was obtained.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from areal_conformance.outcome import Violation, expect
@@ -169,6 +169,17 @@ def expect_policies(
     """Expect every output to be its own prompt's."""
     for generation, request in pairs:
         expect_policy(bench, generation, request, weights=weights)
+
+
+async def raises(expected: type[Exception], action: Callable[[], Awaitable[object]], told: str) -> Exception:
+    """Expect a call to raise an error of a kind, and return it."""
+    try:
+        got = await action()
+    except expected as error:
+        return error
+    except Exception as error:
+        raise Violation(f"{told} must raise {expected.__name__}, raised {type(error).__name__}: {error}") from error
+    raise Violation(f"{told} must raise {expected.__name__}, returned {got!r:.200}")
 
 
 def same(bench: InferBench, left: Generation, right: Generation) -> bool:

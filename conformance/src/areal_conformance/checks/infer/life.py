@@ -17,23 +17,13 @@ from areal_conformance.checks.infer.judging import (
     expect_logprobs,
     expect_policies,
     prompts,
+    raises,
     telling,
     well_formed,
 )
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, ModelError
 from areal_core.contract.inference import InferenceEngine, PauseMode
-
-
-async def raises(expected: type[Exception], action: Callable[[], Awaitable[object]], told: str) -> Exception:
-    """Expect a call to raise an error of a kind, and return it."""
-    try:
-        got = await action()
-    except expected as error:
-        return error
-    except Exception as error:
-        raise Violation(f"{told} must raise {expected.__name__}, raised {type(error).__name__}: {error}") from error
-    raise Violation(f"{told} must raise {expected.__name__}, returned {got!r:.200}")
 
 
 @check("infer.start.info", level=Level.SINGLE, law=0, spec="infer#start")

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from areal_conformance.benches.infer import InferBench
+from areal_conformance.benches.process import pooled_threads
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policy, prompts, same, teller, true_to_versions, versions_of
 from areal_conformance.outcome import expect
@@ -31,7 +32,7 @@ def _held() -> tuple[int, int, int]:
     return (
         sum(process.memory_info().rss for process in family),
         sum(process.num_fds() for process in family),
-        sum(process.num_threads() for process in family),
+        sum(process.num_threads() for process in family) - pooled_threads(),
     )
 
 

@@ -61,14 +61,13 @@ async def _ask_and_expect(
     prompt: tuple[int, ...],
     wanted: tuple[int, ...],
     reason: StopReason,
-    policy: bool = False,
     **asked: Any,
-) -> None:
+) -> tuple[Generation, GenerationRequest]:
+    """Ask, expect this output and its end, and return both. Any: fields of SamplingParams."""
     request = bench.ask(*prompt, **{"max_new_tokens": LENGTH, **asked})
     result = await engine.generate(request)
     _expect_end(result, request, wanted, reason)
-    if policy:
-        expect_policy(bench, result, request)
+    return result, request
 
 
 @check("infer.sampling.end_at_budget", level=Level.SINGLE, law=1, spec="infer#sampling")
@@ -140,10 +139,12 @@ async def stop_tokens(bench: InferBench) -> None:
                 place = next((n for n, token in enumerate(path) if token in ids), None)
                 wanted = path if place is None else path[: place + 1]
                 reason = StopReason.LENGTH if place is None else StopReason.STOP
-                await _ask_and_expect(bench, engine, prompt, wanted, reason, policy=True, stop_token_ids=ids)
+                judged = await _ask_and_expect(bench, engine, prompt, wanted, reason, stop_token_ids=ids)
+                expect_policy(bench, *judged)
             place = path.index(path[6])
             asked = {"stop_token_ids": (path[6],), "max_new_tokens": place + 1}
-            await _ask_and_expect(bench, engine, prompt, path[: place + 1], StopReason.STOP, policy=True, **asked)
+            judged = await _ask_and_expect(bench, engine, prompt, path[: place + 1], StopReason.STOP, **asked)
+            expect_policy(bench, *judged)
             unseen = next((token for token in prompt if token not in path), None)
             if unseen is not None:
                 await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop_token_ids=(unseen,))
@@ -296,12 +297,14 @@ async def stop_strings(bench: InferBench) -> None:
                 if number % 2:
                     strings.insert(number % len(strings), "@never@")
                 wanted, reason = _stopped(ends, path, strings)
-                await _ask_and_expect(bench, engine, prompt, wanted, reason, policy=True, stop=tuple(strings))
+                judged = await _ask_and_expect(bench, engine, prompt, wanted, reason, stop=tuple(strings))
+                expect_policy(bench, *judged)
             await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop=("@never@", "#"))
             strings = [ends[7][-3:]]
             wanted, reason = _stopped(ends, path, strings)
             asked = {"stop": tuple(strings), "max_new_tokens": len(wanted)}
-            await _ask_and_expect(bench, engine, prompt, wanted, reason, policy=True, **asked)
+            judged = await _ask_and_expect(bench, engine, prompt, wanted, reason, **asked)
+            expect_policy(bench, *judged)
 
 
 @check(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from areal_core.contract.weights import WeightManifest
     from areal_core.testing.serving import FolderWeights
 
-STALL_S = 5.0
-"""The most a stalled source waits for its check, so that nothing hangs with it."""
+STALL_S = 10.0
+"""The most a stalled source waits for its check, so that nothing hangs with it: longer than a check waits."""
 
 
 class ScratchSource:

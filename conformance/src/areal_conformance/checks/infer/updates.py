@@ -15,13 +15,13 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import (
     expect_policy,
     prompts,
+    raises,
     same,
     teller,
     telling,
     true_to_versions,
     versions_of,
 )
-from areal_conformance.checks.infer.life import raises
 from areal_conformance.checks.infer.sources import GatedSource, ScratchSource
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import VersionRegressed, WeightSyncError

@@ -14,7 +14,7 @@ from areal_conformance.benches.pair import Pair, PairBench
 from areal_conformance.benches.pair_faults import Trouble
 from areal_conformance.benches.pair_workers import SeatedWorker
 from areal_conformance.check import Level, check
-from areal_conformance.checks.pair.judging import expect_serves
+from areal_conformance.checks.pair.judging import atol, expect_serves, gap, said, truth
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.errors import ArealError, FingerprintMismatch, StorageError, WeightSyncError, WorkerDied
 
@@ -148,8 +148,6 @@ async def replica_died(bench: PairBench) -> None:
         generations = await pair.generate(temperature=1.0)
         stamps = {span.version for one in generations for span in one.version_spans}
         expect(stamps == {1}, f"the replica left must serve version 1, it stamps {sorted(stamps)}")
-        from areal_conformance.checks.pair.judging import atol, gap, said, truth
-
         difference = gap(said(generations), truth(new, generations))
         expect(difference <= atol(bench), f"the replica left is {difference:.2e} away from the new policy")
 

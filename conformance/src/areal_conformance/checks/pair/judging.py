@@ -1,6 +1,6 @@
 """The truth of a pair: what a model folder computes, read and run without either engine.
 
-Knows: transformers' own forward in float32, and safetensors.
+Knows: the float32 oracle, and safetensors.
 Does not know: engines.
 """
 
@@ -26,29 +26,18 @@ LOOSE = 0.15
 
 def atol(bench: PairBench) -> float:
     """Return how far apart log-probs may be."""
-    half = "float32" not in (bench.train.adapter.dtypes[0], bench.infer.adapter.dtypes[0])
-    wide = bench.train.adapter.dtypes[0] != "float32" or bench.infer.adapter.dtypes[0] != "float32"
-    return bench.tolerance(atol=LOOSE if half or wide else ATOL).atol
+    single = bench.train.adapter.dtypes[0] == bench.infer.adapter.dtypes[0] == "float32"
+    return bench.tolerance(atol=ATOL if single else LOOSE).atol
 
 
-def truth(
-    folder: Path,
-    generations: Sequence[Generation],
-    prompts: Sequence[Sequence[int]] = PROMPTS,
-    temperature: float = 1.0,
-) -> list[float]:
-    """Return the log-probs a folder's model gives the generated tokens, in order."""
-    import torch
-    from transformers import AutoModelForCausalLM
+def truth(folder: Path, generations: Sequence[Generation]) -> list[float]:
+    """Return the log-probs a folder's model gives what was generated for `PROMPTS`, in order."""
+    from areal_conformance.oracles.infer import Oracle
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    oracle = Oracle(folder)
     told: list[float] = []
-    with torch.no_grad():
-        for prompt, generation in zip(prompts, generations, strict=True):
-            ids = [*prompt, *generation.output_ids]
-            logits = model(torch.tensor([ids])).logits[0].float() / temperature
-            rows = logits.log_softmax(-1)
-            told += [float(rows[place - 1, ids[place]]) for place in range(len(prompt), len(ids))]
+    for prompt, generation in zip(PROMPTS, generations, strict=True):
+        told += oracle.logprobs(prompt, generation.output_ids).tolist()
     return told
 
 

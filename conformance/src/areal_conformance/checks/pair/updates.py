@@ -6,16 +6,12 @@ Does not know: how weights travel.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from areal_conformance.benches.pair import PairBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.pair.holding import held
 from areal_conformance.checks.pair.judging import atol, expect_serves, gap, said, tensors_of, truth
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import VersionRegressed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @check("pair.update.witness", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
@@ -40,9 +36,9 @@ async def witness(bench: PairBench) -> None:
                     )
                     await expect_serves(bench, pair, saved, version, when)
                     for worker in pair.replicas:
-                        held = _held(bench, worker)
+                        own = held(bench, worker)
                         wrong = [
-                            n for n, t in held.items() if n in tensors and fingerprint(t) != fingerprint(tensors[n])
+                            n for n, t in own.items() if n in tensors and fingerprint(t) != fingerprint(tensors[n])
                         ]
                         expect(not wrong, f"{when}: the replica's own {wrong[:4]} are not the trainer's")
 
@@ -188,13 +184,3 @@ async def cast(bench: PairBench) -> None:
             expect(
                 difference <= 0.15, f"version {version}: log-probs are {difference:.2e} from those of the saved weights"
             )
-
-
-def _held(bench: PairBench, worker: object) -> dict[str, Tensor]:
-    """Return a replica's weights by its witness, where it has one and lives in this process."""
-    from areal_conformance.benches.pair_workers import SeatedWorker
-
-    if not isinstance(worker, SeatedWorker):
-        return {}
-    seen = bench.infer.adapter.witness(worker.seat._engine)  # type: ignore[attr-defined]
-    return {} if seen is None else dict(seen.tensors())

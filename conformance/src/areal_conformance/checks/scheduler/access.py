@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from areal_conformance.benches.process import listening
 from areal_conformance.benches.scheduler import CALL_S, ask, asking
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, WORKER
@@ -38,11 +39,11 @@ _KEY_LIKE = re.compile(r"[A-Za-z0-9+=.:^!*?&<>()\[\]{}@%$#_-]{32,}")
 async def loopback(bench: SchedulerBench) -> None:
     """Every port that workers and controller listen on is bound to loopback, and workers tell that address."""
     async with bench.scheduler() as scheduler:
-        before = _listening(os.getpid())
+        before = listening(os.getpid())
         workers = await bench.start(scheduler, bench.job(num_workers=2))
-        found = _listening(os.getpid()) - before
+        found = listening(os.getpid()) - before
         for pid in _family(scheduler):
-            found |= _listening(pid)
+            found |= listening(pid)
         open_to_all = [where for where in found if not ipaddress.ip_address(where[0]).is_loopback]
         expect(not open_to_all, f"listening where others can connect: {open_to_all}")
         if found:
@@ -58,7 +59,7 @@ async def stranger(bench: SchedulerBench) -> None:
     async with bench.scheduler() as scheduler:
         (worker,) = await bench.start(scheduler, bench.job())
         before = (await worker.call("status", timeout_s=CALL_S)).metrics["calls"]
-        where = {place for pid in _family(scheduler) for place in _listening(pid)}
+        where = {place for pid in _family(scheduler) for place in listening(pid)}
         for host, port in sorted(where):
             await asyncio.to_thread(_shout, host, port, pickle.dumps(Trap(str(trace))))
             answer = await asyncio.to_thread(_call_without_key, host, port)
@@ -93,14 +94,6 @@ async def secrets(bench: SchedulerBench) -> None:
 def _family(scheduler: Scheduler) -> list[int]:
     pids = [status.pid for status in scheduler.poll("probe") if status.pid]
     return [*pids, *(child for pid in pids for child in descendants(pid))]
-
-
-def _listening(pid: int) -> set[tuple[str, int]]:
-    try:
-        connections = psutil.Process(pid).net_connections("inet")
-    except psutil.Error:
-        return set()
-    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
 
 
 def _like_a_key(text: str) -> bool:

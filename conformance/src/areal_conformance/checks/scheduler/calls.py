@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from areal_conformance.benches.scheduler import CALL_S, ask, asking, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.errors import ArealError, WorkerTimeout
 from areal_core.contract.inference import PauseMode
 
@@ -41,6 +42,8 @@ async def tensors(bench: SchedulerBench) -> None:
     """Tensors and what holds them arrive with their bits, shape and dtype, large ones and empty ones too."""
     from areal_conformance.benches.scheduler_values import difference, tensor_values
 
+    if find_spec("torch") is None:
+        raise Inconclusive("torch is not installed here: there are no tensors to send")
     async with bench.scheduler() as scheduler:
         (worker,) = await bench.start(scheduler, bench.job())
         for name, value in tensor_values().items():

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-import psutil
 
-from areal_conformance.benches.scheduler import SOON_S, ask
+from areal_conformance.benches.base import SOON_S
+from areal_conformance.benches.process import listening
+from areal_conformance.benches.scheduler import ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CANCEL, CLOSE
 from areal_conformance.outcome import HarnessError, expect
@@ -27,9 +28,6 @@ from areal_core.testing.processes import Kill, Stop, alive, descendants
 
 if TYPE_CHECKING:
     from areal_conformance.benches.scheduler import SchedulerBench
-
-_CHILDREN_S = 3.0
-"""The kernel needs a moment to take away what a worker had started."""
 
 
 @check("scheduler.cancel.ends", level=Level.SINGLE, law=10, spec=CANCEL)
@@ -44,14 +42,14 @@ async def cancel_ends(bench: SchedulerBench) -> None:
         expect(set(children[:2]) <= family, "the probe's children are not its descendants")
         await bench.soon(scheduler.cancel("one"), "cancel")
         await bench.gone(pids, "after cancel")
-        await bench.gone(family, "children of workers after cancel", _CHILDREN_S)
+        await bench.gone(family, "children of workers after cancel", SOON_S)
         expect(tuple(scheduler.poll("one")) == (), f"poll after cancel tells {scheduler.poll('one')}")
         expect((await ask(kept, "echo", value=5))["value"] == 5, "cancel of one role hurt another")
         expect(children[2] in bench.processes(), "cancel of one role ended what another role's worker started")
         await bench.soon(scheduler.cancel("one"), "a second cancel")
         await bench.soon(scheduler.cancel("never there"), "cancel of an unknown role")
         await bench.soon(asyncio.gather(scheduler.cancel("two"), scheduler.cancel("two")), "two cancels at once")
-        await bench.gone([children[2]], "children of workers after cancel", _CHILDREN_S)
+        await bench.gone([children[2]], "children of workers after cancel", SOON_S)
 
 
 @check("scheduler.cancel.anew", level=Level.SINGLE, law=10, spec=CANCEL)
@@ -89,7 +87,7 @@ async def cancel_in_any_state(bench: SchedulerBench) -> None:
         try:
             await bench.soon(asyncio.gather(scheduler.cancel("three"), scheduler.cancel("deaf")), "cancel", 30.0)
             await bench.gone(pids, "after cancel")
-            await bench.gone(children, "children of workers after cancel", _CHILDREN_S)
+            await bench.gone(children, "children of workers after cancel", SOON_S)
         finally:
             if pids[1] in bench.processes():
                 stop.heal()
@@ -111,12 +109,10 @@ async def close_twice(bench: SchedulerBench) -> None:
         await bench.soon(scheduler.close(), "close")
         pids = {status.pid for role in ("one", "two") for status in scheduler.poll(role) if status.pid}
         await bench.gone(pids, "after close")
-        await bench.gone(mine, "after close", _CHILDREN_S)
+        await bench.gone(mine, "after close", SOON_S)
         await bench.soon(scheduler.close(), "a second close")
         await bench.soon(scheduler.cancel("one"), "cancel after close")
-    await bench.until(
-        lambda: bench.children() <= before, "after close no dead child waits to be collected", _CHILDREN_S
-    )
+    await bench.until(lambda: bench.children() <= before, "after close no dead child waits to be collected", SOON_S)
 
 
 @check("scheduler.close.leaves_nothing", level=Level.SINGLE, law=10, spec=CLOSE)
@@ -128,12 +124,13 @@ async def close_leaves_nothing(bench: SchedulerBench) -> None:
     try:
         await _once(bench)  # what is made once in a process stays
         gc.collect()
-        ports, open_before = _ports(), _descriptors()
+        ports, open_before = listening(), _descriptors()
         logs = [path for _ in range(2) for path in await _once(bench)]
         gc.collect()
     finally:
         tempfile.tempdir = before
-    expect(_ports() <= ports, f"ports still open after close: {_ports() - ports}")
+    open_now = listening() - ports
+    expect(not open_now, f"ports still open after close: {open_now}")
     more = _descriptors() - open_before
     expect(not more, f"descriptors still open after two schedulers were closed: {dict(more)}")
     left = [path.name for path in scratch.rglob("*")]
@@ -195,10 +192,6 @@ async def _once(bench: SchedulerBench) -> list[Path]:
         await bench.start(scheduler, bench.job("two"))
         await asyncio.gather(*(ask(worker, "echo", value=1) for worker in workers))
         return [Path(status.log_path) for role in ("one", "two") for status in scheduler.poll(role)]
-
-
-def _ports() -> set[int]:
-    return {c.laddr.port for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
 
 def _descriptors() -> collections.Counter[str]:

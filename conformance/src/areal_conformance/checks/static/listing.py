@@ -22,11 +22,7 @@ def import_light(bench: StaticBench) -> None:
     """The manifest can be read where no engine is installed, and loads none where one is."""
     roots = sorted(import_roots(bench.manifest) | set(HEAVY))
     module, _, name = bench.entry.value.partition(":")
-    code = (
-        f"import {module} as m, time\n"
-        f"manifest = m.{name}\n"
-        f"print(json.dumps([n for n in {roots!r} if n in sys.modules]))"
-    )
+    code = f"import {module} as m\nmanifest = m.{name}\nprint(json.dumps([n for n in {roots!r} if n in sys.modules]))"
     try:
         bench.python(code, absent=roots)
     except Violation as error:

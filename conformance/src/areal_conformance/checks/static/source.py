@@ -74,18 +74,20 @@ def no_swallowing(bench: StaticBench) -> None:
 @check("static.build.cheap", level=Level.STATIC, law=10, spec="index")
 def build_cheap(bench: StaticBench) -> None:
     """Building an instance starts no process, takes no port and leaves no file; `start` does."""
+    folder = bench.folder / "building"
+    folder.mkdir()
     code = (
-        "import os, threading, pathlib, tempfile\n"
+        "import os, pathlib\n"
         "import psutil\n"
+        "from areal_conformance.benches.process import listening\n"
         "from areal_conformance.target import Locator, locate\n"
         "from areal_conformance.adapter import Case\n"
         f"target = locate(Locator(**{_locator(bench)!r}))\n"
         "target.registry.load(target.role, target.name)\n"
         "me = psutil.Process()\n"
         "def seen():\n"
-        "    listening = [c for c in me.net_connections() if c.status == 'LISTEN']\n"
-        "    return len(me.children(recursive=True)), len(listening)\n"
-        "folder = pathlib.Path(tempfile.mkdtemp())\n"
+        "    return len(me.children(recursive=True)), len(listening())\n"
+        f"folder = pathlib.Path({str(folder)!r})\n"
         "os.chdir(folder)\n"
         "before = seen()\n"
         "case = Case(role=target.role, device=target.locator.device, folder=folder, options=target.options(),\n"

@@ -10,6 +10,7 @@ import gc
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from areal_conformance.benches.process import listening
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 from areal_core.contract.train import Output
@@ -104,7 +105,7 @@ def lets_go(bench: TrainBench) -> None:
             "open files and sockets": me.num_fds(),
             "threads": threading.active_count(),
             "processes": len(me.children(recursive=True)),
-            "listening ports": sum(one.status == psutil.CONN_LISTEN for one in me.net_connections("tcp")),
+            "listening ports": len(listening()),
             "kilobytes of tensors": _tensor_bytes(bench.target.locator.device) // 1000,
         }
 

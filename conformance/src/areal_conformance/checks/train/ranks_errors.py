@@ -100,7 +100,7 @@ def missing_model(bench: TrainBench) -> None:
     for layout in layouts(bench):
         for bad in (1, 0):
             answers = bench.on_ranks(
-                "areal_conformance.ranks.steps:missing_model", 2, apart_s=_APART_S, layout=layout, bad=bad
+                "areal_conformance.ranks.starts:missing_model", 2, apart_s=_APART_S, layout=layout, bad=bad
             )
             errors = [answer["error"] for answer in answers]
             if any(error[0] for error in errors):

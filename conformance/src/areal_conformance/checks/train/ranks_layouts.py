@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _APART_S = 4.0
 _PAIRS = [[2, 3], [2, 3], [4, 4], [4, 4], [1, 6], [1, 6], [3, 2], [3, 2]]
 """Pairs of equal lengths: ranks that take one another's shard compute something wrong, and do not hang."""
-_REFUSED = "areal_conformance.ranks.steps:refused_layout"
+_REFUSED = "areal_conformance.ranks.starts:refused_layout"
 
 
 @check(
@@ -160,7 +160,7 @@ def _axis(bench: TrainBench, letter: str) -> None:
 
 def _placed(bench: TrainBench, layout: dict[str, int], world_size: int) -> None:
     """Expect each shard to have as many ranks as the others; only `d` makes shards."""
-    answers = bench.on_ranks("areal_conformance.ranks.steps:placement", world_size, apart_s=_APART_S, layout=layout)
+    answers = bench.on_ranks("areal_conformance.ranks.starts:placement", world_size, apart_s=_APART_S, layout=layout)
     size = layout.get("d", 1)
     told = sorted(f"{answer['data_rank']} of {answer['data_size']}" for answer in answers)
     right = sorted(f"{number} of {size}" for number in range(size) for _ in range(world_size // size))

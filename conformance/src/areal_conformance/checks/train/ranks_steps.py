@@ -38,7 +38,7 @@ _APART_S = 4.0
 def placement(bench: TrainBench) -> None:
     """EngineInfo tells each rank its shard: every shard has a rank, ranks of one shard only differ in other axes."""
     for layout in layouts(bench):
-        answers = bench.on_ranks("areal_conformance.ranks.steps:placement", 2, layout=layout)
+        answers = bench.on_ranks("areal_conformance.ranks.starts:placement", 2, layout=layout)
         size = layout.get("d", 1)
         alone = answers[0]["alone_placed"]
         for rank, answer in enumerate(answers):
@@ -62,7 +62,7 @@ def placement(bench: TrainBench) -> None:
 def close_frees(bench: TrainBench) -> None:
     """After close, twice, no rank listens on a port or has a child it had not before, and can start again."""
     for layout in layouts(bench):
-        answers = bench.on_ranks("areal_conformance.ranks.steps:placement", 2, layout=layout)
+        answers = bench.on_ranks("areal_conformance.ranks.starts:placement", 2, layout=layout)
         for rank, answer in enumerate(answers):
             expect(not answer["left"], f"layout {named(layout)}: after close rank {rank} still has {answer['left']}")
         same_on_all(layout, [answer["report"] for answer in answers], "the report after a second start")
@@ -274,7 +274,7 @@ def lora(bench: TrainBench) -> None:
 def loopback(bench: TrainBench) -> None:
     """Ranks that meet at a loopback address listen on no wildcard address: nobody outside can write to them."""
     for layout in layouts(bench):
-        answers = bench.on_ranks("areal_conformance.ranks.steps:placement", 2, layout=layout)
+        answers = bench.on_ranks("areal_conformance.ranks.starts:placement", 2, layout=layout)
         for rank, answer in enumerate(answers):
             wild = [address for address in answer["listens"] if address in ("0.0.0.0", "::")]
             expect(not wild, f"layout {named(layout)}: rank {rank} listens on {wild}, that is on every interface")

@@ -6,6 +6,7 @@ Does not know: the right gradient (`step_gradient`).
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
@@ -142,14 +143,16 @@ def report(bench: TrainBench) -> None:
     """The report tells the truth: micro-batches made, tokens of the batch, a duration, a plain float each."""
     for tokens in (16384, 40, BUDGET):
         batch = bench.batch(["0" * 10 + "1", (2, 3), (4, 9), "000"], seed=tokens)
+        began = time.perf_counter()
         objective, told = watched(bench, batch, tokens)
+        passed = time.perf_counter() - began
         calls = len(objective.losses)
         expect(
             told.num_microbatches == calls,
             f"num_microbatches is {told.num_microbatches}, the objective was called {calls} times",
         )
         expect(told.num_tokens == batch.num_tokens, f"num_tokens is {told.num_tokens}, expected {batch.num_tokens}")
-        expect(0.0 < told.seconds < 60.0, f"the step says it took {told.seconds} s")
+        expect(0.0 < told.seconds <= passed + 1.0, f"the step says it took {told.seconds} s, it took {passed:.3f}")
         expect(told.stepped is True, f"stepped is {told.stepped!r}")
         for name in ("loss", "grad_norm", "lr", "seconds"):
             expect(type(getattr(told, name)) is float, f"{name} is a {type(getattr(told, name)).__name__}")

@@ -73,6 +73,23 @@ def not_finite(bench: TrainBench) -> None:
             unharmed(bench, f"a step with an advantage of {value}", bad, max_tokens_per_microbatch=tokens)
 
 
+@check("train.step.not_finite_slope", level=Level.SINGLE, law=6, spec=REPORT)
+def not_finite_slope(bench: TrainBench) -> None:
+    """A finite loss with a gradient that is not finite is not stepped: the gradient decides, not the loss."""
+    import math
+
+    from areal_conformance.oracles.train_objectives import Cliff
+
+    def bad(engine: TrainEngine) -> None:
+        told = engine.train_step(bench.batch(seed=4), Cliff())
+        expect(math.isfinite(told.loss), f"the loss is told as {told.loss}, it is finite")
+        expect(not told.stepped, "a step was made whose loss is finite and whose gradient is not")
+        expect(not math.isfinite(told.grad_norm), f"its gradient norm is told as {told.grad_norm}, not as it was")
+
+    for tokens in (16384, 8 + 5):
+        unharmed(bench, "a step with an infinite slope", bad, max_tokens_per_microbatch=tokens)
+
+
 @check("train.step.not_finite_twice", level=Level.SINGLE, law=6, spec=REPORT)
 def not_finite_twice(bench: TrainBench) -> None:
     """Several steps that are not finite, one after another, are each skipped, and told as the good ones never are."""

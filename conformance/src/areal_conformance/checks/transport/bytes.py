@@ -1,6 +1,6 @@
 """Bytes arrive as they were sent: every dtype, shape, stride and size, in buckets of any cut.
 
-Knows: what two dictionaries of tensors must have in common.
+Knows: what tensors may be like.
 Does not know: how bytes travel.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from areal_conformance.benches.transport import Received, TransportBench
+from areal_conformance.benches.transport import TransportBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import expect
 
 if TYPE_CHECKING:
@@ -18,41 +19,6 @@ if TYPE_CHECKING:
 
 _LARGEST = 512 << 20
 """A transport that asks for larger buckets is not sent several of them."""
-
-
-def same(sent: Mapping[str, Tensor], received: Received, where: str) -> None:
-    """Expect the same names, dtypes, shapes and bits."""
-    import torch
-
-    got = received.tensors
-    expect(
-        list(got) == list(sent),
-        f"{where}: expected the tensors {list(sent)[:6]} ({len(sent)}) once each and in this order, "
-        f"got {list(got)[:6]} ({len(got)}); missing {sorted(sent.keys() - got.keys())[:4]}",
-    )
-    for name, tensor in sent.items():
-        other = got[name]
-        expect(
-            (other.dtype, other.shape) == (tensor.dtype, tensor.shape),
-            f"{where}: {name!r} was {tensor.dtype} {list(tensor.shape)} and came as {other.dtype} {list(other.shape)}",
-        )
-        if bits(tensor) == bits(other):
-            continue
-        left, right = (torch.frombuffer(bytearray(bits(t)), dtype=torch.uint8) for t in (tensor, other))
-        wrong = (left != right).nonzero().flatten().tolist()
-        expect(
-            not wrong,
-            f"{where}: {len(wrong)} of {left.numel()} bytes of {name!r} ({tensor.dtype}) differ, the first is byte "
-            f"{wrong[0] if wrong else 0}",
-        )
-
-
-def bits(tensor: Tensor) -> bytes:
-    """Return a tensor's bytes in row-major order."""
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def round_trip(

@@ -11,26 +11,14 @@ from typing import TYPE_CHECKING
 
 from areal_conformance.benches.transport import TransportBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.judging import unreadable
 from areal_conformance.outcome import Violation, expect
-from areal_core.contract.errors import ArealError, CoverageError, WeightSyncError
+from areal_core.contract.errors import ArealError, CoverageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from areal_core.contract.weights import Offer, WeightManifest, WeightTransport
-
-
-def unreadable(bench: TransportBench, transport: WeightTransport, offer: Offer, why: str) -> None:
-    """Expect that nothing can be read, and that it is a WeightSyncError that says so."""
-    try:
-        received = bench.receive(transport, offer)
-    except WeightSyncError:
-        return
-    except ArealError as error:
-        raise Violation(
-            f"{why}: reading must fail with WeightSyncError, got {type(error).__name__}: {error}"
-        ) from error
-    raise Violation(f"{why}: reading must fail, but {len(received.tensors)} tensors came: {list(received.tensors)[:5]}")
+    from areal_core.contract.weights import WeightManifest
 
 
 def refused(

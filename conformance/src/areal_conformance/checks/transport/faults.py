@@ -12,8 +12,7 @@ from areal_conformance.benches.transport import TransportBench
 from areal_conformance.benches.transport_footprint import under
 from areal_conformance.benches.transport_stores import flip, places, stores
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.bytes import same
-from areal_conformance.checks.transport.coverage import unreadable
+from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.checks.transport.processes import refused, well
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.errors import ArealError, FingerprintMismatch, WeightSyncError

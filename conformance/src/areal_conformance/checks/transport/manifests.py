@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from areal_conformance.benches.transport import TransportBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.bytes import same
+from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError
 

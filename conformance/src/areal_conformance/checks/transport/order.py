@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from areal_conformance.benches.transport import Received, TransportBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.bytes import same
-from areal_conformance.checks.transport.coverage import unreadable
+from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, WeightSyncError
 

@@ -15,13 +15,12 @@ import stat
 import zipfile
 from pathlib import Path
 
-import psutil
-
+from areal_conformance.benches.process import listening
 from areal_conformance.benches.transport import TransportBench
 from areal_conformance.benches.transport_audit import audited
 from areal_conformance.benches.transport_stores import places, stores
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.bytes import same
+from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
 
@@ -111,9 +110,9 @@ def loopback(bench: TransportBench) -> None:
         offer = controller.open(1)
         bench.send(bench.transport(), offer, plain(1))
         bench.receive(bench.transport(), offer)
-        listening = {address for address, _ in _listening()}
+        heard = {address for address, _ in listening()}
         controller.release(offer)
-    wide = sorted(a for a in {*audit.bound, *listening} if not a.startswith(_LOOPBACK))
+    wide = sorted(a for a in {*audit.bound, *heard} if not a.startswith(_LOOPBACK))
     expect(not wide, f"sockets were bound to {wide}, which other machines reach; bind to 127.0.0.1")
 
 
@@ -122,13 +121,13 @@ def stranger(bench: TransportBench) -> None:
     """Who connects without the offer's secret gets no byte of the weights and disturbs nobody."""
     from areal_conformance.benches.transport_tensors import noise
 
-    before = set(_listening())
+    before = listening()
     tensors = {"secret": noise((4096,), "uint8", 77)}
     marker = bytes(tensors["secret"][100:116].tolist())
     controller = bench.transport()
     offer = controller.open(1)
     bench.send(bench.transport(), offer, tensors)
-    opened = set(_listening()) - before
+    opened = listening() - before
     if not opened:
         bench.notes.append("nothing listens")
     for address in sorted(opened):
@@ -176,12 +175,6 @@ def _is_pickle(path: Path) -> bool:
         and zipfile.is_zipfile(path)
         and any(name.endswith(".pkl") for name in zipfile.ZipFile(path).namelist())
     )
-
-
-def _listening() -> list[tuple[str, int]]:
-    """Return the addresses this process listens at."""
-    found = psutil.Process().net_connections(kind="tcp")
-    return [(str(one.laddr[0]), int(one.laddr[1])) for one in found if one.status == psutil.CONN_LISTEN]
 
 
 def _request(location: object, do: str) -> bytes:

@@ -10,7 +10,7 @@ import threading
 
 from areal_conformance.benches.transport import Received, TransportBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.bytes import bits, same
+from areal_conformance.checks.transport.judging import bits, same
 from areal_conformance.outcome import Violation, expect
 
 

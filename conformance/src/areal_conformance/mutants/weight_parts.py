@@ -1,4 +1,4 @@
-"""Parts the broken transports are made of: ends that pass everything on until one thing is overridden.
+"""Ends of a weight transfer that pass everything on until one thing is overridden.
 
 Knows: the two ends' methods.
 Does not know: any sin.

@@ -1,0 +1,93 @@
+"""What makes a run pointless, found before its first check: a library or device that is absent, an adapter at odds
+with the suite. Each would otherwise show as a hundred failures of a backend that has done nothing wrong.
+
+Knows: which roles need torch, and what an adapter may name.
+Does not know: how a run is prepared (`plan`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Collection, Iterable
+from importlib.util import find_spec
+
+from areal_conformance.check import STATIC, Level
+from areal_conformance.run.asked import Asked
+from areal_conformance.target import Locator, Target
+from areal_core.contract.abilities import ABILITIES
+from areal_core.contract.errors import ConfigError, EngineMissing, ResourceError
+from areal_core.plugins.devices import seen_kinds
+
+LIBRARIES = ("torch", "transformers", "tensordict")
+"""What `areal-conformance[engine]` brings: oracles, tiny models and tensors to send are made of them."""
+ENGINES = ("train", "infer", "pair")
+
+
+def refuse_absent(
+    asked: Asked,
+    locator: Locator,
+    *,
+    found: Callable[[str], object] = find_spec,
+    kinds: Callable[[], Collection[str]] = seen_kinds,
+) -> None:
+    """Refuse a run that looks further than the static checks where what those need is not here.
+
+    Raises:
+        EngineMissing: the suite's own libraries are not installed.
+        ResourceError: the machine has no device of the kind.
+    """
+    if asked.level == Level.STATIC or (asked.only and all(key.startswith(f"{STATIC}.") for key in asked.only)):
+        return
+    missing = [name for name in LIBRARIES if not found(name)]
+    if missing and locator.role != "scheduler":
+        raise EngineMissing(
+            f"the checks of the role {locator.role} beyond --level 0 need {', '.join(missing)}",
+            why="the suite makes models, batches and tensors of its own to compare with",
+            fix="pip install 'areal-conformance[engine]'",
+        )
+    if locator.role in ENGINES and locator.device not in kinds() and not _torch_sees(locator.device):
+        raise ResourceError(
+            f"there is no {locator.device} device here",
+            why=f"seen are {', '.join(sorted(kinds()))}",
+            fix="run where the device is, or give --device cpu or --level 0; see areal doctor",
+        )
+
+
+def refuse_adapter(target: Target, ids: Iterable[str]) -> None:
+    """Refuse an adapter that names what is not there: it would be without effect, and nobody would notice.
+
+    Raises:
+        ConfigError: lists every fault.
+    """
+    known, adapter = set(ids), target.adapter
+    faults: list[str] = []
+    for key, given in adapter.tolerances.items():
+        if key not in known:
+            faults.append(f"tolerances: there is no check {key!r}{_near(key, known)}")
+        if not given.why.strip():
+            faults.append(f"tolerances[{key!r}]: `why` is empty; it is printed in the report")
+    words = set(ABILITIES.get(target.role, ()))
+    for key in adapter.options:
+        if key and key not in words:
+            faults.append(f"options: {key!r} is no ability of the role {target.role}{_near(key, words)}")
+    if adapter.patience <= 0:
+        faults.append(f"patience: {adapter.patience:g} multiplies every deadline, so it must be above 0")
+    if faults:
+        named = target.manifest.conformance if target.manifest else ""
+        raise ConfigError(
+            f"the conformance adapter {named or 'in use'} says what cannot be",
+            why="\n       ".join(faults),
+            fix="mend it; areal conformance list and areal backends NAME show the words",
+        )
+
+
+def _near(word: str, words: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, words, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _torch_sees(kind: str) -> bool:
+    """Ask torch, which also sees devices whose drivers leave no file we know."""
+    module = getattr(importlib.import_module("torch"), kind, None)
+    return bool(module is not None and module.is_available())
