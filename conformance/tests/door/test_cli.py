@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 
+from areal_conformance.checks import all_checks
 from areal_conformance.cli.explain import explained
 from areal_conformance.run.record import Record, Row, Subject, to_json, write_text
 from areal_core.cli.main import main
@@ -61,6 +63,26 @@ def test_list_into_a_pipe_has_one_line_a_check(capsys: pytest.CaptureFixture[str
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("static.signature.methods")]
     assert len(lines) == 1
     assert lines[0].rstrip().endswith("takes the contract's arguments.")
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/tutorial/certify-a-backend.md",
+        "conformance/README.md",
+        "conformance/src/areal_conformance/adapter.py",
+    ],
+)
+def test_a_check_that_the_documentation_names_is_there(page: str) -> None:
+    """What a reader copies must not be refused."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"conformance explain ([a-z_.]+\.[a-z_.]+)|\"([a-z_.]+)\": Tolerance\(", text)
+
+    assert named
+    assert [one or other for one, other in named if (one or other) not in all_checks()] == []
 
 
 def test_an_unknown_mutant_is_answered_with_a_near_one(capsys: pytest.CaptureFixture[str]) -> None:

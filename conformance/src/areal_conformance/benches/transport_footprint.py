@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import os
+import stat
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -61,6 +63,23 @@ def under(folder: Path) -> list[Path]:
 def bytes_under(folder: Path) -> int:
     """Return the size of all files of a folder."""
     return sum(path.stat().st_size for path in under(folder) if path.is_file())
+
+
+def room(folder: Path, known: Iterable[Path] = ()) -> int:
+    """Return the bytes that files take: those under a folder, under known paths, and those without a name held here."""
+    found = {path for place in (folder, *known) for path in ([place] if place.is_file() else under(place))}
+    own = Path("/proc/self/fd")
+    if own.is_dir():
+        found |= set(own.iterdir())
+    taken: dict[tuple[int, int], int] = {}
+    for path in found:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            taken[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(taken.values())
 
 
 def _descriptors() -> frozenset[str]:

@@ -110,6 +110,19 @@ class _Host:
         self._reading = iter(self._end().source(Offer(**offer)).buckets())
         return {"names": list(next(self._reading))}
 
+    def scribble(self, offer: dict[str, Any]) -> dict[str, Any]:
+        """Read everything, and write into every tensor that can be written to."""
+        import torch
+
+        count, source = 0, self._end().source(Offer(**offer))
+        for bucket in source.buckets():
+            for tensor in bucket.values():
+                if tensor.numel():
+                    tensor.reshape(-1).view(torch.uint8).bitwise_not_()
+                    count += 1
+        source.close()
+        return {"count": count}
+
     def release(self, offer: dict[str, Any]) -> dict[str, Any]:
         self._end().release(Offer(**offer))
         return {}

@@ -101,3 +101,34 @@ class ResumesWhatBroke(ReferenceInferenceEngine):
             raise
         self.before = {}
         return attrs.evolve(receipt, fingerprints={**receipt.fingerprints, **resumed.sent})
+
+
+class _Noting(PassingSource):
+    """Keeps what it was handed. Any: the transport's own source."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.handed: dict[str, Tensor] = {}
+
+    def alter(self, name: str, tensor: Tensor) -> Tensor:
+        self.handed[name] = tensor
+        return tensor
+
+
+@mutant(_OF, side="infer", killers=("pair.update.own_memory",), row="one-destination")
+class ServesTheTransportsMemory(ReferenceInferenceEngine):
+    """The tensors a transport hands out are served themselves, not copied."""
+
+    handed: Mapping[str, Tensor] = {}  # noqa: RUF012  replaced, never written to
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        noting = _Noting(source)
+        receipt = await super().receive_weights(noting, version)
+        self.handed = noting.handed
+        return receipt
+
+    async def commit_weights(self, version: int) -> None:
+        await super().commit_weights(version)
+        for name, parameter in self._require().stage.model.named_parameters():
+            if name in self.handed and self.handed[name].dtype == parameter.dtype:
+                parameter.data = self.handed[name]

@@ -164,13 +164,14 @@ class Probe:
             case "deaf":
                 return await self._deaf(extras["gate"])
             case "print":
-                _write(*extras["lines"], stream=extras["stream"])
+                _write(*extras["lines"], stream=extras["stream"], end=extras.get("end", "\n"))
             case "trap":
                 return {"value": Trap(extras["path"])}
             case "spawn":
                 return {"pid": _child()}
             case "exit":
                 _write(*extras.get("lines", ()))
+                _write(extras.get("unfinished", ""), end="")
                 os._exit(extras["code"])
             case "raise":
                 raise _error(extras)
@@ -280,8 +281,8 @@ def _error(extras: Mapping[str, Any]) -> BaseException:
             return AssertionError(f"the probe knows no error {kind!r}")
 
 
-def _write(*lines: str, stream: str = "stdout") -> None:
+def _write(*lines: str, stream: str = "stdout", end: str = "\n") -> None:
     out = sys.stderr if stream == "stderr" else sys.stdout
     for line in lines:
-        out.write(f"{line}\n")
+        out.write(f"{line}{end}")
     out.flush()

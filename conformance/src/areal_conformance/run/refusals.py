@@ -21,6 +21,8 @@ from areal_core.plugins.devices import seen_kinds
 
 LIBRARIES = ("torch", "transformers", "tensordict")
 """What `areal-conformance[engine]` brings: oracles, tiny models and tensors to send are made of them."""
+OTHER_OPTIONS = ("weights.kv_recomputed",)
+"""Keys of an adapter's options that are no abilities: how to switch one off, for the check that compares."""
 ENGINES = ("train", "infer", "pair")
 
 
@@ -67,7 +69,7 @@ def refuse_adapter(target: Target, ids: Iterable[str]) -> None:
             faults.append(f"tolerances: there is no check {key!r}{_near(key, known)}")
         if not given.why.strip():
             faults.append(f"tolerances[{key!r}]: `why` is empty; it is printed in the report")
-    words = set(ABILITIES.get(target.role, ()))
+    words = {*ABILITIES.get(target.role, ()), *OTHER_OPTIONS}
     for key in adapter.options:
         if key and key not in words:
             faults.append(f"options: {key!r} is no ability of the role {target.role}{_near(key, words)}")

@@ -53,6 +53,26 @@ async def leftovers(bench: PairBench) -> None:
                 old = new
 
 
+@check("pair.update.own_memory", level=Level.LOOP, law=7, spec="weights")
+async def own_memory(bench: PairBench) -> None:
+    """What is served is the replica's own: the next version may be written where the last one lay, unseen."""
+    for transport in bench.transports:
+        async with bench.pair(transport=transport, lr=0.02) as pair:
+            batch = pair.batch(await pair.generate(temperature=1.0))
+            for version in (1, 2):
+                await pair.step(batch)
+                await pair.update()
+                saved = await pair.saved(bench.folder / f"{transport}-{version}")
+                await pair.step(batch)
+                following = pair.transport.open(version + 1)
+                await pair.workers["actor/0"].call("send_weights", following, version + 1, timeout_s=TIMEOUT_S)
+                when = f"{transport}, version {version + 1} was sent and nobody has received it"
+                await expect_serves(bench, pair, saved, version, when)
+                expect_holds(bench, pair, tensors_of(saved), when)
+                pair.transport.release(following)
+                await expect_serves(bench, pair, saved, version, f"{transport}, the next version was released")
+
+
 async def _after_the_last_byte(pair: Pair, trouble: Trouble) -> None:
     """Play the controller: every replica receives the version, then all are told to drop it."""
     version = pair.sync.version + 1
