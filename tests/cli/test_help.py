@@ -41,8 +41,9 @@ def test_help_names_every_command(areal: Run) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], []])
-def test_the_frame_imports_nothing_heavy(words: list[str]) -> None:
-    """Help and version cost no engine, no configuration library, and no command."""
+def test_the_frame_imports_nothing_heavy(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help and version cost no engine, no configuration library, and no command, where no plugin adds one."""
+    monkeypatch.setenv("AREAL_PLUGINS", "")
     code = (
         "import sys; from areal_core.cli.main import main; code = main(sys.argv[1:]);"
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules];"
@@ -60,15 +61,16 @@ def test_version_is_the_packages_own(areal: Run) -> None:
     assert areal("--version").stdout == f"{__version__}\n"
 
 
-def test_an_unknown_command_is_answered_with_the_near_one(areal: Run) -> None:
+def test_an_unknown_command_is_answered_with_the_near_one(areal: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad input: exit code 2, one message, no traceback."""
+    monkeypatch.setenv("AREAL_PLUGINS", "")
     done = areal("backend")
 
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
         "ConfigError: areal has no command 'backend' [AREAL-E200]\n"
-        "  why: commands are train, quickstart, backends, doctor\n"
+        "  why: commands are train, quickstart, backends, doctor, new\n"
         "  fix: did you mean 'areal backends'?\n"
     )
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from attrs import frozen
 
-from areal_core.cli.main import make_app
+from areal_core.cli.main import make_app, plugin_commands
 from areal_core.cli.quickstart import preset_path
 from areal_core.config.backend import parse_backend
 from areal_core.config.load import load_config
@@ -129,7 +129,7 @@ def test_a_run_file_in_the_docs_loads(block: Block, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("page", "words"), commands("areal"), ids=lambda value: str(value)[:60])
 def test_an_areal_command_in_the_docs_parses(page: str, words: list[str]) -> None:
     """Commands, flags and overrides exist; nothing is run."""
-    app = make_app()
+    app = make_app(plugin_commands())
 
     _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
 

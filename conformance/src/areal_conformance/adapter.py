@@ -98,13 +98,15 @@ class Adapter:
     build: Callable[[Case], Any] = _build
     """Returns the engine, scheduler, transport or workflow, not started. Any: the role decides."""
     witness: Callable[[Any], Witness | None] = _no_witness
-    """Given a started engine. Without one, weights are witnessed by what the engine computes or saves."""
+    """Given a started engine. A trainer without one is witnessed by the folder it saves. An inference engine without
+    one is judged by what it computes; the one check that reads its weights is inconclusive, the verdict `partial`."""
     faults: Callable[[Any], Mapping[str, Fault]] = _no_faults
     """Given a started engine: its own faults by name. Those of transport, clock, processes and disk are the suite's."""
     tolerances: Mapping[str, Tolerance] = Factory(dict)
     """Check id -> looser tolerance."""
     options: Mapping[str, Mapping[str, Any]] = Factory(dict)
-    """Claim -> the options that switch the ability on; "" -> options for every check."""
+    """Claim -> the options that switch the ability on; "" -> options for every check. `weights.kv_recomputed`, the
+    opposite of the claim `weights.kv_kept`, may have options too."""
     models: tuple[str, ...] = field(default=("qwen3",), converter=tuple[str, ...])
     """Kinds of tiny model (`areal_core.testing.models`) it takes; the first is the default."""
     dtypes: tuple[str, ...] = field(default=("float32",), converter=tuple[str, ...])

@@ -179,7 +179,7 @@ def _law(number: int, message: str) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """Return type, message and place of an exception. Any frame of the suite itself is left in: it names the step."""
-    place = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
-    where = f" at {place[0].filename.rpartition('/')[2]}:{place[0].lineno}" if place else ""
-    return f"{type(error).__name__}: {error}{where}"
+    """Return type and message of an exception, and the last steps that led to it, innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    places = " < ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames))
+    return f"{type(error).__name__}: {error}" + (f"\n  at {places}" if places else "")

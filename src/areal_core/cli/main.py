@@ -78,7 +78,7 @@ def make_app(extra: Mapping[str, tuple[str, str]] | None = None) -> App:
 def _run(words: list[str]) -> int:
     first = words[0] if words else "--help"
     # Hook plugins are asked only where they could matter, so that they cannot slow or break the core's commands.
-    extra = {} if first in COMMANDS or first == "--version" else _plugin_commands()
+    extra = {} if first in COMMANDS or first == "--version" else plugin_commands()
     if not first.startswith("-") and first not in {*COMMANDS, *extra}:
         raise _unknown_command(first, [*COMMANDS, *extra])
     app = make_app(extra)
@@ -98,7 +98,8 @@ def _run(words: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _plugin_commands() -> dict[str, tuple[str, str]]:
+def plugin_commands() -> dict[str, tuple[str, str]]:
+    """Return the commands hook plugins add: name -> where it is, and its line in `areal --help`."""
     from areal_core.plugins.discovery import discover
 
     entries = discover().hooks

@@ -93,9 +93,11 @@ def grow(descriptor: int, size: int, path: str) -> None:
         ResourceError: there is no room; tells how much is needed and how much there is.
     """
     status = os.fstat(descriptor)
-    if status.st_size >= size:
+    # Room that `drop` gave back is within the size and not there.
+    held = min(status.st_size, status.st_blocks * 512) if hasattr(os, "posix_fallocate") else status.st_size
+    if held >= size:
         return
-    needed = size - status.st_size
+    needed = size - held
     free = _free_bytes(path)
     if needed > free:
         raise _no_room(needed, free, path)
@@ -110,15 +112,26 @@ def grow(descriptor: int, size: int, path: str) -> None:
 
 
 def map_segment(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
-    """Map a segment. Readers get a private view: a stray write of theirs reaches nobody else."""
+    """Map a segment. Readers cannot write: it would reach nobody else, but stay in what they read there later."""
     flags = mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE
-    mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     if sys.platform == "linux":
         advice = _MADV_POPULATE_WRITE if writable else _MADV_POPULATE_READ
         # Linux before 5.14 does not know it: pages are mapped one fault at a time, only slower.
         with contextlib.suppress(OSError):
             mapped.madvise(advice)
     return mapped
+
+
+def drop(mapped: mmap.mmap) -> None:
+    """Give the memory of a shared mapping back, all but its first page; it reads as zeros from now on.
+
+    The segment keeps its size: whoever still has it mapped must not be killed for looking at it.
+    """
+    if hasattr(mmap, "MADV_REMOVE") and len(mapped) > mmap.PAGESIZE:
+        # Not every file system can; then the room comes back with the release.
+        with contextlib.suppress(OSError):
+            mapped.madvise(mmap.MADV_REMOVE, mmap.PAGESIZE, len(mapped) - mmap.PAGESIZE)
 
 
 _MADV_POPULATE_READ = 22

@@ -10,11 +10,13 @@ its pages are already there and mapped, which is what most of the time would go 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import secrets
 import sys
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,7 +39,7 @@ from areal_core.weights.layout import (
     mark,
     read_layout,
 )
-from areal_core.weights.segment import Segment, grow, has_anonymous, map_segment, open_segment
+from areal_core.weights.segment import Segment, drop, grow, has_anonymous, map_segment, open_segment
 from areal_core.weights.sink import CheckedSink
 
 
@@ -194,7 +196,16 @@ class _SegmentStore:
     def discard(self) -> None:
         if self._map is not None:
             self._map[READABLE_OFFSET : READABLE_OFFSET + len(UNREADABLE)] = UNREADABLE
+            drop(self._map)
         self._map = None
+
+
+@functools.cache
+def _hush() -> None:
+    """Have torch say once, unheard, that memory is not writable: what sources yield is not meant to be."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.frombuffer(b"0", dtype=torch.uint8)
 
 
 class ShmSource:
@@ -203,6 +214,7 @@ class ShmSource:
     def __init__(self, mapped: _Mapped, offer: Offer) -> None:
         self._offer = offer
         self._map: mmap.mmap | None = mapped.map(offer, 0)
+        _hush()
         self._layout = read_layout(self._map, offer.version, int(offer.location["ticket"]))
 
     @property

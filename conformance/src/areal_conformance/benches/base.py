@@ -93,10 +93,11 @@ class Bench:
         given = self.target.adapter.tolerances.get(self._check.id) if self._check else None
         if given is None:
             return own
-        self.notes.append(
-            f"tolerance {given.atol:g} + {given.rtol:g} |x| instead of {atol:g} + {rtol:g} |x|: {given.why}"
-        )
-        return Tolerance(atol=max(atol, given.atol), rtol=max(rtol, given.rtol), why=given.why)
+        looser = Tolerance(atol=max(atol, given.atol), rtol=max(rtol, given.rtol), why=given.why)
+        note = f"tolerance {looser.atol:g} + {looser.rtol:g} |x| instead of {atol:g} + {rtol:g} |x|: {given.why}"
+        if note not in self.notes:
+            self.notes.append(note)
+        return looser
 
     @contextlib.contextmanager
     def suffering(self, fault: Fault) -> Iterator[Fault]:

@@ -60,6 +60,15 @@ class StaticBench(Bench):
         return entries[0]
 
     @property
+    def packaged(self) -> bool:
+        """Whether the plugin is an installed distribution; if not, what is asked of packages is not asked: a note."""
+        try:
+            return bool(self.entry)
+        except Inconclusive as reason:
+            self.notes.append(f"not looked at: {reason}")
+            return False
+
+    @property
     def distribution(self) -> metadata.Distribution:
         """Return the installed distribution."""
         return metadata.distribution(self.entry.distribution)
@@ -97,6 +106,10 @@ class StaticBench(Bench):
     def sources(self) -> Iterator[tuple[Path, ast.Module]]:
         """Yield every Python file of the plugin, parsed: its top-level package, or its one module."""
         module = self.manifest.factory.partition(":")[0]
+        own_file = Path(self.target.origin)
+        if own_file.suffix == ".py" and own_file.is_file():  # a user's own file, added by its path
+            yield own_file, ast.parse(own_file.read_text(encoding="utf-8"), filename=str(own_file))
+            return
         found = find_spec(module.partition(".")[0])
         if found is None or found.origin is None:
             raise Inconclusive(f"{module} has no source to look at")

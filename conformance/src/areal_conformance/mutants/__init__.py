@@ -10,6 +10,7 @@ Does not know: how they are killed (`self_test`).
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -148,4 +149,11 @@ def mutant_named(name: str) -> Mutant:
     try:
         return all_mutants()[name]
     except KeyError:
-        raise BackendNotFound(f"there is no mutant {name!r}", why=f"mutants are {', '.join(all_mutants())}") from None
+        near = difflib.get_close_matches(name, all_mutants(), n=3)
+        raise BackendNotFound(
+            f"there is no mutant {name!r}",
+            why=f"there are {len(all_mutants())}",
+            fix=f"did you mean {' or '.join(near)}?"
+            if near
+            else "areal conformance explain CHECK lists those it kills",
+        ) from None

@@ -20,6 +20,8 @@ DEVICES = ("cpu", "cuda", "npu")
 @check("static.import.light", level=Level.STATIC, law=0, spec="index#optional-abilities")
 def import_light(bench: StaticBench) -> None:
     """The manifest can be read where no engine is installed, and loads none where one is."""
+    if not bench.packaged:
+        return
     roots = sorted(import_roots(bench.manifest) | set(HEAVY))
     module, _, name = bench.entry.value.partition(":")
     code = f"import {module} as m\nmanifest = m.{name}\nprint(json.dumps([n for n in {roots!r} if n in sys.modules]))"
@@ -50,7 +52,7 @@ def manifest_summary(bench: StaticBench) -> None:
 def requires_extra(bench: StaticBench) -> None:
     """The extra that errors tell people to install exists."""
     extra = bench.manifest.extra
-    if extra is None:
+    if extra is None or not bench.packaged:
         return
     provided = bench.distribution.metadata.get_all("Provides-Extra") or []
     expect(
@@ -61,6 +63,8 @@ def requires_extra(bench: StaticBench) -> None:
 @check("static.requires.shell", level=Level.STATIC, law=0, spec="index#optional-abilities")
 def requires_shell(bench: StaticBench) -> None:
     """A base install brings no engine, so that any plugins can be installed side by side."""
+    if not bench.packaged:
+        return
     base = [text for text in bench.distribution.requires or [] if "extra ==" not in text]
     names = {re.split(r"[\s\[<>=!~;(]", text, maxsplit=1)[0].lower().replace("-", "_") for text in base}
     engines = sorted(names & {root.lower() for root in import_roots(bench.manifest) & set(HEAVY)})
@@ -83,8 +87,7 @@ def requires_complete(bench: StaticBench) -> None:
 def requires_enforced(bench: StaticBench) -> None:
     """Where a requirement is absent the plugin is refused by name with the command that brings it."""
     roots = sorted(import_roots(bench.manifest))
-    bench.entry  # noqa: B018  only an installed plugin can miss its engine
-    if not roots:
+    if not roots or not bench.packaged:
         return
     code = (
         "from areal_core.contract.errors import ArealError\n"

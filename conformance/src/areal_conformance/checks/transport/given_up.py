@@ -28,7 +28,7 @@ def abort_frees(bench: TransportBench) -> None:
     from areal_conformance.benches.transport_tensors import sized
     from areal_core.weights.specs import manifest_of
 
-    tensors = sized(_SIZE // 4, 4, 1)
+    tensors = sized(_SIZE, 4, 1)
     for how in ("announced", "half", "whole", "refused"):
         controller, sender = bench.transport(), bench.transport()
         offer = controller.open(1)

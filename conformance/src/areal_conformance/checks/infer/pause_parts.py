@@ -1,0 +1,71 @@
+"""What a pause hands back or frees: every token computed, every slot given up.
+
+Knows: the tokens that status counts, and requests that end while nothing is computed.
+Does not know: updates during a pause (`versions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.infer import LONG
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import expect_policies, prompts
+from areal_conformance.checks.infer.pause import started
+from areal_conformance.outcome import expect
+from areal_core.contract.inference import PauseMode
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.infer import InferBench
+
+
+@check("infer.pause.abort_returns_all", level=Level.SINGLE, law=7, spec="infer#pause", requires=("pause.abort",))
+async def abort_returns_all(bench: InferBench) -> None:
+    """`pause(abort)` returns every token computed: outputs are together as long as status has counted."""
+    keeps = bench.target.claimed("pause.keep")
+    async with bench.engine(max_concurrent=4) as engine:
+        for number, frozen in enumerate((False, keeps, False)):
+            before = (await engine.status()).tokens_generated
+            requests, calls = started(bench, engine, 3 + number, seed=25 + number)
+            await bench.until_generated(engine, 9 + 4 * number)
+            if frozen:
+                await engine.pause(PauseMode.KEEP)
+                await bench.turns(20)
+            await engine.pause(PauseMode.ABORT)
+            parts = await bench.results(calls)
+            counted = (await engine.status()).tokens_generated - before
+            returned = [len(part.output_ids) for part in parts]
+            await engine.resume()
+            expect(
+                sum(returned) == counted,
+                f"{counted} tokens were computed until pause(abort), requests came back with {returned}, "
+                f"{sum(returned)} in all",
+            )
+            expect_policies(bench, zip(parts, requests, strict=True))
+
+
+@check("infer.cancel.while_paused", level=Level.SINGLE, law=10, spec="infer#generate", requires=("pause.keep",))
+async def while_paused(bench: InferBench) -> None:
+    """A request cancelled during a pause gives its place up during the pause, not with the next `resume`."""
+    async with bench.engine(max_concurrent=3) as engine:
+        calls = [
+            bench.call(engine.generate(bench.ask(*ids, name=f"r{number}", max_new_tokens=LONG)))
+            for number, ids in enumerate(prompts(5, seed=29))
+        ]
+        await bench.until_generated(engine, 12)
+        await engine.pause(PauseMode.KEEP)
+        for number, doomed in enumerate((calls[1], calls[4], calls[0], calls[2], calls[3])):
+            doomed.cancel()
+            await asyncio.gather(doomed, return_exceptions=True)
+            left = 4 - number
+
+            async def freed(left: int = left) -> bool:
+                status = await engine.status()
+                return status.num_running + status.num_waiting == left and status.num_running <= left
+
+            await bench.until(freed, f"status to show {left} requests while paused, after a cancel of one", seconds=2.0)
+        expect((await engine.status()).paused, "the engine was not resumed, its status must show paused")
+        await engine.resume()
+        request = bench.ask(5, 9)
+        expect_policies(bench, [(await bench.generate(engine, request), request)])

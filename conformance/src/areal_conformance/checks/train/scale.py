@@ -1,0 +1,171 @@
+"""What holds for a few sequences, steps or micro-batches must hold for many, and for large gradients as for small ones.
+
+Knows: sizes at which a count, a buffer or a sum of low precision gives way.
+Does not know: why; the numbers themselves are judged at small sizes by the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.train.step_gradient import one_step
+from areal_conformance.outcome import expect
+from areal_core.contract.train import OptimizerSpec, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from areal_conformance.benches.train import Shape, TrainBench
+
+SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
+OPTIMIZER = "train#areal_core.contract.train.OptimizerSpec"
+_SLOW: Any = (0.97, 0.999)  # Any: the converter of `betas` has no type
+
+_MANY: tuple[Shape, ...] = ((1, 4), (2, 3), (1, 2), (1, 1), "01011", (3, 5), (1, 4)) * 20
+"""140 sequences: neighbours of one length everywhere, and more than 128 of them."""
+
+_LARGE, _NUM_SMALL = 320.0, 40
+"""Advantages of the large micro-batch, and how many have 1 beside it: a part in 320 of any number is less than half
+of bfloat16's last place, so a sum of that precision loses every small one added after the large."""
+
+
+@check("train.forward.many_sequences", level=Level.SINGLE, law=1, spec="train#areal_core.contract.train.Output")
+def many_sequences(bench: TrainBench) -> None:
+    """Among 140 sequences, many of one length, each has its own columns, in one micro-batch or in many."""
+    from areal_conformance.oracles.train import Oracle
+    from areal_conformance.oracles.train_compare import close
+
+    model = bench.model(hidden=32)
+    batch = bench.batch(_MANY, seed=8)
+    wanted = Oracle(model).columns(batch)
+    for tokens in (16384, 33):
+        with bench.engine(model=model, max_tokens_per_microbatch=tokens) as engine:
+            for count in (batch.num_sequences, 33, 65):
+                given = batch.select(list(range(count)))
+                got = engine.forward(given, SCORES)
+                for name in SCORES:
+                    what = f"{name} of {count} sequences in micro-batches of {tokens} tokens"
+                    close(bench, what, got.tokens[name], wanted[name][: given.num_tokens], atol=5e-5)
+
+
+@check(
+    "train.step.many_sequences",
+    level=Level.SINGLE,
+    law=6,
+    spec="train#areal_core.contract.train.TrainEngine.train_step",
+)
+def step_of_many_sequences(bench: TrainBench) -> None:
+    """Every one of 70 sequences trains with its own advantages and row of the table, in micro-batches of few."""
+    from areal_conformance.oracles.train_objectives import Quadratic
+    from areal_core.testing.objectives import PolicyGradient
+
+    model = bench.model(hidden=32)
+    batch = bench.batch(_MANY[:70], seed=9)
+    one_step(bench, model, batch, PolicyGradient(), max_tokens_per_microbatch=33)
+    one_step(bench, model, batch.select(list(range(40))), Quadratic(), max_tokens_per_microbatch=50)
+
+
+@check("train.step.adamw_long", level=Level.SINGLE, law=6, spec=OPTIMIZER)
+def adamw_long(bench: TrainBench) -> None:
+    """The bias correction counts every step: with slow betas, forty-eight steps each move the weights as AdamW says."""
+    from areal_conformance.oracles.train import Oracle
+    from areal_conformance.oracles.train_compare import weights_close
+    from areal_conformance.oracles.train_optimizer import OracleTrainer
+    from areal_core.testing.objectives import PolicyGradient
+
+    model = bench.model(hidden=32, layers=1)
+    spec = OptimizerSpec(lr=2e-3, betas=_SLOW, eps=1e-2, weight_decay=0.0, max_grad_norm=0.0)
+    oracle = OracleTrainer(Oracle(model), spec)
+    batch = bench.batch([(1, 4)], seed=3)
+    with bench.engine(model=model, optimizer=spec) as engine:
+        for step in range(1, 49):
+            oracle.step(batch, PolicyGradient())
+            engine.train_step(batch, PolicyGradient())
+            if step in (12, 20, 34, 48):
+                what = f"weights after {step} steps with betas {spec.betas}"
+                weights_close(bench, what, bench.witnessed(engine), oracle.weights, atol=1e-4)
+
+
+@check("train.step.large_norm", level=Level.SINGLE, law=6, spec=OPTIMIZER)
+def large_norm(bench: TrainBench) -> None:
+    """A gradient whose norm is far above 1 is used as it is where `max_grad_norm` is 0 or larger, else clipped to it."""
+    from areal_conformance.oracles.train import Oracle
+    from areal_conformance.oracles.train_compare import number, weights_close
+    from areal_conformance.oracles.train_optimizer import OracleTrainer
+    from areal_conformance.oracles.train_specs import DESCENT
+    from areal_core.testing.objectives import PolicyGradient
+
+    model = bench.model(hidden=32)
+    plain = bench.batch([(2, 3), (1, 4)], seed=4)
+    for factor, limits in ((30.0, (0.0, 7.0)), (3000.0, (0.0, 1e6))):
+        batch = plain.with_tokens(advantages=plain.tokens["advantages"] * factor)
+        for limit in limits:
+            # a step is the gradient over the factor
+            spec = attrs.evolve(DESCENT, lr=1e3, eps=1e3 * factor, max_grad_norm=limit)
+            oracle = OracleTrainer(Oracle(model), spec)
+            with bench.engine(model=model, optimizer=spec) as engine:
+                for step in (1, 2):
+                    oracle.step(batch, PolicyGradient())
+                    report = engine.train_step(batch, PolicyGradient())
+                    expect(oracle.norm > 7.0, f"the oracle's gradient norm {oracle.norm:g} is too small to tell")
+                    where = f"step {step} with max_grad_norm {limit:g} and a gradient norm of {oracle.norm:.4g}"
+                    number(bench, f"gradient norm of {where}", report.grad_norm, oracle.norm, rtol=1e-3)
+                    atol = 1e-6 + 1e-4 * min(oracle.norm, limit or oracle.norm) / factor
+                    weights_close(bench, f"weights after {where}", bench.witnessed(engine), oracle.weights, atol=atol)
+
+
+@check(
+    "train.bfloat16.accumulates",
+    level=Level.SINGLE,
+    law=6,
+    spec="train#areal_core.contract.train.TrainSpec",
+    requires=("precision.bfloat16",),
+)
+def accumulates(bench: TrainBench) -> None:
+    """In bfloat16 many small micro-batches beside a large one are not rounded away: gradients add up in float32."""
+    from areal_conformance.oracles.train_specs import DESCENT
+    from areal_core.testing.objectives import PolicyGradient
+
+    shape: Shape = (1, 5)
+    model = bench.model(hidden=32)
+    one = bench.batch([shape], seed=5)
+    length, count = one.num_tokens, _NUM_SMALL + 1
+    mean = (_LARGE + _NUM_SMALL) / count
+    many = one.select([0] * count)
+    place = many.sequence_ids == count // 2  # in the middle, so that some small ones come later in any order
+    scale = one.tokens["advantages"].new_ones(many.num_tokens)
+    scale[place] = _LARGE
+    many = many.with_tokens(advantages=many.tokens["advantages"] * scale)
+    one = one.with_tokens(advantages=one.tokens["advantages"] * mean)
+    norms: list[float] = []
+    moves: list[Mapping[str, Tensor]] = []
+    for batch in (one, many):
+        with bench.engine(
+            model=model, dtype="bfloat16", optimizer=DESCENT, max_tokens_per_microbatch=length
+        ) as engine:
+            before = bench.witnessed(engine)
+            report = engine.train_step(batch, PolicyGradient(entropy=0.0))
+            after = bench.witnessed(engine)
+        norms.append(report.grad_norm)
+        moves.append({name: after[name].double() - before[name].double() for name in before})
+    told, wanted = norms[1], norms[0]
+    bench.numbers["norm_gap"] = abs(told / wanted - 1.0)
+    expect(
+        abs(told / wanted - 1.0) < 0.02,
+        f"one sequence {count} times, once with {_LARGE:g} times the advantage, in as many micro-batches: gradient norm "
+        f"{told:.6g}, in one micro-batch {wanted:.6g}; what is small beside the sum so far is lost",
+    )
+    for name, move in moves[0].items():
+        size = float(move.norm())
+        apart = float((moves[1][name] - move).norm())
+        bench.numbers["gradient_gap"] = max(bench.numbers.get("gradient_gap", 0.0), apart / max(size, 1e-9))
+        expect(
+            apart < 0.04 * size + 1e-5,
+            f"the gradient of {name} over {count} micro-batches is {apart / max(size, 1e-9):.1%} from that of one; "
+            "what is small beside the sum so far is lost",
+        )
