@@ -61,10 +61,9 @@ def test_version_is_the_packages_own(areal: Run) -> None:
     assert areal("--version").stdout == f"{__version__}\n"
 
 
-def test_an_unknown_command_is_answered_with_the_near_one(areal: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_command_is_answered_with_the_near_one(areal: Run) -> None:
     """Bad input: exit code 2, one message, no traceback."""
-    monkeypatch.setenv("AREAL_PLUGINS", "")
-    done = areal("backend")
+    done = areal("backend", AREAL_PLUGINS="")
 
     assert done.returncode == 2
     assert done.stdout == ""

@@ -26,7 +26,8 @@ class RewardStatus:
 class RewardResult:
     """What a reward function gave. `value` is a finite number exactly when `status` is ok.
 
-    `components` are named parts for the metrics; they are not summed into the value.
+    `components` are named parts: a workflow puts them among the episode's metrics under these names.
+    They are not summed into the value.
     """
 
     value: float | None

@@ -90,7 +90,7 @@ class _Resumed(PassingSource):
 class ResumesWhatBroke(ReferenceInferenceEngine):
     """A transfer that follows a broken one skips what had arrived before, and vouches for the bytes it was sent."""
 
-    before: Mapping[str, Tensor] = {}  # noqa: RUF012  replaced, never written to
+    before: Mapping[str, Tensor] = {}
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
         resumed = _Resumed(source, dict(self.before))
@@ -119,7 +119,7 @@ class _Noting(PassingSource):
 class ServesTheTransportsMemory(ReferenceInferenceEngine):
     """The tensors a transport hands out are served themselves, not copied."""
 
-    handed: Mapping[str, Tensor] = {}  # noqa: RUF012  replaced, never written to
+    handed: Mapping[str, Tensor] = {}
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
         noting = _Noting(source)

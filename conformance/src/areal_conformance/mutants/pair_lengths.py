@@ -6,6 +6,7 @@ Does not know: which check sees it, but for the names of its killers.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class CoarseFarOut(ReferenceTrainEngine):
             return told
         logprobs = told.tokens["logprobs"].clone()
         ends = batch.cu_seqlens.tolist()
-        for start, stop in zip(ends, ends[1:], strict=False):
+        for start, stop in pairwise(ends):
             far = slice(min(start + _FAR, stop), stop)
             logprobs[far] = logprobs[far].to(torch.bfloat16).to(logprobs.dtype)
         return told.with_tokens(logprobs=logprobs)

@@ -88,9 +88,9 @@ class CrashIsZero(Bent):
 class FailedRewardIsRetried(SecondWorkflow):
     """Raises for a failed reward what is raised for a lost request, which is tried again and again."""
 
-    async def score(self, engine: Session, data: Mapping[str, Any], prompt: str, last: Generation) -> float:
+    def value(self, engine: Session, result: RewardResult) -> float:
         try:
-            return await super().score(engine, data, prompt, last)
+            return super().value(engine, result)
         except RewardFailed as error:
             raise GenerationFailed(error.what, why=error.why) from error
 
@@ -157,7 +157,7 @@ class ErrorsLoseTheirKind(Bent):
 class FirstTurnWillDo(SecondWorkflow):
     """Makes an episode of the turns there are where a later one fails."""
 
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Trajectory:
+    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode | Trajectory:
         made: list[Generation] = []
 
         class Once(BentSession):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal_core.contract.data import Trajectory
+from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import BatchError, DatasetError, RewardFailed
 from areal_core.contract.inference import Generation
 from areal_core.contract.train import ROUTED_EXPERTS
-from areal_core.contract.workflow import RewardInput, RewardStatus, Session
+from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus, Session
 
 BETWEEN = "-again>"
 
@@ -21,7 +21,7 @@ BETWEEN = "-again>"
 class SecondWorkflow:
     """Satisfies `contract.RolloutWorkflow`. Holds nothing."""
 
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Trajectory:
+    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode | Trajectory:
         """Ask twice and score the second answer. Any: as in the contract."""
         prompt = data.get("prompt")
         if not isinstance(prompt, str):
@@ -32,8 +32,11 @@ class SecondWorkflow:
         first = await engine.generate(context)
         middle = self.ids_of(engine, BETWEEN)
         second = await engine.generate([*context, *first.output_ids, *middle])
-        value = await self.score(engine, data, prompt, second)
-        return self.joined([(context, None), ((), first), (middle, None), ((), second)], value)
+        result = await self.scored(engine, data, prompt, second)
+        made = self.joined([(context, None), ((), first), (middle, None), ((), second)], self.value(engine, result))
+        return Episode(
+            trajectories=(made,), task_id=engine.task_id, group_id=engine.group_id, metrics=dict(result.components)
+        )
 
     def ids_of(self, engine: Session, text: str) -> list[int]:
         """Return token ids of a text without special tokens."""
@@ -41,7 +44,11 @@ class SecondWorkflow:
 
     async def score(self, engine: Session, data: Mapping[str, Any], prompt: str, last: Generation) -> float:
         """Return the reward of the last answer. Any: as in the contract."""
-        result = await engine.reward(
+        return self.value(engine, await self.scored(engine, data, prompt, last))
+
+    async def scored(self, engine: Session, data: Mapping[str, Any], prompt: str, last: Generation) -> RewardResult:
+        """Return what the reward says of the last answer. Any: as in the contract."""
+        return await engine.reward(
             RewardInput(
                 prompt=prompt,
                 completion=engine.tokenizer.decode(last.output_ids, skip_special_tokens=True),
@@ -50,6 +57,9 @@ class SecondWorkflow:
                 row=data,
             )
         )
+
+    def value(self, engine: Session, result: RewardResult) -> float:
+        """Return the reward, if there is one."""
         if result.status != RewardStatus.OK or result.value is None:
             raise RewardFailed(f"no reward for {engine.task_id}: {result.status}", why=result.detail)
         return float(result.value)

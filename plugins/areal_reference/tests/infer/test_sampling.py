@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -42,6 +43,17 @@ def test_draws_follow_the_distribution(options):
     statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
     assert statistic < 27.9, "chi-square with at most 9 degrees of freedom exceeds its 99.9% quantile"
     torch.testing.assert_close(logprobs.exp(), torch.from_numpy(expected / num).float()[drawn], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fixed_shape", [False, True])
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 0.3}, {"top_k": 4, "top_p": 0.5}])
+def test_greedy_rows_report_the_model_s_own_logprob_whatever_the_filters(options, fixed_shape):
+    """Filters, also those of sampled neighbours, leave a greedy row's token and log-prob as they are without."""
+    logits = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+    mixed = evolve(rows(6, fixed_shape=fixed_shape, **options), greedy=np.arange(6) % 2 == 0)
+    tokens, logprobs = sample(logits, mixed)
+    assert torch.equal(tokens[::2], logits[::2].argmax(-1))
+    torch.testing.assert_close(logprobs[::2], torch.log_softmax(logits[::2], -1).max(-1).values)
 
 
 def test_successive_draws_of_one_stream_are_spread_and_unrelated():

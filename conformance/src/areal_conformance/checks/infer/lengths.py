@@ -31,7 +31,7 @@ OVERLAP = 40
 async def long(bench: InferBench) -> None:
     """Far from the beginning, of a long output or after a long prompt, log-probs are the policy's as near it."""
     chosen = random.Random(41)
-    lengths = ((3, 260), (100, 60), (200, 70), (490, 40), (1010, 30))
+    lengths = ((3, 260), (140, 20), (250, 12), (508, 8), (1023, 2))
     async with bench.engine() as engine:
         asked = [
             bench.ask(
@@ -55,7 +55,7 @@ async def eighty(bench: InferBench) -> None:
     """Of 80 requests that run at once each gets its own prompt's log-probs."""
     async with bench.engine(max_concurrent=128) as engine:
         asked = [
-            bench.ask(*ids, name=f"r{number}", temperature=1.0, max_new_tokens=3 + number % 2, **draw(bench, number))
+            bench.ask(*ids, name=f"r{number}", temperature=1.0, max_new_tokens=2, **draw(bench, number))
             for number, ids in enumerate(prompts(CROWD, seed=31, longest=6))
         ]
         results = await bench.results([bench.call(engine.generate(request)) for request in asked])

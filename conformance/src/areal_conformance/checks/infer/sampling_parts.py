@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policies, prompts
 from areal_conformance.checks.infer.sampling import draw, judge_output
-from areal_conformance.checks.infer.sampling_ends import PATHS, _ask_and_expect, _path
+from areal_conformance.checks.infer.sampling_ends import PATHS, _path
+from areal_conformance.checks.infer.stop_texts import Case, end_as_told
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
 
@@ -84,6 +85,7 @@ async def continued(bench: InferBench) -> None:
 async def continued_stop_tokens(bench: InferBench) -> None:
     """Stop tokens end a continued request where they come anew; those among its prior tokens do not count."""
     async with bench.engine("sampling.stop_tokens") as engine:
+        cases: list[Case] = []
         for prompt in PATHS:
             path = await _path(bench, engine, prompt)
             for prior in (1, 5):
@@ -93,4 +95,5 @@ async def continued_stop_tokens(bench: InferBench) -> None:
                     wanted = rest if place is None else rest[: place + 1]
                     reason = StopReason.LENGTH if place is None else StopReason.STOP
                     asked = {"num_prior": prior, "stop_token_ids": (token,), "max_new_tokens": len(rest)}
-                    await _ask_and_expect(bench, engine, (*prompt, *path[:prior]), wanted, reason, **asked)
+                    cases.append(((*prompt, *path[:prior]), asked, wanted, reason))
+        await end_as_told(bench, engine, cases)

@@ -6,19 +6,35 @@ Does not know: short strings and prior tokens (`sampling_ends`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.sampling_ends import LENGTH, PATHS, _ask_and_expect, _path, _text_ends
+from areal_conformance.checks.infer.sampling_ends import LENGTH, PATHS, _expect_end, _path, _text_ends
 from areal_conformance.outcome import Inconclusive
 from areal_core.contract.data import StopReason
 
 if TYPE_CHECKING:
     from areal_conformance.benches.infer import InferBench
+    from areal_core.contract.inference import InferenceEngine
+
+Case = tuple[tuple[int, ...], dict[str, Any], tuple[int, ...], StopReason]
+"""Prompt, what is asked besides, the output expected and why it ends. Any: fields of SamplingParams."""
 
 LONG_ONES = (9, 12, 15, 20)
 NEVER = "\u00e9"
 """A letter that no token of the tiny models holds."""
+
+
+async def end_as_told(bench: InferBench, engine: InferenceEngine, cases: Sequence[Case]) -> None:
+    """Ask all at once and expect every output and its end."""
+    asked = [
+        bench.ask(*prompt, name=f"r{number}", **{"max_new_tokens": LENGTH, **given})
+        for number, (prompt, given, _, _) in enumerate(cases)
+    ]
+    results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+    for result, request, (_, _, wanted, reason) in zip(results, asked, cases, strict=True):
+        _expect_end(result, request, wanted, reason)
 
 
 @check(
@@ -30,23 +46,22 @@ NEVER = "\u00e9"
 )
 async def stop_strings_long(bench: InferBench) -> None:
     """A long stop string ends an output where all of it is there; one that differs in any place does not."""
-    num_tried = 0
     async with bench.engine("sampling.stop_strings") as engine:
-        for prompt in PATHS:
+        cases: list[Case] = []
+        for number, prompt in enumerate(PATHS):
             path = await _path(bench, engine, prompt)
             ends = _text_ends(bench, path)
-            for size in LONG_ONES:
+            for size in (LONG_ONES[number], LONG_ONES[-1 - number]):
                 text = ends[-2][-size:]
-                place = next(count for count in range(1, len(ends)) if text in ends[count])
-                near = tuple(text[:at] + NEVER + text[at + 1 :] for at in (0, 1, size // 2, size - 2, size - 1))
                 if len(text) < size:
                     continue
-                num_tried += 1
-                await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop=near)
-                for stop in ((text,), (*near, text), ("@never@", text, NEVER)):
-                    await _ask_and_expect(bench, engine, prompt, path[:place], StopReason.STOP, stop=stop)
-    if not num_tried:
-        raise Inconclusive(f"no greedy path of {LENGTH} tokens has {LONG_ONES[0]} letters")
+                place = next(count for count in range(1, len(ends)) if text in ends[count])
+                near = tuple(text[:at] + NEVER + text[at + 1 :] for at in (0, 1, size // 2, size - 2, size - 1))
+                cases.append((prompt, {"stop": near}, path, StopReason.LENGTH))
+                cases += [(prompt, {"stop": stop}, path[:place], StopReason.STOP) for stop in ((text,), (*near, text))]
+        if not cases:
+            raise Inconclusive(f"no greedy path of {LENGTH} tokens has {LONG_ONES[0]} letters")
+        await end_as_told(bench, engine, cases)
 
 
 @check(
@@ -58,8 +73,8 @@ async def stop_strings_long(bench: InferBench) -> None:
 )
 async def stop_strings_across_min(bench: InferBench) -> None:
     """A stop string that begins before min_new_tokens and is complete after it ends the output there."""
-    num_tried = 0
     async with bench.engine("sampling.stop_strings", "sampling.min_tokens") as engine:
+        cases: list[Case] = []
         for prompt in PATHS:
             path = await _path(bench, engine, prompt)
             ends = _text_ends(bench, path)
@@ -67,12 +82,11 @@ async def stop_strings_across_min(bench: InferBench) -> None:
                 text, place = ends[least + after][len(ends[least - before]) :], least + after
                 if not text or text in ends[place - 1]:
                     continue
-                num_tried += 1
                 asked = {"stop": (text,), "min_new_tokens": least}
-                await _ask_and_expect(bench, engine, prompt, path[:place], StopReason.STOP, **asked)
+                cases.append((prompt, asked, path[:place], StopReason.STOP))
                 prior = least // 2
                 asked = {**asked, "num_prior": prior, "max_new_tokens": LENGTH - prior}
-                given = (*prompt, *path[:prior])
-                await _ask_and_expect(bench, engine, given, path[prior:place], StopReason.STOP, **asked)
-    if not num_tried:
-        raise Inconclusive("no greedy path has a string that first comes across a minimum length")
+                cases.append(((*prompt, *path[:prior]), asked, path[prior:place], StopReason.STOP))
+        if not cases:
+            raise Inconclusive("no greedy path has a string that first comes across a minimum length")
+        await end_as_told(bench, engine, cases)

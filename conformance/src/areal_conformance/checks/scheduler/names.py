@@ -41,8 +41,8 @@ async def cancel_namesakes(bench: SchedulerBench) -> None:
             left.remove(ended)
             await bench.gone([pids[ended]], f"after cancel of {ended!r}")
             for role in left:
-                told = [str(status.state) for status in scheduler.poll(role)]
-                expect(told == ["running"], f"after cancel of {ended!r}, the worker of {role!r} is told as {told}")
+                states = [str(status.state) for status in scheduler.poll(role)]
+                expect(states == ["running"], f"after cancel of {ended!r}, the worker of {role!r} is told as {states}")
                 given = await bench.soon(ask(workers[role], "echo", value=role), f"a call of {role!r}")
                 expect(given == {"value": role}, f"after cancel of {ended!r}, {role!r} echoes {given}")
 

@@ -6,6 +6,8 @@ Does not know: what a transport keeps in the memory of a process of its own.
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_conformance.benches.transport import TransportBench
@@ -46,7 +48,7 @@ def abort_frees(bench: TransportBench) -> None:
             except Exception:
                 bench.notes.append("a tensor that came twice was refused")
         sink.abort()
-        bench.becomes(lambda: room(bench.temporary, known) - opened < _SIZE // 20)
+        bench.becomes(partial(_small, bench, known, opened))
         left = room(bench.temporary, known) - opened
         bench.numbers[f"{how}: bytes before abort"] = float(written)
         expect(
@@ -80,7 +82,7 @@ def release_again(bench: TransportBench) -> None:
             sink.finish()
         if how == "read":
             bench.receive(bench.transport(), offer)
-        ends: tuple[Callable[[], None], ...] = (sink.abort, lambda: controller.release(bench.travelled(offer)))
+        ends: tuple[Callable[[], None], ...] = (sink.abort, partial(controller.release, bench.travelled(offer)))
         for end in (*ends, *ends, *reversed(ends)):
             bench.within(end, "giving up a version again")
         following = controller.open(2)
@@ -90,5 +92,12 @@ def release_again(bench: TransportBench) -> None:
         same(plain(2), bench.receive(bench.transport(), following), f"the version after one {how} was released again")
         unreadable(bench, bench.transport(), offer, f"{how}, released")
         bench.within(controller.close, "close")
-        for end in (*ends, controller.close, lambda: controller.release(following)):
+        late: tuple[Callable[[], None], ...] = (controller.close, partial(controller.release, following))
+        for end in (*ends, *late):
             bench.within(end, "giving up a version after close")
+
+
+def _small(bench: TransportBench, known: set[Path], opened: int) -> bool:
+    from areal_conformance.benches.transport_footprint import room
+
+    return room(bench.temporary, known) - opened < _SIZE // 20

@@ -86,7 +86,10 @@ def sample(logits: Tensor, rows: RowSampling) -> tuple[Tensor, Tensor]:
 
 
 def distribution_logits(logits: Tensor, rows: RowSampling) -> Tensor:
-    """Return float32 logits after forbidden tokens, temperature, top-k and top-p, in that order."""
+    """Return float32 logits after forbidden tokens, temperature, top-k and top-p, in that order.
+
+    Greedy rows are not filtered: their log-prob is the model's own, and the best token always stays.
+    """
     logits = logits.float()
     device = logits.device
     if rows.forbidden_rows.size:
@@ -94,12 +97,13 @@ def distribution_logits(logits: Tensor, rows: RowSampling) -> Tensor:
         logits = logits.index_put(pairs, torch.tensor(float("-inf"), device=device))
     if (rows.temperature != 1.0).any():
         logits = logits / _on(device, rows.temperature).unsqueeze(1)
-    filtered = (rows.top_k > 0) | (rows.top_p < 1.0)
+    top_k, top_p = np.where(rows.greedy, 0, rows.top_k), np.where(rows.greedy, 1.0, rows.top_p)
+    filtered = (top_k > 0) | (top_p < 1.0)
     if not filtered.any():
         return logits
     chosen = np.arange(len(filtered)) if rows.fixed_shape else np.flatnonzero(filtered)
     index = _on(device, chosen)
-    kept = _filter(logits.index_select(0, index), rows.top_k[chosen], rows.top_p[chosen])
+    kept = _filter(logits.index_select(0, index), top_k[chosen], top_p[chosen])
     return logits.index_copy(0, index, kept)
 
 

@@ -1,0 +1,159 @@
+"""Nothing of an episode is made up again or left out: ids, what the reward is told and what it told.
+
+Knows: ids that another encoding of the same text would not give, rows with more than text, parts of a reward.
+Does not know: what a reward measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import Inconclusive, expect
+from areal_core.contract.data import Episode, StopReason
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
+
+_RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
+_RESULT = "workflow#areal_core.contract.workflow.RewardResult"
+_INPUT = "workflow#areal_core.contract.workflow.RewardInput"
+_TRAJECTORY = "data#areal_core.contract.data.Trajectory"
+_AS_MANY = ((3, 32, 9, 8), (3, 32), (7, 3, 32, 3, 32), (3, 32, 10, 11, 12, 1))
+"""`a ba`: the text is encoded as `ab a`, two tokens too."""
+_FEWER = ((3, 4, 9, 8), (4, 3, 1), (3, 4, 3, 4, 6, 1))
+
+
+@check("workflow.tokens.as_sampled", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
+async def as_sampled(bench: WorkflowBench) -> None:
+    """Sampled ids are kept where their text would be encoded as others: as many, fewer, or with no end token."""
+    from areal_conformance.benches.workflow import drifting_tokenizer, scripted
+    from areal_conformance.benches.workflow_tokens import traced
+
+    tokenizer = drifting_tokenizer()
+    for ids in (*_AS_MANY, *_FEWER):
+        whole = [i for i in ids if i != 1]
+        anew = tokenizer.encode(tokenizer.decode(whole), add_special_tokens=False)
+        if anew == whole or (len(anew) == len(whole)) != (ids in _AS_MANY):
+            raise Inconclusive(f"the suite's tokenizer encodes the text of {whole} as {anew}")
+        stop = StopReason.STOP if ids[-1] == 1 else StopReason.LENGTH
+        session = bench.session(scripted(length=len(ids), stop=stop, output_ids=ids))
+        made = await bench.run(session)
+        if made is None and stop is StopReason.LENGTH:
+            bench.notes.append("rejects outputs without an end")
+            continue
+        trajectories = made.trajectories if isinstance(made, Episode) else (made,)
+        episode = Episode(trajectories=trajectories, task_id=session.task_id, group_id=session.group_id)
+        expect(bool(traced(episode, session)), f"the episode trains on nothing of {ids}")
+
+
+@check("workflow.reward.components", level=Level.SINGLE, law=5, spec=_RESULT)
+async def components(bench: WorkflowBench) -> None:
+    """The parts of a reward are the episode's metrics, under their names: of this episode, and not of another."""
+    from areal_conformance.benches.workflow import paying
+
+    parts = [{"format": 1.0, "answer": -0.5}, {}, {"format": 0.25}, {"length": 3.0, "zero": 0.0}]
+    sessions = [bench.session(judge=paying(0.5, components=given)) for given in parts]
+    rows = bench.rows
+    made = await asyncio.gather(*(bench.run(s, rows[n % len(rows)]) for n, s in enumerate(sessions)))
+    names = {name for given in parts for name in given}
+    for session, given, one in zip(sessions, parts, made, strict=True):
+        bench.scored(session)
+        if not isinstance(one, Episode):
+            bench.notes.append("returns bare trajectories, which have no metrics")
+            return
+        metrics = dict(one.metrics)
+        lost = sorted(given.keys() - metrics.keys())
+        expect(not lost, f"the reward told of {given}; of the episode's metrics {metrics} {lost} are missing")
+        if len(session.scored) == 1:
+            other = {name: metrics[name] for name in given if metrics[name] != given[name]}
+            expect(not other, f"the reward told of {given}, the episode of {other}")
+        strange = sorted((names & metrics.keys()) - given.keys())
+        expect(not strange, f"the reward told of {given}; the metrics {strange} are another episode's")
+
+
+@check("workflow.reward.any_end", level=Level.SINGLE, law=5, spec=_RESULT)
+async def any_end(bench: WorkflowBench) -> None:
+    """A reward is recorded as given however the output ended and however long it was: no workflow weighs it."""
+    from areal_conformance.benches.workflow import paying, scripted
+
+    for stop in (StopReason.STOP, StopReason.LENGTH):
+        for length in (1, 2, 19, 200):
+            for value in (0.625, -2.0):
+                session = bench.session(scripted(length=length, stop=stop), paying(value))
+                made = await bench.run(session)
+                if made is None and stop is StopReason.LENGTH:
+                    bench.notes.append("rejects outputs without an end")
+                    continue
+                bench.scored(session)
+                seen = [one.reward for one in (made.trajectories if isinstance(made, Episode) else (made,))]
+                expect(
+                    all(one == value for one in seen),
+                    f"{length} tokens that ended with {stop!s} were given a reward of {value}, recorded is {seen}",
+                )
+
+
+@check("workflow.reward.told_all", level=Level.SINGLE, law=5, spec=_INPUT)
+async def told_all(bench: WorkflowBench) -> None:
+    """A reward sees the whole row, columns of any type, and the whole output: ids with their end, text without."""
+    from areal_conformance.benches.workflow import drifting_tokenizer, scripted
+
+    tokenizer = drifting_tokenizer()
+    more: dict[str, Any] = {"number": 7, "tests": [1, [2, 3]], "facts": {"a": None, "b": 0.5}, "flag": False, "": "x"}
+    for row in bench.rows:
+        for length, stop in ((6, StopReason.STOP), (5, StopReason.LENGTH), (2, StopReason.STOP)):
+            given = {**row, **more}
+            session = bench.session(scripted(3, length=length, stop=stop))
+            await bench.run(session, given)
+            _told(session, tokenizer, given)
+            bench.scored(session)
+
+
+def _told(session: ScriptedSession, tokenizer: Any, row: dict[str, Any]) -> None:
+    """Expect every question put to the reward to be whole. Any: transformers is not typed; the data decides."""
+    made = [a.generation for a in session.asked if a.generation is not None]
+    for value in session.scored:
+        fitting = [g for g in made if tuple(g.output_ids) == tuple(value.completion_ids)]
+        ids = [tuple(g.output_ids) for g in made]
+        expect(bool(fitting), f"the reward is asked about {tuple(value.completion_ids)}, generated were {ids}")
+        text = tokenizer.decode(value.completion_ids, skip_special_tokens=True)
+        expect(value.completion == text, f"the reward is asked about the text {value.completion!r}, it is {text!r}")
+        ends = [str(g.stop_reason) for g in fitting]
+        expect(value.stop_reason in ends, f"an output that ended with {ends} is told as {value.stop_reason!r}")
+        expect(dict(value.row) == row, f"the row {row} is told as {dict(value.row)}")
+
+
+@check("workflow.cancel.leaves_nothing", level=Level.SINGLE, law=10, spec=_RUN)
+async def cancel_leaves_nothing(bench: WorkflowBench) -> None:
+    """A cancelled episode takes its request with it: generation or reward, none is left running for nobody."""
+    for where in ("generation", "reward"):
+        there, never = asyncio.Event(), asyncio.Event()
+
+        async def stay(here: asyncio.Event = there, forever: asyncio.Event = never) -> None:
+            here.set()
+            await forever.wait()
+
+        async def at_generate(_turn: int, wait: Any = stay) -> None:  # Any: a coroutine function
+            await wait()
+
+        session = bench.session(**({"at_generate": at_generate} if where == "generation" else {"at_reward": stay}))
+        task = asyncio.ensure_future(bench.workflow.arun_episode(session, bench.rows[0]))
+        waiting = asyncio.ensure_future(there.wait())
+        await bench.soon(asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED), f"coming to the {where}")
+        waiting.cancel()
+        if task.done():
+            bench.notes.append(f"the episode never waits for a {where}")
+            continue
+        begun = session.begun
+        task.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        left = session.cancelled == 0
+        ended = task.done()
+        task.cancel()
+        never.set()
+        await bench.soon(asyncio.wait((task,)), f"an episode cancelled twice at the {where}")
+        expect(not left, f"an episode was cancelled at the {where}, and its request was left running")
+        expect(ended and task.cancelled(), f"an episode cancelled at the {where} went on")
+        expect(session.begun == begun, f"cancelled at the {where}, it made {session.begun - begun} calls more")
