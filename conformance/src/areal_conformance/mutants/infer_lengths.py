@@ -26,7 +26,7 @@ class WarmBeyondTwoHundred(SecondInferenceEngine):
         return (logits * 0.98 if len(seat.ids) > 200 else logits), routes
 
 
-@mutant("infer/second", killers=("infer.concurrent.eighty",), row="logprob-gap")
+@mutant("infer/second", killers=("infer.concurrent.crowd",), row="logprob-gap")
 class CrosstalkBeyondSixtyFour(SecondInferenceEngine):
     """Reports the log-prob of a neighbour's last token where more than 64 requests run."""
 

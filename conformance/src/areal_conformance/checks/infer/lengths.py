@@ -10,7 +10,7 @@ import random
 from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import VOCABULARY, expect_policies, prompts, well_formed
+from areal_conformance.checks.infer.judging import VOCABULARY, expect_policies, well_formed
 from areal_conformance.checks.infer.sampling import IMPROBABLE, draw
 from areal_conformance.checks.infer.sampling_ends import END
 from areal_conformance.outcome import expect
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from areal_conformance.benches.infer import InferBench
     from areal_core.testing.serving import FolderWeights
 
-CROWD = 80
-"""More at once than 64, the largest round number below it."""
 STREAM = 200
 """Random numbers looked at of each request."""
 OVERLAP = 40
@@ -48,18 +46,6 @@ async def long(bench: InferBench) -> None:
     for result, (prompt, output) in zip(results, lengths, strict=True):
         got = len(result.output_ids)
         expect(got == output, f"{output} tokens after a prompt of {prompt} were asked for, {got} came")
-
-
-@check("infer.concurrent.eighty", level=Level.SINGLE, law=1, spec="infer#generate")
-async def eighty(bench: InferBench) -> None:
-    """Of 80 requests that run at once each gets its own prompt's log-probs."""
-    async with bench.engine(max_concurrent=128) as engine:
-        asked = [
-            bench.ask(*ids, name=f"r{number}", temperature=1.0, max_new_tokens=2, **draw(bench, number))
-            for number, ids in enumerate(prompts(CROWD, seed=31, longest=6))
-        ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in asked])
-    expect_policies(bench, zip(results, asked, strict=True))
 
 
 @check("infer.sampling.stream", level=Level.SINGLE, law=1, spec="infer#sampling")

@@ -242,11 +242,13 @@ def judge_output(
 
     well_formed(result, request)
     sampling, prompt = request.sampling, request.input_ids
-    if sampling.temperature == 0.0 and not any(result.logprobs):
-        return
     logits = bench.oracle().logits([*prompt, *result.output_ids], tensors)[len(prompt) - 1 : -1]
+    greedy = sampling.temperature == 0.0  # its log-probs are those of temperature 1 without filters
     ask = functools.partial(
-        filtered, temperature=sampling.temperature or 1.0, top_k=sampling.top_k, top_p=sampling.top_p
+        filtered,
+        temperature=sampling.temperature or 1.0,
+        top_k=0 if greedy else sampling.top_k,
+        top_p=1.0 if greedy else sampling.top_p,
     )
     allowed = bench.tolerance(atol=LOGPROB_ATOL).atol
     for place, (token, given) in enumerate(zip(result.output_ids, result.logprobs, strict=True)):
