@@ -38,7 +38,7 @@ def self_test(
     write: Annotated[bool, Flag] = False,
     role: Annotated[str, Parameter(show_default=False)] = "",
     mutant: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), show_default=False)] = (),
-    jobs: int = 2,
+    jobs: int = 3,
 ) -> int:
     """Let the suite prove itself: references pass, and every backend broken on purpose is caught.
 
@@ -49,7 +49,7 @@ def self_test(
         write: Renew the committed kill matrix.
         role: Only references and mutants of this role.
         mutant: Only these mutants, and no reference.
-        jobs: Processes to spread the work over.
+        jobs: Processes to spread the work over; one more than cores, for many of them wait.
     """
     if role and role not in CHECKED_ROLES:
         raise ConfigError(f"no mutants of the role {role!r}", why=f"roles are {', '.join(CHECKED_ROLES)}")
