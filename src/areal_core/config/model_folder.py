@@ -57,7 +57,7 @@ def inspect_model(path: str) -> ModelFolder:
         architecture=causal[0],
         context_length=int(text.get("max_position_embeddings") or text.get("n_positions") or 0),
         vocab_size=int(text.get("vocab_size", 0)),
-        num_parameters=_count_parameters(folder),
+        num_parameters=sum(math.prod(tensor["shape"]) for tensor in read_headers(folder).values()),
         has_tokenizer=(folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file(),
     )
 
@@ -78,7 +78,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _count_parameters(folder: Path) -> int:
+def read_headers(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return every stored tensor's header by name: dtype, shape, data_offsets. Any: safetensors' own.
+
+    Raises:
+        ModelError: no weights, or a file that is not whole.
+    """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(
@@ -86,20 +91,22 @@ def _count_parameters(folder: Path) -> int:
             why="weights in pickle files are not loaded",
             fix="convert them with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(DIR)",
         )
-    return sum(_header_parameters(file) for file in files)
+    return {name: tensor for file in files for name, tensor in _header(file).items()}
 
 
-def _header_parameters(file: Path) -> int:
+def _header(file: Path) -> dict[str, dict[str, Any]]:
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
             if size > file.stat().st_size:
                 raise ValueError("the header is longer than the file")
             header = json.loads(stream.read(size))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        end = 8 + size + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        end = 8 + size + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
         if end > file.stat().st_size:
             raise ValueError(f"it has {file.stat().st_size} bytes and its header promises {end}")
-        return sum(math.prod(tensor["shape"]) for tensor in tensors)
+        for tensor in tensors.values():
+            math.prod(tensor["shape"])
+        return tensors
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ModelError(f"{file} is not a whole safetensors file", why=str(error), fix="copy it again") from None

@@ -7,7 +7,7 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_reference.infer.stopping import StopStrings
+from areal_core.serving.stopping import StopStrings
 
 
 @frozen

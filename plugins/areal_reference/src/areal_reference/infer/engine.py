@@ -15,17 +15,18 @@ import torch
 import transformers
 from attrs import frozen
 
-from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, PromptTooLong
+from areal_core.contract.errors import CapabilityError, GenerationFailed
 from areal_core.contract.inference import (
     EngineStatus,
     Generation,
     GenerationRequest,
     InferenceSpec,
     PauseMode,
-    SamplingParams,
 )
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
+from areal_core.serving.requests import check_request
+from areal_core.serving.stopping import StopStrings
 from areal_reference.infer.cache import CacheSlab
 from areal_reference.infer.config import ReferenceInferenceConfig
 from areal_reference.infer.loading import LoadedModel, load_model
@@ -33,7 +34,6 @@ from areal_reference.infer.loop import GenerationLoop, Outcome
 from areal_reference.infer.rows import Ticket
 from areal_reference.infer.runner import ModelRunner
 from areal_reference.infer.sampling import request_key
-from areal_reference.infer.stopping import StopStrings
 from areal_reference.infer.weights import WeightStage
 
 
@@ -244,21 +244,15 @@ class ReferenceInferenceEngine:
 
     def _ticket(self, running: _Running, request: GenerationRequest) -> Ticket:
         """Check a request and work out what its row needs."""
-        loaded, sampling, ids = running.loaded, request.sampling, request.input_ids
-        room = loaded.context_length - len(ids)
-        _check(request, loaded.vocabulary)
+        loaded, sampling = running.loaded, request.sampling
         _refuse(request)
-        if room < 1:
-            raise PromptTooLong(
-                f"prompt of {len(ids)} tokens leaves no room in a context of {loaded.context_length}",
-                fix="shorten the prompt or raise rollout.context_length",
-            )
+        limit = check_request(request, vocabulary=loaded.vocabulary, context_length=loaded.context_length)
         own = () if sampling.ignore_eos else loaded.end_ids
         return Ticket(
             request=request,
             end_ids=tuple(dict.fromkeys((*own, *sampling.stop_token_ids))),
             key=request_key(sampling.seed, running.spec.seed, request.request_id, running.stage.version),
-            limit=min(sampling.max_new_tokens, room),
+            limit=limit,
             stop_strings=self._stop_strings(loaded, request),
             arrived_s=self._clock(),
             replay=request.num_prior if self._config.deterministic else 0,
@@ -278,26 +272,6 @@ class ReferenceInferenceEngine:
         return watch
 
 
-def _check(request: GenerationRequest, vocabulary: int) -> None:
-    """Raise BatchError for a request that no engine state could serve."""
-    ids, sampling = request.input_ids, request.sampling
-    bad = next((token for token in (*ids, *sampling.stop_token_ids) if not 0 <= token < vocabulary), None)
-    if bad is not None:
-        raise BatchError(
-            f"token id {bad} in request {request.request_id!r} is outside the vocabulary",
-            why=f"the model has {vocabulary} token ids, 0 to {vocabulary - 1}",
-            fix="tokenize with the tokenizer of the same model folder",
-        )
-    if not 0 <= request.num_prior < max(1, len(ids)) or not ids:
-        raise BatchError(
-            f"request {request.request_id!r} has {len(ids)} tokens of which {request.num_prior} were generated",
-            why="at least one token must be prompt",
-        )
-    problem = _out_of_range(sampling)
-    if problem:
-        raise BatchError(f"sampling of request {request.request_id!r}: {problem}")
-
-
 def _refuse(request: GenerationRequest) -> None:
     """Raise CapabilityError for what the manifest does not claim."""
     if request.adapter:
@@ -312,18 +286,6 @@ def _refuse(request: GenerationRequest) -> None:
             why="the reference generator takes token ids and nothing else",
             fix="use an inference backend that claims it",
         )
-
-
-def _out_of_range(sampling: SamplingParams) -> str:
-    if sampling.max_new_tokens < 1:
-        return f"max_new_tokens is {sampling.max_new_tokens}, it must be at least 1"
-    if not 0.0 <= sampling.temperature < float("inf"):
-        return f"temperature is {sampling.temperature}, it must be 0 (greedy) or a positive number"
-    if not 0.0 < sampling.top_p <= 1.0:
-        return f"top_p is {sampling.top_p}, it must be in (0, 1]"
-    if sampling.top_k < 0 or sampling.min_new_tokens < 0:
-        return f"top_k {sampling.top_k} and min_new_tokens {sampling.min_new_tokens} must not be negative"
-    return "a stop string is empty" if "" in sampling.stop else ""
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:

@@ -1,0 +1,42 @@
+"""The options every backend with a server of its own has; its config class adds its own.
+
+Knows: names, ranges, what each means.
+Does not know: any server.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import field, frozen, validators
+
+
+class CacheOnUpdate(StrEnum):
+    """What happens to the keys and values of running requests when the weights change."""
+
+    KEEP = "keep"
+    """They stay: nothing is computed twice, later tokens attend to keys and values of older weights."""
+    RECOMPUTE = "recompute"
+    """They are computed again with the new weights before the next token."""
+
+
+@frozen(kw_only=True)
+class ServedOptions:
+    """As written under `rollout.options`. Times are seconds."""
+
+    python: str = ""
+    """Interpreter of the engine's environment; empty takes the one `areal env create` made."""
+    url: str = ""
+    """A server that runs already, for example http://10.0.0.7:8000; empty starts one."""
+    key_env: str = ""
+    """Name of the environment variable that holds that server's API key."""
+    kv_on_update: CacheOnUpdate = field(default=CacheOnUpdate.KEEP, converter=CacheOnUpdate)
+    server_args: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Further arguments of the server's command, one per item: ["--block-size", "32"]."""
+    max_restarts: int = field(default=2, validator=validators.ge(0))
+    """How often a server that died or hangs is started again before the replica is given up."""
+    start_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))
+    hang_timeout_s: float = field(default=300.0, validator=validators.gt(0.0))
+    """A server that has requests and computes no token for this long is killed and started again."""
+    direct: bool = False
+    """With transport `collective`: the engine's own workers join the group and load in place, without a host copy."""
