@@ -125,3 +125,5 @@ class Adapter:
     """Multiplies every deadline: engines that take minutes to start."""
     reuse: bool = True
     """Whether one started inference engine may serve many checks; at rest, with its weights restored."""
+    slow_start: bool = False
+    """Whether a start costs so much that pair checks too share replicas, at rest, with their weights restored."""

@@ -156,9 +156,10 @@ class TrainHost:
 class InferenceHost:
     """One replica. The engine's coroutines run in the worker's event loop, as many at once as are called."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, engine: InferenceEngine | None = None) -> None:
+        """Host an engine that `start` will build, or one that was started already."""
         self._parts = _Parts(place)
-        self._engine: InferenceEngine | None = None
+        self._engine = engine
         self._methods: Mapping[str, Callable[..., Awaitable[Any]]] = {  # Any: one signature per method
             "start": self._start,
             "generate": self._generate,
@@ -171,6 +172,7 @@ class InferenceHost:
             "sleep": lambda: self._optional("memory.sleep", "sleep")(),
             "wake": lambda: self._optional("memory.sleep", "wake")(),
             "score": self._score,
+            "parse_tool_calls": lambda text, tools: self._optional("tools.parse", "parse_tool_calls")(text, tools),
             "load_adapter": self._load_adapter,
             "unload_adapter": lambda name: self._optional("lora.adapters", "unload_adapter")(name),
             "close": self.close,
@@ -186,6 +188,12 @@ class InferenceHost:
         if engine is not None:
             await engine.close()
         self._parts.close()
+
+    def let_go(self) -> InferenceEngine | None:
+        """Return the engine as it is, None before `start` and after `close`, and host it no more."""
+        engine, self._engine = self._engine, None
+        self._parts.close()
+        return engine
 
     @property
     def _started(self) -> InferenceEngine:

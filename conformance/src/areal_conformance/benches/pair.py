@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import tiny_model
+from areal_conformance.benches.pair_kept import Kept, KeptEngines
 from areal_conformance.benches.pair_workers import SeatedWorker
 from areal_conformance.outcome import HarnessError
 from areal_conformance.target import Target
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from areal_core.loop.train_group import TrainGroup
     from areal_core.loop.weight_sync import WeightSync, WeightUpdate
     from areal_core.rollout.pool import InferencePool
+
+_Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], Coroutine[Any, Any, None]]
 
 TIMEOUT_S = 60.0
 PROMPTS: tuple[tuple[int, ...], ...] = ((5, 9, 12), (7,), (20, 3, 3, 41, 8), (11, 30))
@@ -129,6 +133,7 @@ class PairBench(Bench):
         super().__init__(target)
         self._models: dict[str, Path] = {}
         self.train, self.infer = target.parts["train"], target.parts["infer"]
+        self._kept = KeptEngines(self.pause)
 
     def model(self, **arguments: Any) -> Path:
         """Return a tiny model both sides take. Any: the arguments of `make_tiny_model`."""
@@ -169,6 +174,7 @@ class PairBench(Bench):
         lr: float = 0.05,
         temperature: float = 1.0,
         train_dtype: str | None = None,
+        infer_dtype: str | None = None,
         microbatch: int = 16384,
         infer_claims: tuple[str, ...] = (),
         processes: bool = False,
@@ -190,15 +196,23 @@ class PairBench(Bench):
                 factory: Any = registry.load("transport", name)
                 for side in {id(part.registry): part.registry for part in (self.train, self.infer)}.values():
                     stack.enter_context(side.overlay({("transport", name): lambda: wrap(factory())}))
+            device = self.target.locator.device
+            serving = InferenceSpec(
+                model_path=str(replica_model or folder),
+                dtype=infer_dtype or self.infer.adapter.dtypes[0],
+                max_concurrent=16,
+                device=device,
+                options=self.infer.options(*infer_claims),
+            )
+            first = 0
             if processes and not self.target.locator.mutant:
                 trainers, servers = await self._processes(stack, replicas)
             else:
-                trainers, servers = self._seats(stack, replicas)
+                first, trainers, servers = await self._seats(stack, serving, replicas)
             carrier: Any = registry.build("transport", name)
             stack.callback(carrier.close)
             patience = self.target.adapter.patience * TIMEOUT_S
             group = TrainGroup("actor", trainers, timeout_s=patience)
-            device = self.target.locator.device
             await group.start(
                 TrainSpec(
                     role="actor",
@@ -213,16 +227,7 @@ class PairBench(Bench):
                 timeout_s=patience,
             )
             pool = InferencePool(servers)
-            await pool.start_fleet(
-                InferenceSpec(
-                    model_path=str(replica_model or folder),
-                    dtype=self.infer.adapter.dtypes[0],
-                    max_concurrent=16,
-                    device=device,
-                    options=self.infer.options(*infer_claims),
-                ),
-                timeout_s=patience,
-            )
+            await pool.start_fleet(serving, timeout_s=patience)
             sync = WeightSync(
                 trainers=trainers,
                 pool=pool,
@@ -230,22 +235,47 @@ class PairBench(Bench):
                 pause=self.pause,
                 staged=self.staged,
                 timeout_s=patience,
+                version=first,
             )
+            if first:
+                await group.set_version(first)
             workers = {worker.id: worker for worker in (*trainers, *servers)}
             yield Pair(group, pool, sync, carrier, workers, folder)
 
-    def _seats(self, stack: contextlib.AsyncExitStack, replicas: int) -> tuple[list[Worker], list[Worker]]:
-        seats: list[Worker] = []
+    async def _seats(
+        self, stack: contextlib.AsyncExitStack, spec: InferenceSpec, replicas: int
+    ) -> tuple[int, list[Worker], list[Worker]]:
+        """Seat a trainer and replicas in this process; return the version the replicas serve first."""
         starting = asyncio.Lock()
-        places = [
-            ("actor/0", TrainHost, self.train),
-            *((f"rollout/{n}", InferenceHost, self.infer) for n in range(replicas)),
-        ]
-        for worker, host, side in places:
-            seat: Any = host(Place(worker=worker, backend=side.name, registry=side.registry))
-            stack.push_async_callback(seat.close)
-            seats.append(SeatedWorker(worker, seat, starting))
-        return seats[:1], seats[1:]
+        actor = TrainHost(Place(worker="actor/0", backend=self.train.name, registry=self.train.registry))
+        stack.push_async_callback(actor.close)
+        first, kept = await self._kept.take(spec, replicas)
+        servers: list[Worker] = []
+        for number in range(replicas):
+            place = Place(worker=f"rollout/{number}", backend=self.infer.name, registry=self.infer.registry)
+            again = kept[number] if kept else None
+            host = InferenceHost(place, again.engine if again else None)
+            seat = SeatedWorker(place.worker, host, starting, started=again.info if again else None)
+            stack.push_async_exit(self._ending(seat, host, spec))
+            servers.append(seat)
+        return first, [SeatedWorker("actor/0", actor, starting)], servers
+
+    def _ending(self, seat: SeatedWorker, host: InferenceHost, spec: InferenceSpec) -> _Exit:
+        """Return what keeps an engine whose start is dear, if the check ended well, and closes any other."""
+
+        async def end(kind: type[BaseException] | None, *_: object) -> None:
+            if kind is not None or seat.started is None or not self.infer.adapter.slow_start:
+                await host.close()
+                return
+            engine = host.let_go()
+            if engine is not None:
+                await self._kept.keep(Kept(engine=engine, spec=spec, info=seat.started))
+
+        return end
+
+    async def aclose(self) -> None:
+        """Close the engines kept."""
+        await self._kept.close()
 
     async def _processes(self, stack: contextlib.AsyncExitStack, replicas: int) -> tuple[list[Worker], list[Worker]]:
         scheduler: Any = self.train.registry.build("scheduler", "local", {"log_dir": str(self.folder / "logs")})

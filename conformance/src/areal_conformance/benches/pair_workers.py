@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from areal_core.contract.errors import ArealError, RemoteError, WorkerDied, WorkerTimeout
+from areal_core.contract.train import EngineInfo
 from areal_core.runtime.codec import decode, encode
 from areal_core.runtime.hosts import Host
 
@@ -24,8 +25,14 @@ class SeatedWorker:
 
     host = "127.0.0.1"
 
-    def __init__(self, worker_id: str, host: Host, starting: asyncio.Lock) -> None:
-        """Take a seat. Who shares `starting` starts one at a time: two threads cannot load models."""
+    def __init__(
+        self, worker_id: str, host: Host, starting: asyncio.Lock, *, started: EngineInfo | None = None
+    ) -> None:
+        """Take a seat. Who shares `starting` starts one at a time: two threads cannot load models.
+
+        `started` is the answer of a host that was started before, for its next `start`.
+        """
+        self.started = started
         self.id = worker_id
         self._starting = starting
         self.seat = host
@@ -36,6 +43,8 @@ class SeatedWorker:
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call a method of the hosted engine. Any: as in the contract."""
         self.calls.append(method)
+        if method == "start" and self.started is not None:
+            return self.started
         fault = self.faults.get(method)
         if isinstance(fault, Exception):
             self.fired.append(method)
@@ -52,6 +61,8 @@ class SeatedWorker:
         except Exception as error:
             raise RemoteError(f"{method!r} raised in {self.id}", why=f"{type(error).__name__}: {error}") from error
         answer = _copied([answer])[0]
+        if method == "start" and isinstance(answer, EngineInfo):
+            self.started = answer
         if fault is not None:
             self.fired.append(method)
             return fault(answer)

@@ -164,6 +164,15 @@ class LastTokenIsApart(_Scoring):
         return told
 
 
+@mutant(_OF, side="train", killers=("pair.gap.dtypes",), row="logprob-gap")
+class HalfPrecisionIsCold(ReferenceTrainEngine):
+    """In bfloat16 tokens are scored at half the temperature."""
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        shared = 1.0 if spec.dtype == "float32" else 0.5
+        return super().start(attrs.evolve(spec, temperature=spec.temperature * shared), rank)
+
+
 @mutant(_OF, side="train", killers=("pair.update.after_load",))
 class SendsWhatItHeldBeforeTheLoad(_Resending):
     """After `load_state` the weights of before are sent."""

@@ -36,13 +36,13 @@ async def boundary(bench: PairBench) -> None:
     """Through several updates each token's log-prob is that of the version it is stamped with, at the boundary too."""
     async with bench.pair(lr=0.02, infer_claims=(KEPT,) if bench.infer.claimed(KEPT) else ()) as pair:
         batch = pair.batch(await pair.generate(RUNNING, temperature=1.0), RUNNING)
-        versions = {0: tensors_of(await pair.saved(bench.folder / "version-0"))}
+        versions = {pair.sync.version: tensors_of(await pair.saved(bench.folder / "start"))}
         calls = asyncio.ensure_future(pair.generate(RUNNING, temperature=1.0, max_new_tokens=TOKENS))
-        for version in range(1, UPDATES + 1):
+        for number in range(UPDATES):
             await _computed(pair.replicas[0], STEPS * len(RUNNING))
             await pair.step(batch)
-            versions[version] = tensors_of(await pair.saved(bench.folder / f"version-{version}"))
-            await pair.update()
+            saved = await pair.saved(bench.folder / f"stepped-{number}")
+            versions[(await pair.update()).version] = tensors_of(saved)
         generations = await calls
         _judge(bench, pair.model, versions, generations)
 

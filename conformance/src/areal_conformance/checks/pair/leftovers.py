@@ -59,9 +59,9 @@ async def own_memory(bench: PairBench) -> None:
     for transport in bench.transports:
         async with bench.pair(transport=transport, lr=0.02) as pair:
             batch = pair.batch(await pair.generate(temperature=1.0))
-            for version in (1, 2):
+            for _ in range(2):
                 await pair.step(batch)
-                await pair.update()
+                version = (await pair.update()).version
                 saved = await pair.saved(bench.folder / f"{transport}-{version}")
                 await pair.step(batch)
                 following = pair.transport.open(version + 1)

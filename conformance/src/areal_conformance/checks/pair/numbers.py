@@ -10,8 +10,8 @@ import asyncio
 
 from areal_conformance.benches.pair import PROMPTS, PairBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.pair.judging import atol, expect_serves, gap, said, truth
-from areal_conformance.outcome import expect
+from areal_conformance.checks.pair.judging import LOOSE, atol, expect_serves, gap, said, truth
+from areal_conformance.outcome import Inconclusive, expect
 
 
 @check("pair.gap.logprobs", level=Level.LOOP, law=1, spec="train", deadline_s=120.0)
@@ -34,6 +34,29 @@ async def logprobs(bench: PairBench) -> None:
                 )
                 await pair.step(batch)
                 await pair.update()
+
+
+@check("pair.gap.dtypes", level=Level.LOOP, law=1, spec="train", deadline_s=180.0)
+async def dtypes(bench: PairBench) -> None:
+    """In every dtype both sides have, trainer and replica rate sampled tokens alike; the report tells how far apart."""
+    both = [dtype for dtype in bench.train.adapter.dtypes if dtype in bench.infer.adapter.dtypes]
+    if not both:
+        raise Inconclusive("the two adapters name no dtype both sides run in")
+    for dtype in both:
+        async with bench.pair(train_dtype=dtype, infer_dtype=dtype, lr=0.03) as pair:
+            await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+            await pair.update()
+            generations = await pair.generate(temperature=1.0, max_new_tokens=32)
+            trained = (await pair.logprobs(pair.batch(generations))).tolist()
+            differences = [abs(a - b) for a, b in zip(said(generations), trained, strict=True)]
+            bench.numbers[f"{dtype}: largest gap"] = max(differences)
+            bench.numbers[f"{dtype}: mean gap"] = sum(differences) / len(differences)
+            allowed = atol(bench) if dtype == "float32" else LOOSE
+            expect(
+                max(differences) <= allowed,
+                f"{dtype}: trainer and replica differ by up to {max(differences):.2e} in the log-prob of a sampled "
+                f"token (tolerance {allowed:g})",
+            )
 
 
 @check("pair.gap.packing", level=Level.LOOP, law=6, spec="train", deadline_s=120.0)
@@ -67,7 +90,8 @@ async def stamped(bench: PairBench) -> None:
     """Tokens carry the version whose weights computed them, update after update."""
     async with bench.pair(replicas=2, lr=0.05) as pair:
         batch = None
-        for version in (1, 2, 7):
+        first = pair.sync.version
+        for version in (first + 1, first + 2, first + 7):
             generations = await pair.generate(temperature=1.0)
             stamps = {span.version for one in generations for span in one.version_spans}
             expect(stamps == {pair.sync.version}, f"expected version {pair.sync.version}, got {sorted(stamps)}")

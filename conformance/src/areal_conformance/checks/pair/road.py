@@ -43,8 +43,8 @@ async def synchronous(bench: PairBench) -> None:
 async def processes(bench: PairBench) -> None:
     """Trainer and replicas in processes of their own go from step to served policy as they do in one."""
     async with bench.pair(processes=True, replicas=2, lr=0.05) as pair:
-        for version in (1, 2):
+        for _ in range(2):
             await pair.step(pair.batch(await pair.generate(temperature=1.0)))
-            await pair.update()
+            version = (await pair.update()).version
             saved = await pair.saved(bench.folder / f"saved-{version}")
             await expect_serves(bench, pair, saved, version, f"in processes, version {version}")

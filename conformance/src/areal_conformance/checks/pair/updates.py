@@ -23,10 +23,11 @@ async def witness(bench: PairBench) -> None:
         for tied in (True, False):
             model = bench.model(tied=tied)
             async with bench.pair(model=model, transport=transport, lr=0.03) as pair:
-                for version in (1, 2):
+                for _ in range(2):
                     generations = await pair.generate(temperature=1.0)
                     await pair.step(pair.batch(generations))
                     update = await pair.update()
+                    version = update.version
                     saved = await pair.saved(bench.folder / f"{number}-{tied}-{version}")
                     when = f"{transport}, {'tied' if tied else 'untied'}, version {version}"
                     tensors = tensors_of(saved)
@@ -52,10 +53,8 @@ async def changes_policy(bench: PairBench) -> None:
         expect(gap(said(before), truth(start, before)) <= atol(bench), "the starting policies differ")
         await pair.step(pair.batch(before))
         unserved = await pair.generate(temperature=0.0)
-        expect(
-            [(g.output_ids, g.logprobs) for g in unserved] == [(g.output_ids, g.logprobs) for g in before],
-            "the served policy changed before the update",
-        )
+        early = gap(said(unserved), truth(start, unserved))
+        expect(early <= atol(bench), f"the served policy changed before the update, by {early:.1e}")
         update = await pair.update()
         stepped = await pair.saved(bench.folder / "stepped")
         old, new = tensors_of(start), tensors_of(stepped)
@@ -73,7 +72,7 @@ async def changes_policy(bench: PairBench) -> None:
         expect(
             moved > 10 * atol(bench), f"the served log-probs moved by {moved:.1e}: the step did not reach the replicas"
         )
-        await expect_serves(bench, pair, stepped, 2, "after one step and two updates")
+        await expect_serves(bench, pair, stepped, pair.sync.version, "after one step and two updates")
 
 
 @check("pair.update.one_by_one", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
@@ -82,9 +81,10 @@ async def one_by_one(bench: PairBench) -> None:
     for tied in (True, False):
         ours, theirs = bench.model(tied=tied, seed=1), bench.model(tied=tied, seed=2)
         async with bench.pair(model=ours, replica_model=theirs, lr=0.0) as pair:
-            await expect_serves(bench, pair, theirs, 0, "before the update")
+            await expect_serves(bench, pair, theirs, pair.sync.version, "before the update")
             await pair.update()
-            await expect_serves(bench, pair, ours, 1, f"after the update, {'tied' if tied else 'untied'}")
+            when = f"after the update, {'tied' if tied else 'untied'}"
+            await expect_serves(bench, pair, ours, pair.sync.version, when)
 
 
 @check("pair.update.after_load", level=Level.LOOP, law=4, spec="train", requires=("train.checkpoint.exact",))
@@ -104,7 +104,7 @@ async def after_load(bench: PairBench) -> None:
         expect(moved > 10 * atol(bench), f"the second step moved the policy by {moved:.1e} only")
         await pair.trainer.load_state(bench.folder / "state")
         await pair.update()
-        await expect_serves(bench, pair, saved, 3, "after load_state and an update")
+        await expect_serves(bench, pair, saved, pair.sync.version, "after load_state and an update")
 
 
 @check("pair.update.regressed", level=Level.LOOP, law=7, spec="weights")
@@ -113,16 +113,17 @@ async def regressed(bench: PairBench) -> None:
     async with bench.pair(lr=0.05) as pair:
         batch = pair.batch(await pair.generate(temperature=1.0))
         await pair.step(batch)
-        await pair.sync.update(5)
+        newest = pair.sync.version + 5
+        await pair.sync.update(newest)
         saved = await pair.saved(bench.folder / "five")
         await pair.step(batch)
-        for version in (5, 4):
+        for version in (newest, newest - 1):
             try:
                 await pair.sync.update(version)
             except VersionRegressed:
                 pass
             else:
-                raise Violation(f"version {version} was sent to a fleet that serves 5")
+                raise Violation(f"version {version} was sent to a fleet that serves {newest}")
             offer = pair.transport.open(version)
             await pair.workers["actor/0"].call("send_weights", offer, version, timeout_s=60.0)
             try:
@@ -130,9 +131,9 @@ async def regressed(bench: PairBench) -> None:
             except VersionRegressed:
                 pass
             else:
-                raise Violation(f"a replica that serves version 5 took version {version}")
+                raise Violation(f"a replica that serves version {newest} took version {version}")
             pair.transport.release(offer)
-            await expect_serves(bench, pair, saved, 5, f"after version {version} was offered")
+            await expect_serves(bench, pair, saved, newest, f"after version {version} was offered")
 
 
 @check("pair.drift.none", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
