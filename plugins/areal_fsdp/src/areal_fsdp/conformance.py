@@ -37,5 +37,4 @@ ADAPTER = Adapter(
     layouts=("d2", "d4"),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True, "wrap": "layer"}},
     witness=FSDPWitness,
-    anchors=("areal_fsdp.engine:FSDPEngine", "areal_fsdp.sharding:gather"),
 )

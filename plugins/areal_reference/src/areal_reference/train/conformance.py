@@ -35,5 +35,4 @@ ADAPTER = Adapter(
     layouts=(),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True}},
     witness=ReferenceWitness,
-    anchors=("areal_reference.train.engine:ReferenceTrainEngine",),
 )
