@@ -37,3 +37,23 @@ def test_an_answer_that_may_fit_is_not_refused(model: ModelFolder) -> None:
     rollout = RolloutConfig(sampling=SamplingParams(max_new_tokens=512))
 
     assert check_sampling(RunConfig(rollout=rollout, actor=RoleConfig(max_tokens_per_microbatch=513)), model) == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 5, "min_p": 0.1}, "top_k/min_p"),
+        ({"presence_penalty": -0.5}, "penalties"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ],
+)
+def test_sampling_from_another_distribution_than_the_trainer_s_is_warned_of(
+    sampling: dict[str, float], told: str, model: ModelFolder
+) -> None:
+    """Ratios of the two are wrong without a behaviour weight."""
+    rollout = RolloutConfig(sampling=SamplingParams(max_new_tokens=512, **sampling))  # type: ignore[arg-type]
+
+    (warning,) = check_sampling(RunConfig(rollout=rollout), model)
+
+    assert warning.startswith(f"{told}: behaviour log-probs are of the distribution {told} leaves")

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from areal_core.config.model_folder import ModelFolder
 from areal_core.config.schema import RunConfig
+from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import PlanError
 
-_FILTERED = (
-    "top_p/top_k: behaviour log-probs are of the filtered distribution, the trainer's are not; "
-    "set algorithm.proximal=recompute with a behaviour weight, or sample without filters"
+_RESHAPED = (
+    "{what}: behaviour log-probs are of the distribution {what} leaves, the trainer's are of the whole one; "
+    "set algorithm.proximal=recompute with a behaviour weight, or sample without {what}"
 )
+_RESHAPING = {
+    "sampling.top_p": "top_p",
+    "sampling.top_k": "top_k",
+    "sampling.min_p": "min_p",
+    "sampling.penalties": "penalties",
+    "sampling.repetition_penalty": "repetition_penalty",
+}
 
 
 def check_sampling(config: RunConfig, model: ModelFolder) -> list[str]:
@@ -32,7 +40,8 @@ def check_sampling(config: RunConfig, model: ModelFolder) -> list[str]:
             why="greedy samples of a group are all alike, and ratios to a greedy policy are undefined",
             fix="set rollout.sampling.temperature=1.0; evaluation has a temperature of its own",
         )
-    return [_FILTERED] if sampling.top_p < 1 or sampling.top_k > 0 else []
+    reshaped = "/".join(_RESHAPING[word] for word in asked_of_sampling(sampling) if word in _RESHAPING)
+    return [_RESHAPED.format(what=reshaped)] if reshaped else []
 
 
 def _check_ranges(config: RunConfig) -> None:
@@ -46,6 +55,16 @@ def _check_ranges(config: RunConfig) -> None:
         ("temperature", sampling.temperature, "above 0", "1.0"): sampling.temperature < 0,
         ("top_p", sampling.top_p, "above 0 and at most 1", "1.0"): not 0 < sampling.top_p <= 1,
         ("top_k", sampling.top_k, "at least 0", "0, which takes all tokens"): sampling.top_k < 0,
+        ("min_p", sampling.min_p, "between 0 and 1", "0, which takes all tokens"): not 0 <= sampling.min_p <= 1,
+        ("frequency_penalty", sampling.frequency_penalty, "between -2 and 2", "0"): (
+            not -2 <= sampling.frequency_penalty <= 2
+        ),
+        ("presence_penalty", sampling.presence_penalty, "between -2 and 2", "0"): (
+            not -2 <= sampling.presence_penalty <= 2
+        ),
+        ("repetition_penalty", sampling.repetition_penalty, "above 0 and at most 2", "1"): (
+            not 0 < sampling.repetition_penalty <= 2
+        ),
     }
     for (name, value, allowed, example), is_wrong in wrong.items():
         if is_wrong:

@@ -9,13 +9,20 @@ in `areal_core.contract.optional`, errors in `areal_core.contract.errors`.
 from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.ids import GroupId, PolicyVersion, RequestId, TaskId
 from areal_core.contract.inference import (
+    FLEET_METRICS,
+    IMAGES,
+    KV_USED_SHARE,
+    NUM_PREEMPTED,
+    PREFIX_HIT_SHARE,
     EngineStatus,
     Generation,
     GenerationRequest,
+    Grammar,
     InferenceEngine,
     InferenceSpec,
     PauseMode,
     SamplingParams,
+    Structure,
     Timings,
     VersionSpan,
 )
@@ -56,6 +63,11 @@ from areal_core.contract.workflow import (
 
 __all__ = [
     "CONTRACT",
+    "FLEET_METRICS",
+    "IMAGES",
+    "KV_USED_SHARE",
+    "NUM_PREEMPTED",
+    "PREFIX_HIT_SHARE",
     "ROLES",
     "ROUTED_EXPERTS",
     "EngineInfo",
@@ -63,6 +75,7 @@ __all__ = [
     "Episode",
     "Generation",
     "GenerationRequest",
+    "Grammar",
     "GroupId",
     "Head",
     "InferenceEngine",
@@ -87,6 +100,7 @@ __all__ = [
     "Scheduler",
     "Session",
     "StopReason",
+    "Structure",
     "Sum",
     "TaskId",
     "TensorSpec",

@@ -3,7 +3,7 @@
 A manifest answers each word of its role with `full`, `when`, `not_yet` or `unsupported`; a word it
 leaves out counts as not claimed. The plan, the conformance suite and the documentation read these words.
 
-Knows: the words, and the optional protocol behind one that has methods.
+Knows: the words, the optional protocol behind one that has methods, and which words a request asks for.
 Does not know: who claims them.
 """
 
@@ -14,7 +14,15 @@ from types import MappingProxyType
 
 from attrs import frozen
 
-from areal_core.contract.optional import SupportsAdapters, SupportsOffload, SupportsScoring, SupportsSleep
+from areal_core.contract.inference import IMAGES, GenerationRequest, SamplingParams
+from areal_core.contract.optional import (
+    SupportsAdapters,
+    SupportsOffload,
+    SupportsScoring,
+    SupportsSleep,
+    SupportsStreaming,
+    SupportsToolCalls,
+)
 
 
 @frozen
@@ -55,13 +63,19 @@ _INFER = {
     "sampling.min_tokens": Ability("a minimum number of tokens"),
     "sampling.stop_strings": Ability("stops at strings"),
     "sampling.stop_tokens": Ability("stops at given token ids"),
-    "sampling.seed": Ability("a seed per request"),
+    "sampling.seed": Ability("a seed per request: the same tokens again, in any company"),
+    "sampling.seed_continues": Ability("a continued request draws what it would have drawn uninterrupted"),
     "sampling.ignore_eos": Ability("goes on past the model's end tokens"),
+    "sampling.min_p": Ability("rules out tokens far less probable than the likeliest"),
+    "sampling.penalties": Ability("frequency and presence penalties"),
+    "sampling.repetition_penalty": Ability("a penalty on what is in prompt or output already"),
+    "sampling.structured": Ability("holds the output to a JSON schema or a regular expression"),
     "deterministic": Ability("the same tokens and log-probs bit for bit in any company"),
     "parallel.tensor": Ability("one replica over several devices"),
     "prefix_cache": Ability("keeps prompts for later requests"),
     "scoring": Ability("tells the log-probs of given tokens", SupportsScoring),
     "memory.sleep": Ability("gives its device memory back", SupportsSleep),
+    "tools.parse": Ability("reads tool calls from an output", SupportsToolCalls),
     "lora.adapters": Ability("serves adapters over fixed base weights", SupportsAdapters),
     "experts.trace": Ability("tells which experts computed each token"),
     "images": Ability("takes images"),
@@ -75,8 +89,44 @@ ABILITIES: Mapping[str, Mapping[str, Ability]] = MappingProxyType(
         "train": MappingProxyType(_TRAIN),
         "infer": MappingProxyType(_INFER),
         "scheduler": MappingProxyType({}),
-        "transport": MappingProxyType({}),
+        "transport": MappingProxyType(
+            {
+                "streams": Ability(
+                    "bytes pass from the sender to receivers that are there at the same time", SupportsStreaming
+                )
+            }
+        ),
         "workflow": MappingProxyType({"multi_turn": Ability("asks the policy more than once in one episode")}),
     }
 )
 """Role -> word -> ability."""
+
+
+def asked_of_sampling(sampling: SamplingParams) -> tuple[str, ...]:
+    """Return the words that sampling parameters ask for; one at its neutral value asks for nothing."""
+    asked = {
+        "sampling.top_p": sampling.top_p < 1,
+        "sampling.top_k": sampling.top_k > 0,
+        "sampling.min_p": sampling.min_p > 0,
+        "sampling.penalties": sampling.frequency_penalty != 0 or sampling.presence_penalty != 0,
+        "sampling.repetition_penalty": sampling.repetition_penalty != 1,
+        "sampling.min_tokens": sampling.min_new_tokens > 0,
+        "sampling.stop_strings": bool(sampling.stop),
+        "sampling.stop_tokens": bool(sampling.stop_token_ids),
+        "sampling.seed": sampling.seed is not None,
+        "sampling.ignore_eos": sampling.ignore_eos,
+    }
+    return tuple(word for word, is_asked in asked.items() if is_asked)
+
+
+def asked_of(request: GenerationRequest) -> tuple[str, ...]:
+    """Return the words a request asks for: an engine that does not claim one of them refuses it.
+
+    Extras without a word are left out; an engine refuses those too.
+    """
+    asked = {
+        "sampling.structured": request.structure is not None,
+        "lora.adapters": bool(request.adapter),
+        "images": IMAGES in request.extras,
+    }
+    return (*asked_of_sampling(request.sampling), *(word for word, is_asked in asked.items() if is_asked))

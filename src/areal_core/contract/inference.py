@@ -10,12 +10,28 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from attrs import Factory, field, frozen
+from attrs import Factory, field, frozen, validators
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.ids import RequestId
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
+
+IMAGES = "images"
+"""Key in `GenerationRequest.extras`: tuple of bytes, whole PNG or JPEG files in the order of their placeholders.
+
+`input_ids` hold one placeholder token per image, the model's own (`image_token_id` of config.json); the engine
+puts as many in its place as the image needs. Claim `images`, since 1.2.
+"""
+
+KV_USED_SHARE = "kv_used_share"
+"""Share of the memory for keys and values that running requests hold, in [0, 1]. Since 1.2."""
+PREFIX_HIT_SHARE = "prefix_hit_share"
+"""Share of all prompt tokens since start that were found in the prefix cache, in [0, 1]. Since 1.2."""
+NUM_PREEMPTED = "num_preempted"
+"""How often since start a running request lost its keys and values to make room. Since 1.2."""
+FLEET_METRICS = (KV_USED_SHARE, PREFIX_HIT_SHARE, NUM_PREEMPTED)
+"""The names in `EngineStatus.metrics` that the core reads."""
 
 
 class PauseMode(StrEnum):
@@ -31,11 +47,14 @@ class PauseMode(StrEnum):
 class SamplingParams:
     """How tokens are drawn. A field an engine cannot honour is refused at planning.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `stop` strings end the output at
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `stop` strings end the output at
     the first token that completes one of them; the token stays. `ignore_eos` keeps going past the
     model's end tokens (`stop_token_ids` still count). `seed` None lets the engine choose.
-    Reported log-probs are those of the distribution sampled from, after temperature and filters; of a greedy
-    request, whose own distribution would say 0, those of temperature 1 without filters.
+    `frequency_penalty` is taken off a logit once per earlier output token of that id, `presence_penalty` once
+    if there is any; `repetition_penalty` r makes a positive logit of an id in prompt or output 1/r times as large, a
+    negative one r times. 0, 0 and 1 are off.
+    Reported log-probs are those of the distribution sampled from, after penalties, temperature and filters; of a
+    greedy request, whose own distribution would say 0, those of temperature 1 after penalties, without filters.
     """
 
     max_new_tokens: int = 256
@@ -47,6 +66,34 @@ class SamplingParams:
     stop: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     ignore_eos: bool = False
     seed: int | None = None
+    min_p: float = 0.0
+    """Rules out tokens less probable than this share of the likeliest one. Claim `sampling.min_p`, since 1.2."""
+    frequency_penalty: float = 0.0
+    """In [-2, 2]. Claim `sampling.penalties`, since 1.2."""
+    presence_penalty: float = 0.0
+    """In [-2, 2]. Claim `sampling.penalties`, since 1.2."""
+    repetition_penalty: float = 1.0
+    """In (0, 2]. Claim `sampling.repetition_penalty`, since 1.2."""
+
+
+class Grammar(StrEnum):
+    """How the text of a `Structure` is to be read."""
+
+    JSON_SCHEMA = "json_schema"
+    """A JSON schema, as JSON; the output is one JSON value that it allows."""
+    REGEX = "regex"
+    """A regular expression that the whole output matches."""
+
+
+@frozen(kw_only=True)
+class Structure:
+    """What the text of an output must look like. Claim `sampling.structured`, since 1.2.
+
+    Example: Structure(grammar=Grammar.REGEX, text="yes|no")
+    """
+
+    grammar: Grammar = field(converter=Grammar)
+    text: str = field(validator=validators.min_len(1))
 
 
 @frozen(kw_only=True)
@@ -77,9 +124,11 @@ class GenerationRequest:
     input_ids: tuple[int, ...] = field(converter=tuple[int, ...])
     sampling: SamplingParams = SamplingParams()
     num_prior: int = 0
-    extras: Mapping[str, Any] = Factory(dict)  # Any: images and the like, by claimed ability
+    extras: Mapping[str, Any] = Factory(dict)  # Any: `IMAGES` and the like, by claimed ability
     adapter: str = ""
     """Name of a loaded adapter to generate with, "" for the base weights. Claim `lora.adapters`, since 1.1."""
+    structure: Structure | None = None
+    """Since 1.2; prior tokens are the beginning of the text it is about."""
 
 
 @frozen(kw_only=True)
@@ -131,6 +180,7 @@ class EngineStatus:
     busy_s: float = 0.0
     """Seconds spent computing since start; with wall time it gives the idle share."""
     metrics: Mapping[str, float] = Factory(dict)
+    """What else the engine counts, by name. `FLEET_METRICS` have one meaning everywhere; others are its own."""
 
 
 @runtime_checkable

@@ -6,9 +6,13 @@ refuses a run that needs it, naming the backends that can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from attrs import field, frozen
+
+from areal_core.contract.weights import Offer
 
 
 @runtime_checkable
@@ -50,3 +54,55 @@ class SupportsAdapters(Protocol):
 
     async def unload_adapter(self, name: str) -> None:
         """Drop every version of an adapter. Idempotent."""
+
+
+@frozen(kw_only=True)
+class ToolCall:
+    """One call a model asked for. `arguments` is the JSON text of an object.
+
+    Example: ToolCall(name="add", arguments='{"a": 1, "b": 2}')
+    """
+
+    name: str
+    arguments: str
+
+
+@frozen(kw_only=True)
+class ToolParse:
+    """An output read for tool calls: what is said to the user, and the calls in the order they were written."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = field(default=(), converter=tuple[ToolCall, ...])
+
+
+@runtime_checkable
+class SupportsToolCalls(Protocol):
+    """Claim `tools.parse`: an inference engine reads tool calls with the parser its options name. Since 1.2."""
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Read one whole output, decoded with its special tokens.
+
+        A pure function of its arguments: it may be called while requests run or weights change. Text without a
+        call, or with a broken one, is content. Any: each of `tools` is a JSON object as chat templates take them,
+        {"type": "function", "function": {"name": ..., "parameters": {...}}}.
+
+        Raises:
+            CapabilityError: the engine's options name no parser.
+        """
+
+
+@runtime_checkable
+class SupportsStreaming(Protocol):
+    """Claim `streams`: a weight transport that stores nothing; both ends are there at the same time. Since 1.1.
+
+    The controller calls `expect` between `open` and the first call to a worker, then has the trainer send and every
+    receiver receive at once. `release` ends whoever still sends or receives. An offer is good for one transfer,
+    and each receiver's for one source.
+    """
+
+    def expect(self, offer: Offer, receivers: Sequence[str]) -> Sequence[Offer]:
+        """Tell who will receive, by worker id; return an offer for each, in that order. The sender has `offer` itself.
+
+        Raises:
+            WeightSyncError: nobody receives, a receiver is named twice, or the offer was released.
+        """

@@ -12,9 +12,9 @@ from types import MappingProxyType
 CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "train": (1, 1),
-        "infer": (1, 1),
+        "infer": (1, 2),
         "scheduler": (1, 0),
-        "transport": (1, 0),
+        "transport": (1, 1),
         "workflow": (1, 0),
         "objective": (1, 0),
         "dataset": (1, 0),

@@ -18,6 +18,9 @@ from areal_conformance.mutants import mutant
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, GenerationFailed, PromptTooLong
 from areal_core.contract.inference import (
+    FLEET_METRICS,
+    KV_USED_SHARE,
+    NUM_PREEMPTED,
     EngineStatus,
     Generation,
     GenerationRequest,
@@ -311,6 +314,35 @@ class CountsPromptTokens(ReferenceInferenceEngine):
         status = await super().status()
         prompts = int(status.metrics["prompt_tokens_computed"] + status.metrics["prompt_tokens_shared"])
         return attrs.evolve(status, tokens_generated=status.tokens_generated + prompts)
+
+
+@mutant("infer/reference", killers=("infer.status.metrics",))
+class SharesInPercent(ReferenceInferenceEngine):
+    """Tells shares as percentages."""
+
+    async def status(self) -> EngineStatus:
+        status = await super().status()
+        told = {name: 100 * value if name in FLEET_METRICS else value for name, value in status.metrics.items()}
+        return attrs.evolve(status, metrics=told)
+
+
+@mutant("infer/reference", killers=("infer.status.metrics",))
+class DividesByNothing(ReferenceInferenceEngine):
+    """Tells NaN for a share of nothing."""
+
+    async def status(self) -> EngineStatus:
+        status = await super().status()
+        idle = {KV_USED_SHARE: float("nan")} if not status.num_running else {}
+        return attrs.evolve(status, metrics={**status.metrics, **idle})
+
+
+@mutant("infer/reference", killers=("infer.status.metrics",))
+class CountsWhatRunsAsPreempted(ReferenceInferenceEngine):
+    """Tells how many requests lack their cache at the moment, where all since the start are asked for."""
+
+    async def status(self) -> EngineStatus:
+        status = await super().status()
+        return attrs.evolve(status, metrics={**status.metrics, NUM_PREEMPTED: float(status.num_running)})
 
 
 class _CrossedRows(RowTable):

@@ -17,7 +17,9 @@ from areal_conformance.mutants import mutant
 from areal_conformance.mutants.infer_sampling import asked
 from areal_conformance.second.infer.engine import SecondInferenceEngine
 from areal_conformance.second.infer.requests import Seat
+from areal_core.contract.errors import CapabilityError
 from areal_core.contract.inference import GenerationRequest, InferenceSpec
+from areal_core.contract.optional import ToolParse
 from areal_core.contract.train import EngineInfo
 from areal_core.plugins.claims import Claim, unsupported
 
@@ -83,6 +85,55 @@ class DropsIgnoringTheEnd(_Neutral):
     """Does not claim to ignore the end token and ends there."""
 
     neutral: ClassVar[Mapping[str, Any]] = {"ignore_eos": False}
+
+
+@mutant("infer/second", killers=("infer.refuse.min_p",), claims=without("sampling.min_p"))
+class DropsMinP(_Neutral):
+    """Does not claim min_p and samples without it."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"min_p": 0.0}
+
+
+@mutant("infer/second", killers=("infer.refuse.penalties",), claims=without("sampling.penalties"))
+class DropsPenalties(_Neutral):
+    """Does not claim penalties and samples without them."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"frequency_penalty": 0.0, "presence_penalty": 0.0}
+
+
+@mutant("infer/second", killers=("infer.refuse.penalties",), claims=without("sampling.penalties"))
+class DropsNegativePenalties(_Neutral):
+    """Does not claim penalties, refuses positive ones and drops negative ones."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"frequency_penalty": 0.0, "presence_penalty": 0.0}
+
+    def _seat(self, request: GenerationRequest) -> Seat:
+        if max(request.sampling.frequency_penalty, request.sampling.presence_penalty) > 0:
+            raise CapabilityError("penalties are not claimed", why="this engine cannot")
+        return super()._seat(request)
+
+
+@mutant("infer/second", killers=("infer.refuse.repetition_penalty",), claims=without("sampling.repetition_penalty"))
+class DropsTheRepetitionPenalty(_Neutral):
+    """Does not claim a repetition penalty and samples without it."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"repetition_penalty": 1.0}
+
+
+@mutant("infer/second", killers=("infer.refuse.structured",), claims=without("sampling.structured"))
+class DropsTheStructure(SecondInferenceEngine):
+    """Does not claim structured output and generates whatever comes."""
+
+    def _seat(self, request: GenerationRequest) -> Seat:
+        return super()._seat(attrs.evolve(request, structure=None))
+
+
+@mutant("infer/second", killers=("infer.refuse.tools",), claims=without("tools.parse"))
+class ReadsNoCalls(SecondInferenceEngine):
+    """Does not claim to read tool calls and finds none anywhere."""
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        return ToolParse(content=text)
 
 
 @mutant("infer/second", killers=("infer.refuse.scoring",), claims=without("scoring"))

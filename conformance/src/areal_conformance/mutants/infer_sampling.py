@@ -180,7 +180,12 @@ class SeedAsFloat(SecondInferenceEngine):
         return uniform(int(float(seat.seed)), seat.index) if isinstance(seat.seed, int) else super()._number(seat)
 
 
-@mutant("infer/second", killers=("infer.sampling.seed_continues",), incident="NeMo-RL#3599", row="trained-as-submitted")
+@mutant(
+    "infer/second",
+    killers=("infer.sampling.seed_continues", "infer.sampling.continued_afresh"),
+    incident="NeMo-RL#3599",
+    row="trained-as-submitted",
+)
 class ContinuesFromTheFirstNumber(SecondInferenceEngine):
     """Begins a seed anew when a request is continued."""
 

@@ -1,6 +1,7 @@
 """What sampling must do, in float64: the filtered distribution, and how likely a set of draws is under it.
 
-Knows: temperature, forbidden tokens, top-k, top-p, the G-test, and where a filter's border is too close to call.
+Knows: penalties, temperature, forbidden tokens, min-p, top-k, top-p, the G-test, and where a filter's border is too
+close to call.
 Does not know: engines or models.
 """
 
@@ -34,15 +35,26 @@ class Filtered:
 
 
 def filtered(
-    logits: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, forbidden: Sequence[int] = ()
+    logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    min_p: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    forbidden: Iterable[int] = (),
 ) -> Filtered:
     """Return the distribution a token is drawn from, given float32 logits [V] and a temperature above 0."""
     scores, decided = logits.double().clone(), True
     scores[list(forbidden)] = -torch.inf
     scores /= temperature
+    if min_p > 0:
+        above = (scores - scores.max()) - math.log(min_p)
+        above[scores.argmax()] = torch.inf  # the best token stays, whatever min_p
+        decided = not bool((above.abs() < CLOSE).any())
+        scores[above < 0] = -torch.inf
     ranked, order = scores.sort(descending=True, stable=True)
     if 0 < top_k < len(scores):
-        decided = bool(ranked[top_k - 1] - ranked[top_k] > CLOSE)
+        decided = decided and not bool(ranked[top_k - 1] - ranked[top_k] <= CLOSE)
         scores[order[top_k:]] = -torch.inf
     if top_p < 1.0:
         ranked, order = scores.sort(descending=True, stable=True)
@@ -53,6 +65,25 @@ def filtered(
         decided = decided and not near and not tie
         scores[order[kept:]] = -torch.inf
     return Filtered(scores.log_softmax(-1), decided)
+
+
+def penalised(
+    logits: Tensor,
+    *,
+    prompt: Iterable[int],
+    output: Sequence[int],
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+) -> Tensor:
+    """Return float64 logits [V] after penalties, given those of the token that follows `prompt` and `output`."""
+    scores = logits.double().clone()
+    counts = torch.bincount(torch.tensor(list(output), dtype=torch.int64), minlength=len(scores)).double()
+    seen = counts > 0
+    seen[list(prompt)] = True
+    shrunk = torch.where(scores > 0, scores / repetition_penalty, scores * repetition_penalty)
+    scores = torch.where(seen, shrunk, scores)
+    return scores - frequency_penalty * counts - presence_penalty * (counts > 0)
 
 
 def improbability(draws: Iterable[int], logprobs: Tensor) -> float:

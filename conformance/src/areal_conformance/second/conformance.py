@@ -69,7 +69,12 @@ TRAIN = Adapter(
     witness=_HeldTensors,
 )
 
-INFER = Adapter(models=("qwen3", "qwen2", "llama", "qwen3_moe"), dtypes=("float32", "bfloat16"), witness=_HeldTensors)
+INFER = Adapter(
+    models=("qwen3", "qwen2", "llama", "qwen3_moe"),
+    dtypes=("float32", "bfloat16"),
+    options={"tools.parse": {"tool_parser": "hermes"}},
+    witness=_HeldTensors,
+)
 SCHEDULER = Adapter()
 TRANSPORT = Adapter(faults=lambda transport: {"flip": _SpoiledBytes(transport), "truncate": _LostBytes(transport)})
 WORKFLOW = Adapter()

@@ -6,7 +6,7 @@ Does not know: torch, or any engine.
 
 from __future__ import annotations
 
-from areal_core.plugins.claims import full, not_yet, unsupported
+from areal_core.plugins.claims import full, not_yet, unsupported, when
 from areal_core.plugins.manifest import Manifest
 
 _CONFORMANCE = "areal_conformance.second.conformance"
@@ -45,10 +45,10 @@ TRAIN = Manifest(
 INFER = Manifest(
     role="infer",
     name="second",
-    contract=(1, 1),
+    contract=(1, 2),
     factory="areal_conformance.second.infer.engine:SecondInferenceEngine",
     config="areal_conformance.second.infer.config:SecondInferenceConfig",
-    requires=("torch>=2.11", "safetensors>=0.5"),
+    requires=("torch>=2.11", "safetensors>=0.5", "regex>=2024.5"),
     extra="engine",
     devices=("cpu", "cuda"),
     summary="a second opinion on generation: one coroutine, a whole forward for every token",
@@ -65,12 +65,18 @@ INFER = Manifest(
         "sampling.stop_strings": full(),
         "sampling.stop_tokens": full(),
         "sampling.seed": full(),
+        "sampling.seed_continues": full(),
         "sampling.ignore_eos": full(),
+        "sampling.min_p": full(),
+        "sampling.penalties": full(),
+        "sampling.repetition_penalty": full(),
+        "sampling.structured": full(),
         "deterministic": full(),
         "parallel.tensor": not_yet("it computes in one process"),
         "prefix_cache": full(),
         "scoring": full(),
         "memory.sleep": full(),
+        "tools.parse": when("tool_parser == hermes", "without a parser named no call is read"),
         "lora.adapters": full(),
         "experts.trace": full(),
         "images": unsupported("text decoders only"),

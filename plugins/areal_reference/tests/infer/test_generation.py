@@ -7,7 +7,14 @@ import itertools
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from attrs import evolve
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, PromptTooLong
@@ -68,6 +75,47 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(sampling, warpers, 
     for request, generation in zip(requests, asyncio.run(run()), strict=True):
         got, expected, _ = reported(model_folder(), request, generation, warpers)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_repetition_penalty_is_transformers_own(temperature, deterministic, serve, model_folder):
+    """Prompt and output count, in log-probs and in what is taken, also beside rows without a penalty."""
+    asked = {"temperature": temperature, "repetition_penalty": 1.6, "max_new_tokens": 16, "ignore_eos": True}
+    requests = [ask(*ids, seed=n, name=str(n), **asked) for n, ids in enumerate(PROMPTS)]
+
+    async def run():
+        async with serve(config={"deterministic": deterministic}) as engine:
+            crowd = [engine.generate(ask(7, 8, seed=99 + n, temperature=0.5, max_new_tokens=20)) for n in range(3)]
+            return (await asyncio.gather(*(engine.generate(request) for request in requests), *crowd))[: len(requests)]
+
+    for request, generation in zip(requests, asyncio.run(run()), strict=True):
+        ids = [*request.input_ids, *generation.output_ids]
+        logits = full_logits(model_folder(), ids)
+        for place, (token, given) in enumerate(zip(generation.output_ids, generation.logprobs, strict=True)):
+            before = ids[: len(request.input_ids) + place]
+            row = RepetitionPenaltyLogitsProcessor(1.6)(torch.tensor([before]), logits[len(before) - 1][None])
+            wanted = torch.log_softmax(row[0] / (temperature or 1.0), -1)
+            assert given == pytest.approx(wanted[token].item(), abs=1e-4)
+            assert temperature or token == wanted.argmax().item()
+
+
+def test_a_continued_request_counts_its_prior_tokens_as_output(serve):
+    """Frequency and presence penalties leave the prompt alone, so what counts as output matters."""
+    asked = {"temperature": 0.0, "frequency_penalty": 1.1, "presence_penalty": 0.4, "ignore_eos": True}
+
+    async def run():
+        async with serve() as engine:
+            whole = await engine.generate(ask(5, 9, 7, max_new_tokens=20, **asked))
+            prior = whole.output_ids[:8]
+            more = ask(5, 9, 7, *prior, num_prior=8, max_new_tokens=12, **asked)
+            as_prompt = evolve(more, num_prior=0)
+            return whole, await engine.generate(more), await engine.generate(as_prompt)
+
+    whole, rest, other = asyncio.run(run())
+    assert rest.output_ids == whole.output_ids[8:]
+    assert rest.logprobs == pytest.approx(whole.logprobs[8:], abs=1e-4)
+    assert other.logprobs != pytest.approx(rest.logprobs, abs=1e-2)
 
 
 def test_bfloat16_weights_are_served(serve, model_folder):

@@ -9,21 +9,27 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from transformers import TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from areal_reference.infer.sampling import RowSampling, distribution_logits, sample, stream_key, uniforms
 
 
-def rows(num, *, temperature=1.0, top_k=0, top_p=1.0, uniform=None, greedy=False, fixed_shape=False):
+def rows(num, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=None, greedy=False, fixed_shape=False):
     """Return the sampling of `num` equal rows."""
+    none = np.zeros(0, dtype=np.int64)
     return RowSampling(
         greedy=np.full(num, greedy),
         temperature=np.full(num, temperature, dtype=np.float32),
         top_k=np.full(num, top_k),
         top_p=np.full(num, top_p),
+        min_p=np.full(num, min_p),
         uniform=np.linspace(0, 1, num, endpoint=False) if uniform is None else uniform,
-        forbidden_rows=np.zeros(0, dtype=np.int64),
-        forbidden_ids=np.zeros(0, dtype=np.int64),
+        forbidden_rows=none,
+        forbidden_ids=none,
+        seen_rows=none,
+        seen_ids=none,
+        seen_scale=none.astype(np.float32),
+        seen_minus=none.astype(np.float32),
         fixed_shape=fixed_shape,
     )
 
@@ -91,6 +97,22 @@ def test_filters_keep_what_transformers_keeps(values, top_k, top_p, fixed_shape)
     if top_p < 1.0 and bool(((cumulative - (1 - top_p)).abs() < 1e-5).any()):
         return
     theirs = TopPLogitsWarper(top_p)(None, theirs) if top_p < 1.0 else theirs
+    torch.testing.assert_close(ours, theirs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrices, st.floats(0.0, 1.0), st.integers(0, 50), st.booleans())
+def test_min_p_keeps_what_transformers_keeps_and_comes_before_top_k(values, min_p, top_k, fixed_shape):
+    """Unless a chance is a rounding away from its share of the likeliest."""
+    logits = torch.from_numpy(values)
+    ours = distribution_logits(logits, rows(len(values), min_p=min_p, top_k=top_k, fixed_shape=fixed_shape))
+
+    chances = torch.softmax(logits, -1)
+    near = (chances - min_p * chances.max(-1, keepdim=True).values).abs() < 1e-6
+    if bool((near & (chances < chances.max(-1, keepdim=True).values)).any()):
+        return
+    theirs = MinPLogitsWarper(min_p)(None, logits)
+    theirs = TopKLogitsWarper(top_k)(None, theirs) if top_k else theirs
     torch.testing.assert_close(ours, theirs)
 
 

@@ -7,11 +7,13 @@ Does not know: updates and pauses.
 from __future__ import annotations
 
 import asyncio
+import math
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policies, prompts
 from areal_conformance.outcome import expect
+from areal_core.contract.inference import FLEET_METRICS, KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE
 
 
 @check("infer.concurrent.alone", level=Level.SINGLE, law=1, spec="infer#generate")
@@ -154,3 +156,27 @@ async def counts(bench: InferBench) -> None:
         0 <= before.busy_s <= start.busy_s <= end.busy_s and end.busy_s > before.busy_s,
         f"busy_s must grow with work: {before.busy_s}, {start.busy_s}, {end.busy_s}",
     )
+
+
+@check("infer.status.metrics", level=Level.SINGLE, law=0, spec="infer#metrics", since=(1, 2))
+async def metrics(bench: InferBench) -> None:
+    """Metrics are finite numbers; shares lie in [0, 1] and counts never go back, busy or at rest."""
+    async with bench.engine() as engine:
+        seen = [(await engine.status()).metrics]
+        for part in range(3):
+            calls = [
+                bench.call(engine.generate(bench.ask(*range(5, 45), n % 3 + 5, name=f"{part}/{n}", max_new_tokens=40)))
+                for n in range(6)
+            ]
+            await bench.until_generated(engine, 30)
+            seen.append((await engine.status()).metrics)
+            await bench.results(calls)
+            seen.append((await engine.status()).metrics)
+    for told in seen:
+        wrong = {name: value for name, value in told.items() if not math.isfinite(value)}
+        expect(not wrong, f"metrics must be finite numbers, got {wrong}")
+        for name in (KV_USED_SHARE, PREFIX_HIT_SHARE):
+            expect(0 <= told.get(name, 0) <= 1, f"{name} is a share in [0, 1], got {told.get(name)}")
+    counts = [told.get(NUM_PREEMPTED, 0) for told in seen]
+    expect(counts == sorted(counts) and counts[0] >= 0, f"{NUM_PREEMPTED} counts since start, got {counts} in a row")
+    bench.notes.append(f"told: {', '.join(name for name in FLEET_METRICS if name in seen[-1]) or 'none'}")

@@ -43,7 +43,7 @@ def versions_of(generation: Generation) -> list[int]:
     return [span.version for span in generation.version_spans for _ in range(span.start, span.stop)]
 
 
-def well_formed(generation: Generation, request: GenerationRequest) -> None:
+def well_formed(generation: Generation, request: GenerationRequest, *, vocabulary: int = VOCABULARY) -> None:
     """Expect what holds for every Generation."""
     told = f"request {request.request_id!r} of {len(request.input_ids)} prompt tokens"
     output, count = generation.output_ids, len(generation.output_ids)
@@ -52,8 +52,8 @@ def well_formed(generation: Generation, request: GenerationRequest) -> None:
         f"{told}: {count} output ids need as many log-probs, got {len(generation.logprobs)}",
     )
     expect(
-        all(type(token) is int and 0 <= token < VOCABULARY for token in output),
-        f"{told}: output ids must be ints in [0, {VOCABULARY}), got {output[:20]}",
+        all(type(token) is int and 0 <= token < vocabulary for token in output),
+        f"{told}: output ids must be ints in [0, {vocabulary}), got {output[:20]}",
     )
     bad = [value for value in generation.logprobs if not (math.isfinite(value) and value <= 1e-4)]
     expect(not bad, f"{told}: log-probs must be finite and at most 0, got {bad[:5]}")

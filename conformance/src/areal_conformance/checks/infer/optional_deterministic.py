@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 DETERMINISTIC = ("deterministic",)
 
 
-def _requests(bench: InferBench, *, count: int = 6, length: int = 20) -> list[GenerationRequest]:
-    """Return requests of different lengths and temperatures; seeded or else greedy."""
-    seeded = bench.target.claimed("sampling.seed")
+def _requests(
+    bench: InferBench, *, count: int = 6, length: int = 20, claim: str = "sampling.seed"
+) -> list[GenerationRequest]:
+    """Return requests of different lengths and temperatures; seeded, or greedy where that is not claimed."""
+    seeded = bench.target.claimed(claim)
     return [
         bench.ask(
             *ids,
@@ -96,7 +98,7 @@ async def paused(bench: InferBench) -> None:
 async def continued(bench: InferBench) -> None:
     """A request continued from any of its tokens gives the bits it would have given uninterrupted."""
     async with bench.engine(*DETERMINISTIC) as engine:
-        for request in _requests(bench, count=3, length=40):
+        for request in _requests(bench, count=3, length=40, claim="sampling.seed_continues"):
             whole = await engine.generate(request)
             for cut in (1, 3, 17, 39):
                 rest = await engine.generate(_after(bench, request, whole, cut))

@@ -16,7 +16,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.optional_experts import KIND
 from areal_conformance.outcome import NotRefused
 from areal_core.contract.errors import ArealError
-from areal_core.contract.inference import PauseMode
+from areal_core.contract.inference import IMAGES, Grammar, PauseMode, Structure
 from areal_core.contract.train import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
@@ -78,6 +78,65 @@ async def ignore_eos(bench: InferBench) -> None:
     await _sampling(bench, "sampling.ignore_eos", ignore_eos=True)
 
 
+@check(
+    "infer.refuse.min_p",
+    level=Level.SINGLE,
+    law=8,
+    spec="infer#sampling",
+    unless=("sampling.min_p",),
+    since=(1, 2),
+)
+async def min_p(bench: InferBench) -> None:
+    """A min_p above 0 is refused where it is not claimed."""
+    await _sampling(bench, "sampling.min_p", min_p=0.2)
+
+
+@check(
+    "infer.refuse.penalties",
+    level=Level.SINGLE,
+    law=8,
+    spec="infer#sampling",
+    unless=("sampling.penalties",),
+    since=(1, 2),
+)
+async def penalties(bench: InferBench) -> None:
+    """Frequency and presence penalties, negative ones too, are refused where they are not claimed."""
+    for asked in ({"frequency_penalty": 0.5}, {"presence_penalty": -0.5}):
+        await _sampling(bench, "sampling.penalties", **asked)
+
+
+@check(
+    "infer.refuse.repetition_penalty",
+    level=Level.SINGLE,
+    law=8,
+    spec="infer#sampling",
+    unless=("sampling.repetition_penalty",),
+    since=(1, 2),
+)
+async def repetition_penalty(bench: InferBench) -> None:
+    """A repetition penalty, also one below 1, is refused where it is not claimed."""
+    for asked in (1.2, 0.8):
+        await _sampling(bench, "sampling.repetition_penalty", repetition_penalty=asked)
+
+
+@check(
+    "infer.refuse.structured",
+    level=Level.SINGLE,
+    law=8,
+    spec="infer#structure",
+    unless=("sampling.structured",),
+    since=(1, 2),
+)
+async def structured(bench: InferBench) -> None:
+    """A structure is refused where it is not claimed: text that only happens to fit is worth nothing."""
+    async with bench.engine() as engine:
+        request = bench.ask(5, 9, 7, max_new_tokens=4)
+        for grammar, text in ((Grammar.REGEX, "[a-z]{2}"), (Grammar.JSON_SCHEMA, '{"enum": ["ab"]}')):
+            asked = attrs.evolve(request, structure=Structure(grammar=grammar, text=text))
+            await bench.arefuses("sampling.structured", functools.partial(engine.generate, asked))
+        await engine.generate(request)
+
+
 async def _method(bench: InferBench, claim: str, name: str, *arguments: Any) -> None:
     """Call a method of an ability that is not claimed; not having it is the best refusal."""
     async with bench.engine(fresh=True) as engine:
@@ -92,6 +151,12 @@ async def _method(bench: InferBench, claim: str, name: str, *arguments: Any) -> 
 async def scoring(bench: InferBench) -> None:
     """score is refused, or is not there, where it is not claimed."""
     await _method(bench, "scoring", "score", (5, 9, 7), 1.0)
+
+
+@check("infer.refuse.tools", level=Level.SINGLE, law=8, spec="infer#tool-calls", unless=("tools.parse",), since=(1, 2))
+async def tools(bench: InferBench) -> None:
+    """parse_tool_calls is refused, or is not there, where it is not claimed."""
+    await _method(bench, "tools.parse", "parse_tool_calls", "text", [])
 
 
 @check("infer.refuse.sleep", level=Level.SINGLE, law=8, spec="infer#sleep", unless=("memory.sleep",))
@@ -127,8 +192,8 @@ async def extras(bench: InferBench) -> None:
     """Extras of a request that no claim stands for are refused, not dropped."""
     async with bench.engine() as engine:
         request = bench.ask(5, 9, 7, max_new_tokens=2)
-        for name in ("images", "no_such_extra"):
-            if name == "images" and bench.target.claimed("images"):
+        for name in (IMAGES, "no_such_extra"):
+            if name == IMAGES and bench.target.claimed("images"):
                 continue
             asked = attrs.evolve(request, extras={name: [b"\x89PNG"]})
             await bench.arefuses(f"extras[{name!r}]", functools.partial(engine.generate, asked))

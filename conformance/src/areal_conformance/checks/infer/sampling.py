@@ -1,7 +1,8 @@
 """Tokens are drawn from the distribution asked for, and their log-probs are that distribution's.
 
 Knows: temperature, top-k and top-p, alone, together, and side by side in one batch.
-Does not know: seeds as such (`sampling_seeds`), what ends an output (`sampling_ends`).
+Does not know: seeds as such (`sampling_seeds`), min-p and penalties as such (`sampling_penalties`), what ends an output
+(`sampling_ends`).
 
 Statistical checks draw with fixed seeds and fail where a right engine would with a chance below `IMPROBABLE`.
 """
@@ -9,14 +10,13 @@ Statistical checks draw with fixed seeds and fail where a right engine would wit
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import LOGPROB_ATOL, prompts, well_formed
 from areal_conformance.outcome import Violation, expect
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,13 +28,14 @@ IMPROBABLE = 1e-9
 NUM_DRAWS = 1200
 SLOTS = 64
 PROMPTS = ((5, 9, 7), (11, 30, 8, 41, 6))
-FILTERS = ("temperature", "top_k", "top_p")
+FILTERS = ("temperature", "min_p", "top_k", "top_p")
+PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
 @check("infer.sampling.temperature", level=Level.SINGLE, law=1, spec="infer#sampling")
 async def temperature(bench: InferBench) -> None:
     """Tokens come as often as the policy at the request's temperature says, whatever its neighbours' temperature."""
-    await _judge_draws(bench, [{"temperature": heat} for heat in (1.0, 0.5, 2.0)])
+    await judge_draws(bench, [{"temperature": heat} for heat in (1.0, 0.5, 2.0)])
 
 
 @check("infer.sampling.top_k", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.top_k",))
@@ -48,7 +49,7 @@ async def top_k(bench: InferBench) -> None:
         {"top_k": 1000},
         {"top_k": 0},
     ]
-    await _judge_draws(bench, cases, "sampling.top_k")
+    await judge_draws(bench, cases, "sampling.top_k")
 
 
 @check("infer.sampling.top_p", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.top_p",))
@@ -60,7 +61,7 @@ async def top_p(bench: InferBench) -> None:
         {"top_p": 0.8, "temperature": 2.0},
         {"top_p": 0.9, "temperature": 0.5},
     ]
-    await _judge_draws(bench, [*cases, {"top_p": 0.99}, {"top_p": 1.0}], "sampling.top_p")
+    await judge_draws(bench, [*cases, {"top_p": 0.99}, {"top_p": 1.0}], "sampling.top_p")
 
 
 @check(
@@ -78,7 +79,7 @@ async def filters(bench: InferBench) -> None:
         {"temperature": 0.6, "top_k": 8, "top_p": 0.95},
         {"temperature": 3.0, "top_k": 2, "top_p": 0.6},
     ]
-    await _judge_draws(bench, cases, "sampling.top_k", "sampling.top_p")
+    await judge_draws(bench, cases, "sampling.top_k", "sampling.top_p")
 
 
 @check("infer.sampling.every_token", level=Level.SINGLE, law=1, spec="infer#sampling")
@@ -150,12 +151,22 @@ def hot(sampling: dict[str, Any]) -> dict[str, Any]:
     return {"temperature": 1.0, **sampling}
 
 
-def truth(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return what the oracle needs to know of a request's sampling."""
-    return {name: hot(sampling)[name] for name in FILTERS if name in hot(sampling)}
+def drawn_from(
+    logits: Tensor,
+    sampling: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    forbidden: Iterable[int] = (),
+) -> Filtered:
+    """Return the distribution of the token after `prompt` and `output`; of a greedy request that of temperature 1."""
+    from areal_conformance.oracles.sampling import filtered, penalised
+
+    scores = penalised(logits, prompt=prompt, output=output, **{name: getattr(sampling, name) for name in PENALTIES})
+    asked = {name: getattr(sampling, name) for name in FILTERS} if sampling.temperature else {}
+    return filtered(scores, forbidden=forbidden, **asked)
 
 
-async def _judge_draws(bench: InferBench, cases: Sequence[dict[str, Any]], *claims: str) -> None:
+async def judge_draws(bench: InferBench, cases: Sequence[dict[str, Any]], *claims: str) -> None:
     """Draw single tokens of every case, all in one crowd, and compare how often each came, and its log-prob."""
     claims = (*claims, "sampling.seed") if bench.target.claimed("sampling.seed") else claims
     async with bench.engine(*claims, max_concurrent=SLOTS) as engine:
@@ -185,9 +196,9 @@ def _judge_case(
 ) -> None:
     import torch
 
-    from areal_conformance.oracles.sampling import filtered, improbability
+    from areal_conformance.oracles.sampling import improbability
 
-    wanted = filtered(bench.oracle().logits(prompt)[-1], **truth(case))
+    wanted = drawn_from(bench.oracle().logits(prompt)[-1], SamplingParams(**hot(case)), prompt, ())
     if not wanted.decided:
         return
     drawn = [generation.output_ids[0] for generation in generations]
@@ -238,21 +249,15 @@ def judge_output(
 
     `forbidden` tokens are ruled out for the first `until` tokens. `tensors` are the weights if not the folder's.
     """
-    from areal_conformance.oracles.sampling import filtered
-
     well_formed(result, request)
-    sampling, prompt = request.sampling, request.input_ids
-    logits = bench.oracle().logits([*prompt, *result.output_ids], tensors)[len(prompt) - 1 : -1]
-    greedy = sampling.temperature == 0.0  # its log-probs are those of temperature 1 without filters
-    ask = functools.partial(
-        filtered,
-        temperature=sampling.temperature or 1.0,
-        top_k=0 if greedy else sampling.top_k,
-        top_p=1.0 if greedy else sampling.top_p,
-    )
+    sampling, whole = request.sampling, [*request.input_ids, *result.output_ids]
+    first = len(request.input_ids) - request.num_prior
+    logits = bench.oracle().logits(whole, tensors)[len(request.input_ids) - 1 : -1]
     allowed = bench.tolerance(atol=LOGPROB_ATOL).atol
     for place, (token, given) in enumerate(zip(result.output_ids, result.logprobs, strict=True)):
-        wanted = ask(logits[place], forbidden=forbidden if place < until else ())
+        before = whole[: len(request.input_ids) + place]
+        ruled_out = forbidden if place < until else ()
+        wanted = drawn_from(logits[place], sampling, before[:first], before[first:], ruled_out)
         if not wanted.decided:
             continue
         told = f"request {request.request_id!r}, token {place} of {len(result.output_ids)}"
@@ -261,5 +266,5 @@ def judge_output(
         if abs(given - right) > allowed and token in wanted.support:
             raise Violation(
                 f"{told}: {token} is reported with log-prob {given:.5f}; the distribution drawn from, after "
-                f"temperature and filters, gives {right:.5f}"
+                f"penalties, temperature and filters, gives {right:.5f}"
             )

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 @check("infer.sampling.greedy_top_k", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.top_k",))
 async def greedy_top_k(bench: InferBench) -> None:
     """With temperature 0 top_k changes nothing: the best token, and its log-prob at temperature 1 without filters."""
-    await _greedy(bench, [{"top_k": top_k} for top_k in (1, 2, 40, 0)], "sampling.top_k")
+    await expect_greedy_unfiltered(bench, [{"top_k": top_k} for top_k in (1, 2, 40, 0)], "sampling.top_k")
 
 
 @check("infer.sampling.greedy_top_p", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.top_p",))
 async def greedy_top_p(bench: InferBench) -> None:
     """With temperature 0 top_p changes nothing: the best token, and its log-prob at temperature 1 without filters."""
-    await _greedy(bench, [{"top_p": top_p} for top_p in (1e-6, 0.3, 0.95, 1.0)], "sampling.top_p")
+    await expect_greedy_unfiltered(bench, [{"top_p": top_p} for top_p in (1e-6, 0.3, 0.95, 1.0)], "sampling.top_p")
 
 
-async def _greedy(bench: InferBench, cases: list[dict[str, Any]], *claims: str) -> None:
+async def expect_greedy_unfiltered(bench: InferBench, cases: list[dict[str, Any]], *claims: str) -> None:
+    """Expect greedy requests with filters to be answered as if they had none, together and alone."""
     async with bench.engine(*claims) as engine:
         asked = [
             bench.ask(*ids, name=f"{case}/{number}", **case)

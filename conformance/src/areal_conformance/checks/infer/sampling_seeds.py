@@ -22,6 +22,7 @@ NUM_PAIRS = 600
 MANY_DEVIATIONS = 7.0
 """Beyond this many standard deviations a correlation of independent draws lies with a chance of 3e-12."""
 SEEDED = ("sampling.seed",)
+AFRESH = (5, 9, 7)
 
 
 async def _ids(
@@ -61,10 +62,16 @@ async def seeds_differ(bench: InferBench) -> None:
         first[output] = number
 
 
-@check("infer.sampling.seed_continues", level=Level.SINGLE, law=1, spec="infer#sampling", requires=SEEDED)
+@check(
+    "infer.sampling.seed_continues",
+    level=Level.SINGLE,
+    law=1,
+    spec="infer#continued-requests",
+    requires=(*SEEDED, "sampling.seed_continues"),
+)
 async def seed_continues(bench: InferBench) -> None:
     """A request continued from any of its tokens gives the tokens it would have given uninterrupted."""
-    async with bench.engine(*SEEDED) as engine:
+    async with bench.engine(*SEEDED, "sampling.seed_continues") as engine:
         for number, ids in enumerate(prompts(3, seed=5, longest=12)):
             whole = await _whole(bench, engine, ids, number)
             for cut in (1, 2, 9, 23):
@@ -95,6 +102,44 @@ async def _rest(
     rest = await engine.generate(more)
     well_formed(rest, more)
     return rest
+
+
+@check(
+    "infer.sampling.continued_afresh",
+    level=Level.SINGLE,
+    law=1,
+    spec="infer#continued-requests",
+    requires=SEEDED,
+    since=(1, 2),
+)
+async def continued_afresh(bench: InferBench) -> None:
+    """A continued request with a seed does not draw again with the random numbers of its earlier parts."""
+    from areal_conformance.oracles.sampling import correlation, middle
+
+    async with bench.engine(*SEEDED, max_concurrent=SLOTS) as engine:
+        first = await asyncio.gather(*(_part(bench, engine, seed, ()) for seed in range(NUM_PAIRS)))
+        later = await asyncio.gather(*(_part(bench, engine, seed, (token,)) for seed, token in enumerate(first)))
+    rows = {
+        prior: bench.oracle().logits((*AFRESH, *prior))[-1].log_softmax(-1)
+        for prior in {(), *((token,) for token in first)}
+    }
+    places = [middle(rows[()], token) for token in first]
+    after = [middle(rows[prior,], token) for prior, token in zip(first, later, strict=True)]
+    deviations = correlation(places, after)
+    expect(
+        abs(deviations) < MANY_DEVIATIONS,
+        f"the draws of a part and of its continuation are correlated, {deviations:+.1f} standard deviations: "
+        f"the seed begins anew",
+    )
+
+
+async def _part(bench: InferBench, engine: InferenceEngine, seed: int, prior: tuple[int, ...]) -> int:
+    """Draw one token after prior ones."""
+    ids = (*AFRESH, *prior)
+    request = bench.ask(
+        *ids, name=f"{seed}/{len(prior)}", num_prior=len(prior), temperature=1.0, max_new_tokens=1, seed=seed
+    )
+    return (await engine.generate(request)).output_ids[0]
 
 
 @check("infer.sampling.unseeded", level=Level.SINGLE, law=1, spec="infer#sampling")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from areal_conformance.second.infer.forward import Delta
 from areal_conformance.second.infer.stage import Needs
-from areal_core.contract.errors import CoverageError, ModelError
+from areal_core.contract.errors import CapabilityError, CoverageError, ModelError
 
 PREFIX = "base_model.model."
 
@@ -64,3 +64,18 @@ def read_adapter(folder: Path, version: int, needs: Needs) -> Adapter:
         down, up = (part.to(device=needs.device, dtype=needs.dtype) for part in pair)
         deltas[name] = Delta(down=down, up=up, scale=scale)
     return Adapter(version=version, deltas=deltas)
+
+
+def loaded_adapter(adapters: Mapping[str, Adapter], name: str) -> Adapter:
+    """Return a loaded adapter.
+
+    Raises:
+        CapabilityError: none of that name is.
+    """
+    if name not in adapters:
+        raise CapabilityError(
+            f"adapter {name!r} is not loaded",
+            why=f"loaded are {', '.join(sorted(adapters)) or 'none'}",
+            fix="call load_adapter first",
+        )
+    return adapters[name]

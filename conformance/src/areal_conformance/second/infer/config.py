@@ -15,3 +15,5 @@ class SecondInferenceConfig:
 
     prefix_entries: int = field(default=64, validator=validators.ge(0))
     """Prompts whose first distribution is kept for the next request that has the same; 0 keeps none."""
+    tool_parser: str = field(default="", validator=validators.in_(("", "hermes")))
+    """How the model writes tool calls; "" reads none."""

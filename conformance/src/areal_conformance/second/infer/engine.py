@@ -12,28 +12,32 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from areal_conformance.second.infer.adapters import Adapter, read_adapter
+from areal_conformance.second.infer.adapters import Adapter, loaded_adapter, read_adapter
 from areal_conformance.second.infer.config import SecondInferenceConfig
 from areal_conformance.second.infer.forward import forward
 from areal_conformance.second.infer.loading import Loaded, load
 from areal_conformance.second.infer.requests import Seat, Token, check_request
-from areal_conformance.second.infer.sampling import distribution, draw, uniform
+from areal_conformance.second.infer.sampling import distribution, draw, penalised, uniform
+from areal_conformance.second.infer.scoring import scores
 from areal_conformance.second.infer.stage import Stage
+from areal_conformance.second.infer.structure import StructuredText
+from areal_conformance.second.infer.tools import parse
 from areal_core.contract.data import StopReason
-from areal_core.contract.errors import (
-    ArealError,
-    BatchError,
-    CapabilityError,
-    GenerationFailed,
-    PromptTooLong,
-    VersionRegressed,
-    WeightSyncError,
+from areal_core.contract.errors import ArealError, GenerationFailed, VersionRegressed, WeightSyncError
+from areal_core.contract.inference import (
+    PREFIX_HIT_SHARE,
+    EngineStatus,
+    Generation,
+    GenerationRequest,
+    InferenceSpec,
+    PauseMode,
 )
-from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, InferenceSpec, PauseMode
+from areal_core.contract.optional import ToolParse
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 
@@ -55,7 +59,7 @@ class SecondInferenceEngine:
         self._waiting: deque[Seat] = deque()
         self._paused, self._asleep, self._closed, self._turn = False, False, False, asyncio.Event()
         self._server: asyncio.Task[None] | None = None
-        self._num_tokens, self._busy_s, self._prefix_hits = 0, 0.0, 0
+        self._num_tokens, self._busy_s, self._num_hits, self._num_prompts = 0, 0.0, 0, 0
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
         """Read the folder and begin to take turns, as version 0.
@@ -160,7 +164,7 @@ class SecondInferenceEngine:
             paused=self._paused,
             tokens_generated=self._num_tokens,
             busy_s=self._busy_s,
-            metrics={"prefix_hits": float(self._prefix_hits), "asleep": float(self._asleep)},
+            metrics={PREFIX_HIT_SHARE: self._num_hits / max(1, self._num_prompts), "asleep": float(self._asleep)},
         )
 
     async def close(self) -> None:
@@ -197,17 +201,7 @@ class SecondInferenceEngine:
 
     async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
         """Return log p(token t | tokens < t) at a temperature, 0.0 for the first token."""
-        loaded, weights, ids = self._require(), self._require_weights(), list(input_ids)
-        shape = loaded.shape
-        if not ids or not all(0 <= token < shape.vocab_size for token in ids) or not 0 < temperature < float("inf"):
-            raise BatchError(
-                f"{len(ids)} tokens at temperature {temperature} cannot be scored",
-                why=f"ids must be 0 to {shape.vocab_size - 1}, at least one, and the temperature positive",
-            )
-        if len(ids) > loaded.context:
-            raise PromptTooLong(f"{len(ids)} tokens do not fit into a context of {loaded.context}")
-        logprobs = (forward(shape, weights, ids).logits.double() / temperature).log_softmax(-1)
-        return [0.0, *(float(logprobs[place, token]) for place, token in enumerate(ids[1:]))]
+        return scores(self._require(), self._require_weights(), list(input_ids), temperature)
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         """Serve this version of an adapter to requests that come from now on.
@@ -225,6 +219,10 @@ class SecondInferenceEngine:
         """Forget an adapter; requests that have it go on with it. Idempotent."""
         self._require()
         self._adapters.pop(name, None)
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Read the calls an output holds, with the parser of the options."""
+        return parse(self._config.tool_parser, text)
 
     def weights_in_use(self) -> Mapping[str, Tensor]:
         """Return the tensors the next token is computed with; for the conformance adapter."""
@@ -255,6 +253,7 @@ class SecondInferenceEngine:
     def _advance(self, seat: Seat) -> None:
         """Compute one token of one request."""
         logits, routes = self._next_logits(seat)
+        logits = self._penalised(seat, logits)
         logprobs = self._distribution(seat, logits)
         token = self._choose(seat, logprobs)
         logprob = self._reported(seat, token, logits, logprobs)
@@ -270,6 +269,9 @@ class SecondInferenceEngine:
         reason = self._end(seat)
         if reason is not None:
             self._finish(seat, reason)
+
+    def _penalised(self, seat: Seat, logits: Tensor) -> Tensor:
+        return penalised(logits, seat.request.sampling, seat.prompt, seat.produced)
 
     def _distribution(self, seat: Seat, logits: Tensor) -> Tensor:
         return distribution(logits, seat.request.sampling, seat.forbidden)
@@ -296,8 +298,10 @@ class SecondInferenceEngine:
         """Return logits [V] after a request's last token, and the experts that token went through."""
         shape, weights = self._require().shape, self._require_weights()
         key = self._prefix_key(seat)
+        if not seat.output:
+            self._num_prompts += len(seat.request.input_ids)
         if not seat.output and key in self._prefixes:
-            self._prefix_hits += 1
+            self._num_hits += len(seat.request.input_ids)
             return self._prefixes[key]
         computed = forward(shape, weights, seat.ids, None if seat.adapter is None else seat.adapter.deltas)
         found = (computed.logits[-1], None if computed.routes is None else computed.routes[-1])
@@ -325,19 +329,15 @@ class SecondInferenceEngine:
             end_ids=tuple(dict.fromkeys((*own, *sampling.stop_token_ids))),
             tokenizer=loaded.tokenizer,
             adapter=self._adapter(request.adapter),
+            text=self._text(loaded, request),
             arrived_s=self._clock(),
         )
 
+    def _text(self, loaded: Loaded, request: GenerationRequest) -> StructuredText | None:
+        return None if request.structure is None else StructuredText(request.structure, loaded)
+
     def _adapter(self, name: str) -> Adapter | None:
-        if not name:
-            return None
-        if name not in self._adapters:
-            raise CapabilityError(
-                f"adapter {name!r} is not loaded",
-                why=f"loaded are {', '.join(sorted(self._adapters)) or 'none'}",
-                fix="call load_adapter first",
-            )
-        return self._adapters[name]
+        return loaded_adapter(self._adapters, name) if name else None
 
     def _finish(self, seat: Seat, reason: StopReason) -> None:
         self._leave(seat)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from areal_conformance.second.infer.adapters import Adapter
 from areal_conformance.second.infer.loading import Loaded
+from areal_conformance.second.infer.structure import StructuredText
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, PromptTooLong
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, Timings, VersionSpan
@@ -45,6 +46,7 @@ class Seat:
     end_ids: tuple[int, ...]
     tokenizer: Tokenizer | None
     adapter: Adapter | None
+    text: StructuredText | None = None
     arrived_s: float
     admitted_s: float | None = None
     first_s: float | None = None
@@ -62,8 +64,20 @@ class Seat:
 
     @property
     def forbidden(self) -> tuple[int, ...]:
-        """Return what the next token must not be: end tokens, before the minimum length."""
+        """Return what the next token must not be: end tokens before the minimum length, or what breaks the text."""
+        if self.text is not None:
+            return self.text.forbidden(self.produced, self.end_ids)
         return self.end_ids if self.index < self.request.sampling.min_new_tokens else ()
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """Return the prompt alone, without prior tokens."""
+        return self.request.input_ids[: len(self.request.input_ids) - self.request.num_prior]
+
+    @property
+    def produced(self) -> list[int]:
+        """Return the whole output, earlier parts of it included."""
+        return self.ids[len(self.prompt) :]
 
     def end(self) -> StopReason | None:
         """Return why the output is whole, or None if it is not."""
@@ -81,7 +95,7 @@ class Seat:
         if not sampling.stop or self.index < sampling.min_new_tokens:
             return False
         assert self.tokenizer is not None
-        produced = self.ids[len(self.request.input_ids) - self.request.num_prior :]
+        produced = self.produced
         before = self.tokenizer.decode(produced[:-1], skip_special_tokens=False)
         after = self.tokenizer.decode(produced, skip_special_tokens=False)
         return any(after.count(string) > before.count(string) for string in sampling.stop)
@@ -124,7 +138,7 @@ def check_request(request: GenerationRequest, loaded: Loaded) -> None:
         BatchError: ids outside the vocabulary, no prompt, or sampling out of range.
         CapabilityError: images or other extras.
         PromptTooLong: no room for one token.
-        GenerationFailed: stop strings without a tokenizer.
+        GenerationFailed: stop strings, or a structure, without a tokenizer.
     """
     ids, sampling, named = request.input_ids, request.sampling, f"request {request.request_id!r}"
     foreign = [token for token in (*ids, *sampling.stop_token_ids) if not 0 <= token < loaded.shape.vocab_size]
@@ -153,10 +167,16 @@ def check_request(request: GenerationRequest, loaded: Loaded) -> None:
             f"prompt of {len(ids)} tokens leaves no room in a context of {loaded.context}",
             fix="shorten the prompt or raise rollout.context_length",
         )
-    if sampling.stop and loaded.tokenizer is None:
+    if loaded.tokenizer is None and (sampling.stop or request.structure):
         raise GenerationFailed(
-            f"{named} has stop strings, the model folder has no tokenizer",
+            f"{named} asks about text, the model folder has no tokenizer",
             fix="save the tokenizer beside the model, or use stop_token_ids",
+        )
+    if request.structure is not None and sampling.min_new_tokens:
+        raise BatchError(
+            f"{named} has a structure and min_new_tokens={sampling.min_new_tokens}",
+            why="where the text is complete nothing but its end may follow",
+            fix="leave min_new_tokens out",
         )
 
 
@@ -167,6 +187,10 @@ def _out_of_range(sampling: SamplingParams) -> str:
         "temperature": not 0.0 <= sampling.temperature < float("inf"),
         "top_p": not 0.0 < sampling.top_p <= 1.0,
         "top_k": sampling.top_k < 0,
+        "min_p": not 0.0 <= sampling.min_p <= 1.0,
+        "frequency_penalty": not -2.0 <= sampling.frequency_penalty <= 2.0,
+        "presence_penalty": not -2.0 <= sampling.presence_penalty <= 2.0,
+        "repetition_penalty": not 0.0 < sampling.repetition_penalty <= 2.0,
         "stop": "" in sampling.stop,
     }
     return ", ".join(f"{name} is {getattr(sampling, name)!r}" for name, is_wrong in wrong.items() if is_wrong)

@@ -1,12 +1,14 @@
 """From one row of logits to one token.
 
-Knows: forbidden tokens, temperature, top-k, top-p, a random number per (seed, place).
+Knows: penalties, forbidden tokens, temperature, min-p, top-k, top-p, a random number per (seed, place).
 Does not know: requests, batches, or what ends an output.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from areal_core.contract.inference import SamplingParams
 
 
 def distribution(logits: Tensor, sampling: SamplingParams, forbidden: tuple[int, ...] = ()) -> Tensor:
-    """Return the log-probs [V] a token is drawn from: forbidden tokens out, temperature, the k best, the top p.
+    """Return the log-probs [V] a token is drawn from: forbidden tokens out, temperature, min p, the k best, the top p.
 
     With temperature 0 they are the model's own, at temperature 1: those of the degenerate one would all be 0.
     """
@@ -24,8 +26,27 @@ def distribution(logits: Tensor, sampling: SamplingParams, forbidden: tuple[int,
         scores = scores.index_fill(0, torch.tensor(forbidden, device=scores.device), float("-inf"))
     if sampling.temperature > 0:
         scores = scores / sampling.temperature
-        scores = top_p(top_k(scores, sampling.top_k), sampling.top_p)
+        scores = top_p(top_k(min_p(scores, sampling.min_p), sampling.top_k), sampling.top_p)
     return scores.log_softmax(-1)
+
+
+def penalised(logits: Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+    """Return float64 logits [V] after the penalties on what is in the prompt and in the whole output so far."""
+    scores = logits.double().clone()
+    for token in {*prompt, *output}:
+        rate = sampling.repetition_penalty
+        scores[token] *= rate if scores[token] < 0 else 1 / rate
+    for token, count in Counter(output).items():
+        scores[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
+    return scores
+
+
+def min_p(scores: Tensor, share: float) -> Tensor:
+    """Rule out what is less probable than a share of the likeliest; 0 rules out none."""
+    if share <= 0:
+        return scores
+    chances = scores.softmax(-1)
+    return scores.masked_fill(chances < share * chances.max(), float("-inf"))
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:

@@ -17,6 +17,8 @@ from attrs import frozen
 
 from areal_core.contract.errors import CapabilityError, GenerationFailed
 from areal_core.contract.inference import (
+    KV_USED_SHARE,
+    PREFIX_HIT_SHARE,
     EngineStatus,
     Generation,
     GenerationRequest,
@@ -162,6 +164,7 @@ class ReferenceInferenceEngine:
         running = self._require()
         loop, cache = running.loop, running.cache
         used = int(loop.rows.positions.sum())
+        shared, computed = loop.counters.shared_tokens, loop.counters.prompt_tokens
         return EngineStatus(
             version=running.stage.version,
             num_running=loop.rows.count,
@@ -170,12 +173,13 @@ class ReferenceInferenceEngine:
             tokens_generated=loop.counters.tokens,
             busy_s=loop.counters.busy_s,
             metrics={
+                KV_USED_SHARE: used / (cache.num_rows * cache.length),
+                PREFIX_HIT_SHARE: shared / max(1, shared + computed),
                 "rows_allocated": float(cache.num_rows),
                 "cache_bytes": float(cache.num_bytes),
-                "cache_used_share": used / (cache.num_rows * cache.length),
                 "steps": float(loop.counters.steps),
-                "prompt_tokens_computed": float(loop.counters.prompt_tokens),
-                "prompt_tokens_shared": float(loop.counters.shared_tokens),
+                "prompt_tokens_computed": float(computed),
+                "prompt_tokens_shared": float(shared),
             },
         )
 
@@ -279,6 +283,12 @@ def _refuse(request: GenerationRequest) -> None:
             f"request {request.request_id!r} names adapter {request.adapter!r}",
             why="the reference generator serves full weights only",
             fix="merge the adapter into the weights, as send_weights of a LoRA trainer does",
+        )
+    if request.structure is not None:
+        raise CapabilityError(
+            f"request {request.request_id!r} asks for text of a {request.structure.grammar}",
+            why="the reference generator has no grammar engine",
+            fix="use an inference backend that claims sampling.structured",
         )
     if request.extras:
         raise CapabilityError(

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest, Timings, VersionSpan
 from areal_core.serving.stopping import StopStrings
@@ -44,6 +45,12 @@ class Ticket:
     """Prior tokens to feed one by one instead of as prompt (deterministic mode)."""
 
     @property
+    def penalised(self) -> bool:
+        """Tell whether tokens that came before are penalised."""
+        asked = asked_of_sampling(self.request.sampling)
+        return "sampling.penalties" in asked or "sampling.repetition_penalty" in asked
+
+    @property
     def final_length(self) -> int:
         """Return how long the sequence can get."""
         return len(self.request.input_ids) + self.limit
@@ -58,13 +65,14 @@ STATE = np.dtype(
     [
         *((name, np.int64) for name in ("token", "position", "generated", "limit", "final", "prior", "replay")),
         *((name, np.int64) for name in ("min_new", "top_k")),
-        *(("key", np.uint64), ("top_p", np.float64), ("temperature", np.float32)),
-        *((name, np.bool_) for name in ("greedy", "stopped", "watched")),
+        *(("key", np.uint64), ("top_p", np.float64), ("min_p", np.float64), ("temperature", np.float32)),
+        *((name, np.bool_) for name in ("greedy", "stopped", "watched", "penalised")),
     ],
     align=True,  # torch takes no array whose strides are not multiples of its elements
 )
 """One row's numbers. `token` at `position` is the last known token, not yet cached; `generated` counts the outputs
 of this call, `limit` bounds them, `final` is the longest the sequence can get; `watched` has stop strings."""
+SEEN = np.dtype([("place", np.int64), ("token", np.int64), ("scale", np.float32), ("minus", np.float32)], align=True)
 OUTPUT = np.dtype([("token", np.int64), ("logprob", np.float32), ("version", np.int32)], align=True)
 
 
@@ -105,8 +113,8 @@ class RowTable:
         self.state[row] = (
             *(ids[start], start, 0, ticket.limit, ticket.final_length, ticket.request.num_prior, ticket.replay),
             *(sampling.min_new_tokens, sampling.top_k),
-            *(ticket.key, sampling.top_p, sampling.temperature or 1.0),
-            *(sampling.temperature == 0, False, ticket.stop_strings is not None),
+            *(ticket.key, sampling.top_p, sampling.min_p, sampling.temperature or 1.0),
+            *(sampling.temperature == 0, False, ticket.stop_strings is not None, ticket.penalised),
         )
         self.end_ids[row] = -1
         self.end_ids[row, : len(ticket.end_ids)] = ticket.end_ids
@@ -151,16 +159,39 @@ class RowTable:
         early = index < state["min_new"]
         if early.any():
             forbidden = np.argwhere((self.end_ids[rows] >= 0) & early[:, None])
+        seen = self._seen(rows)
         return RowSampling(
             greedy=state["greedy"],
             temperature=state["temperature"],
             top_k=state["top_k"],
             top_p=state["top_p"],
+            min_p=state["min_p"],
             uniform=uniforms(state["key"], index),
             forbidden_rows=forbidden[:, 0],
             forbidden_ids=self.end_ids[rows[forbidden[:, 0]], forbidden[:, 1]],
+            seen_rows=seen["place"],
+            seen_ids=seen["token"],
+            seen_scale=seen["scale"],
+            seen_minus=seen["minus"],
             fixed_shape=fixed_shape,
         )
+
+    def _seen(self, rows: Ints) -> NDArray[np.void]:
+        """Return (place in `rows`, token, penalties) of every token that came before in a row with penalties."""
+        parts = [np.zeros(0, dtype=SEEN)]
+        for place in np.flatnonzero(self.state["penalised"][rows]).tolist():
+            row, request = int(rows[place]), self.tickets[rows[place]].request
+            cut = len(request.input_ids) - request.num_prior
+            drawn = self.outputs["token"][row, : self.state["generated"][row]]
+            output = np.concatenate([np.asarray(request.input_ids[cut:], dtype=np.int64), drawn])
+            ids = np.union1d(np.asarray(request.input_ids[:cut], dtype=np.int64), output)
+            counts = (output == ids[:, None]).sum(1)
+            part = np.zeros(len(ids), dtype=SEEN)
+            part["place"], part["token"], part["scale"] = place, ids, request.sampling.repetition_penalty
+            part["minus"] = request.sampling.frequency_penalty * counts
+            part["minus"] += request.sampling.presence_penalty * (counts > 0)
+            parts.append(part)
+        return np.concatenate(parts)
 
     def record(self, tokens: Ints, logprobs: NDArray[np.float32], version: int, now_s: float) -> list[int]:
         """Take the drawn tokens of all rows, computed by the weights of `version`; return the rows that ended."""

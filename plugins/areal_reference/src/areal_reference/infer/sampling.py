@@ -1,6 +1,7 @@
 """Draw one token per row for the whole batch at once.
 
-Knows: distributions (temperature, top-k, top-p, forbidden tokens), a counter-based random stream per request.
+Knows: distributions (penalties, temperature, min-p, top-k, top-p, forbidden tokens), a counter-based random stream
+per request.
 Does not know: requests, or what ends one.
 
 The uniform behind a token is a hash of (request seed, index of the token in its output), so a draw does not
@@ -27,7 +28,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 class RowSampling:
     """How each of R rows is drawn; arrays [R]. `temperature` is 1 where `greedy`.
 
-    `forbidden_rows`, `forbidden_ids` list (row, token) pairs that must not be drawn. `fixed_shape` keeps
+    `forbidden_rows`, `forbidden_ids` list (row, token) pairs that must not be drawn. `seen_rows`, `seen_ids` list the
+    pairs whose logit is penalised: made smaller by the factor `seen_scale`, then by `seen_minus`. `fixed_shape` keeps
     every intermediate the same shape whatever the rows ask for (deterministic mode).
     """
 
@@ -35,9 +37,14 @@ class RowSampling:
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int64]
     top_p: NDArray[np.float64]
+    min_p: NDArray[np.float64]
     uniform: NDArray[np.float64]
     forbidden_rows: NDArray[np.int64]
     forbidden_ids: NDArray[np.int64]
+    seen_rows: NDArray[np.int64]
+    seen_ids: NDArray[np.int64]
+    seen_scale: NDArray[np.float32]
+    seen_minus: NDArray[np.float32]
     fixed_shape: bool = False
 
 
@@ -66,8 +73,8 @@ def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np
 def sample(logits: Tensor, rows: RowSampling) -> tuple[Tensor, Tensor]:
     """Draw a token per row from logits [R, V].
 
-    Log-probs are those of the distribution drawn from, after temperature and filters; for a greedy row they
-    are of the model's own distribution at temperature 1, since the degenerate one would say 0.
+    Log-probs are those of the distribution drawn from, after penalties, temperature and filters; for a greedy row
+    they are of the penalised distribution at temperature 1, since the degenerate one would say 0.
 
     Returns:
         Token ids int64 [R] and their log-probs float32 [R], on the logits' device.
@@ -86,24 +93,30 @@ def sample(logits: Tensor, rows: RowSampling) -> tuple[Tensor, Tensor]:
 
 
 def distribution_logits(logits: Tensor, rows: RowSampling) -> Tensor:
-    """Return float32 logits after forbidden tokens, temperature, top-k and top-p, in that order.
+    """Return float32 logits after penalties, forbidden tokens, temperature, min-p, top-k and top-p, in that order.
 
-    Greedy rows are not filtered: their log-prob is the model's own, and the best token always stays.
+    Greedy rows are not filtered: the best token always stays.
     """
     logits = logits.float()
     device = logits.device
+    if rows.seen_rows.size:
+        pairs = (_on(device, rows.seen_rows), _on(device, rows.seen_ids))
+        seen, scale = logits[pairs], _on(device, rows.seen_scale)
+        penalised = torch.where(seen > 0, seen / scale, seen * scale) - _on(device, rows.seen_minus)
+        logits = logits.index_put(pairs, penalised)
     if rows.forbidden_rows.size:
         pairs = (_on(device, rows.forbidden_rows), _on(device, rows.forbidden_ids))
         logits = logits.index_put(pairs, torch.tensor(float("-inf"), device=device))
     if (rows.temperature != 1.0).any():
         logits = logits / _on(device, rows.temperature).unsqueeze(1)
     top_k, top_p = np.where(rows.greedy, 0, rows.top_k), np.where(rows.greedy, 1.0, rows.top_p)
-    filtered = (top_k > 0) | (top_p < 1.0)
+    min_p = np.where(rows.greedy, 0.0, rows.min_p)
+    filtered = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
     if not filtered.any():
         return logits
     chosen = np.arange(len(filtered)) if rows.fixed_shape else np.flatnonzero(filtered)
     index = _on(device, chosen)
-    kept = _filter(logits.index_select(0, index), top_k[chosen], top_p[chosen])
+    kept = _filter(logits.index_select(0, index), min_p[chosen], top_k[chosen], top_p[chosen])
     return logits.index_copy(0, index, kept)
 
 
@@ -112,10 +125,14 @@ def _on(device: torch.device, array: NDArray[Any]) -> Tensor:  # Any: whatever d
     return tensor if device.type == "cpu" else tensor.to(device)
 
 
-def _filter(logits: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
-    """Cut each row to its k best tokens, then to the fewest whose probability reaches p. [R, V]."""
+def _filter(logits: Tensor, min_p: NDArray[np.float64], top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
+    """Cut each row to what is near its best token, to its k best, then to the fewest that reach p. [R, V]."""
     ranked, order = logits.sort(stable=True, dim=-1, descending=True)
     width = logits.shape[1]
+    if min_p.any():
+        chances = torch.softmax(ranked, -1, dtype=torch.float64)
+        rare = chances < chances[:, :1] * _on(logits.device, min_p).unsqueeze(1)
+        ranked = ranked.masked_fill(rare, float("-inf"))
     num_kept = _on(logits.device, np.where(top_k > 0, top_k, width)).unsqueeze(1)
     ranked = ranked.masked_fill(torch.arange(width, device=logits.device) >= num_kept, float("-inf"))
     share = _on(logits.device, top_p).unsqueeze(1)
