@@ -3,8 +3,9 @@
 Counted is a whole transfer as `WeightSync` does it, controller's part excepted: sink in this process (copy and
 fingerprint every tensor), source in another one (fingerprint every tensor there), receipts compared.
 
-    shm   against copying the tensors once, with no check, in one process
-    disk  against safetensors: save here, load there, with no check
+    shm         against copying the tensors once, with no check, in one process
+    collective  against the same; gloo on loopback, the receiver at work while the sender is
+    disk        against safetensors: save here, load there, with no check
 
 Each is also measured with the receiver copying the tensors into a model of its own, on both sides.
 """
@@ -25,8 +26,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
 from areal_core.weights.bucketing import buckets
+from areal_core.weights.collective import CollectiveTransport
 from areal_core.weights.config import DiskConfig, ShmConfig
 from areal_core.weights.coverage import Coverage, compare
 from areal_core.weights.disk import DiskTransport
@@ -50,7 +53,11 @@ def receiver(pipe: Connection, num_bytes: int) -> None:
     """Serve transfers in the other process until told to stop."""
     torch.set_num_threads(1)
     model = {name: torch.zeros_like(tensor) for name, tensor in make_tensors(num_bytes).items()}
-    transports: dict[str, WeightTransport] = {"shm": ShmTransport(), "disk": DiskTransport()}
+    transports: dict[str, WeightTransport] = {
+        "shm": ShmTransport(),
+        "disk": DiskTransport(),
+        "collective": CollectiveTransport(),
+    }
     pipe.send("ready")
     while (message := pipe.recv()) is not None:
         what, copy = message
@@ -96,12 +103,16 @@ class Transfers:
         """Make one transfer from open to release."""
         self._version += 1
         offer = transport.open(self._version)
+        streams = isinstance(transport, SupportsStreaming)
+        if isinstance(transport, SupportsStreaming):
+            self._pipe.send((transport.expect(offer, ["receiver"])[0], copy))
         sink = transport.sink(offer)
         sink.begin(manifest_of(self._tensors.items(), version=self._version))
         for bucket in buckets(self._tensors.items(), sink.bucket_bytes):
             sink.write(bucket)
         sent = sink.finish()
-        self._pipe.send((offer, copy))
+        if not streams:
+            self._pipe.send((offer, copy))
         compare(sent, self._pipe.recv(), "receiver")
         transport.release(offer)
 
@@ -131,12 +142,15 @@ def measure(num_bytes: int, repeats: int, folder: Path) -> dict[str, Any]:
     process.start()
     assert pipe.recv() == "ready"
     shm, disk = ShmTransport(ShmConfig()), DiskTransport(DiskConfig(root=str(folder)))
+    collective = CollectiveTransport()
     tensors = make_tensors(num_bytes)
     ways = Transfers(tensors, pipe, folder)
     memory = frame.compare(
         {
             "shm": lambda: ways.send(shm, copy=False),
             "copy": ways.copy,
+            "collective": lambda: ways.send(collective, copy=False),
+            "collective_into_model": lambda: ways.send(collective, copy=True),
             "shm_into_model": lambda: ways.send(shm, copy=True),
             "copy_twice": ways.copy_twice,
         },
@@ -156,9 +170,11 @@ def measure(num_bytes: int, repeats: int, folder: Path) -> dict[str, Any]:
     process.join(30)
     shm.close()
     disk.close()
+    collective.close()
     timing = {**memory, **files}
     size = sum(tensor.nbytes for tensor in tensors.values())
-    pairs = {"shm": "copy", "shm_into_model": "copy_twice", "disk": "safetensors"}
+    pairs = {"shm": "copy", "collective": "copy", "disk": "safetensors"}
+    pairs |= {"shm_into_model": "copy_twice", "collective_into_model": "copy_twice"}
     pairs["disk_into_model"] = "safetensors_into_model"
     return {
         "ratios": {name: timing[plain].median / timing[name].median for name, plain in pairs.items()},
@@ -169,13 +185,17 @@ def measure(num_bytes: int, repeats: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure both transports; two results, one line each."""
+    """Measure every transport; one result and one line each."""
     options = frame.parser(__doc__).parse_args()
     frame.one_thread()
     num_bytes, repeats = (16 << 20, 2) if options.quick else (256 << 20, 9)
     with tempfile.TemporaryDirectory() as folder:
         details = measure(num_bytes, repeats, Path(folder))
-    for name, target, plain in (("shm", 0.5, "a plain copy"), ("disk", 0.9, "safetensors save and load")):
+    for name, target, plain in (
+        ("shm", 0.5, "a plain copy"),
+        ("collective", None, "a plain copy"),
+        ("disk", 0.9, "safetensors save and load"),
+    ):
         result = frame.Result(
             name=f"weight_sync_{name}",
             script="weight_sync",

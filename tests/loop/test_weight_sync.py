@@ -329,3 +329,105 @@ def test_updates_never_overlap(runs: list[Run]) -> None:
     asyncio.run(both())
 
     assert [call for call in run.replicas[0].calls if call != "pause"] == ["receive_weights", "commit_weights"] * 2
+
+
+def joining(run: Run, name: str = "rollout.9/0") -> ReceivingWorker:
+    """Add a replica to the fleet that holds the starting weights."""
+    worker = ReceivingWorker(name, run.transport, list(run.trainers[0].tensors))
+    run.pool.add(worker)
+    run.replicas.append(worker)
+    return worker
+
+
+def stages(run: Run) -> list[str]:
+    return [str(replica.stage) for replica in run.pool.replicas]
+
+
+def test_a_replica_that_joins_holds_the_bytes_before_it_serves(runs: list[Run]) -> None:
+    """It takes part in the next update like the others and serves from its commit on."""
+    run = Run(1, PauseMode.KEEP)
+    runs.append(run)
+    run.train()
+    asyncio.run(run.sync.update(1))
+    late = joining(run)
+    assert stages(run) == ["serving", "joining"]
+
+    run.train()
+    asyncio.run(run.sync.update(2))
+
+    run.assert_all_serve(2)
+    assert late.calls == ["receive_weights", "pause", "commit_weights", "resume"]
+    assert stages(run) == ["serving", "serving"]
+
+
+@pytest.mark.parametrize("fault", [WorkerDied("gone"), CoverageError("other names"), RemoteError("broken")])
+@pytest.mark.parametrize("method", ["receive_weights", "commit_weights"])
+def test_what_goes_wrong_with_a_joining_replica_costs_that_replica_only(
+    runs: list[Run], method: str, fault: ArealError
+) -> None:
+    """The others serve the new version, and it never served anything."""
+    run = Run(2)
+    runs.append(run)
+    late = joining(run)
+    late.faults[method] = fault
+
+    run.train()
+    update = asyncio.run(run.sync.update(1))
+
+    run.assert_all_serve(1)
+    assert update.excluded == (late.id,)
+    assert stages(run) == ["serving", "serving", "out of service"]
+
+
+def test_a_version_is_sent_again_to_those_that_join_and_to_nobody_else(runs: list[Run]) -> None:
+    """Catching up leaves those in service alone and does not make a version."""
+    run = Run(1)
+    runs.append(run)
+    run.train()
+    asyncio.run(run.sync.update(1))
+    joining(run)
+    before = list(run.replicas[0].calls)
+
+    again = asyncio.run(run.sync.catch_up())
+
+    run.assert_all_serve(1)
+    assert again is not None and (again.version, again.unchanged) == (1, again.num_tensors)
+    assert run.replicas[0].calls == before
+    assert asyncio.run(run.sync.catch_up()) is None
+
+
+def test_other_weights_under_the_same_version_are_refused(runs: list[Run]) -> None:
+    """A trainer that moved on cannot give a replacement weights that nobody else serves as that version."""
+    run = Run(1)
+    runs.append(run)
+    run.train()
+    asyncio.run(run.sync.update(1))
+    late = joining(run)
+    run.train()
+
+    with pytest.raises(WeightSyncError, match="sent other weights as version 1 than before"):
+        asyncio.run(run.sync.catch_up())
+
+    assert (late.version, stages(run)) == (0, ["serving", "joining"])
+
+
+def test_catching_up_waits_for_a_step_to_end(runs: list[Run]) -> None:
+    """While a step is under way the trainer's weights are of no version; its update brings the replica in."""
+
+    async def test(run: Run) -> tuple[bool, object]:
+        async with run.sync.stepping():
+            run.train()
+            catching = asyncio.create_task(run.sync.catch_up())
+            await run.sync.update(2)
+            waited = not catching.done()
+        return waited, await catching
+
+    run = Run(1)
+    runs.append(run)
+    run.train()
+    asyncio.run(run.sync.update(1))
+    joining(run)
+
+    assert asyncio.run(test(run)) == (True, None)
+    run.assert_all_serve(2)
+    assert run.trainers[0].calls == ["send_weights"] * 2

@@ -2,25 +2,28 @@
 
     open -> send (every trainer rank) -> receive (every replica) -> compare receipts -> commit -> release
 
+A transport that stores nothing has sender and receivers at work at once (`streaming`).
+
 Knows: the order of phases, what may fail in each, and who is left out.
 Does not know: how bytes travel, or what a request in flight is.
 
 Before commit any fault leaves the fleet on the old version. A commit cannot be taken back, so
 a replica that fails it is taken out of service: whoever serves, serves the new version.
+A replica that waits to join takes part like the others and serves from the commit on; what goes wrong
+with it costs the fleet nothing but that replica.
 Generation goes on during send and receive when the engine stages weights beside the old ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol, TypeVar
+from functools import partial
 
 from attrs import frozen
 
 from areal_core.contract.errors import (
-    ArealError,
     NoReplica,
     VersionRegressed,
     WeightSyncError,
@@ -28,41 +31,14 @@ from areal_core.contract.errors import (
     WorkerTimeout,
 )
 from areal_core.contract.inference import PauseMode
+from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
+from areal_core.loop.fleet import Fleet, Replica
+from areal_core.loop.receipts import check, named
+from areal_core.loop.streaming import Results, at_once, is_lost, most_telling, refused
+from areal_core.loop.together import to_the_end
 from areal_core.runtime.clock import Clock, SystemClock
-from areal_core.weights.coverage import compare
-
-T = TypeVar("T")
-
-
-class Replica(Protocol):
-    """The part of a pool's replica an update needs."""
-
-    @property
-    def worker(self) -> Worker:
-        """Return the handle on its process."""
-
-    @property
-    def healthy(self) -> bool:
-        """Return whether it takes part in updates; once False, False for good."""
-
-
-class Fleet(Protocol):
-    """The part of the inference pool an update needs."""
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        """Return every replica, in service or not."""
-
-    def suspend(self) -> None:
-        """Hold new requests back. Requests in flight go on."""
-
-    def release(self) -> None:
-        """Let requests through again."""
-
-    def exclude(self, worker_id: str, error: BaseException) -> None:
-        """Take a replica out of service for good."""
 
 
 @frozen(kw_only=True)
@@ -120,7 +96,9 @@ class WeightSync:
         self._fingerprints: Mapping[str, str] = {}
         self._excluded: list[str] = []
         self._phases: dict[str, float] = {}
+        self._members: tuple[Replica, ...] = ()
         self._lock = asyncio.Lock()
+        self._settled = asyncio.Lock()
 
     @property
     def version(self) -> int:
@@ -128,35 +106,83 @@ class WeightSync:
         return self._version
 
     async def update(self, version: int) -> WeightUpdate:
-        """Bring the trainer's weights to every replica in service, as `version`.
+        """Bring the trainer's weights to every replica in service, and to those that wait to join, as `version`.
+
+        Where every replica is lost and another one is on its way, the update waits for it.
 
         Raises:
             VersionRegressed: `version` is not newer than the one served.
             WeightSyncError: nothing changed; the fleet serves the version it served before.
-            NoReplica: no replica survived the update.
+            NoReplica: no replica survived the update, and none is on its way.
             ArealError: whatever a trainer rank raised; nothing changed either.
         """
+        while True:
+            await self._pool.present()
+            async with self._lock:
+                if version <= self._version:
+                    raise VersionRegressed(
+                        f"version {version} was to be sent to the fleet", why=f"it already serves {self._version}"
+                    )
+                self._members = tuple(self._pool.replicas)
+                try:
+                    return await self._update(version)
+                except (NoReplica, WeightSyncError):
+                    if any(replica.healthy for replica in self._members) or not self._pool.expecting:
+                        raise
+
+    async def catch_up(self) -> WeightUpdate | None:
+        """Bring the version served to replicas that wait to join, without waiting for the next one.
+
+        For a fleet none of which serves: the trainer sends once more what it sent last. Version 0 is what every
+        engine starts with and is not sent. Returns None if nothing had to be sent.
+
+        Raises:
+            NoReplica: none of them took it.
+            WeightSyncError: the trainer's weights are no longer those of the version served.
+        """
         async with self._lock:
-            if version <= self._version:
-                raise VersionRegressed(
-                    f"version {version} was to be sent to the fleet", why=f"it already serves {self._version}"
-                )
-            self._excluded, self._phases = [], {}
-            started = self._clock.now()
-            sent = await self._transfer(version)
-            unchanged = sum(self._fingerprints.get(name) == digits for name, digits in sent.fingerprints.items())
-            self._fingerprints = sent.fingerprints
-            return WeightUpdate(
-                version=version,
-                num_tensors=len(sent.fingerprints),
-                num_bytes=sent.num_bytes,
-                unchanged=unchanged,
-                seconds=self._clock.now() - started,
-                phases=dict(self._phases),
-                excluded=tuple(self._excluded),
-            )
+            if not self._version:
+                for replica in self._joining():
+                    self._pool.admit(replica.worker.id)
+                return None
+        async with self._settled, self._lock:
+            self._members = self._joining()
+            return await self._update(self._version) if self._members else None
+
+    @asynccontextmanager
+    async def stepping(self) -> AsyncIterator[None]:
+        """Enclose a train step and its update: from its first change on, the trainer's weights are of no version."""
+        async with self._settled:
+            yield
+
+    @asynccontextmanager
+    async def between_updates(self) -> AsyncIterator[None]:
+        """Enclose what must not happen during an update, such as the end of a replica that takes part in it."""
+        async with self._lock:
+            yield
+
+    def _joining(self) -> tuple[Replica, ...]:
+        return tuple(replica for replica in self._pool.replicas if replica.healthy and replica.joining)
+
+    async def _update(self, version: int) -> WeightUpdate:
+        self._excluded, self._phases = [], {}
+        started = self._clock.now()
+        sent = await self._transfer(version)
+        unchanged = sum(self._fingerprints.get(name) == digits for name, digits in sent.fingerprints.items())
+        self._fingerprints = sent.fingerprints
+        return WeightUpdate(
+            version=version,
+            num_tensors=len(sent.fingerprints),
+            num_bytes=sent.num_bytes,
+            unchanged=unchanged,
+            seconds=self._clock.now() - started,
+            phases=dict(self._phases),
+            excluded=tuple(self._excluded),
+        )
 
     async def _transfer(self, version: int) -> Receipt:
+        if isinstance(self._transport, SupportsStreaming):
+            return await self._stream(self._transport, version)
         opening = asyncio.ensure_future(asyncio.to_thread(self._transport.open, version))
         try:
             offer = await asyncio.shield(opening)
@@ -164,14 +190,71 @@ class WeightSync:
                 sent = await self._send(offer)
             if self._staged:
                 await self._receive(offer, sent)
-                await _to_the_end(self._flip(version))
+                await to_the_end(self._flip(version))
             else:
                 async with self._paused():
                     await self._receive(offer, sent)
-                    await _to_the_end(self._commit(version))
+                    await to_the_end(self._commit(version))
             return sent
         finally:
-            await _to_the_end(self._release(opening))
+            await to_the_end(self._release(opening))
+
+    async def _stream(self, transport: SupportsStreaming, version: int) -> Receipt:
+        if self._staged:
+            sent = await self._until_streamed(transport, version)
+            await to_the_end(self._flip(version))
+            return sent
+        async with self._paused():
+            sent = await self._until_streamed(transport, version)
+            await to_the_end(self._commit(version))
+            return sent
+
+    async def _until_streamed(self, transport: SupportsStreaming, version: int) -> Receipt:
+        """Stream to every replica in service; to those that are left, when the loss of some broke the stream."""
+        while True:
+            replicas = self._in_service()
+            opening = asyncio.ensure_future(asyncio.to_thread(self._transport.open, version))
+            try:
+                offer = await asyncio.shield(opening)
+                offers = await asyncio.to_thread(transport.expect, offer, [r.worker.id for r in replicas])
+                with self._timed("stream"):
+                    sending, receiving = await at_once(
+                        [worker.call(*call, timeout_s=self._timeout_s) for worker, call in self._senders(offer)],
+                        [
+                            replica.worker.call("receive_weights", own, version, timeout_s=self._timeout_s)
+                            for replica, own in zip(replicas, offers, strict=True)
+                        ],
+                        partial(asyncio.to_thread, self._transport.release, offer),
+                    )
+                results = {replica.worker.id: got for replica, got in zip(replicas, receiving, strict=True)}
+                if not any(isinstance(result, BaseException) for result in sending):
+                    sent = self._receipt(sending[0], offer)
+                    self._judge(replicas, results, sent)
+                    return sent
+                self._leave_out_the_lost(replicas, results, sending, version)
+            except BaseException:
+                # Receivers that still wait for somebody are woken by the release; only then can they abort.
+                await to_the_end(self._release(opening))
+                await to_the_end(self._abort(replicas))
+                raise
+            finally:
+                await to_the_end(self._release(opening))
+            await to_the_end(self._abort(self._in_service()))
+
+    def _leave_out_the_lost(
+        self, replicas: Sequence[Replica], results: Mapping[str, object], sending: Results, version: int
+    ) -> None:
+        """Exclude the replicas whose loss broke the stream, or a joining one's refusal, or raise what broke it."""
+        failed = {r.worker.id: e for r in replicas if isinstance(e := results[r.worker.id], Exception)}
+        unable = [r for r in replicas if is_lost(results[r.worker.id]) or (r.joining and refused(results[r.worker.id]))]
+        if len(unable) in (0, len(replicas)) or any(is_lost(result) for result in sending):
+            culprit = most_telling([*(e for e in sending if isinstance(e, BaseException)), *failed.values()])
+            for worker_id, error in failed.items():
+                if error is culprit:
+                    raise named(error, worker_id, version) from error
+            raise culprit
+        for replica in unable:
+            self._exclude(replica, failed[replica.worker.id])
 
     async def _release(self, opening: asyncio.Future[Offer]) -> None:
         """Release what was opened, also when nobody waited for the opening to end."""
@@ -182,10 +265,8 @@ class WeightSync:
     async def _send(self, offer: Offer) -> Receipt:
         """Call every rank; the first failure ends the wait, for the others wait for the one that failed."""
         calls = [
-            asyncio.ensure_future(
-                worker.call("send_weights", offer if rank == 0 else None, offer.version, timeout_s=self._timeout_s)
-            )
-            for rank, worker in enumerate(self._trainers)
+            asyncio.ensure_future(worker.call(*call, timeout_s=self._timeout_s))
+            for worker, call in self._senders(offer)
         ]
         try:
             receipts = await asyncio.gather(*calls)
@@ -193,12 +274,27 @@ class WeightSync:
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-        if not isinstance(receipts[0], Receipt) or receipts[0].version != offer.version:
+        return self._receipt(receipts[0], offer)
+
+    def _senders(self, offer: Offer) -> list[tuple[Worker, tuple[str, Offer | None, int]]]:
+        """Return each rank and the call to make to it; rank 0 holds the sending end."""
+        return [
+            (worker, ("send_weights", offer if rank == 0 else None, offer.version))
+            for rank, worker in enumerate(self._trainers)
+        ]
+
+    def _receipt(self, receipt: object, offer: Offer) -> Receipt:
+        if not isinstance(receipt, Receipt) or receipt.version != offer.version:
             raise WeightSyncError(
                 f"{self._trainers[0].id} gave no receipt for version {offer.version}",
-                why=f"it returned {receipts[0]!r:.200}",
+                why=f"it returned {receipt!r:.200}",
             )
-        return receipts[0]
+        if offer.version == self._version and receipt.fingerprints != self._fingerprints:
+            raise WeightSyncError(
+                f"{self._trainers[0].id} sent other weights as version {offer.version} than before",
+                why="the fleet would serve two policies under one version",
+            )
+        return receipt
 
     async def _receive(self, offer: Offer, sent: Receipt) -> None:
         """Hand the offer to every replica; on return every one left in service provably holds the version."""
@@ -206,16 +302,29 @@ class WeightSync:
         try:
             with self._timed("receive"):
                 results = await self._each(replicas, "receive_weights", offer, offer.version)
-            alive = [r for r in replicas if not isinstance(results[r.worker.id], WorkerDied | WorkerTimeout)]
-            for replica in replicas:
-                result = results[replica.worker.id]
-                if replica in alive or not alive:
-                    _check(sent, result, replica.worker.id)
-                elif isinstance(result, Exception):
-                    self._exclude(replica, result)
+            self._judge(replicas, results, sent)
         except BaseException:
-            await _to_the_end(self._abort(replicas))
+            await to_the_end(self._abort(replicas))
             raise
+
+    def _judge(self, replicas: Sequence[Replica], results: Mapping[str, object], sent: Receipt) -> None:
+        """Leave out who is lost; raise what is wrong with anybody else's receipt."""
+        alive = [r for r in replicas if r.healthy and not is_lost(results[r.worker.id])]
+        for replica in replicas:
+            result = results[replica.worker.id]
+            if replica.joining:
+                self._check_joining(sent, result, replica)
+            elif replica in alive or not alive:
+                check(sent, result, replica.worker.id)
+            elif isinstance(result, Exception):
+                self._exclude(replica, result)
+
+    def _check_joining(self, sent: Receipt, result: object, replica: Replica) -> None:
+        """Take a replica out that could not take what the fleet will serve, before it serves anything."""
+        try:
+            check(sent, result, replica.worker.id)
+        except WeightSyncError as error:
+            self._exclude(replica, result if isinstance(result, WorkerDied | WorkerTimeout) else error)
 
     async def _abort(self, replicas: Sequence[Replica]) -> None:
         """Have replicas drop what they hold; one that cannot is in a state nobody knows, and goes."""
@@ -237,8 +346,10 @@ class WeightSync:
             result = results[replica.worker.id]
             if isinstance(result, Exception):
                 self._exclude(replica, result)
-        self._in_service()
+        served = self._in_service()
         self._version = version
+        for replica in served:
+            self._pool.admit(replica.worker.id)
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
@@ -253,7 +364,7 @@ class WeightSync:
                 yield
             finally:
                 in_service = [replica for replica in paused if replica.worker.id not in self._excluded]
-                await _to_the_end(self._all_or_excluded(in_service, "resume"))
+                await to_the_end(self._all_or_excluded(in_service, "resume"))
         finally:
             self._pool.release()
 
@@ -274,7 +385,7 @@ class WeightSync:
         return {replica.worker.id: result for replica, result in zip(replicas, results, strict=True)}
 
     def _in_service(self) -> list[Replica]:
-        replicas = [r for r in self._pool.replicas if r.healthy and r.worker.id not in self._excluded]
+        replicas = [r for r in self._members if r.healthy and r.worker.id not in self._excluded]
         if not replicas:
             raise NoReplica(
                 "no inference replica is left to take the weights",
@@ -295,31 +406,3 @@ class WeightSync:
             yield
         finally:
             self._phases[phase] = self._phases.get(phase, 0.0) + self._clock.now() - started
-
-
-def _check(sent: Receipt, result: object, replica: str) -> None:
-    """Raise what is wrong with one replica's answer, naming the replica."""
-    if isinstance(result, WeightSyncError):
-        raise type(result)(f"{replica}: {result.what}", why=result.why, fix=result.fix) from result
-    if isinstance(result, ArealError):
-        why = "\n".join(line for line in (result.what, result.why) if line)
-        raise WeightSyncError(f"{replica} could not take version {sent.version}", why=why, fix=result.fix) from result
-    if isinstance(result, Exception):
-        raise WeightSyncError(f"{replica} could not take version {sent.version}", why=repr(result)) from result
-    if not isinstance(result, Receipt):
-        raise WeightSyncError(f"{replica} gave no receipt", why=f"it returned {result!r:.200}")
-    compare(sent, result, replica)
-
-
-async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await work that must not be left half done; a cancellation is raised after it. Any: asyncio's own."""
-    task = asyncio.ensure_future(work)
-    interrupted = False
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            interrupted = True
-    if interrupted and (task.cancelled() or task.exception() is None):
-        raise asyncio.CancelledError
-    return task.result()

@@ -1,4 +1,4 @@
-"""Options of the two transports. Plain data: read by the plan without importing torch."""
+"""Options of the transports. Plain data: read by the plan without importing torch."""
 
 from __future__ import annotations
 
@@ -28,3 +28,17 @@ class ShmConfig:
     backing: str = field(default="auto", validator=validators.in_(("auto", "memory", "file")))
     folder: str = ""
     bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
+
+
+@frozen(kw_only=True)
+class CollectiveConfig:
+    """`host` is the address of the controller's machine that every participant reaches; the default is loopback.
+
+    `backend` auto takes NCCL or HCCL where every participant has a device of its own, else gloo. `timeout_s` bounds
+    every single wait for a peer.
+    """
+
+    host: str = field(default="127.0.0.1", validator=validators.min_len(1))
+    backend: str = field(default="auto", validator=validators.in_(("auto", "gloo", "nccl", "hccl")))
+    bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
+    timeout_s: float = field(default=60.0, validator=validators.gt(0.0))

@@ -10,7 +10,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ from areal_conformance.benches.transport_process import Peer
 from areal_conformance.check import Check
 from areal_conformance.outcome import Violation
 from areal_conformance.target import Target
+from areal_core.contract.optional import SupportsStreaming
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +36,9 @@ WAIT_S = 15.0
 """How long one call of a transport may take on these small tensors, times the adapter's patience."""
 PEER_S = 45.0
 """The same in another process, which may have to be scheduled first."""
+
+ALONE_S = 3.0
+"""How long one end of a stream waits for another, if it can be told."""
 
 SETTLE_S = 5.0
 """How long what a call has ended may linger."""
@@ -53,6 +58,37 @@ class Received:
         from areal_conformance.benches.transport_ends import receipt_of
 
         return receipt_of(self.tensors, self.manifest.version)
+
+
+@frozen(kw_only=True)
+class Streamed:
+    """How each end of one stream ended: by name, a Receipt, a Received, or an exception. Any: either of them."""
+
+    ended: Mapping[str, Any]
+
+    @property
+    def sent(self) -> Any:
+        """Return what the sender ended with."""
+        return self.ended["sender"]
+
+    @property
+    def received(self) -> list[Any]:
+        """Return what each receiver ended with, in the order they were named."""
+        return [self.ended[name] for name in sorted(self.ended) if name != "sender"]
+
+    def all_well(self) -> tuple[Receipt, list[Received]]:
+        """Return what both sides have; raise the first error, the sender's first."""
+        for end in (self.sent, *self.received):
+            if isinstance(end, BaseException):
+                raise end
+        return self.sent, self.received
+
+
+def expecting(transport: WeightTransport) -> SupportsStreaming:
+    """Return a transport as the one that streams."""
+    if not isinstance(transport, SupportsStreaming):
+        raise Violation("it claims `streams` and has no method `expect`", law=8)
+    return transport
 
 
 class TransportBench(Bench):
@@ -99,15 +135,23 @@ class TransportBench(Bench):
         self._restore()
         super().close()
 
+    @property
+    def streams(self) -> bool:
+        """Return whether sender and receivers must be there at the same time."""
+        return self.target.claimed("streams")
+
     def transport(self, *, small_buckets: bool = False) -> WeightTransport:
         """Build one end; call it again for another participant.
 
-        With `small_buckets` it asks for buckets of 1000 bytes, if it has an option `bucket_bytes`.
+        With `small_buckets` it asks for buckets of 1000 bytes, if it has an option `bucket_bytes`. If it has an
+        option `timeout_s` it waits for others no longer than a few seconds.
         """
         options: dict[str, Any] = {}
-        config = self.target.registry.config_class(self.target.role, self.target.name) if small_buckets else None
-        if config is not None and hasattr(config, "bucket_bytes"):
+        config = self.target.registry.config_class(self.target.role, self.target.name)
+        if small_buckets and hasattr(config, "bucket_bytes"):
             options["bucket_bytes"] = 1000
+        if self.streams and hasattr(config, "timeout_s"):
+            options["timeout_s"] = ALONE_S * self.target.adapter.patience
         made: WeightTransport = self.build(**options)
         self._made.append(made)
         return made
@@ -185,6 +229,70 @@ class TransportBench(Bench):
         from areal_conformance.benches.transport_ends import receive
 
         return self.within(lambda: receive(transport, self.travelled(offer)), "receiving")
+
+    def carry(
+        self,
+        controller: WeightTransport,
+        sender: WeightTransport,
+        receivers: Sequence[WeightTransport],
+        offer: Offer,
+        tensors: Mapping[str, Tensor],
+        *,
+        tied: Mapping[str, str] | None = None,
+        cut: Callable[[Mapping[str, Tensor], int], Iterable[Mapping[str, Tensor]]] | None = None,
+    ) -> tuple[Receipt, list[Received]]:
+        """Send to receivers and return what each side has: one after the other, or at once if the transport streams."""
+        from areal_conformance.benches.transport_ends import send
+
+        if not self.streams:
+            receipt = self.send(sender, offer, tensors, tied=tied, cut=cut)
+            return receipt, [self.receive(receiver, offer) for receiver in receivers]
+        going = self.stream(
+            controller, offer, lambda: send(sender, self.travelled(offer), tensors, tied=tied, cut=cut), receivers
+        )
+        return going.all_well()
+
+    def stream(
+        self,
+        controller: WeightTransport,
+        offer: Offer,
+        sending: Callable[[], Receipt],
+        receivers: Sequence[WeightTransport],
+    ) -> Streamed:
+        """Run both sides of a stream in threads until all have ended; raise a Violation of law 9 if one does not."""
+        from areal_conformance.benches.transport_ends import receive
+
+        named = [f"receiver/{number}" for number in range(len(receivers))]
+        offers = [self.travelled(own) for own in expecting(controller).expect(offer, named)]
+        works: dict[str, Callable[[], Any]] = {"sender": sending}  # Any: a Receipt, or what was Received
+        for name, end, own in zip(named, receivers, offers, strict=True):
+            works[name] = partial(receive, end, own)
+        return Streamed(ended=self.at_once(works))
+
+    def at_once(self, works: Mapping[str, Callable[[], Any]], *, wait_s: float = WAIT_S) -> dict[str, Any]:
+        """Run calls in threads; return each one's result or exception, in the order they ended. Any: of the calls."""
+        ended: dict[str, Any] = {}
+
+        def run(name: str, work: Callable[[], Any]) -> None:
+            try:
+                ended[name] = work()
+            except BaseException as error:
+                ended[name] = error
+
+        threads = [
+            threading.Thread(target=run, args=item, name=f"areal-conformance-{item[0]}", daemon=True)
+            for item in works.items()
+        ]
+        for thread in threads:
+            thread.start()
+        limit = wait_s * self.target.adapter.patience
+        deadline = time.monotonic() + limit
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        hanging = [name for name in works if name not in ended]
+        if hanging:
+            raise Violation(f"{', '.join(hanging)} neither succeeded nor failed within {limit:g} s", law=9)
+        return ended
 
     def look(self) -> Footprint:
         """Return what this process holds now."""

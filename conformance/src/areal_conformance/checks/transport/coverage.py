@@ -13,12 +13,12 @@ from areal_conformance.benches.transport import TransportBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import unreadable
 from areal_conformance.outcome import Violation, expect
-from areal_core.contract.errors import ArealError, CoverageError
+from areal_core.contract.errors import ArealError, CoverageError, WeightSyncError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from areal_core.contract.weights import WeightManifest
+    from areal_core.contract.weights import Receipt, WeightManifest, WeightSink
 
 
 def refused(
@@ -28,24 +28,42 @@ def refused(
     from areal_conformance.benches.transport_tensors import plain
     from areal_core.weights.specs import manifest_of
 
-    transport = bench.transport()
+    transport, sender = bench.transport(), bench.transport()
     offer = transport.open(3)
-    sink = bench.transport().sink(bench.travelled(offer))
-    try:
-        sink.begin(manifest or manifest_of(plain(3).items(), version=3))
+    sinks: list[WeightSink] = []
+
+    def sending() -> Receipt:
+        sinks.append(sender.sink(bench.travelled(offer)))
+        sinks[0].begin(manifest or manifest_of(plain(3).items(), version=3))
         for bucket in buckets:
-            sink.write(bucket)
-        sink.finish()
-    except CoverageError as error:
-        expect(error.what, f"{what}: the error must say which tensor")
-    except ArealError as error:
-        raise Violation(f"{what}: expected CoverageError, got {type(error).__name__}: {error}") from error
+            sinks[0].write(bucket)
+        return sinks[0].finish()
+
+    if bench.streams:
+        ended = bench.stream(transport, offer, sending, [bench.transport()])
+        _is_refused(what, ended.sent)
+        expect(
+            isinstance(ended.received[0], WeightSyncError),
+            f"{what}: the receiver must get WeightSyncError, it got {ended.received[0]!r:.300}",
+        )
     else:
-        raise Violation(f"{what}: expected CoverageError, and it was taken")
-    unreadable(bench, bench.transport(), offer, f"after {what}")
-    sink.abort()
-    unreadable(bench, bench.transport(), offer, f"after {what} and abort")
+        try:
+            outcome: object = sending()
+        except ArealError as error:
+            outcome = error
+        _is_refused(what, outcome)
+        unreadable(bench, bench.transport(), offer, f"after {what}")
+        sinks[0].abort()
+        unreadable(bench, bench.transport(), offer, f"after {what} and abort")
     transport.release(offer)
+
+
+def _is_refused(what: str, outcome: object) -> None:
+    if not isinstance(outcome, BaseException):
+        raise Violation(f"{what}: expected CoverageError, and it was taken")
+    if not isinstance(outcome, CoverageError):
+        raise Violation(f"{what}: expected CoverageError, got {type(outcome).__name__}: {outcome}") from outcome
+    expect(outcome.what, f"{what}: the error must say which tensor")
 
 
 @check("transport.coverage.unannounced", level=Level.SINGLE, law=7, spec="weights")

@@ -21,7 +21,7 @@ from areal_core.contract.weights import Offer, WeightTransport
 _POSITIONS = 48
 
 
-@check("transport.fault.flip", level=Level.FAULTS, law=7, spec="weights")
+@check("transport.fault.flip", level=Level.FAULTS, law=7, spec="weights", unless=("streams",))
 def flipped(bench: TransportBench) -> None:
     """One bit that flips after a tensor was sent shows in its fingerprint, or is an error."""
     from areal_conformance.benches.transport_tensors import noise
@@ -54,7 +54,7 @@ def flipped(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.fault.anywhere", level=Level.FAULTS, law=7, spec="weights", deadline_s=120.0)
+@check("transport.fault.anywhere", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=120.0)
 def anywhere(bench: TransportBench) -> None:
     """A bit that flips anywhere in what is stored, header and manifest too, gives all tensors or an ArealError."""
     from areal_conformance.benches.transport_tensors import plain
@@ -95,7 +95,7 @@ def anywhere(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.fault.truncated", level=Level.FAULTS, law=7, spec="weights", deadline_s=240.0)
+@check("transport.fault.truncated", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
 def truncated(bench: TransportBench) -> None:
     """A version of which a part is cut off or gone cannot be read: an error, no crash, no missing tensor."""
     from areal_conformance.benches.transport_tensors import plain
@@ -125,7 +125,9 @@ def truncated(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.fault.sender_killed", level=Level.FAULTS, law=9, spec="weights", deadline_s=240.0)
+@check(
+    "transport.fault.sender_killed", level=Level.FAULTS, law=9, spec="weights", unless=("streams",), deadline_s=240.0
+)
 def sender_killed(bench: TransportBench) -> None:
     """A sender killed half way leaves a version that cannot be read and can be released; the next one works."""
     from areal_conformance.benches.transport_tensors import plain
@@ -148,7 +150,9 @@ def sender_killed(bench: TransportBench) -> None:
     _swept(bench, known, "after a killed sender, release and close")
 
 
-@check("transport.fault.receiver_killed", level=Level.FAULTS, law=9, spec="weights", deadline_s=240.0)
+@check(
+    "transport.fault.receiver_killed", level=Level.FAULTS, law=9, spec="weights", unless=("streams",), deadline_s=240.0
+)
 def receiver_killed(bench: TransportBench) -> None:
     """A receiver killed while it reads costs nobody else anything; release and close leave nothing."""
     from areal_conformance.benches.transport_tensors import plain
@@ -172,7 +176,14 @@ def receiver_killed(bench: TransportBench) -> None:
     _swept(bench, known, "after a killed receiver, release and close")
 
 
-@check("transport.fault.controller_killed", level=Level.FAULTS, law=10, spec="weights", deadline_s=240.0)
+@check(
+    "transport.fault.controller_killed",
+    level=Level.FAULTS,
+    law=10,
+    spec="weights",
+    unless=("streams",),
+    deadline_s=240.0,
+)
 def controller_killed(bench: TransportBench) -> None:
     """What a killed controller leaves is gone once its workers have closed or the next controller has been and gone."""
     from areal_conformance.benches.transport_tensors import plain
@@ -198,7 +209,7 @@ def controller_killed(bench: TransportBench) -> None:
     _swept(bench, known, "after a killed controller and the life of the next one")
 
 
-@check("transport.fault.no_room", level=Level.FAULTS, law=7, spec="weights", deadline_s=240.0)
+@check("transport.fault.no_room", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
 def no_room(bench: TransportBench) -> None:
     """Room that ends in the middle of a version is a StorageError or ResourceError; nothing of it stays."""
     from areal_conformance.benches.transport_footprint import bytes_under

@@ -23,7 +23,7 @@ _SIZE = 4_000_000
 """Bytes of a version; what `open` needs is far less."""
 
 
-@check("transport.abort.frees", level=Level.SINGLE, law=10, spec="weights")
+@check("transport.abort.frees", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def abort_frees(bench: TransportBench) -> None:
     """`abort` drops the bytes at once, half a version or a whole one: it does not wait for `release`."""
     from areal_conformance.benches.transport_footprint import room
@@ -65,7 +65,7 @@ def abort_frees(bench: TransportBench) -> None:
             made.close()
 
 
-@check("transport.release.again", level=Level.SINGLE, law=10, spec="weights")
+@check("transport.release.again", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def release_again(bench: TransportBench) -> None:
     """`release` and `abort` may come again, late and in any order: they raise nothing and hurt no later version."""
     from areal_conformance.benches.transport_tensors import plain

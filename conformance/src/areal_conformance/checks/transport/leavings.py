@@ -31,7 +31,7 @@ def nothing_left(bench: TransportBench, before: Footprint, known: set[Path], whe
     expect(not there, f"{when}, there must be nothing left; there is {', '.join(there[:6])}")
 
 
-@check("transport.close.clean", level=Level.SINGLE, law=10, spec="weights")
+@check("transport.close.clean", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def close_clean(bench: TransportBench) -> None:
     """`close` in any state leaves nothing of any offer behind, and may be called again."""
     from areal_conformance.benches.transport_tensors import plain
@@ -76,7 +76,7 @@ def close_clean(bench: TransportBench) -> None:
         nothing_left(bench, before, known, f"after everyone closed, {state}")
 
 
-@check("transport.close.while_read", level=Level.SINGLE, law=10, spec="weights")
+@check("transport.close.while_read", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def close_while_read(bench: TransportBench) -> None:
     """A controller that closes while a version is read or written ends; so do the others, and nothing is left."""
     from areal_conformance.benches.transport_tensors import plain
@@ -109,7 +109,7 @@ def close_while_read(bench: TransportBench) -> None:
     nothing_left(bench, before, known, "after a close in the middle")
 
 
-@check("transport.release.frees", level=Level.SINGLE, law=10, spec="weights")
+@check("transport.release.frees", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def release_frees(bench: TransportBench) -> None:
     """`release` gives the room of a version back, finished or not: twenty updates hold no more than three did."""
     from areal_conformance.benches.transport_tensors import sized
@@ -147,7 +147,7 @@ def release_frees(bench: TransportBench) -> None:
             end.close()
 
 
-@check("transport.room.refused", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.room.refused", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def room_refused(bench: TransportBench) -> None:
     """A version that fits nowhere is refused with StorageError or ResourceError, and leaves nothing readable."""
     import torch

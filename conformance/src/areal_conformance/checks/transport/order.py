@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@check("transport.finish.makes_readable", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.finish.makes_readable", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def finish_makes_readable(bench: TransportBench) -> None:
     """Nothing can be read before `finish` has returned, though every byte was written; then everything can."""
     from areal_conformance.benches.transport_tensors import plain
@@ -43,7 +43,7 @@ def finish_makes_readable(bench: TransportBench) -> None:
         controller.release(offer)
 
 
-@check("transport.finish.once", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.finish.once", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def finish_once(bench: TransportBench) -> None:
     """After `finish` nothing changes what was sent: not a write, not a second finish, not a second begin."""
     from areal_conformance.benches.transport_tensors import plain
@@ -76,7 +76,7 @@ def finish_once(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.order.begin", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.order.begin", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def begin_first(bench: TransportBench) -> None:
     """`write` and `finish` before `begin`, and a second `begin`, are refused with an ArealError."""
     from areal_conformance.benches.transport_tensors import plain
@@ -106,7 +106,7 @@ def begin_first(bench: TransportBench) -> None:
         controller.release(offer)
 
 
-@check("transport.abort.unreadable", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.abort.unreadable", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def abort(bench: TransportBench) -> None:
     """`abort` at any point leaves nothing readable, for good, however often it is called."""
     from areal_conformance.benches.transport_tensors import plain
@@ -137,7 +137,7 @@ def abort(bench: TransportBench) -> None:
         controller.release(offer)
 
 
-@check("transport.abort.then_works", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.abort.then_works", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def abort_then_works(bench: TransportBench) -> None:
     """The update after an aborted one, of the same version or the next, carries its own bytes and no others."""
     from areal_conformance.benches.transport_tensors import plain, sized
@@ -158,7 +158,7 @@ def abort_then_works(bench: TransportBench) -> None:
         controller.release(offer)
 
 
-@check("transport.release.gone", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.release.gone", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def release_gone(bench: TransportBench) -> None:
     """A released version cannot be read any more; release is idempotent, at every stage of an offer's life."""
     from areal_conformance.benches.transport_tensors import plain
@@ -181,7 +181,7 @@ def release_gone(bench: TransportBench) -> None:
     controller.release(offers[3])
 
 
-@check("transport.release.reopened", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.release.reopened", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def release_reopened(bench: TransportBench) -> None:
     """A released offer stays gone when its version is opened and sent again: the old name never leads to new bytes."""
     from areal_conformance.benches.transport_tensors import plain
@@ -200,7 +200,7 @@ def release_reopened(bench: TransportBench) -> None:
     controller.release(new)
 
 
-@check("transport.release.while_read", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.release.while_read", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def release_while_read(bench: TransportBench) -> None:
     """Who still reads a version when it is released gets its bytes or an error, never bytes of the next version."""
     for version in (2, 1):
@@ -228,7 +228,7 @@ def release_while_read(bench: TransportBench) -> None:
         controller.release(following)
 
 
-@check("transport.sink.late", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.sink.late", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def sink_late(bench: TransportBench) -> None:
     """A sender that was given up on cannot spoil the next version, nor make its own readable after the release."""
     from areal_conformance.benches.transport_tensors import plain
@@ -261,7 +261,7 @@ def sink_late(bench: TransportBench) -> None:
         controller.release(following)
 
 
-@check("transport.sink.stale", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.sink.stale", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def sink_stale(bench: TransportBench) -> None:
     """A sink made for a released offer is refused with an ArealError, and spoils nothing that is open."""
     from areal_conformance.benches.transport_tensors import plain

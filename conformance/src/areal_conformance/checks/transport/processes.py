@@ -45,7 +45,9 @@ def same_there(sent: Mapping[str, Tensor], got: Mapping[str, Any], where: str) -
     expect(not wrong, f"{where}: the bytes of {wrong[:5]} differ")
 
 
-@check("transport.process.crosses", level=Level.DISTRIBUTED, law=7, spec="weights", deadline_s=240.0)
+@check(
+    "transport.process.crosses", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=240.0
+)
 def crosses(bench: TransportBench) -> None:
     """A version opened here and sent by another process is read here and in a third, update after update."""
     from areal_conformance.benches.transport_tensors import SETS
@@ -69,7 +71,14 @@ def crosses(bench: TransportBench) -> None:
         refused(receiver.ask("receive", offer=offer), "reading after the release", "WeightSyncError")
 
 
-@check("transport.process.controller", level=Level.DISTRIBUTED, law=7, spec="weights", deadline_s=240.0)
+@check(
+    "transport.process.controller",
+    level=Level.DISTRIBUTED,
+    law=7,
+    spec="weights",
+    unless=("streams",),
+    deadline_s=240.0,
+)
 def controller_elsewhere(bench: TransportBench) -> None:
     """A controller in another process opens and releases what is sent and read here."""
     from areal_conformance.benches.transport_tensors import plain
@@ -89,7 +98,9 @@ def controller_elsewhere(bench: TransportBench) -> None:
     unreadable(bench, bench.transport(), open_still, "a version whose controller closed")
 
 
-@check("transport.process.receivers", level=Level.DISTRIBUTED, law=7, spec="weights", deadline_s=240.0)
+@check(
+    "transport.process.receivers", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=240.0
+)
 def receivers_apart(bench: TransportBench) -> None:
     """A receiver that closes its end, or is half way, does not stand in the way of one in another process."""
     from areal_conformance.benches.transport_tensors import plain

@@ -38,17 +38,17 @@ def unpickled(bench: TransportBench) -> None:
         with audited() as audit:
             controller, sender, receiver = bench.transport(), bench.transport(), bench.transport()
             offer = controller.open(1)
-            bench.send(sender, offer, SETS[kind](1), tied={"tied": next(iter(SETS[kind](1)))})
+            tied = {"tied": next(iter(SETS[kind](1)))}
+            bench.carry(controller, sender, [receiver], offer, SETS[kind](1), tied=tied)
             for path in stores(offer, bench.temporary):
                 expect(
                     not _is_pickle(path), f"{path.name} is a pickle: who can write there can run code in every replica"
                 )
-            bench.receive(receiver, offer)
             controller.release(offer)
         expect(not audit.unpickled, f"objects were unpickled: {sorted(set(audit.unpickled))[:5]}")
 
 
-@check("transport.safe.bomb", level=Level.FAULTS, law=11, spec="weights")
+@check("transport.safe.bomb", level=Level.FAULTS, law=11, spec="weights", unless=("streams",))
 def bomb(bench: TransportBench) -> None:
     """A pickle put in place of any stored file is not run, and reading fails with an ArealError."""
     from areal_conformance.benches.transport_tensors import plain
@@ -73,7 +73,7 @@ def bomb(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.safe.private", level=Level.SINGLE, law=11, spec="weights")
+@check("transport.safe.private", level=Level.SINGLE, law=11, spec="weights", unless=("streams",))
 def private(bench: TransportBench) -> None:
     """Files and segments of a version can be read and written by their owner alone."""
     from areal_conformance.benches.transport_tensors import plain
@@ -108,15 +108,14 @@ def loopback(bench: TransportBench) -> None:
     with audited() as audit:
         controller = bench.transport()
         offer = controller.open(1)
-        bench.send(bench.transport(), offer, plain(1))
-        bench.receive(bench.transport(), offer)
+        bench.carry(controller, bench.transport(), [bench.transport()], offer, plain(1))
         heard = {address for address, _ in listening()}
         controller.release(offer)
     wide = sorted(a for a in {*audit.bound, *heard} if not a.startswith(_LOOPBACK))
     expect(not wide, f"sockets were bound to {wide}, which other machines reach; bind to 127.0.0.1")
 
 
-@check("transport.safe.stranger", level=Level.SINGLE, law=11, spec="weights")
+@check("transport.safe.stranger", level=Level.SINGLE, law=11, spec="weights", unless=("streams",))
 def stranger(bench: TransportBench) -> None:
     """Who connects without the offer's secret gets no byte of the weights and disturbs nobody."""
     from areal_conformance.benches.transport_tensors import noise

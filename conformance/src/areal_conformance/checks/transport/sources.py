@@ -14,7 +14,7 @@ from areal_conformance.checks.transport.judging import bits, same
 from areal_conformance.outcome import Violation, expect
 
 
-@check("transport.source.many", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.source.many", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def many(bench: TransportBench) -> None:
     """Every receiver of one offer gets every tensor, one after the other and in turns, from one end or from several."""
     from areal_conformance.benches.transport_tensors import noise, plain, shapes
@@ -56,7 +56,7 @@ def many(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.source.at_once", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.source.at_once", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def at_once(bench: TransportBench) -> None:
     """Receivers in several threads, each with an end of its own, get the same bytes."""
     from areal_conformance.benches.transport_tensors import plain, sized
@@ -90,7 +90,7 @@ def at_once(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.source.left", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.source.left", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def left(bench: TransportBench) -> None:
     """A source closed unread, half read, or twice takes nothing away from the others; nor does the end it came from."""
     from areal_conformance.benches.transport_tensors import plain

@@ -15,7 +15,7 @@ from areal_conformance.outcome import Violation
 from areal_core.contract.errors import ArealError, WeightSyncError
 
 
-@check("transport.version.announced", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.version.announced", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def announced(bench: TransportBench) -> None:
     """A sender that announces another version than the offer's is refused, and nothing becomes readable."""
     from areal_conformance.benches.transport_tensors import plain
@@ -40,7 +40,7 @@ def announced(bench: TransportBench) -> None:
         controller.release(offer)
 
 
-@check("transport.version.offered", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.version.offered", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def offered(bench: TransportBench) -> None:
     """One version cannot be read by an offer that names another, older or newer."""
     from areal_conformance.benches.transport_tensors import plain
@@ -54,7 +54,7 @@ def offered(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.version.apart", level=Level.SINGLE, law=7, spec="weights")
+@check("transport.version.apart", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def apart(bench: TransportBench) -> None:
     """Offers open at once, of different versions or of one, written in turns, keep their own bytes."""
     from areal_conformance.benches.transport_tensors import dtypes, plain
@@ -105,13 +105,12 @@ def follow(bench: TransportBench) -> None:
     for number, tensors in enumerate(updates):
         version += 1 + number * number
         offer = controller.open(version)
-        bench.send(sender, offer, tensors)
-        received = bench.receive(receiver, offer)
+        _, (received,) = bench.carry(controller, sender, [receiver], offer, tensors)
         same(tensors, received, f"update {number}, version {version}")
         controller.release(offer)
 
 
-@check("transport.version.many", level=Level.LOOP, law=10, spec="weights", deadline_s=120.0)
+@check("transport.version.many", level=Level.LOOP, law=10, spec="weights", unless=("streams",), deadline_s=120.0)
 def many(bench: TransportBench) -> None:
     """A hundred updates in a row arrive whole, and hold no more files, descriptors and threads than ten did."""
     from areal_conformance.benches.transport_footprint import bytes_under

@@ -1,0 +1,302 @@
+"""A transport that streams: whoever is named gets all of it at once, and one end that leaves is every end's error.
+
+Knows: senders and receivers in threads of this process.
+Does not know: how bytes travel, or how long an end waits for another; only that it is not for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.benches.transport import TransportBench, expecting
+from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.judging import same
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError, WeightSyncError
+
+if TYPE_CHECKING:
+    from areal_core.contract.weights import Offer, WeightTransport
+
+
+def gave_up(outcome: object, who: str, when: str) -> None:
+    """Expect that one end ended with WeightSyncError."""
+    expect(
+        isinstance(outcome, WeightSyncError),
+        f"{when}, {who} must end with WeightSyncError; it ended with {type(outcome).__name__}: {outcome!s:.300}",
+    )
+
+
+def works_again(bench: TransportBench, controller: WeightTransport, ends: Sequence[WeightTransport], when: str) -> None:
+    """Expect that the same ends, the sender first, carry the next version."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    offer = controller.open(90)
+    receipt, received = bench.carry(controller, ends[0], ends[1:], offer, plain(90))
+    for one in received:
+        same(plain(90), one, f"the version after {when}")
+        expect(
+            dict(receipt.fingerprints) == dict(one.receipt().fingerprints),
+            f"the receipts of the version after {when} differ",
+        )
+    controller.release(offer)
+
+
+@check(
+    "transport.stream.everybody", level=Level.SINGLE, law=7, spec="weights#streams", requires=("streams",), since=(1, 1)
+)
+def everybody(bench: TransportBench) -> None:
+    """Every receiver named gets every tensor, update after update, whether the fleet stays, shrinks, grows or turns."""
+    from areal_conformance.benches.transport_tensors import plain, shapes
+
+    controller, sender = bench.transport(small_buckets=True), bench.transport()
+    fleet = [bench.transport() for _ in range(3)]
+    for version, who in enumerate(((0, 1), (0, 1), (0,), (0, 1, 2), (2, 1, 0), (1,), (1, 2)), 1):
+        tensors = {**plain(version), **shapes(version)}
+        offer = controller.open(version)
+        receipt, received = bench.carry(controller, sender, [fleet[number] for number in who], offer, tensors)
+        for number, one in zip(who, received, strict=True):
+            same(tensors, one, f"version {version}, receiver {number} of {who}")
+            expect(one.manifest.version == version, f"expected version {version}, got {one.manifest.version}")
+            expect(
+                dict(receipt.fingerprints) == dict(one.receipt().fingerprints),
+                f"version {version}: the receipts of sender and receiver {number} differ",
+            )
+        controller.release(offer)
+
+
+@check("transport.stream.alone", level=Level.SINGLE, law=9, spec="weights#streams", requires=("streams",), since=(1, 1))
+def alone(bench: TransportBench) -> None:
+    """An end whose peers never come ends with WeightSyncError that names who is missing; the next version works."""
+    from areal_conformance.benches.transport_ends import receive, send
+    from areal_conformance.benches.transport_tensors import plain
+
+    controller, sender, receiver, other = (bench.transport() for _ in range(4))
+    names = ("receiver/here", "receiver/missing")
+    for who in ("sender", "receiver", "sender and one receiver"):
+        offer = controller.open(1)
+        offers = expecting(controller).expect(offer, names)
+        works: dict[str, Callable[[], Any]] = {}  # Any: a Receipt, or what was Received
+        if "sender" in who:
+            works["sender"] = partial(send, sender, bench.travelled(offer), plain(1))
+        if "receiver" in who:
+            works["receiver"] = partial(receive, receiver, bench.travelled(offers[0]))
+        ended = bench.at_once(works)
+        for name, outcome in ended.items():
+            gave_up(outcome, name, f"{who} alone")
+        if who == "sender and one receiver":
+            expect(
+                "receiver/missing" in str(ended["sender"]),
+                f"the sender's error must name who never came, 'receiver/missing'; it says {ended['sender']}",
+            )
+        controller.release(offer)
+        works_again(bench, controller, (sender, receiver, other), f"{who} alone")
+
+
+@check("transport.stream.named", level=Level.SINGLE, law=7, spec="weights#streams", requires=("streams",), since=(1, 1))
+def named(bench: TransportBench) -> None:
+    """`expect` refuses no receivers, one named twice and a released offer; an offer serves one receiver, once."""
+    from areal_conformance.benches.transport_ends import receive
+    from areal_conformance.benches.transport_tensors import plain
+
+    controller, sender, receiver = (bench.transport() for _ in range(3))
+    offer = controller.open(1)
+    released = controller.open(2)
+    controller.release(released)
+    for what, given, names in (
+        ("no receivers", offer, ()),
+        ("a receiver named twice", offer, ("one", "one")),
+        ("a released offer", released, ("one",)),
+    ):
+        try:
+            expecting(controller).expect(given, names)
+        except WeightSyncError:
+            continue
+        raise Violation(f"`expect` took {what}; it must raise WeightSyncError")
+    offers = [bench.travelled(own) for own in expecting(controller).expect(offer, ("one", "two"))]
+    expect(len({str(dict(own.location)) for own in offers}) == 2, "two receivers were given the same offer")
+    for own in offers:
+        expect(own.version == 1 and own.transport == bench.target.name, f"a receiver's offer says {own}")
+    controller.release(offer)
+    offer = controller.open(3)
+    (own,) = (bench.travelled(one) for one in expecting(controller).expect(offer, ("one",)))
+    from areal_conformance.benches.transport_ends import send
+
+    ended = bench.at_once(
+        {
+            "sender": partial(send, sender, bench.travelled(offer), plain(3)),
+            "receiver": partial(receive, receiver, own),
+        }
+    )
+    same(plain(3), _well(ended["receiver"], "the receiver"), "the first reading")
+    again = bench.at_once({"receiver": partial(receive, receiver, own), "sender's": partial(receive, receiver, offer)})
+    gave_up(again["receiver"], "a second reading of a receiver's offer", "after the first")
+    gave_up(again["sender's"], "a reading of the sender's offer", "at any time")
+    controller.release(offer)
+
+
+@check(
+    "transport.stream.sender_stops",
+    level=Level.SINGLE,
+    law=7,
+    spec="weights#streams",
+    requires=("streams",),
+    since=(1, 1),
+)
+def sender_stops(bench: TransportBench) -> None:
+    """A sender that aborts, at any stage, is WeightSyncError for every receiver, though it has every byte."""
+    from areal_conformance.benches.transport_tensors import plain
+    from areal_core.weights.specs import manifest_of
+
+    controller, sender, first, second = (bench.transport() for _ in range(4))
+    tensors = plain(1)
+    for stage in ("made", "begun", "half", "written"):
+        offer = controller.open(1)
+
+        def sending(offer: Offer = offer, stage: str = stage) -> Any:  # Any: it gives no receipt
+            sink = sender.sink(bench.travelled(offer))
+            if stage != "made":
+                sink.begin(manifest_of(tensors.items(), version=1))
+            for name, tensor in list(tensors.items())[: {"half": 2, "written": 4}.get(stage, 0)]:
+                sink.write({name: tensor})
+            sink.abort()
+            sink.abort()
+
+        ended = bench.stream(controller, offer, sending, [first, second])
+        expect(ended.sent is None, f"an abort when {stage} must not raise, it raised {ended.sent!r:.200}")
+        for number, outcome in enumerate(ended.received):
+            gave_up(outcome, f"receiver {number}", f"after the sender aborted when {stage}")
+        controller.release(offer)
+        works_again(bench, controller, (sender, first, second), f"an abort when {stage}")
+
+
+@check(
+    "transport.stream.receiver_leaves",
+    level=Level.SINGLE,
+    law=9,
+    spec="weights#streams",
+    requires=("streams",),
+    since=(1, 1),
+)
+def receiver_leaves(bench: TransportBench) -> None:
+    """A receiver that closes its source before the end, unread or half read, is WeightSyncError for all the others."""
+    from areal_conformance.benches.transport_ends import receive, send
+    from areal_conformance.benches.transport_tensors import sized
+
+    controller, sender, staying, leaving = (bench.transport(small_buckets=True) for _ in range(4))
+    tensors = sized(8_000_000, 16, 1)
+    for how in ("unread", "announced", "half"):
+        offer = controller.open(1)
+        offers = [bench.travelled(own) for own in expecting(controller).expect(offer, ("staying", "leaving"))]
+
+        def leave(own: Offer = offers[1], how: str = how) -> None:
+            source = leaving.source(own)
+            if how != "unread":
+                expect(source.manifest.version == 1, "the manifest is of another version")
+            if how == "half":
+                next(iter(source.buckets()))
+            source.close()
+            source.close()
+
+        ended = bench.at_once(
+            {
+                "sender": partial(send, sender, bench.travelled(offer), tensors),
+                "the other receiver": partial(receive, staying, offers[0]),
+                "leaving": leave,
+            }
+        )
+        expect(ended.pop("leaving") is None, f"closing a source, {how}, must not raise")
+        for name, outcome in ended.items():
+            gave_up(outcome, name, f"after a receiver left, {how}")
+        controller.release(offer)
+        works_again(bench, controller, (sender, staying, leaving), f"a receiver left, {how}")
+
+
+@check(
+    "transport.stream.released", level=Level.SINGLE, law=9, spec="weights#streams", requires=("streams",), since=(1, 1)
+)
+def released(bench: TransportBench) -> None:
+    """`release` ends a sender and a receiver that wait, at once and not at their timeout; late ones are refused."""
+    import time
+
+    from areal_conformance.benches.transport import ALONE_S
+    from areal_conformance.benches.transport_ends import receive, send
+    from areal_conformance.benches.transport_tensors import plain
+
+    for who in ("sender", "receiver"):
+        controller, sender, receiver = (bench.transport() for _ in range(3))
+        offer = controller.open(1)
+        offers = [bench.travelled(own) for own in expecting(controller).expect(offer, ("one", "two"))]
+        waiting: dict[str, Callable[[], Any]] = {  # Any: what each end gives
+            "sender": partial(send, sender, bench.travelled(offer), plain(1)),
+            "receiver": partial(receive, receiver, offers[0]),
+        }
+
+        def release(end: Offer = offer, controller: WeightTransport = controller) -> float:
+            time.sleep(ALONE_S / 10)
+            controller.release(end)
+            controller.release(end)
+            return time.monotonic()
+
+        def timed(work: Callable[[], Any]) -> tuple[object, float]:
+            try:
+                return work(), time.monotonic()
+            except Exception as error:
+                return error, time.monotonic()
+
+        ended = bench.at_once({"release": release, who: partial(timed, waiting[who])})
+        outcome, when = _well(ended[who], who)
+        gave_up(outcome, f"a {who} that waits", "after `release`")
+        limit = ALONE_S * bench.target.adapter.patience / 2
+        expect(
+            when - ended["release"] < limit,
+            f"a {who} that waited ended {when - ended['release']:.1f} s after `release`; it must not wait on",
+        )
+        for name, work in waiting.items():
+            gave_up(bench.at_once({name: work})[name], f"a {name} that comes late", "after `release`")
+        works_again(bench, controller, (sender, receiver, bench.transport()), f"a release that ended a {who}")
+
+
+@check(
+    "transport.stream.clean", level=Level.SINGLE, law=10, spec="weights#streams", requires=("streams",), since=(1, 1)
+)
+def clean(bench: TransportBench) -> None:
+    """`close` leaves nothing, whatever was carried or given up; twenty updates hold no more than three did."""
+    from areal_conformance.benches.transport_tensors import plain
+
+    before = bench.look()
+    controller, sender, receiver = (bench.transport() for _ in range(3))
+    sizes: list[int] = []
+    for version in range(1, 21):
+        offer = controller.open(version)
+        bench.carry(controller, sender, [receiver], offer, plain(version))
+        controller.release(offer)
+        if version == 10:
+            given_up = controller.open(100)
+            expecting(controller).expect(given_up, ("nobody",))
+            sink = sender.sink(bench.travelled(given_up))
+            sink.abort()
+            controller.release(given_up)
+            del sink
+        sizes.append(bench.look().size)
+    bench.becomes(lambda: bench.look().size <= sizes[2] + 2)
+    expect(
+        bench.look().size <= sizes[2] + 2,
+        f"after 3 updates the process held {sizes[2]} things, after 20 it holds {bench.look().size}",
+    )
+    for end in bench.forget():
+        for _ in range(2):
+            bench.within(end.close, "close")
+    bench.becomes(lambda: not bench.look().beyond(before))
+    left = bench.look().beyond(before)
+    expect(not left, f"after everyone closed there must be nothing left; there is {'; '.join(left[:6])}")
+
+
+def _well(outcome: Any, who: str) -> Any:  # Any: whatever the end gives
+    """Return how an end ended; raise its exception."""
+    if isinstance(outcome, ArealError):
+        raise Violation(f"{who}: {outcome}") from outcome
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome

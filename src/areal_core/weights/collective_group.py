@@ -1,0 +1,108 @@
+"""A process group beside any other the process may have: made by hand, never the default one, forgotten when dropped.
+
+Knows: torch's process group backends, and the keys under which `init_process_group` and its relatives meet.
+Does not know: weights.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from areal_core.weights.seat import Seat
+
+_DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
+_LOOK_S = 0.0005
+
+
+class Group:
+    """One process's rank in a group. Broadcasts come from rank 0.
+
+    Raises:
+        RuntimeError: the others did not come in time, or a broadcast failed; the group is of no use afterwards.
+    """
+
+    def __init__(self, seat: Seat, store: Store) -> None:
+        self.seat = seat
+        self.device = torch.device(_DEVICES[seat.backend])
+        # The keys of `init_custom_process_group`, as engines have it: one prefix from it, two from torch.
+        inner = PrefixStore(seat.group_name, store)
+        inner = PrefixStore(f"{self.device.type}/", PrefixStore(f"{seat.group_name}/", inner))
+        self._group: Any = _make(seat, inner)  # Any: backends have no common typed base
+        self._options = dist.BroadcastOptions()
+        self._options.rootRank = self._options.rootTensor = 0
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Send or receive the bytes of one tensor, uint8 [num_bytes], on the group's device. Blocks until done."""
+        work = self._group.broadcast([flat], self._options)
+        if self.device.type == "cpu":
+            work.wait()
+            return
+        deadline = time.monotonic() + self.seat.timeout_s
+        while not work.is_completed():
+            # Waiting on a device stream would not end if the other side is gone.
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no broadcast within {self.seat.timeout_s:g} s")
+            time.sleep(_LOOK_S)
+        work.wait()
+
+    def close(self) -> None:
+        """Leave; whoever is in a broadcast with this rank gets an error. Idempotent."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+
+
+def place() -> str:
+    """Return what tells this process's device from others, for example `cuda:GPU-7f3c` or `cpu`."""
+    if torch.cuda.is_available():
+        return f"cuda:{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    npu = getattr(torch, "npu", None)
+    if npu is not None and npu.is_available():
+        return f"npu:{socket.gethostname()}/{npu.current_device()}"
+    return "cpu"
+
+
+def choose(wanted: str, places: Sequence[str]) -> str:
+    """Return the backend for participants at these places: the fast one where every one has a device of its own."""
+    if wanted != "auto":
+        return wanted
+    kinds = {where.partition(":")[0] for where in places}
+    named = [where for where in places if ":" in where]
+    shared = len(set(named)) < len(named)
+    return "gloo" if len(kinds) > 1 or shared else {"cuda": "nccl", "npu": "hccl"}.get(kinds.pop(), "gloo")
+
+
+def _make(seat: Seat, store: Store) -> Any:
+    gloo: Any = dist.ProcessGroupGloo  # Any: torch has no stub for its options
+    timeout = timedelta(seconds=seat.timeout_s)
+    rank, size = seat.first_rank, seat.world_size
+    if seat.backend == "gloo":
+        options = gloo._Options()
+        options._timeout = timeout
+        options._devices = [gloo.create_device(hostname=_address(seat))]
+        return gloo(store, rank, size, options)
+    if seat.backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    from torch_npu._C._distributed_c10d import ProcessGroupHCCL
+
+    options = ProcessGroupHCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupHCCL(store, rank, size, options)
+
+
+def _address(seat: Seat) -> str:
+    """Return this machine's address on the network that leads to the controller."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((seat.address, seat.port))  # sends nothing: the kernel picks the interface
+        return str(probe.getsockname()[0])
