@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Everything:
         self.events: list[str] = []
         self.records: list[Mapping[str, Any]] = []
         self.version = self.busy_s = self.tokens_generated = 0
+        self.metrics: Mapping[str, float] = {}
         self.actor, self.critic = self, None
         self._unchanged, self._stepped, self._failing = unchanged, stepped, failing_evaluation
 
@@ -58,6 +60,10 @@ class Everything:
 
     def set_version(self, version: int) -> None:
         self.version = version
+
+    def stepping(self) -> AbstractAsyncContextManager[None]:
+        """Nothing joins meanwhile."""
+        return nullcontext()
 
     async def save_state(self, _path: Path) -> None:
         self.log.append(f"saved {self.version}")

@@ -6,6 +6,7 @@ Does not know: where a scheduler puts them, or what happens in a step.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +15,15 @@ import attrs
 
 from areal_core.config.plan import Plan, RolePlan
 from areal_core.config.schema import RoleConfig, RunConfig
+from areal_core.contract.errors import WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker
-from areal_core.contract.train import Head, RankContext, TrainSpec
+from areal_core.contract.train import EngineInfo, Head, RankContext, TrainSpec
+from areal_core.loop.together import together
 from areal_core.loop.train_group import TrainGroup
 from areal_core.rollout.pool import InferencePool, PoolPolicy
 from areal_core.runtime.rendezvous import init_method
+from areal_core.runtime.supervise import failure
 
 if TYPE_CHECKING:
     from areal_core.plugins.registry import Registry
@@ -69,14 +73,56 @@ async def start_train_group(
     return group
 
 
-async def start_pool(scheduler: Scheduler, plan: Plan) -> InferencePool:
-    """Submit the inference role and load the starting policy on every replica."""
-    role, rollout, timeouts = plan.role("rollout"), plan.config.rollout, plan.config.scheduler
-    workers = await scheduler.submit(_job(plan.config, role))
-    pool = InferencePool(workers, policy=PoolPolicy(request_timeout_s=timeouts.step_timeout_s))
+class ReplicaLauncher:
+    """Makes inference replicas one by one: each is a job of its own, so that each can end alone.
+
+    The first has the role `rollout`, the others `rollout.1`, `rollout.2`, ...; no number is used twice.
+    """
+
+    def __init__(self, scheduler: Scheduler, plan: Plan) -> None:
+        self._scheduler = scheduler
+        self._role = plan.role("rollout")
+        self._job = attrs.evolve(_job(plan.config, self._role), num_workers=1)
+        self._spec = _inference_spec(plan, self._role)
+        self._start_timeout_s = plan.config.scheduler.start_timeout_s
+        self._numbers: dict[str, int] = {}
+        self._next = itertools.count()
+
+    async def start_pool(self, policy: PoolPolicy) -> InferencePool:
+        """Make the replicas the plan asks for, all or an error, and a pool of them."""
+        workers = await together([self.place() for _ in range(self._role.num_workers)])
+        await together([self.start(worker) for worker in workers])
+        return InferencePool(workers, policy=policy)
+
+    async def place(self) -> Worker:
+        """Start one worker process. Raises as `Scheduler.submit` does; nothing is left of it then."""
+        number = next(self._next)
+        role = f"{self._job.role}.{number}" if number else self._job.role
+        (worker,) = await self._scheduler.submit(attrs.evolve(self._job, role=role))
+        self._numbers[worker.id] = number
+        return worker
+
+    async def start(self, worker: Worker) -> EngineInfo:
+        """Load the starting policy, version 0, on a worker placed here."""
+        spec = attrs.evolve(self._spec, replica=self._numbers[worker.id])
+        info: EngineInfo = await worker.call("start", spec, timeout_s=self._start_timeout_s)
+        return info
+
+    async def end(self, worker_id: str) -> None:
+        """End a worker placed here and wait until it is gone; its devices are free then. Idempotent."""
+        await self._scheduler.cancel(worker_id.rpartition("/")[0])
+
+    def failure(self, worker_id: str) -> WorkerError | None:
+        """Return the error that a worker placed here ended or fell silent with; None while it is well."""
+        statuses = self._scheduler.poll(worker_id.rpartition("/")[0])
+        return next((error for status in statuses if (error := failure(status)) is not None), None)
+
+
+def _inference_spec(plan: Plan, role: RolePlan) -> InferenceSpec:
+    rollout = plan.config.rollout
     in_flight = rollout.max_concurrent or (rollout.max_staleness + 1) * rollout.prompts_per_step
-    wanted = -(-in_flight * rollout.group_size // len(workers))
-    spec = InferenceSpec(
+    wanted = -(-in_flight * rollout.group_size // role.num_workers)
+    return InferenceSpec(
         model_path=str(role.model.path),
         dtype=role.dtype,
         layout=role.backend.layout,
@@ -86,8 +132,6 @@ async def start_pool(scheduler: Scheduler, plan: Plan) -> InferencePool:
         device=role.device,
         options=role.options,
     )
-    await pool.start_fleet(spec, timeout_s=timeouts.start_timeout_s)
-    return pool
 
 
 def _job(config: RunConfig, role: RolePlan) -> Job:

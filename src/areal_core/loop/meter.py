@@ -1,33 +1,36 @@
 """What the inference fleet has done so far, read once a second beside the training loop.
 
-Knows: how to add up replicas.
+Knows: how to add up replicas that come and go.
 Does not know: steps. Asking at every step would make each step wait for a busy replica to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 
-from areal_core.contract.inference import EngineStatus
+from areal_core.contract.inference import FLEET_METRICS, EngineStatus
 from areal_core.rollout.pool import InferencePool
 
 PERIOD_S = 1.0
+_NOTHING = EngineStatus(version=0, num_running=0, num_waiting=0, paused=False)
 
 
 class FleetMeter:
     """The latest totals of the fleet since it started.
 
-    `tokens_generated` is a sum over replicas, `busy_s` a mean, so that 1 - busy / wall is an idle share.
+    `tokens_generated` is a sum over replicas, those that are gone included. `busy_s` adds up what the
+    replicas of each moment did, as a mean over them, so that 1 - busy / wall is an idle share. `metrics` are
+    those of `FLEET_METRICS` that replicas tell, each the mean over the replicas that answered last and tell it.
     """
 
-    def __init__(self, pool: InferencePool, on_lost: Callable[[str, BaseException], None]) -> None:
-        """Read `pool`; `on_lost` hears once of every replica that went out of service, and why."""
+    def __init__(self, pool: InferencePool) -> None:
+        """Read `pool`."""
         self.tokens_generated = 0
         self.busy_s = 0.0
+        self.metrics: Mapping[str, float] = {}
         self._pool = pool
-        self._on_lost = on_lost
-        self._lost: set[str] = set()
+        self._seen: dict[str, EngineStatus] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -37,14 +40,14 @@ class FleetMeter:
     async def read(self) -> None:
         """Ask every replica now. One that does not answer keeps its place in the last totals."""
         answers = await self._pool.status()
-        for worker, answer in answers.items():
-            if isinstance(answer, BaseException) and worker not in self._lost:
-                self._lost.add(worker)
-                self._on_lost(worker, answer)
-        statuses = [answer for answer in answers.values() if isinstance(answer, EngineStatus)]
+        statuses = {worker: answer for worker, answer in answers.items() if isinstance(answer, EngineStatus)}
+        for worker, status in statuses.items():
+            before = self._seen.get(worker, _NOTHING)
+            self.tokens_generated += max(0, status.tokens_generated - before.tokens_generated)
+            self.busy_s += max(0.0, status.busy_s - before.busy_s) / len(statuses)
+            self._seen[worker] = status
         if statuses:
-            self.tokens_generated = max(self.tokens_generated, sum(s.tokens_generated for s in statuses))
-            self.busy_s = max(self.busy_s, sum(s.busy_s for s in statuses) / len(statuses))
+            self.metrics = _means([status.metrics for status in statuses.values()])
 
     async def close(self) -> None:
         """Stop reading. Idempotent."""
@@ -57,3 +60,8 @@ class FleetMeter:
         while True:
             await self.read()
             await asyncio.sleep(PERIOD_S)
+
+
+def _means(replicas: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    told = {name: [metrics[name] for metrics in replicas if name in metrics] for name in FLEET_METRICS}
+    return {name: sum(values) / len(values) for name, values in told.items() if values}

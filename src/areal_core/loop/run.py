@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,15 @@ from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.data.tokenizers import load_tokenizer
 from areal_core.loop.checkpoint import Progress, read_progress, restore
+from areal_core.loop.elastic import ElasticFleet
 from areal_core.loop.evaluate import Evaluator
-from areal_core.loop.launch import make_scheduler, start_pool, start_train_group
+from areal_core.loop.fleet_news import FleetNews
+from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner
 from areal_core.loop.meter import FleetMeter
 from areal_core.loop.results import write_results
 from areal_core.loop.run_folder import RunFolder
+from areal_core.loop.scaling import Inbox, clear
 from areal_core.loop.step_record import Totals
 from areal_core.loop.together import together
 from areal_core.loop.train_loop import Parts, TrainLoop, View
@@ -41,7 +44,7 @@ from areal_core.observe.summary import RUN_ENDED, RUN_STARTED
 from areal_core.plugins.blame import told
 from areal_core.plugins.registry import Registry
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.pool import InferencePool
+from areal_core.rollout.pool import InferencePool, PoolPolicy
 from areal_core.rollout.reward_child import RewardTarget
 from areal_core.rollout.rewards import RewardPool
 from areal_core.rollout.session import PoolSessions
@@ -86,6 +89,7 @@ class Run:
             progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
             with storage_errors(self._folder.config):
                 self._folder.config.write_text(dump_config(self._config))
+                clear(self._folder)
             with closing(EventLog(self._folder.events)) as events:
                 return await self._recorded(events, checkpoint, progress)
 
@@ -129,19 +133,21 @@ class Run:
         async with AsyncExitStack() as stack:
             scheduler = make_scheduler(self._config, self._registry, self._folder.logs)
             stack.push_async_callback(scheduler.close)
-            parts = await self._start(stack, scheduler, events, checkpoint, progress)
+            supervisor = Supervisor(scheduler)
+            parts = await self._start(stack, scheduler, supervisor, events, checkpoint, progress)
             gc.collect()
             gc.freeze()  # what start-up made lives as long as the run: collections need not walk it again
             loop = TrainLoop(self._config, self._folder, parts, self._stop)
-            supervisor = Supervisor(scheduler)
             for role in self._plan.roles:
-                supervisor.watch(role.role, min_alive=1 if role.role == "rollout" else None)
+                if role.engine_role == "train":
+                    supervisor.watch(role.role)
             return await _guarded(loop.run(progress.version, Totals.from_dict(progress.totals)), supervisor)
 
     async def _start(
         self,
         stack: AsyncExitStack,
         scheduler: Scheduler,
+        supervisor: Supervisor,
         events: EventLog,
         checkpoint: Path | None,
         progress: Progress,
@@ -157,7 +163,9 @@ class Run:
         )
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
-        pool_task = asyncio.ensure_future(start_pool(scheduler, self._plan))
+        launcher = ReplicaLauncher(scheduler, self._plan)
+        policy = PoolPolicy(request_timeout_s=config.scheduler.step_timeout_s)
+        pool_task = asyncio.ensure_future(launcher.start_pool(policy))
         await together([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
         tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
@@ -172,7 +180,17 @@ class Run:
             limit = config.evaluation.max_prompts
             held = [held_out[i] for i in range(min(limit, len(held_out)))]
             evaluator = Evaluator(held, rollout.sampling, config.evaluation.temperature)
-        meter = FleetMeter(pool, self._lost_replica(events))
+        fleet = ElasticFleet(
+            pool=pool, sync=sync, launcher=launcher, replace=rollout.replace, tell=FleetNews(events, self._view).tell
+        )
+        stack.push_async_callback(fleet.close)
+        fleet.start()
+        supervisor.watch_with(fleet.check)
+        inbox = Inbox(self._folder, fleet)
+        stack.push_async_callback(inbox.close)
+        inbox.start()
+        supervisor.watch_with(inbox.check)
+        meter = FleetMeter(pool)
         stack.push_async_callback(meter.close)
         meter.start()
         executor.start()
@@ -186,15 +204,6 @@ class Run:
             events=events,
             view=self._view,
         )
-
-    def _lost_replica(self, events: EventLog) -> Callable[[str, BaseException], None]:
-        """Return what tells of a replica the run goes on without."""
-
-        def tell(worker: str, error: BaseException) -> None:
-            events.write("replica_lost", worker=worker, error=str(error))
-            self._view.note(f"replica {worker} is out of service, the others serve on: {error}")
-
-        return tell
 
     def _metrics(self, stack: AsyncExitStack, events: EventLog, resume_step: int | None) -> MetricsStream:
         loggers = {}

@@ -100,6 +100,17 @@ class RunFolder:
             self._prepare(resume=resume, archive=archive)
             yield
 
+    def live(self) -> bool:
+        """Tell whether a run owns the folder."""
+        try:
+            with (self.root / ".lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def _prepare(self, *, resume: bool, archive: bool) -> None:
         """Refuse, or move aside, what does not fit with the run about to start."""
         checkpoint = self.latest()

@@ -121,8 +121,9 @@ def step_record(
     times: StepTimes,
     totals: Totals,
     rollout: RolloutStats,
+    fleet: Mapping[str, float],
 ) -> dict[str, object]:
-    """Return one line of `metrics.jsonl`: the step that made `version`."""
+    """Return one line of `metrics.jsonl`: the step that made `version`. `fleet` is `FleetMeter.metrics`."""
     episodes = [episode for group in groups for episode in group.episodes]
     staleness = staleness_of(groups)
     rewards = [episode_reward(episode) for episode in episodes]
@@ -156,5 +157,6 @@ def step_record(
         **times.seconds,
         **{f"sync/{phase}_s": seconds for phase, seconds in weights.phases.items()},
     }
+    record.update({f"infer/{name}": value for name, value in fleet.items()})
     record.update({f"train/{name}": s.value / s.weight for name, s in update.metrics.items() if s.weight})
     return record

@@ -96,10 +96,11 @@ class TrainLoop:
     async def _train(self, groups: Sequence[Group], version: int, times: StepTimes) -> tuple[Update, WeightUpdate]:
         """Train on one batch of groups, bring the fleet to the next version, open the gate."""
         episodes = [episode for group in groups for episode in group.episodes]
-        with times.measure("train_s"):
-            update = await self._parts.learner.update(Batch.pack(episodes), version)
-        with times.measure("sync_s"):
-            weights = await self._parts.sync.update(version + 1)
+        async with self._parts.sync.stepping():
+            with times.measure("train_s"):
+                update = await self._parts.learner.update(Batch.pack(episodes), version)
+            with times.measure("sync_s"):
+                weights = await self._parts.sync.update(version + 1)
         self._parts.executor.set_version(version + 1)
         self._tell_oddities(version + 1, update, weights)
         return update, weights
@@ -129,7 +130,8 @@ class TrainLoop:
                 await self._parts.meter.read()
         finally:
             totals, rollout = self._count.totals(), self._parts.executor.stats()
-            record = step_record(version, groups, update, weights, times, totals, rollout)
+            fleet = self._parts.meter.metrics
+            record = step_record(version, groups, update, weights, times, totals, rollout, fleet)
             if score is not None:
                 record["eval_reward"] = score
             self._parts.metrics.write(record)

@@ -1,7 +1,7 @@
 """The inference fleet as one engine: routing, failover, and requests that survive interruptions.
 
-Knows: the replicas, their load and health, who was served where.
-Does not know: episodes, policy versions (engines stamp them), or how weights travel.
+Knows: load and health of the replicas, who was served where, how requests move from one that leaves.
+Does not know: who is in the fleet (`roster`), episodes, policy versions (engines stamp them), or how weights travel.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from areal_core.contract.errors import GenerationFailed, NoReplica, WorkerDied
-from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, InferenceSpec
+from areal_core.contract.errors import ArealError, GenerationFailed, WorkerDied
+from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, InferenceSpec, PauseMode
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
 from areal_core.rollout.breaker import Breaker
 from areal_core.rollout.continuation import Continuation
-from areal_core.rollout.replica import FAILOVER, Replica
+from areal_core.rollout.replica import FAILOVER, Replica, Stage
+from areal_core.rollout.roster import Roster
 from areal_core.runtime.clock import Clock, SystemClock
 
 MAX_HOMES = 65536
@@ -39,6 +40,8 @@ class PoolPolicy:
     affinity_slack: int = 8
     failure_threshold: int = 3
     cooldown_s: float = 10.0
+    drain_s: float = 30.0
+    """How long a replica that leaves may take for its requests before they are moved to the others."""
 
 
 @frozen(kw_only=True)
@@ -54,23 +57,42 @@ class PoolStats:
     failed: dict[str, int]
 
 
-class InferencePool:
-    """Serve generation requests from several replicas of one policy."""
+class InferencePool(Roster):
+    """Serve generation requests from several replicas of one policy; replicas come and go."""
 
     def __init__(
         self, workers: Sequence[Worker], *, policy: PoolPolicy | None = None, clock: Clock | None = None
     ) -> None:
         """Take the workers of one role; they are not started yet."""
         self._policy = policy = policy or PoolPolicy()
-        self._clock = clock = clock or SystemClock()
-        self.replicas = tuple(
-            Replica(worker, Breaker(threshold=policy.failure_threshold, cooldown_s=policy.cooldown_s, clock=clock))
-            for worker in workers
+        clock = clock or SystemClock()
+        super().__init__(
+            workers,
+            breaker=lambda: Breaker(threshold=policy.failure_threshold, cooldown_s=policy.cooldown_s, clock=clock),
+            patience_s=policy.request_timeout_s,
+            clock=clock,
         )
         self._homes: OrderedDict[str, Replica] = OrderedDict()
         self._open = asyncio.Event()
         self._open.set()
         self._requests = self._in_flight = self._continued = self._failed_over = self._tokens = 0
+
+    async def drain(self, worker_id: str) -> None:
+        """Send a replica nothing more and return once it has no request in flight, or will not end them.
+
+        Requests that take longer than `drain_s` are interrupted and go on elsewhere.
+        """
+        replica = self._find(worker_id)
+        if replica is None or not replica.healthy:
+            return
+        replica.stage = Stage.LEAVING
+        if await self._is_idle(replica, self._policy.drain_s):
+            return
+        try:
+            await replica.worker.call("pause", PauseMode.ABORT.value, timeout_s=self._policy.status_timeout_s)
+        except ArealError:
+            return  # it cannot interrupt, or does not answer: its requests are made again elsewhere when it ends
+        await self._is_idle(replica, self._policy.status_timeout_s)
 
     async def start_fleet(self, spec: InferenceSpec, *, timeout_s: float) -> list[EngineInfo]:
         """Start the engine of every replica, each with its own replica number; all or an error.
@@ -80,7 +102,7 @@ class InferencePool:
         """
         calls = [
             asyncio.ensure_future(replica.worker.call("start", evolve(spec, replica=number), timeout_s=timeout_s))
-            for number, replica in enumerate(self.replicas)
+            for number, replica in enumerate(self._replicas)
         ]
         try:
             return list(await asyncio.gather(*calls))
@@ -123,7 +145,7 @@ class InferencePool:
         Raises:
             NoReplica: none is left to call.
         """
-        replicas = [replica for replica in self.replicas if replica.healthy]
+        replicas = [replica for replica in self._replicas if replica.healthy]
         if not replicas:
             raise self._no_replica()
         answers = await asyncio.gather(
@@ -142,19 +164,12 @@ class InferencePool:
         """Let requests go again. Idempotent."""
         self._open.set()
 
-    def exclude(self, worker_id: str, error: BaseException) -> None:
-        """Take a replica out of service for good, because of `error`."""
-        for replica in self.replicas:
-            if replica.id == worker_id:
-                replica.excluded = True
-                replica.error = error
-
     async def status(self) -> dict[str, EngineStatus | BaseException]:
         """Poll every replica; one out of service is reported by the error that took it out."""
         answers: dict[str, EngineStatus | BaseException] = {
-            replica.id: replica.error for replica in self.replicas if replica.excluded and replica.error is not None
+            replica.id: replica.error for replica in self._replicas if not replica.healthy and replica.error is not None
         }
-        if any(replica.healthy for replica in self.replicas):
+        if any(replica.healthy for replica in self._replicas):
             answers.update(await self.each("status", timeout_s=self._policy.status_timeout_s))
         return answers
 
@@ -166,8 +181,8 @@ class InferencePool:
             continued=self._continued,
             failed_over=self._failed_over,
             tokens_generated=self._tokens,
-            served={replica.id: replica.num_served for replica in self.replicas},
-            failed={replica.id: replica.num_failed for replica in self.replicas},
+            served={replica.id: replica.num_served for replica in (*self._gone, *self._replicas)},
+            failed={replica.id: replica.num_failed for replica in (*self._gone, *self._replicas)},
         )
 
     async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
@@ -178,7 +193,10 @@ class InferencePool:
             await self._until_open()
             replica = self._choose(affinity, tried)
             if replica is None:
-                if last is None or not any(other.usable for other in self.replicas):
+                if not self.num_serving and self.expecting:
+                    await self._until(lambda: bool(self.num_serving))
+                    continue
+                if last is None or not any(other.usable for other in self._replicas):
                     raise self._no_replica() from last
                 raise last
             self._remember(affinity, replica)
@@ -190,7 +208,7 @@ class InferencePool:
                 self._failed_over += 1
 
     def _choose(self, affinity: Sequence[str], tried: Sequence[Replica]) -> Replica | None:
-        usable = [replica for replica in self.replicas if replica.usable and replica not in tried]
+        usable = [replica for replica in self._replicas if replica.usable and replica not in tried]
         if not usable:
             return None
         least = min(usable, key=lambda replica: replica.in_flight)
@@ -206,6 +224,13 @@ class InferencePool:
         while len(self._homes) > MAX_HOMES:
             self._homes.popitem(last=False)
 
+    async def _is_idle(self, replica: Replica, within_s: float) -> bool:
+        try:
+            await self._clock.wait_for(replica.idle.wait(), within_s)
+        except TimeoutError:
+            return False
+        return True
+
     async def _until_open(self) -> None:
         if self._open.is_set():
             return
@@ -216,10 +241,3 @@ class InferencePool:
                 f"a request was held back for {self._policy.request_timeout_s:g} s",
                 why="a weight update suspended the pool and never released it",
             ) from exc
-
-    def _no_replica(self) -> NoReplica:
-        return NoReplica(
-            f"all {len(self.replicas)} inference replicas are out of service",
-            why="\n".join(replica.describe() for replica in self.replicas),
-            fix="look into the log of the inference workers, then resume the run",
-        )

@@ -7,6 +7,7 @@ Does not know: how a scheduler finds out (`Scheduler.poll` tells), or what the r
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import NoReturn
 
 from areal_core.contract.errors import WorkerDied, WorkerError, WorkerTimeout
@@ -39,7 +40,7 @@ class Supervisor:
     Example:
         supervisor = Supervisor(scheduler)
         supervisor.watch("actor")
-        supervisor.watch("rollout", min_alive=1)   # the pool serves on with fewer replicas
+        supervisor.watch_with(fleet.check)         # of a fleet that may lose replicas and replace them
         await supervisor.failed()                  # raises when it comes to that
     """
 
@@ -47,29 +48,35 @@ class Supervisor:
         self._scheduler = scheduler
         self._clock = clock or SystemClock()
         self._period_s = period_s
-        self._min_alive: dict[str, int | None] = {}
+        self._roles: set[str] = set()
+        self._checks: list[Callable[[], None]] = []
 
-    def watch(self, role: str, *, min_alive: int | None = None) -> None:
-        """Count a role's failures as fatal: any of them, or only one that leaves fewer than `min_alive` workers."""
-        self._min_alive[role] = min_alive
+    def watch(self, role: str) -> None:
+        """Count every failure of a role as fatal."""
+        self._roles.add(role)
 
     def unwatch(self, role: str) -> None:
         """Stop watching a role, before it is cancelled on purpose. Idempotent."""
-        self._min_alive.pop(role, None)
+        self._roles.discard(role)
+
+    def watch_with(self, check: Callable[[], None]) -> None:
+        """Call `check` at every look as well: it looks after workers that may be lost, and raises if it is fatal."""
+        self._checks.append(check)
 
     def check(self) -> None:
-        """Look once at every watched role.
+        """Look once at every watched role, and make the other checks.
 
         Raises:
             WorkerDied: a worker ended.
             WorkerTimeout: a worker fell silent.
+            ArealError: what another check raised.
         """
-        for role, min_alive in self._min_alive.items():
-            statuses = self._scheduler.poll(role)
-            failures = [error for status in statuses if (error := failure(status)) is not None]
-            needed = len(statuses) if min_alive is None else min_alive
-            if failures and len(statuses) - len(failures) < needed:
-                raise failures[0]
+        for role in sorted(self._roles):
+            for status in self._scheduler.poll(role):
+                if (error := failure(status)) is not None:
+                    raise error
+        for check in self._checks:
+            check()
 
     async def failed(self) -> NoReturn:
         """Return never; raise the first fatal error, within a period of the scheduler knowing of it."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from areal_core.contract.data import StopReason
-from areal_core.contract.errors import PromptTooLong, RemoteError, WorkerDied, WorkerTimeout
+from areal_core.contract.errors import PromptTooLong, RemoteError, WorkerDied, WorkerError, WorkerTimeout
 from areal_core.contract.inference import (
     EngineStatus,
     Generation,
@@ -218,7 +218,12 @@ class ScriptedWorker:
             raise RemoteError(f"worker {self.id} has no method {method!r}")
         return found  # type: ignore[no-any-return]  # looked up by name, as a real host does
 
-    def _died(self) -> WorkerDied:
+    @property
+    def dead(self) -> bool:
+        """Return whether it ended."""
+        return self._dead
+
+    def _died(self) -> WorkerError:
         role, _, rank = self.id.partition("/")
         return WorkerDied(
             f"worker {self.id} died",

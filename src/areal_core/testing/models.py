@@ -26,11 +26,13 @@ def make_tiny_model(
     layers: int = 2,
     heads: int = 4,
     kv_heads: int = 2,
+    head_dim: int = 0,
     tied: bool = True,
     max_position: int = 256,
 ) -> Path:
     """Write a float32 causal language model and a character tokenizer to `path`; return `path`.
 
+    `head_dim` 0 is `hidden` over `heads`.
     `kind` is "qwen3", "qwen2" (biases on q, k, v), "llama" or "qwen3_moe" (four experts, two a token).
     Pad is id 0, end is id 1, ids 2 and up are `<unk>`, the letters, ">", "-", digits, space, newline,
     punctuation, capitals. Weights are wide enough that the next token matters (about two thirds of the
@@ -39,7 +41,8 @@ def make_tiny_model(
     """
     from transformers import AutoModelForCausalLM
 
-    config = _config(kind, vocab_size, hidden, layers, heads, kv_heads, tied, max_position)
+    head_dim = head_dim or hidden // heads
+    config = _config(kind, vocab_size, hidden, layers, heads, kv_heads, head_dim, tied, max_position)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -59,12 +62,20 @@ def make_tiny_model(
 
 
 def _config(
-    kind: str, vocab_size: int, hidden: int, layers: int, heads: int, kv_heads: int, tied: bool, max_position: int
+    kind: str,
+    vocab_size: int,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    tied: bool,
+    max_position: int,
 ) -> Any:  # Any: transformers is not typed here
     from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
     kinds = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "qwen3_moe": Qwen3MoeConfig}
-    options: dict[str, Any] = {} if kind == "qwen2" else {"head_dim": hidden // heads}
+    options: dict[str, Any] = {} if kind == "qwen2" else {"head_dim": head_dim}
     if kind == "qwen3_moe":
         options |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden, "norm_topk_prob": True}
     return kinds[kind](

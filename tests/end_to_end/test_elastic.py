@@ -1,0 +1,114 @@
+"""Replicas of a live run are killed, added and removed: no episode is lost, nothing is left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_core.observe.events import read_events
+
+from .live_run import PATIENCE_S, LiveRun, command, live_run
+
+pytestmark = pytest.mark.slow
+
+
+def _fleet_events(folder: Path, kind: str = "replica_") -> list[dict[str, Any]]:  # Any: as written
+    return [event for event in read_events(folder / "events.jsonl") if event["kind"].startswith(kind)]
+
+
+def _assert_every_prompt_trained_once(run: LiveRun) -> None:
+    """Every step is full, no staler than allowed, and no prompt is in two of them."""
+    assert {record["episodes"] for record in run.steps()} == {128}
+    assert run.summary()["max_staleness_seen"] <= 2
+    steps = len(run.steps())
+    trained = [
+        task
+        for event in read_events(run.folder / "events.jsonl")
+        if event["kind"] == "batch_handed_over" and event["version"] < steps
+        for task in event["task_ids"]
+    ]
+    assert sorted(trained) == sorted(f"train/0/{row}" for row in range(16 * steps))
+
+
+def test_the_only_replica_is_killed_and_the_run_goes_on(tmp_path: Path, model: Path) -> None:
+    """A replacement is made, given the version of the moment, and every prompt is trained once."""
+    folder = tmp_path / "run"
+    words = command(folder, model, "steps=12", "evaluation.every_steps=0")
+    with live_run(words, folder) as run:
+        run.wait_for_step(3)
+        run.worker("rollout").kill()
+        code, output = run.wait()
+
+        assert code == 0, output
+        lost, joined = _fleet_events(folder)
+        assert (lost["kind"], lost["worker"], lost["replaced"]) == ("replica_lost", "rollout/0", True)
+        assert (joined["kind"], joined["worker"], joined["replicas"]) == ("replica_joined", "rollout.1/0", 1)
+        assert joined["version"] >= 3
+        assert "replica rollout/0 is out of service, another one is made in its place" in output
+        assert f"replica rollout.1/0 serves from version {joined['version']} on" in output
+        _assert_every_prompt_trained_once(run)
+        assert run.survivors() == []
+
+
+def test_one_of_two_is_killed_and_replaced_while_the_other_serves(tmp_path: Path, model: Path) -> None:
+    """The run never waits; the replacement joins at an update, and the run ends with two."""
+    folder = tmp_path / "run"
+    words = command(folder, model, "steps=1000", "rollout.backend=reference:d2", "evaluation.every_steps=0")
+    with live_run(words, folder) as run:
+        run.wait_for_step(3)
+        run.worker("rollout").kill()
+        run.wait_for_event("replica_joined")
+        run.wait_for_step(len(run.steps()) + 2)
+        run.send(signal.SIGINT)
+        code, output = run.wait()
+
+        assert code == 130, output
+        kinds = [(event["kind"], event["worker"]) for event in _fleet_events(folder)]
+        assert kinds == [("replica_lost", "rollout/0"), ("replica_joined", "rollout.2/0")]
+        assert _fleet_events(folder)[-1]["replicas"] == 2
+        _assert_every_prompt_trained_once(run)
+        assert run.survivors() == []
+
+
+def test_a_live_run_is_scaled_up_and_down(tmp_path: Path, model: Path) -> None:
+    """1 -> 3 -> 1 by command; the processes that left are gone while the run goes on."""
+    folder = tmp_path / "run"
+    words = command(folder, model, "steps=100000", "evaluation.every_steps=0", "evaluation.before=false")
+    with live_run(words, folder) as run:
+        run.wait_for_step(1)
+        grown = _scale(folder, "3", "--wait")
+        assert grown.returncode == 0, grown.stderr
+        assert "done; 3 serve" in grown.stdout
+        added = [run.worker(f"rollout.{number}") for number in (1, 2)]
+        run.wait_for_step(len(run.steps()) + 2)
+
+        shrunk = _scale(folder, "1", "--wait")
+        assert "done; 1 serve" in shrunk.stdout, shrunk.stderr
+        assert not any(process.is_running() for process in added)
+        run.wait_for_step(len(run.steps()) + 2)
+        refused = _scale(folder, "0")
+        assert (refused.returncode, "somebody has to serve" in refused.stderr) == (2, True)
+        run.send(signal.SIGINT)
+        code, output = run.wait()
+
+        assert code == 130, output
+        kinds = [event["kind"] for event in _fleet_events(folder)]
+        assert kinds == ["replica_joined"] * 2 + ["replica_removed"] * 2
+        _assert_every_prompt_trained_once(run)
+        assert run.survivors() == []
+    assert _scale(folder, "2").returncode == 2, "the run is over"
+
+
+def _scale(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "areal_core.cli.main", "scale", str(folder), *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
