@@ -76,6 +76,8 @@ class Reply:
     token_extras: Mapping[str, Any] = Factory(dict)  # Any: tensors, by claimed ability
     queued_s: float = 0.0
     first_token_s: float = 0.0
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache, None if the server does not tell."""
 
 
 @frozen(kw_only=True)
@@ -110,7 +112,7 @@ class Dialect(Protocol):
         """Tell from the last lines of a server that ended while it started whether its model folder is at fault."""
 
     async def facts(self, api: Api) -> ServerFacts:
-        """Ask what it is. Called once it is healthy."""
+        """Ask what it is. Called once it is healthy, of every server that is started, before anything else."""
 
     async def healthy(self, api: Api) -> bool:
         """Ask whether it would serve. False while it starts; cheap."""

@@ -1,9 +1,10 @@
 """Runs a command and makes sure of its end: `python guard.py COMMAND...`, standard library only.
 
 The command leads a process group of its own. Ended are it and all it started: on SIGTERM asked first, and
-killed at once when standard input closes (whoever holds the other end is gone) or when the command itself ends.
+killed at once when standard input closes (whoever holds the other end is gone), when the parent changes, or
+when the command itself ends.
 
-Knows: one process group.
+Knows: one process group, and (on Linux) whoever left it: the kernel hands orphans to this process.
 Does not know: what runs in it.
 """
 
@@ -16,26 +17,31 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
 _STDIN = 0
 
 
 def main() -> None:
     """Run the command in the arguments; exit with its code, 128 + n if signal n ended it."""
+    parent = os.getppid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     process = subprocess.Popen(
         sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _send(process.pid, signal.SIGTERM))
     try:
-        while process.poll() is None:
+        while process.poll() is None and os.getppid() == parent:
             if select.select([_STDIN], [], [], _LOOK_S)[0] and not os.read(_STDIN, 4096):
                 break
     finally:
         _send(process.pid, signal.SIGKILL)
     code = process.wait()
+    _end_orphans()
     os._exit(code if code >= 0 else 128 - code)
 
 
@@ -44,9 +50,33 @@ def _send(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
+def _end_orphans() -> None:
+    """Kill and collect those who left the group; the death of one may bring its children."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for child in _children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            os.wait()
+
+
+def _children() -> list[int]:
+    """Return the ids of this process's children; none where the system does not tell."""
+    children = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int(status.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                children.append(int(status.parent.name))
+    return children
+
+
 def _die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

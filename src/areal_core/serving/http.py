@@ -1,6 +1,9 @@
-"""Calls to one generation server: JSON in and out, with its key, over kept connections.
+"""Calls to one generation server: JSON in and out, with its key, one connection per call.
 
-Knows: which failures mean that no answer came, and when a connection must not be used again.
+Connections are not kept: servers close theirs after an error or a few idle seconds, maybe while a call is on
+its way, and beside a generation a connection over loopback costs nothing.
+
+Knows: which failures mean that no answer came.
 Does not know: any route.
 """
 
@@ -12,8 +15,6 @@ from typing import Any
 import aiohttp
 import msgspec
 
-IDLE_S = 4.0
-"""Connections idle for longer are closed: servers close theirs after 5 seconds, maybe while a call is on its way."""
 CALL_TIMEOUT_S = 60.0
 _SHOWN = 500
 
@@ -42,6 +43,7 @@ class Api:
         self.url = url.rstrip("/")
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def get(
         self, path: str, *, params: Mapping[str, str] | None = None, timeout_s: float = CALL_TIMEOUT_S
@@ -54,7 +56,11 @@ class Api:
         return _decoded(path, await self._call("GET", path, None, params, timeout_s))
 
     async def text(self, path: str, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
-        """Return the body of a GET as text."""
+        """Return the body of a GET as text.
+
+        Raises:
+            ServerAnswer, ServerGone: no success, no answer.
+        """
         return (await self._call("GET", path, None, None, timeout_s)).decode("utf-8", "replace")
 
     async def post(
@@ -65,12 +71,17 @@ class Api:
         params: Mapping[str, str] | None = None,
         timeout_s: float | None = CALL_TIMEOUT_S,
     ) -> Any:
-        """Return the decoded JSON of a POST. Never sent twice. `timeout_s` None waits for as long as it takes."""
+        """Return the decoded JSON of a POST, sent once. `timeout_s` None waits for as long as it takes.
+
+        Raises:
+            ServerAnswer, ServerGone: no success, no answer.
+        """
         encoded = msgspec.json.encode({} if body is None else body)
         return _decoded(path, await self._call("POST", path, encoded, params, timeout_s))
 
     async def close(self) -> None:
         """Drop every connection; calls under way raise ServerGone. Idempotent."""
+        self._closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -78,8 +89,10 @@ class Api:
     async def _call(
         self, method: str, path: str, body: bytes | None, params: Mapping[str, str] | None, timeout_s: float | None
     ) -> bytes:
+        if self._closed:
+            raise ServerGone(f"{path}: the connection to {self.url} was closed")
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, trust_env=False)
         try:
             async with self._session.request(
@@ -91,8 +104,6 @@ class Api:
                 allow_redirects=False,
             ) as response:
                 answer = await response.read()
-                if response.status >= 500:
-                    response.close()  # servers drop the connection after one; a call sent down it would be lost
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise ServerGone(f"{path}: {type(error).__name__}: {error}") from error
         except RuntimeError as error:  # aiohttp's word for a session closed meanwhile

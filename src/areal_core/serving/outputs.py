@@ -20,7 +20,7 @@ from areal_core.contract.workflow import Tokenizer
 from areal_core.serving.dialect import Reply
 from areal_core.serving.stopping import StopStrings
 
-EMPTY = Generation(output_ids=(), logprobs=(), version_spans=(), stop_reason=StopReason.ABORTED)
+NOTHING = Reply(output_ids=(), logprobs=(), spans=(), finish="abort")
 """Of a request that was interrupted before it began."""
 
 _REASONS: Mapping[str, StopReason] = {

@@ -1,7 +1,7 @@
 """One server process: started, its words kept, its end sure.
 
 Knows: a command, a guard around it (`guard`), the last lines it wrote.
-Does not know: whether it serves (`engine` asks), or what it is.
+Does not know: whether it serves (`launch` asks), or what it is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 class ServerProcess:
     """Starts at construction. What it writes goes to this process's standard error, line by line, marked with `name`.
 
-    Dies with this process, and so does everything it started.
+    Dies with this process, and so does everything it started. Belongs to the running event loop.
 
     Raises:
         WorkerError: the command cannot be run.
@@ -48,7 +48,8 @@ class ServerProcess:
         self.name = name
         inherited = {k: v for k, v in (environ or os.environ).items() if k not in _PYTHON_VARIABLES}
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._ended = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._exited, self._silent = asyncio.Event(), asyncio.Event()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_GUARD), *command.argv],
@@ -61,7 +62,8 @@ class ServerProcess:
         except OSError as error:
             raise WorkerError(f"{name} cannot be started", why=str(error), fix=f"check {command.argv[0]}") from error
         assert self._process.stdout is not None
-        threading.Thread(target=self._listen, args=(self._process.stdout,), name=f"areal-{name}", daemon=True).start()
+        for work in (self._wait, lambda output=self._process.stdout: self._listen(output)):
+            threading.Thread(target=work, name=f"areal-{name}", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -77,10 +79,11 @@ class ServerProcess:
         return "\n".join(list(self._lines)[-lines:])
 
     async def exited(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is gone; tell whether it is."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, timeout_s)
-        return self.exit_code() is not None
+        """Wait until it is gone and its last words are read; tell whether it is gone."""
+        if not await _happened(self._exited, timeout_s):
+            return False
+        await _happened(self._silent, _KILL_TIMEOUT_S)
+        return True
 
     async def end(self, patience_s: float = 5.0) -> None:
         """Ask it to end, kill it and all it started after `patience_s`, wait until it is gone. Idempotent."""
@@ -93,7 +96,10 @@ class ServerProcess:
         if not await self.exited(_KILL_TIMEOUT_S):
             self._process.kill()
             await self.exited(_KILL_TIMEOUT_S)
-        await asyncio.to_thread(self._ended.wait, _KILL_TIMEOUT_S)
+
+    def _wait(self) -> None:
+        self._process.wait()
+        self._tell(self._exited)
 
     def _listen(self, output: IO[bytes]) -> None:
         try:
@@ -104,4 +110,15 @@ class ServerProcess:
                     sys.stderr.write(f"[{self.name}] {text}\n")
         finally:
             output.close()
-            self._ended.set()
+            self._tell(self._silent)
+
+    def _tell(self, event: asyncio.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            self._loop.call_soon_threadsafe(event.set)
+
+
+async def _happened(event: asyncio.Event, timeout_s: float | None) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()

@@ -14,7 +14,7 @@ from collections import deque
 
 
 class Interrupted(Exception):
-    """The wait was ended by `interrupt`: whoever waited has not begun."""
+    """The wait was ended by `interrupt` or `close`: whoever waited has not begun."""
 
 
 class Slots:
@@ -23,6 +23,7 @@ class Slots:
     def __init__(self, limit: int) -> None:
         self._free = limit
         self._open = True
+        self._closed = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -34,8 +35,10 @@ class Slots:
         """Wait for a place; whoever gets one calls `release`.
 
         Raises:
-            Interrupted: `interrupt` was called meanwhile.
+            Interrupted: `interrupt` was called meanwhile, or `close` ever.
         """
+        if self._closed:
+            raise Interrupted
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         self._grant()
@@ -63,12 +66,17 @@ class Slots:
         self._open = True
         self._grant()
 
-    def interrupt(self, error: Exception | None = None) -> None:
-        """End every wait with `error`, else with Interrupted."""
+    def interrupt(self) -> None:
+        """End every wait."""
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_exception(error or Interrupted())
+                future.set_exception(Interrupted())
+
+    def close(self) -> None:
+        """End every wait, also later ones. Idempotent."""
+        self._closed = True
+        self.interrupt()
 
     def _grant(self) -> None:
         while self._open and self._free and self._waiting:

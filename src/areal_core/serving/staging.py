@@ -9,6 +9,7 @@ Does not know: where the bytes come from, or when the engine may load them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -17,7 +18,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -59,36 +60,32 @@ class StagedWeights:
 
 
 class Staging:
-    """Receives versions one at a time for one model. `cancel` from any thread ends a receive at its next tensor."""
+    """Receives versions one at a time for one model."""
 
     def __init__(self, model: ServedModel, root: Path, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model = model
         self._root = root
         self._clock = clock
-        self._cancelled = threading.Event()
 
-    def receive(self, source: WeightSource, version: int, *, served: int) -> StagedWeights:
+    def receive(self, source: WeightSource, version: int, *, served: int, stop: threading.Event) -> StagedWeights:
         """Take every tensor of `version`; fingerprints are of the bytes the engine will load.
+
+        Setting `stop`, from any thread, ends it at the next tensor.
 
         Raises:
             CoverageError, VersionRegressed, WeightSyncError, ResourceError: nothing is kept.
         """
         started = self._clock()
-        self._cancelled.clear()
-        if version <= served:
-            raise VersionRegressed(
-                f"weights of version {version} were offered", why=f"version {served} is serving already"
-            )
         try:
-            return self._take(source, version, started)
+            if version <= served:
+                raise VersionRegressed(
+                    f"weights of version {version} were offered", why=f"version {served} is serving already"
+                )
+            return self._take(source, version, started, stop)
         finally:
             source.close()
 
-    def cancel(self) -> None:
-        """Make a `receive` under way give up."""
-        self._cancelled.set()
-
-    def _take(self, source: WeightSource, version: int, started: float) -> StagedWeights:
+    def _take(self, source: WeightSource, version: int, started: float, stop: threading.Event) -> StagedWeights:
         manifest = source.manifest
         if manifest.version != version:
             raise WeightSyncError(
@@ -104,7 +101,7 @@ class Staging:
             with file.views() as views:
                 for bucket in source.buckets():
                     for name, tensor in bucket.items():
-                        if self._cancelled.is_set():
+                        if stop.is_set():
                             raise WeightSyncError(f"receiving version {version} was aborted")
                         coverage.check(name, tensor)
                         views[name].copy_(tensor)
@@ -154,34 +151,29 @@ class _WeightsFile:
             self.segment.close()
             raise
 
-    def views(self) -> _Views:
-        """Map the file and return its tensors to write to, within a `with` block."""
+    @contextlib.contextmanager
+    def views(self) -> Iterator[Mapping[str, Tensor]]:
+        """Map the file; its tensors, to be written to, are there within the `with` block."""
         mapped = mmap.mmap(self.segment.descriptor, self._size)
         mapped[: len(self._head)] = self._head
         tensors: dict[str, Tensor] = {}
         start = len(self._head)
         for spec in self._specs:
-            size = num_bytes(spec)
-            dtype = torch_dtype(spec)
-            count = size // dtype.itemsize
-            flat = torch.frombuffer(mapped, dtype=torch.uint8, count=size, offset=start) if size else None
-            # An odd offset (a float8 tensor before a wider one) cannot be viewed as the wider dtype in place.
-            tensors[spec.name] = torch.empty(0, dtype=dtype) if flat is None else flat.view(dtype)[:count]
-            tensors[spec.name] = tensors[spec.name].view(spec.shape)
-            start += size
-        return _Views(mapped, tensors)
+            tensors[spec.name] = _view(mapped, start, spec)
+            start += num_bytes(spec)
+        try:
+            yield tensors
+        finally:
+            tensors.clear()
+            del mapped  # unmapped here, also while an error's traceback holds on to this frame
 
 
-class _Views:
-    def __init__(self, mapped: mmap.mmap, tensors: Mapping[str, Tensor]) -> None:
-        self._mapped: mmap.mmap | None = mapped
-        self._tensors: Mapping[str, Tensor] = tensors
-
-    def __enter__(self) -> Mapping[str, Tensor]:
-        return self._tensors
-
-    def __exit__(self, *_: object) -> None:
-        self._mapped, self._tensors = None, {}  # unmapped with the last view
+def _view(mapped: mmap.mmap, start: int, spec: TensorSpec) -> Tensor:
+    size, dtype = num_bytes(spec), torch_dtype(spec)
+    if size == 0:  # torch makes no view of nothing
+        return torch.empty(spec.shape, dtype=dtype)
+    # As bytes first: an offset need not be a multiple of the item size (a float8 tensor before a wider one).
+    return torch.frombuffer(mapped, dtype=torch.uint8, count=size, offset=start).view(dtype).view(spec.shape)
 
 
 def _dtype(spec: TensorSpec) -> str:

@@ -1,6 +1,6 @@
 """One server's whole life: started, watched, brought back when it dies or hangs, ended.
 
-Knows: processes, health, how often a server may be brought back.
+Knows: which server serves, and how often one may be brought back.
 Does not know: requests or weights; whoever owns it brings a new server up to date (`revive`).
 """
 
@@ -9,45 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
-from attrs import define, frozen
-
-from areal_core.contract.errors import ArealError, GenerationFailed, ModelError, PlanError, WorkerError
+from areal_core.contract.errors import ArealError, GenerationFailed, WorkerError
 from areal_core.contract.inference import InferenceSpec
-from areal_core.serving.dialect import Dialect, Launch, ServerFacts
+from areal_core.serving.dialect import Dialect, ServerFacts
 from areal_core.serving.http import Api, ServerAnswer, ServerGone
+from areal_core.serving.launch import Clock, Launcher, Up, WallClock
 from areal_core.serving.options import ServedOptions
-from areal_core.serving.server import ServerProcess, free_port
+from areal_core.serving.server import ServerProcess
 from areal_core.weights.folder import OwnedFolder
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.2
-"""Between two questions to a server that starts."""
-_PROBE_S = 5.0
-_PORT_TAKEN = "address already in use"
+T = TypeVar("T")
 
-
-@frozen(kw_only=True)
-class _Up:
-    """A server that answers. `process` is None for one that somebody else runs."""
-
-    api: Api
-    process: ServerProcess | None
-
-
-@define(kw_only=True)
-class _Pulse:
-    """When a sign of life was last seen, and of what."""
-
-    tokens: int = -1
-    seen_s: float = 0.0
+MAX_ATTEMPTS = 4
+"""Servers, or connections, one call may lose before it fails."""
+_LOOKS = 10
+"""How often within `hang_timeout_s` a server is asked for a sign of life."""
 
 
 class SupervisedServer:
@@ -56,7 +39,8 @@ class SupervisedServer:
     Args:
         python: the engine's interpreter; "" when `options.url` names a server.
         revive: brings a server that was started again to the state of the one that died.
-        beats: tells tokens generated so far, and whether tokens ought to be computed now.
+        beats: tells tokens generated so far, and whether tokens ought to be computed.
+        given_up: told once, that there will be no server any more and why; also by `close`.
     """
 
     def __init__(
@@ -68,28 +52,35 @@ class SupervisedServer:
         python: str,
         revive: Callable[[Api], Awaitable[None]],
         beats: Callable[[Api], Awaitable[tuple[int, bool]]],
-        clock: Callable[[], float] = time.monotonic,
+        given_up: Callable[[], None],
+        clock: Clock | None = None,
     ) -> None:
+        self._name = dialect.name
         self._dialect = dialect
-        self._spec = spec
         self._options = options
-        self._python = python
         self._revive = revive
         self._beats = beats
-        self._clock = clock
-        self._folder: OwnedFolder | None = None
-        self._up: _Up | None = None
+        self._given_up = given_up
+        self._clock = clock or WallClock()
+        self._folder = OwnedFolder(Path(tempfile.gettempdir()), f"areal-{dialect.name}")
+        self._launcher = Launcher(
+            dialect=dialect,
+            spec=spec,
+            options=options,
+            python=python,
+            folder=self._folder.path,
+            clock=self._clock,
+        )
+        self._up: Up | None = None
         self._changed = asyncio.Condition()
-        self._lost: ArealError | None = None
+        self._lost: GenerationFailed | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._process: ServerProcess | None = None
+        self._probing: asyncio.Task[None] | None = None
         self.num_restarts = 0
 
     @property
     def folder(self) -> Path:
         """Return a private folder that goes with this object."""
-        if self._folder is None:
-            self._folder = OwnedFolder(Path(tempfile.gettempdir()), f"areal-{self._dialect.name}")
         return self._folder.path
 
     @property
@@ -97,19 +88,20 @@ class SupervisedServer:
         """Return the server that answers, None while there is none."""
         return self._up.api if self._up else None
 
+    @property
+    def lost(self) -> GenerationFailed | None:
+        """Return why there will be no server any more, None while there may be one; each time another object."""
+        error = self._lost
+        return GenerationFailed(error.what, why=error.why, fix=error.fix) if error else None
+
     async def start(self) -> ServerFacts:
         """Start it, or find the one that runs, and ask what it is.
 
         Raises:
             ModelError, WorkerError: it ended, or did not serve in time; with its last words.
         """
-        up = await (self._find() if self._options.url else self._launch())
-        try:
-            facts = await self._dialect.facts(up.api)
-        except BaseException:
-            await _drop(up)
-            raise
-        self._up = up
+        up, facts = await self._ready()
+        await self._serve(up)
         if up.process is not None:
             self._watching = asyncio.ensure_future(self._watch())
         return facts
@@ -122,179 +114,164 @@ class SupervisedServer:
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._up is not None or self._lost is not None)
-        if self._up is None:
-            assert self._lost is not None
-            raise GenerationFailed(self._lost.what, why=self._lost.why, fix=self._lost.fix)
+        if self._up is None or self._lost is not None:
+            error = self.lost
+            assert error is not None
+            raise error
         return self._up.api
+
+    async def asked(self, question: Callable[[Api], Awaitable[T]]) -> T:
+        """Return the server's answer to what may be asked again: of its successor if it ends meanwhile.
+
+        Raises:
+            GenerationFailed: no answer again and again, or no success; or it was closed, or given up.
+        """
+        for _ in range(MAX_ATTEMPTS):
+            api = await self.api()
+            try:
+                return await question(api)
+            except ServerGone as error:
+                last = error
+                await self.gone(api)
+            except ServerAnswer as error:
+                raise GenerationFailed(f"the {self._name} server failed", why=str(error)) from error
+        raise GenerationFailed(f"the {self._name} server does not answer", why=str(last)) from last
 
     async def gone(self, api: Api) -> None:
         """Take note that a call to `api` had no answer; returns once it is known whether it still serves."""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.ensure_future(self._probe(api))
+        await asyncio.shield(self._probing)
+
+    async def replace(self, api: Api) -> None:
+        """End a server in a state that nobody knows; another takes its place, see `api`."""
         up = self._up
         if up is None or up.api is not api:
+            return
+        if up.process is None:
+            await self._give_up(
+                GenerationFailed(
+                    f"the server at {self._options.url} does not answer as it must", fix="start it again, then the run"
+                )
+            )
+            return
+        await up.process.end(0.0)  # the watch sees it
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._up is not up or self._lost is not None)
+
+    async def close(self) -> None:
+        """End the server and remove its folder. Idempotent."""
+        await self._give_up(
+            GenerationFailed(
+                "the engine is closed", why="close() was called", fix="send the request to another replica"
+            )
+        )
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._up is not None:
+            await self._up.drop()
+            await self._serve(None)
+        if self._probing is not None:  # not cancelled: others wait for it, and nothing answers any more
+            await asyncio.gather(self._probing, return_exceptions=True)
+        self._folder.close()
+
+    async def _ready(self) -> tuple[Up, ServerFacts]:
+        up = await self._launcher.up()
+        try:
+            return up, await self._dialect.facts(up.api)
+        except BaseException as error:
+            await up.drop()
+            if isinstance(error, (ServerGone, ServerAnswer)):
+                raise WorkerError(
+                    f"the {self._name} server does not tell what it is",
+                    why="\n".join((str(error), up.process.tail() if up.process else "")),
+                    fix="read its lines in the worker's log",
+                ) from error
+            raise
+
+    async def _probe(self, api: Api) -> None:
+        up = self._up
+        if up is None or up.api is not api or self._lost is not None:
             return
         for _ in range(2):
             if up.process is not None and up.process.exit_code() is not None:
                 break
-            with contextlib.suppress(ServerGone, ServerAnswer):
-                if await asyncio.wait_for(self._dialect.healthy(api), _PROBE_S):
-                    return
-        if up.process is None:
-            await self._lose(GenerationFailed(f"the server at {self._options.url} is gone", fix="start it again"))
-            return
-        await up.process.end(0.0)  # the watch sees it
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._up is not up)
-
-    async def close(self) -> None:
-        """End the server and remove its folder. Idempotent."""
-        await self._lose(GenerationFailed("the engine is closed", fix="send the request to another replica"))
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-        up, self._up = self._up, None
-        if up is not None:
-            await _drop(up)
-        elif self._process is not None:
-            await self._process.end()
-        if self._folder is not None:
-            self._folder.close()
-
-    async def _launch(self) -> _Up:
-        for last in (False, True):
-            process, api = self._begin()
-            self._process = process
-            try:
-                await self._until_healthy(process, api)
-            except BaseException as error:
-                await api.close()
-                await process.end(0.0)
-                if isinstance(error, ArealError) and not last and _PORT_TAKEN in process.tail(60).lower():
-                    continue
-                raise
-            return _Up(api=api, process=process)
-        raise AssertionError
-
-    def _begin(self) -> tuple[ServerProcess, Api]:
-        port, key = free_port(), secrets.token_urlsafe(32)
-        launch = Launch(spec=self._spec, python=self._python, port=port, key=key, folder=self.folder)
-        process = ServerProcess(self._dialect.name, self._dialect.command(launch))
-        return process, Api(f"http://127.0.0.1:{port}", key)
-
-    async def _until_healthy(self, process: ServerProcess, api: Api) -> None:
-        deadline = self._clock() + self._options.start_timeout_s
-        while not await self._is_healthy(api):
-            code = process.exit_code()
-            if code is not None:
-                await process.end()
-                kind = ModelError if self._dialect.blames_model(process.tail(200)) else WorkerError
-                raise kind(
-                    f"the {self._dialect.name} server ended with code {code} before it served",
-                    why=process.tail(),
-                    fix="read its lines in the worker's log",
-                )
-            if self._clock() > deadline:
-                raise WorkerError(
-                    f"the {self._dialect.name} server did not serve within {self._options.start_timeout_s:g} s",
-                    why=process.tail(),
-                    fix="raise rollout.options.start_timeout_s, and scheduler.start_timeout_s with it",
-                )
-            await asyncio.sleep(LOOK_S)
-
-    async def _is_healthy(self, api: Api) -> bool:
-        try:
-            return await self._dialect.healthy(api)
-        except (ServerGone, ServerAnswer):
-            return False
-
-    async def _find(self) -> _Up:
-        variable = self._options.key_env
-        key = os.environ.get(variable, "") if variable else ""
-        if variable and not key:
-            raise PlanError(
-                f"environment variable {variable} is not set",
-                why="rollout.options.key_env names it as the key of the server",
-                fix=f"export {variable}=...",
-            )
-        api = Api(self._options.url, key)
-        if not await self._is_healthy(api):
-            await api.close()
-            raise WorkerError(
-                f"no healthy {self._dialect.name} server at {self._options.url}",
-                why="it does not answer, or not with success",
-                fix="check rollout.options.url and key_env",
-            )
-        return _Up(api=api, process=None)
+            if await self._launcher.healthy(api):
+                return
+        await self.replace(api)
 
     async def _watch(self) -> None:
         """Bring the server back whenever it ends; give up after too many times."""
-        while self._up is not None:
-            up = self._up
-            assert up.process is not None
-            pulse = asyncio.ensure_future(self._feel(up))
-            try:
-                await up.process.exited()
-            finally:
-                pulse.cancel()
-            tail, code = up.process.tail(), up.process.exit_code()
-            await _drop(up)
-            async with self._changed:
-                self._up = None
-                self._changed.notify_all()
-            logger.error("the %s server ended with code %s:\n%s", self._dialect.name, code, tail)
-            if self.num_restarts >= self._options.max_restarts:
-                await self._lose(
-                    GenerationFailed(
-                        f"the {self._dialect.name} server ended with code {code}",
-                        why=f"it was started again {self.num_restarts} times already\n{tail}",
-                        fix="read the worker's log; rollout.options.max_restarts bounds the tries",
-                    )
-                )
-                return
-            self.num_restarts += 1
-            await self._bring_back()
-
-    async def _bring_back(self) -> None:
         try:
-            up = await self._launch()
+            while (up := self._up) is not None and up.process is not None:
+                await self._until_ended(up.api, up.process)
+                await up.drop(0.0)
+                await self._serve(None)
+                tail, code = up.process.tail(), up.process.exit_code()
+                logger.error("the %s server ended with code %s:\n%s", self._name, code, tail)
+                await self._bring_back(f"the {self._name} server ended with code {code}", tail)
+        except Exception as error:  # whatever it was: nobody else can tell those who wait for a server
+            logger.exception("the %s server is not watched any more", self._name)
+            await self._give_up(GenerationFailed(f"the {self._name} server cannot be watched", why=repr(error)))
+
+    async def _until_ended(self, api: Api, process: ServerProcess) -> None:
+        ended, hangs = asyncio.ensure_future(process.exited()), asyncio.ensure_future(self._until_hanging(api))
+        try:
+            await asyncio.wait((ended, hangs), return_when=asyncio.FIRST_COMPLETED)
+            if hangs.done():
+                hangs.result()
+                await process.end(0.0)
+        finally:
+            for task in (ended, hangs):
+                task.cancel()
+            await asyncio.gather(ended, hangs, return_exceptions=True)
+
+    async def _until_hanging(self, api: Api) -> None:
+        """Return once a server that ought to compute has not for too long."""
+        tokens, seen = -1, self._clock.now()
+        look_s = self._options.hang_timeout_s / _LOOKS
+        while self._clock.now() - seen <= self._options.hang_timeout_s:
+            await self._clock.sleep(look_s)
+            with contextlib.suppress(ServerGone, ServerAnswer, TimeoutError):
+                async with asyncio.timeout(look_s):
+                    found, busy = await self._beats(api)
+                if found != tokens or not busy:
+                    tokens, seen = found, self._clock.now()
+        logger.error("the %s server computed nothing for %g s", self._name, self._options.hang_timeout_s)
+
+    async def _bring_back(self, what: str, why: str) -> None:
+        while self.num_restarts < self._options.max_restarts:
+            self.num_restarts += 1
             try:
-                await self._revive(up.api)
-            except BaseException:
-                await _drop(up)
-                raise
-        except (ArealError, ServerGone, ServerAnswer) as error:
-            what = error.what if isinstance(error, ArealError) else str(error)
-            await self._lose(GenerationFailed(f"the {self._dialect.name} server could not be brought back", why=what))
+                up, _ = await self._ready()
+                try:
+                    await self._revive(up.api)
+                except BaseException:
+                    await up.drop(0.0)
+                    raise
+            except (ArealError, ServerGone, ServerAnswer) as error:
+                logger.error("the %s server did not come back: %s", self._name, error)
+                why = str(error)
+                continue
+            await self._serve(up)
             return
+        await self._give_up(
+            GenerationFailed(
+                what,
+                why=f"it was started again {self.num_restarts} times already\n{why}",
+                fix="read the worker's log; rollout.options.max_restarts bounds the tries",
+            )
+        )
+
+    async def _serve(self, up: Up | None) -> None:
         async with self._changed:
             self._up = up
             self._changed.notify_all()
 
-    async def _feel(self, up: _Up) -> None:
-        """Kill a server that ought to compute and does not."""
-        pulse = _Pulse(seen_s=self._clock())
-        while True:
-            await asyncio.sleep(self._options.hang_timeout_s / 10)
-            tokens, busy = pulse.tokens, True
-            with contextlib.suppress(ServerGone, ServerAnswer):
-                tokens, busy = await self._beats(up.api)
-            if tokens != pulse.tokens or not busy:
-                pulse = _Pulse(tokens=tokens, seen_s=self._clock())
-            elif self._clock() - pulse.seen_s > self._options.hang_timeout_s:
-                logger.error(
-                    "the %s server computed nothing for %g s", self._dialect.name, self._options.hang_timeout_s
-                )
-                assert up.process is not None
-                await up.process.end(0.0)
-                return
-
-    async def _lose(self, error: ArealError) -> None:
+    async def _give_up(self, error: GenerationFailed) -> None:
         async with self._changed:
-            if self._lost is None:
-                self._lost = error
+            first, self._lost = self._lost is None, self._lost or error
             self._changed.notify_all()
-
-
-async def _drop(up: _Up) -> None:
-    await up.api.close()
-    if up.process is not None:
-        await up.process.end()
+        if first:
+            self._given_up()
