@@ -5,10 +5,10 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e conformance
-MANIFESTS := pyproject.toml plugins/areal_reference/pyproject.toml plugins/areal_fsdp/pyproject.toml conformance/pyproject.toml
+PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e plugins/areal_vllm -e plugins/areal_sglang -e conformance
+MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: quickstart test test-slow lint docs bench conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-vllm test-sglang lint docs bench conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -25,10 +25,18 @@ quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
 
 test: $(DEV) ## everything that takes less than half a minute
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not vllm and not sglang" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
-	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not sglang" $(ARGS)
+
+test-vllm: $(DEV) ## against real vLLM servers on the CPU; makes their environment first
+	$(BIN)/areal env create vllm --device cpu
+	$(BIN)/python -m pytest -m vllm plugins/areal_vllm/tests tests $(ARGS)
+
+test-sglang: $(DEV) ## against real SGLang servers on the CPU; makes their environment first
+	$(BIN)/areal env create sglang --device cpu
+	$(BIN)/python -m pytest -m sglang plugins/areal_sglang/tests tests $(ARGS)
 
 conformance: $(DEV) ## the suite on its mutants, then every backend here at levels 0 to 4; renews docs/conformance/
 	$(BIN)/areal conformance self-test $(ARGS)

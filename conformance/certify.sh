@@ -29,6 +29,7 @@ certify infer-reference --backend reference --role infer
 certify scheduler-local --backend local --role scheduler
 certify transport-disk --backend disk --role transport
 certify transport-shm --backend shm --role transport
+certify transport-collective --backend collective --role transport
 certify workflow-single_turn --backend single_turn --role workflow
 if [ "$LEVEL" -ge 3 ]; then  # these have no checks below
   certify loop-areal --backend areal --role loop

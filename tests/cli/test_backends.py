@@ -95,7 +95,7 @@ def test_one_backend_is_shown_with_every_reason(areal: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["vlm"], "did you mean 'vllm'?  pip install areal-vllm"),
+        (["megatorn"], "did you mean 'megatron'?  pip install areal-megatron"),
         (["megatron"], "pip install areal-megatron"),
         (["--role", "trian"], "did you mean 'train'?"),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import frozen
 
 from areal_core.cli.quickstart import preset_path
 from areal_core.config.load import load_config
@@ -35,6 +36,12 @@ from .conftest import MakeFolder
 
 pytest.importorskip("areal_reference")
 pytest.importorskip("areal_fsdp")
+
+
+@frozen(kw_only=True)
+class _Updating:
+    update: str = "folder"
+
 
 INFER = {"weights.staged": full(), "weights.in_flight": full(), "transport.shm": full()}
 
@@ -87,7 +94,7 @@ def test_all_roles_are_planned_and_described(model: Path) -> None:
     [
         ("actor.backend=fsdpp:d1", BackendNotFound, r"'fsdpp'(.|\n)*did you mean 'fsdp'"),
         ("rollout.backend=referense:d1", BackendNotFound, r"'referense'(.|\n)*did you mean 'reference'"),
-        ("rollout.backend=vllm:d1", BackendNotFound, r"'vllm'(.|\n)*pip install areal-vllm"),
+        ("rollout.backend=ascend:d1", BackendNotFound, r"'ascend'(.|\n)*pip install areal-ascend"),
         ("data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
         ("evaluation.data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
         ("rollout.reward.name=reasoning_jim", BackendNotFound, r"reward named(.|\n)*did you mean 'reasoning_gym'"),
@@ -184,6 +191,11 @@ def test_a_critic_needs_a_backend_with_a_value_head(model: Path, claim: Claim | 
         ("rollout.sampling.stop=[x]", "sampling.stop_strings"),
         ("rollout.sampling.stop_token_ids=[7]", "sampling.stop_tokens"),
         ("rollout.sampling.ignore_eos=true", "sampling.ignore_eos"),
+        ("rollout.sampling.min_p=0.1", "sampling.min_p"),
+        ("rollout.sampling.frequency_penalty=0.5", "sampling.penalties"),
+        ("rollout.sampling.presence_penalty=-0.5", "sampling.penalties"),
+        ("rollout.sampling.repetition_penalty=0.9", "sampling.repetition_penalty"),
+        ("rollout.sampling.seed=3", "sampling.seed"),
         ("weight_sync.transport=disk", "transport.disk"),
         ("weight_sync.pause=keep", "pause.keep"),
         ("weight_sync.pause=abort", "pause.abort"),
@@ -210,6 +222,25 @@ def test_the_least_disturbing_pause_that_is_claimed_is_taken(model: Path) -> Non
     assert chosen == ["abort", "keep", "None"]
     with pytest.raises(CapabilityError, match="cannot change weights under load"):
         plan(model, "rollout.backend=fake:d1", overlay=fake("infer", shm))
+
+
+def test_conditions_of_claims_read_the_options_and_the_transport(model: Path) -> None:
+    """An engine that stages only beside some transport, or without some option, is planned as what it then is."""
+    claims = {
+        **INFER,
+        "pause.keep": full(),
+        "transport.collective": full(),
+        "weights.staged": when("transport != collective and update == folder", "else it loads in place"),
+    }
+    overlay = fake("infer", claims, config=f"{__name__}:_Updating")
+    staged = ["rollout.backend=fake:d1"]
+    plans = [
+        plan(model, *staged, overlay=overlay),
+        plan(model, *staged, "weight_sync.transport=collective", overlay=overlay),
+        plan(model, *staged, "rollout.options.update=direct", overlay=overlay),
+    ]
+
+    assert [(one.staged, str(one.pause)) for one in plans] == [(True, "None"), (False, "keep"), (False, "keep")]
 
 
 @pytest.mark.parametrize(
@@ -296,6 +327,12 @@ def test_a_backend_that_does_not_know_the_device_is_refused(model: Path) -> None
         (["rollout.sampling.top_p=0"], r"top_p is 0"),
         (["rollout.sampling.top_p=1.1"], r"top_p is 1\.1"),
         (["rollout.sampling.top_k=-1"], r"top_k is -1"),
+        (["rollout.sampling.min_p=1.5"], r"min_p is 1\.5"),
+        (["rollout.sampling.min_p=-0.1"], r"min_p is -0\.1"),
+        (["rollout.sampling.frequency_penalty=2.1"], r"frequency_penalty is 2\.1"),
+        (["rollout.sampling.presence_penalty=-3"], r"presence_penalty is -3"),
+        (["rollout.sampling.repetition_penalty=0"], r"repetition_penalty is 0"),
+        (["rollout.sampling.repetition_penalty=2.5"], r"repetition_penalty is 2\.5"),
         (["algorithm.minibatches=17"], r"minibatches=17 of 16 prompts"),
         (["actor.optimizer.schedule=sine"], r"actor\.optimizer\.schedule is 'sine'"),
         (["actor.optimizer.lr=-1"], r"actor\.optimizer\.lr is -1"),

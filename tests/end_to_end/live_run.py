@@ -16,6 +16,7 @@ import psutil
 from attrs import define, field
 
 from areal_core.cli.quickstart import preset_path
+from areal_core.observe.events import read_events
 
 PATIENCE_S = 120.0
 """A deadline for a run on a busy machine, never a measure of speed."""
@@ -36,6 +37,11 @@ class LiveRun:
     def wait_for_file(self, name: str) -> None:
         """Return once the run folder has a file."""
         self._until((self.folder / name).exists, name)
+
+    def wait_for_event(self, kind: str) -> None:
+        """Return once events.jsonl has an event of a kind."""
+        path = self.folder / "events.jsonl"
+        self._until(lambda: any(event["kind"] == kind for event in read_events(path)), kind)
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the complete lines of metrics.jsonl. Any: numbers and small mappings."""

@@ -160,7 +160,7 @@ def test_a_failure_is_remembered_and_not_repeated(site: Path) -> None:
             "did you mean 'megatron'?  pip install areal-megatron",
         ),
         ("train", "zzz", "no train backend named 'zzz' is installed", "areal backends --role train"),
-        ("infer", "vllm", "no infer backend named 'vllm' is installed", "pip install areal-vllm"),
+        ("infer", "ascend", "no infer backend named 'ascend' is installed", "pip install areal-ascend"),
         (
             "scheduler",
             "slrum",

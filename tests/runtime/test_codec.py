@@ -14,15 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from areal_core.contract import (
+    IMAGES,
     Episode,
     Generation,
     GenerationRequest,
+    Grammar,
     ObjectiveSpec,
     Offer,
     Output,
     RewardResult,
     SamplingParams,
     StopReason,
+    Structure,
     Sum,
     Timings,
     TrainReport,
@@ -32,6 +35,7 @@ from areal_core.contract import (
     WeightManifest,
 )
 from areal_core.contract.errors import BatchError, CodecError, GenerationFailed, WorkerDied
+from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.data.batch import Batch
 from areal_core.runtime import schema
 from areal_core.runtime.codec import decode, encode
@@ -179,6 +183,14 @@ def test_an_empty_batch_round_trips() -> None:
     "value",
     [
         GenerationRequest(request_id="r", input_ids=(1, 2), extras={"adapter": None}),
+        GenerationRequest(
+            request_id="r",
+            input_ids=(1, 7, 2, 7),
+            sampling=SamplingParams(min_p=0.1, frequency_penalty=-0.5, repetition_penalty=1.2),
+            extras={IMAGES: (b"\x89PNG\r\n\x1a\n\x00", b"\xff\xd8\xff" * 9)},
+            structure=Structure(grammar=Grammar.REGEX, text="yes|no"),
+        ),
+        ToolParse(content="so", calls=(ToolCall(name="add", arguments='{"a": 1}'),)),
         Generation(
             output_ids=(4, 7),
             logprobs=(-0.7, float("-inf")),

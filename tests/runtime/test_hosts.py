@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from areal_core.contract import (
     WeightSource,
 )
 from areal_core.contract.errors import CapabilityError, FingerprintMismatch, WorkerError
+from areal_core.contract.optional import ToolParse
 from areal_core.data.batch import Batch
 from areal_core.plugins.registry import Registry
 from areal_core.runtime.hosts import InferenceHost, Place, TrainHost
@@ -361,6 +362,10 @@ class FakeExtended(FakeInference):
         self.log.append(f"score {list(input_ids)} {temperature}")
         return (0.0, -1.5)
 
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        self.log.append(f"parse {text!r} {tools}")
+        return ToolParse(content=text)
+
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         self.log.append(f"load {name} {path!r} {version}")
 
@@ -372,6 +377,7 @@ OPTIONAL = {
     "sleep": (),
     "wake": (),
     "score": ((3, 4), 0.5),
+    "parse_tool_calls": ("no call", [{"type": "function"}]),
     "load_adapter": ("a", "/adapters/a", 2),
     "unload_adapter": ("a",),
 }
@@ -394,9 +400,9 @@ def test_optional_calls_reach_an_engine_that_has_them() -> None:
 
     answers = asyncio.run(ask_for_everything_optional(engine))
 
-    assert answers == [None, None, [0.0, -1.5], None, None]
-    wanted = ["start", "sleep", "wake", "score [3, 4] 0.5", f"load a {Path('/adapters/a')!r} 2", "unload a", "close"]
-    assert wanted == engine.log
+    assert answers == [None, None, [0.0, -1.5], ToolParse(content="no call"), None, None]
+    wanted = ["start", "sleep", "wake", "score [3, 4] 0.5", "parse 'no call' [{'type': 'function'}]"]
+    assert [*wanted, f"load a {Path('/adapters/a')!r} 2", "unload a", "close"] == engine.log
 
 
 def test_optional_calls_are_refused_for_an_engine_that_has_them_not() -> None:

@@ -83,16 +83,38 @@ def test_failed_waits_while_all_is_well_and_raises_within_a_period() -> None:
     assert "actor/1" in str(error)
 
 
-def test_a_role_may_be_allowed_to_lose_workers() -> None:
-    """With `min_alive` a loss is fatal only when too few are left; an unwatched role never is."""
-    scheduler = ScriptedScheduler(status(0), status(1, WorkerState.ENDED, exit_code=1))
+def test_an_unwatched_role_may_lose_workers() -> None:
+    """Only what is watched is fatal, and only while it is."""
+    scheduler = ScriptedScheduler(status(0, WorkerState.SILENT))
     supervisor = Supervisor(scheduler)
 
     supervisor.check()
-    supervisor.watch("actor", min_alive=1)
-    supervisor.check()
-    scheduler.statuses[0] = status(0, WorkerState.SILENT)
+    supervisor.watch("actor")
     with pytest.raises(WorkerTimeout, match="actor/0"):
         supervisor.check()
     supervisor.unwatch("actor")
     supervisor.check()
+
+
+def test_another_check_is_made_at_every_look() -> None:
+    """A fleet that replaces what it loses is asked like the roles, and what it raises is fatal."""
+
+    async def run() -> tuple[int, BaseException | None]:
+        looks: list[int] = []
+
+        def check() -> None:
+            looks.append(1)
+            if len(looks) == 3:
+                raise WorkerTimeout("nobody serves")
+
+        clock = StepClock()
+        supervisor = Supervisor(ScriptedScheduler(), clock=clock, period_s=0.2)
+        supervisor.watch_with(check)
+        failed = asyncio.create_task(supervisor.failed())
+        await clock.advance(10)
+        return len(looks), failed.exception()
+
+    looks, error = asyncio.run(run())
+
+    assert looks == 3
+    assert "nobody serves" in str(error)

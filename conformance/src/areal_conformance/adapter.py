@@ -109,6 +109,9 @@ class Adapter:
     opposite of the claim `weights.kv_kept`, may have options too."""
     models: tuple[str, ...] = field(default=("qwen3",), converter=tuple[str, ...])
     """Kinds of tiny model (`areal_core.testing.models`) it takes; the first is the default."""
+    tiny: Mapping[str, Any] = Factory(dict)
+    """Arguments of `make_tiny_model` that hold for every tiny model: kernels that take heads of certain sizes only.
+    Any: they are numbers."""
     dtypes: tuple[str, ...] = field(default=("float32",), converter=tuple[str, ...])
     """Dtypes it runs in here; the first is the default. Without float32 every parity tolerance widens to that dtype."""
     layouts: tuple[str, ...] = field(default=("d2",), converter=tuple[str, ...])

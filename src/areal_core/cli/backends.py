@@ -87,7 +87,8 @@ def _state(row: Row) -> str:
     assert row.probe is not None
     if row.probe.ok:
         return "[green]ok[/]"
-    return "[yellow]no engine[/]" if row.probe.missing else "[yellow]no device[/]"
+    absent = row.probe.missing or (row.probe.devices and row.probe.no_environment)
+    return "[yellow]no engine[/]" if absent else "[yellow]no device[/]"
 
 
 def _footnotes(rows: Sequence[Row], discovery: Discovery, console: Console) -> None:
@@ -119,6 +120,10 @@ def _details(row: Row, console: Console) -> None:
     if row.probe is not None:
         found = ", ".join(f"{name} {version}" for name, version in row.probe.versions.items())
         console.print(f"here: {escape(row.probe.summary)}" + (f"  ({escape(found)})" if found else ""), soft_wrap=True)
+        for device, python in row.probe.environments.items():
+            console.print(f"on {device}: {escape(str(python))}", soft_wrap=True)
+        for warning in row.probe.warnings:
+            console.print(escape(warning), soft_wrap=True)
         if row.probe.fix:
             console.print(escape(row.probe.fix), soft_wrap=True)
     if row.manifest.claims:

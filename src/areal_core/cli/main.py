@@ -25,8 +25,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "train": ("areal_core.cli.train:train", "Train a model as a yaml file says."),
         "quickstart": ("areal_core.cli.quickstart:quickstart", "Train a small model on this machine, now."),
+        "scale": ("areal_core.cli.scale:scale", "Change the number of replicas of a run that goes on."),
         "backends": ("areal_core.cli.backends:backends", "List what is installed and what it can do."),
         "doctor": ("areal_core.cli.doctor:doctor", "Examine this machine and the plugins on it."),
+        "env": ("areal_core.cli.env:app", "Make and find environments for inference engines."),
         "new": ("areal_core.cli.new:app", "Write the beginnings of a package: areal new backend NAME --role ROLE."),
     }
 )

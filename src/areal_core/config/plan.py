@@ -17,10 +17,13 @@ from areal_core.algorithms.config import NormLevel
 from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
+from areal_core.config.engine_environment import check_environment
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.optimizer import check_optimizer
 from areal_core.config.sampling import check_sampling
 from areal_core.config.schema import RoleConfig, RunConfig
+from areal_core.config.structure import unstructure
+from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import CapabilityError, PlanError, ResourceError
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.train import ObjectiveSpec
@@ -87,11 +90,14 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     device = _choose_device(config.device, devices)
     roles = [_train_role(name, role, config, registry, device) for name, role in _train_roles(config).items()]
     roles.append(_rollout_role(config, registry, device))
+    infer = registry.describe("infer", roles[-1].backend.name)
+    engine_warnings = check_environment(config.rollout, infer, device)
     _check_devices(roles, device, devices)
     _check_names(config, registry)
     _check_rollout(config, roles[-1].model)
     _check_vocabularies(roles)
     warnings = [
+        *engine_warnings,
         *check_sampling(config, roles[-1].model),
         *check_algorithm(
             config.algorithm,
@@ -109,7 +115,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
         config=config,
         roles=tuple(roles),
         pause=_choose_pause(config, registry, roles[-1]),
-        staged=roles[-1].backend.name in registry.capable("infer", "weights.staged", device=device),
+        staged=_stages(config, registry, roles[-1]),
         objective=objective,
         critic_objective=critic,
         warnings=tuple(warnings),
@@ -159,20 +165,9 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
     backend = parse_backend(rollout.backend)
     manifest = registry.describe("infer", backend.name)
     needs = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
-    sampling = rollout.sampling
-    wanted = {
-        "sampling.top_p": sampling.top_p < 1,
-        "sampling.top_k": sampling.top_k > 0,
-        "sampling.min_tokens": sampling.min_new_tokens > 0,
-        "sampling.stop_strings": bool(sampling.stop),
-        "sampling.stop_tokens": bool(sampling.stop_token_ids),
-        "sampling.ignore_eos": sampling.ignore_eos,
-        f"transport.{config.weight_sync.transport}": True,
-    }
+    needs += [*asked_of_sampling(rollout.sampling), f"transport.{config.weight_sync.transport}"]
     registry.describe("transport", config.weight_sync.transport)
-    _require(
-        registry, "infer", backend.name, [*needs, *(k for k, on in wanted.items() if on)], manifest.devices, device
-    )
+    _require(registry, "infer", backend.name, needs, manifest.devices, device)
     if rollout.python is None:
         registry.check_engine("infer", backend.name)
     elif shutil.which(rollout.python) is None:
@@ -304,10 +299,11 @@ def _choose_pause(config: RunConfig, registry: Registry, rollout: RolePlan) -> P
         "keep": ("pause.keep", "weights.in_flight"),
         "abort": ("pause.abort",),
     }
+    facts = _facts(config, registry, rollout)
     for mode in claims if wanted == "auto" else (wanted,):
         try:
             for key in claims[mode]:
-                registry.require("infer", rollout.backend.name, key, device=rollout.device)
+                registry.require("infer", rollout.backend.name, key, device=rollout.device, facts=facts)
         except CapabilityError:
             if wanted != "auto":
                 raise
@@ -318,6 +314,33 @@ def _choose_pause(config: RunConfig, registry: Registry, rollout: RolePlan) -> P
         why="it claims neither weights.in_flight nor pause.keep nor pause.abort",
         fix="choose another backend: areal backends --role infer",
     )
+
+
+def _stages(config: RunConfig, registry: Registry, rollout: RolePlan) -> bool:
+    """Return whether the engine takes new weights beside those it serves, as its options and the transport have it."""
+    try:
+        registry.require(
+            "infer",
+            rollout.backend.name,
+            "weights.staged",
+            device=rollout.device,
+            facts=_facts(config, registry, rollout),
+        )
+    except CapabilityError:
+        return False
+    return True
+
+
+def _facts(config: RunConfig, registry: Registry, rollout: RolePlan) -> dict[str, str]:
+    """Return what conditions of the engine's claims may name: its plain options, and the transport."""
+    options = registry.options("infer", rollout.backend.name, rollout.options, "rollout.options")
+    plain = unstructure(options) if options is not None else dict(rollout.options)
+    words = {key: _word(value) for key, value in plain.items() if isinstance(value, str | bool | int)}
+    return {**words, "transport": config.weight_sync.transport}
+
+
+def _word(value: str | bool | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _width(dtype: str) -> int:

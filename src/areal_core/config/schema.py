@@ -90,6 +90,8 @@ class RolloutConfig:
     """How often a member is run again after a retryable error."""
     max_failed_groups: int = field(default=0, validator=validators.ge(0))
     """Groups that may fail for good before the run stops."""
+    replace: int = field(default=2, validator=validators.ge(0))
+    """Lost inference replicas a run may replace; 0 goes on with those that are left."""
     sampling: SamplingParams = SamplingParams()
 
 

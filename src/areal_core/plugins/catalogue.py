@@ -27,7 +27,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "ascend": "areal-ascend",
         },
         "scheduler": {"local": CORE, "ray": "areal-ray", "slurm": "areal-slurm"},
-        "transport": {"disk": CORE, "shm": CORE},
+        "transport": {"disk": CORE, "shm": CORE, "collective": CORE},
         "workflow": {"single_turn": CORE},
         "objective": {"ppo": CORE, "value": CORE, "sft": CORE},
         "dataset": {"spell": CORE, "long_spell": CORE, "chain_sum": CORE, "jsonl": CORE, "hub": CORE},

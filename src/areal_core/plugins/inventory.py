@@ -61,6 +61,10 @@ def plain(row: Row) -> dict[str, object]:
             "missing": list(probe.missing),
             "versions": dict(probe.versions),
             "devices": list(probe.devices),
+            "environments": {
+                device: {"python": str(python.path), "engine_version": python.engine_version, "origin": python.origin}
+                for device, python in probe.environments.items()
+            },
             "fix": probe.fix,
         }
     if error is not None:

@@ -32,6 +32,8 @@ class Manifest:
     `factory` and `config` are `module:name` strings, resolved when the plugin is loaded:
     the factory is called with one instance of the config class, or with nothing if `config` is None.
     `requires` are requirement strings, checked by the probe; `extra` is named in the fix line.
+    `environment` is for an engine that runs under an interpreter of its own: the folder of its
+    recipe and locks as `package:folder`, for example `areal_vllm:locks`.
     """
 
     role: str = field()
@@ -44,6 +46,7 @@ class Manifest:
     devices: tuple[str, ...] = field(default=("cpu",), converter=tuple[str, ...])
     claims: Mapping[str, Claim] = Factory(dict)
     conformance: str | None = None
+    environment: str | None = None
     summary: str = ""
 
     @role.validator

@@ -1,6 +1,6 @@
 """Stage three: are a plugin's requirements here, in versions it can use, and a device to run on?
 
-Knows: requirement strings, installed versions, where top-level modules would come from.
+Knows: requirement strings, installed versions, where top-level modules would come from, engines' own interpreters.
 Does not know: what the modules do; it imports none of them.
 """
 
@@ -12,10 +12,12 @@ from importlib import metadata
 from importlib.util import find_spec
 from types import MappingProxyType
 
-from attrs import frozen
+from attrs import Factory, evolve, frozen
 from packaging.requirements import InvalidRequirement, Requirement
 
-from areal_core.contract.errors import ManifestError
+from areal_core.contract.errors import EngineMissing, ManifestError
+from areal_core.environments import lookup
+from areal_core.environments.recipe import read_recipe
 from areal_core.plugins.manifest import Manifest
 
 IMPORT_NAMES: Mapping[str, str] = MappingProxyType(
@@ -46,18 +48,25 @@ class Probe:
     devices: tuple[str, ...] = ()
     """Device kinds the plugin supports and this machine shows."""
     wanted_devices: tuple[str, ...] = ()
+    environments: Mapping[str, lookup.EnginePython] = Factory(dict)
+    """Device kind -> the interpreter that runs the engine there, for an engine with environments of its own."""
+    no_environment: str = ""
+    """Why there is none for any device seen; empty if there is one, or none is needed."""
+    warnings: tuple[str, ...] = ()
     fix: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether the plugin could be loaded and used here."""
-        return not self.missing and bool(self.devices)
+        return not self.missing and bool(self.devices) and not self.no_environment
 
     @property
     def summary(self) -> str:
         """One phrase for a table: `ok`, or what is missing."""
         if self.missing:
             return "missing: " + ", ".join(self.missing)
+        if self.devices and self.no_environment:
+            return self.no_environment
         return "ok" if self.devices else f"no device: needs {' or '.join(self.wanted_devices)}"
 
 
@@ -80,12 +89,33 @@ def probe(manifest: Manifest, distribution: str, seen: Iterable[str]) -> Probe:
         if problem is not None:
             missing.append(problem)
     here = frozenset(seen)
-    return Probe(
+    found = Probe(
         missing=tuple(missing),
         versions=versions,
         devices=tuple(kind for kind in manifest.devices if kind in here),
         wanted_devices=manifest.devices,
         fix=engine_command(manifest, distribution) if missing else "",
+    )
+    return found if manifest.environment is None else _with_environments(found, manifest)
+
+
+def _with_environments(found: Probe, manifest: Manifest) -> Probe:
+    """Add where the engine's own interpreters are; only the first device's absence is told."""
+    pythons: dict[str, lookup.EnginePython] = {}
+    absent: list[EngineMissing] = []
+    # A machine with accelerators runs the engine on them; what its processor lacks is of no interest.
+    for device in sorted(found.devices, key=lambda kind: kind == "cpu"):
+        try:
+            pythons[device] = lookup.find(read_recipe(manifest, device))
+        except EngineMissing as exc:
+            absent.append(exc)
+    lonely = absent[0] if absent and not pythons else None
+    return evolve(
+        found,
+        environments=pythons,
+        no_environment=lonely.what if lonely else "",
+        warnings=tuple(warning for python in pythons.values() for warning in python.warnings),
+        fix=found.fix or (lonely.fix if lonely else ""),
     )
 
 

@@ -227,17 +227,19 @@ class Registry:
             return factory() if config is None else factory(config)
         return provider.build(given, path)
 
-    def require(self, role: str, name: str, key: str, *, device: str | None = None) -> Claim:
+    def require(
+        self, role: str, name: str, key: str, *, device: str | None = None, facts: Mapping[str, str] | None = None
+    ) -> Claim:
         """Return the claim of an ability, or refuse; called while planning, before anything is loaded.
 
-        An ability the manifest does not mention is refused like one it denies. `device` decides
-        conditional claims; None takes their conditions as met.
+        An ability the manifest does not mention is refused like one it denies. `device` and other `facts` (the
+        backend's options, by name) decide conditional claims; conditions on what is not told count as met.
 
         Raises:
             CapabilityError: not claimed, or its condition does not hold; names the backends that can.
         """
         claim = self.describe(role, name).claims.get(key)
-        if claim is not None and _claimed(claim, device):
+        if claim is not None and _claimed(claim, device, facts):
             return claim
         others = self.capable(role, key, device=device)
         raise CapabilityError(
@@ -324,10 +326,11 @@ class Registry:
         return Provider(manifest=manifest, factory=factory, config=config, origin="overlay")
 
 
-def _claimed(claim: Claim, device: str | None) -> bool:
+def _claimed(claim: Claim, device: str | None, facts: Mapping[str, str] | None = None) -> bool:
     if not claim.claimed:
         return False
-    return not claim.condition or holds(claim.condition, {} if device is None else {"device": device})
+    known = {**(facts or {}), **({} if device is None else {"device": device})}
+    return not claim.condition or holds(claim.condition, known)
 
 
 def _refusal(claim: Claim | None) -> str:

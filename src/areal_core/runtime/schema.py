@@ -15,10 +15,10 @@ from typing import Any
 import attrs
 import xxhash
 
-from areal_core.contract import data, errors, inference, scheduler, train, weights, workflow
+from areal_core.contract import data, errors, inference, optional, scheduler, train, weights, workflow
 from areal_core.contract.errors import ArealError
 
-_MODULES = (data, inference, scheduler, train, weights, workflow)
+_MODULES = (data, inference, optional, scheduler, train, weights, workflow)
 
 Getter = Callable[[Any], tuple[Any, ...]]  # Any: an instance of the class, and its field values
 

@@ -33,6 +33,7 @@ from areal_core.contract.inference import (
     SamplingParams,
 )
 from areal_core.contract.weights import WeightSource
+from areal_core.contract.workflow import Tokenizer
 
 if TYPE_CHECKING:
     from areal_conformance.oracles.infer import Oracle
@@ -71,6 +72,7 @@ class InferBench(Bench):
         self._models: dict[str, Path] = {}
         self._weights: dict[Path, FolderWeights] = {}
         self._oracles: dict[Path, Oracle] = {}
+        self._tokenizers: dict[Path, Tokenizer] = {}
         self._kept: list[_Kept] = []
         self._open: list[InferenceEngine] = []
         self._calls: set[asyncio.Task[Any]] = set()
@@ -84,6 +86,7 @@ class InferBench(Bench):
         `FolderWeights.tell` works; room for 8192 tokens.
         """
         wanted = {"kind": self.target.adapter.models[0], "hidden": 32, "tied": False, "max_position": ROOM, **arguments}
+        wanted |= self.target.adapter.tiny
         key = f"{ends} {sorted(wanted.items())}"
         if key not in self._models:
             path = tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
@@ -113,6 +116,15 @@ class InferBench(Bench):
             quiet()
             self._oracles[folder] = Oracle(folder)
         return self._oracles[folder]
+
+    def tokenizer(self, model: Path | None = None) -> Tokenizer:
+        """Return the tokenizer of a model folder."""
+        from transformers import AutoTokenizer
+
+        folder = model or self.model()
+        if folder not in self._tokenizers:
+            self._tokenizers[folder] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return self._tokenizers[folder]
 
     @property
     def dtype(self) -> str:

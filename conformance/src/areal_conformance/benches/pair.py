@@ -141,6 +141,7 @@ class PairBench(Bench):
         if not kinds:
             raise HarnessError("the two adapters name no kind of tiny model that both sides take")
         wanted = {"kind": kinds[0], "hidden": 32, "tied": True, "max_position": 256, **arguments}
+        wanted |= {**self.train.adapter.tiny, **self.infer.adapter.tiny}
         key = str(sorted(wanted.items()))
         if key not in self._models:
             self._models[key] = tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)

@@ -22,6 +22,7 @@ REFERENCES: tuple[Locator, ...] = (
     Locator(role="scheduler", name="second"),
     Locator(role="transport", name="disk"),
     Locator(role="transport", name="shm"),
+    Locator(role="transport", name="collective"),
     Locator(role="transport", name="second"),
     Locator(role="workflow", name="single_turn"),
     Locator(role="workflow", name="second"),

@@ -1,4 +1,6 @@
-"""Deep checks: load every factory and run a little torch, each in a process of its own.
+"""Deep checks: load every factory, import every engine that has an interpreter of its own, run a little torch.
+
+Each in a process of its own.
 
 Knows: that importing an engine may crash the process or hang, so it is done elsewhere and with a time limit.
 Does not know: what the engines do.
@@ -13,11 +15,14 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from areal_core.environments.lookup import EnginePython, create_command
 from areal_core.plugins.describe import noun
 from areal_core.plugins.findings import Finding, Level
 from areal_core.plugins.inventory import Row
 
 LIMIT_S = 60.0
+ENGINE_LIMIT_S = 240.0
+"""For importing an inference engine, which reads some gigabytes the first time."""
 
 _LOAD = "import sys; from areal_core.cli.diagnostics.deep import load; load(sys.argv[1], sys.argv[2])"
 _TORCH = """
@@ -34,11 +39,13 @@ def check_deep(rows: Sequence[Row], *, torch: bool, limit_s: float = LIMIT_S) ->
     """Load what the probe found usable, one process each, and run torch if it is installed.
 
     Args:
-        limit_s: how many seconds each process may take.
+        limit_s: how many seconds each process may take; importing an inference engine may take longer.
     """
     usable = [row for row in rows if row.probe is not None and row.probe.ok]
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         findings = list(pool.map(lambda row: _loaded(row, limit_s), usable))
+        pythons = [(row, python) for row in usable if row.probe for python in row.probe.environments.values()]
+        findings += pool.map(lambda pair: _imported(pair[0], pair[1], limit_s), pythons)
     return [_torch_works(limit_s), *findings] if torch else findings
 
 
@@ -54,11 +61,11 @@ def load(role: str, name: str) -> None:
         sys.stdout.write("\n" + json.dumps(error))
 
 
-def run_child(arguments: Sequence[str], limit_s: float) -> tuple[str, str]:
-    """Run this interpreter with arguments; return its output, and one phrase on how it failed or an empty one."""
+def run_child(arguments: Sequence[str], limit_s: float, python: str = sys.executable) -> tuple[str, str]:
+    """Run an interpreter with arguments; return its output, and one phrase on how it failed or an empty one."""
     try:
         done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL
+            [python, *arguments], capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
         return "", f"no end after {limit_s:g} s"
@@ -85,6 +92,20 @@ def _loaded(row: Row, limit_s: float) -> Finding:
         error = json.loads(last)
         return Finding(code=error["code"], level=Level.ERROR, subject=subject, what=error["what"], fix=error["fix"])
     return Finding(code="plugins.load", level=Level.OK, subject=subject, what="loads")
+
+
+def _imported(row: Row, python: EnginePython, limit_s: float) -> Finding:
+    subject = f"{noun(row.role)} {row.name} on {python.device}"
+    _, failure = run_child(["-c", f"import {python.engine}"], max(limit_s, ENGINE_LIMIT_S), str(python.path))
+    if failure:
+        return Finding(
+            code="plugins.environment",
+            level=Level.ERROR,
+            subject=subject,
+            what=f"importing {python.engine} under {python.path} failed: {failure}",
+            fix=f"{create_command(row.name, python.device)} --force",
+        )
+    return Finding(code="plugins.environment", level=Level.OK, subject=subject, what=f"{python} can be imported")
 
 
 def _module(row: Row) -> str:

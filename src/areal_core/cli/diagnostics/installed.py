@@ -67,9 +67,15 @@ def _check_row(row: Row, wanted: bool) -> Finding:
         return Finding(code=f"AREAL-{row.error.code}", level=Level.ERROR, subject=subject, what=what, fix=row.error.fix)
     assert row.probe is not None
     if row.probe.ok:
-        found = ", ".join(f"{name} {version}" for name, version in row.probe.versions.items())
+        parts = [f"{name} {version}" for name, version in row.probe.versions.items()]
+        parts += [f"on {device} {python}" for device, python in row.probe.environments.items()]
+        if row.probe.warnings:
+            what, _, fix = "; ".join(row.probe.warnings).rpartition("; ")
+            return Finding(code="plugins.environment", level=Level.WARNING, subject=subject, what=what, fix=fix)
+        found = ", ".join(parts)
         return Finding(code="plugins.probe", level=Level.OK, subject=subject, what=f"ok{': ' if found else ''}{found}")
     level = Level.ERROR if wanted else Level.OK if row.optional else Level.WARNING
-    code = "AREAL-E102" if row.probe.missing else "plugins.device"
+    absent = row.probe.missing or (row.probe.devices and row.probe.no_environment)
+    code = "AREAL-E102" if absent else "plugins.device"
     what = row.probe.summary + (" (optional)" if level is Level.OK else "")
     return Finding(code=code, level=level, subject=subject, what=what, fix=row.probe.fix)

@@ -71,12 +71,18 @@ def requires_shell(bench: StaticBench) -> None:
     expect(not engines, f"the base install requires {', '.join(engines)}: move them to an extra, for example [engine]")
 
 
+INSIDE = "inside"
+"""Folder of a plugin whose engine has an environment of its own: code that runs in the engine's workers."""
+
+
 @check("static.requires.complete", level=Level.STATIC, law=0, spec="index#optional-abilities")
 def requires_complete(bench: StaticBench) -> None:
     """Every engine module the plugin imports is among its requirements, so that its absence is told by name."""
     declared = import_roots(bench.manifest)
     used: dict[str, str] = {}
     for path, tree in bench.sources():
+        if bench.manifest.environment and path.parent.name == INSIDE:
+            continue  # runs under the engine's own interpreter, which has it
         for name in _engine_imports(tree):
             used.setdefault(name, path.name)
     missing = [f"{name} ({where})" for name, where in sorted(used.items()) if name not in declared]

@@ -1,0 +1,1 @@
+"""SGLang servers as an inference backend; `manifest` says what they can do, `engine` drives them."""

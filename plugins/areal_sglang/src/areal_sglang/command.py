@@ -1,0 +1,116 @@
+"""The command line of one SGLang server.
+
+Knows: arguments and environment variables of SGLang, what differs between devices.
+Does not know: requests, or weights that come later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal_core.config.model_folder import inspect_model
+from areal_core.contract.inference import InferenceSpec
+from areal_core.serving.dialect import Command, Launch
+from areal_sglang.config import SGLangConfig
+from areal_sglang.site import make_site
+
+KEY_VARIABLE = "AREAL_SGLANG_KEY"
+SWITCH = "AREAL_SGLANG"
+FORK = "AREAL_SGLANG_FORK"
+SAMPLER = "pytorch"
+"""The one the hook on drawing sits in; the fused ones draw elsewhere."""
+SPARE_TOKENS = 8
+"""SGLang refuses prompts shorter than its context by 6, and cuts outputs short by 2; it is asked for more."""
+_CPU_CACHE_GIB = 1.0
+_ITEM_BYTES = {"float32": 4}
+
+
+def command(launch: Launch, options: SGLangConfig) -> Command:
+    """Return how to start a server on loopback that only this run can use."""
+    spec = launch.spec
+    cpu = spec.device.startswith("cpu")
+    ranks = spec.layout.get("t", 1)
+    context = spec.context_length or inspect_model(spec.model_path).context_length
+    argv = [
+        *(launch.python, "-P", "-m", "areal_sglang.inside.launch"),
+        *("--model-path", spec.model_path, "--host", "127.0.0.1", "--port", str(launch.port)),
+        *("--device", spec.device.partition(":")[0], "--dtype", spec.dtype, "--tp-size", str(ranks)),
+        *("--context-length", str(context + SPARE_TOKENS), "--max-running-requests", str(spec.max_concurrent)),
+        *("--random-seed", str(spec.seed), "--weight-version", "0", "--sampling-backend", SAMPLER),
+        *("--skip-server-warmup", "--enable-metrics"),
+        *(_on_cpu(spec, options, context, ranks) if cpu else _on_device(spec, options, context, ranks)),
+        *_abilities(options, cpu),
+        *options.server_args,
+    ]
+    (launch.folder / "tmp").mkdir(exist_ok=True)
+    environ = {
+        "PYTHONPATH": str(make_site(launch.folder)),
+        "PYTHONUNBUFFERED": "1",
+        SWITCH: "1",
+        KEY_VARIABLE: launch.key,
+        "TMPDIR": str(launch.folder / "tmp"),  # sockets and metrics that SGLang does not remove
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # /health must answer while paused
+        **(_cpu_environ(spec, options, ranks) if cpu else {}),
+    }
+    return Command(argv=argv, environ=environ)
+
+
+def _on_cpu(spec: InferenceSpec, options: SGLangConfig, context: int, ranks: int) -> Sequence[str]:
+    tokens = cache_tokens(spec, options.kv_cache_gib or _CPU_CACHE_GIB, context, ranks)
+    return (
+        *("--attention-backend", "torch_native", "--mem-fraction-static", "0.9"),
+        *("--max-total-tokens", str(tokens)),
+    )
+
+
+def _on_device(spec: InferenceSpec, options: SGLangConfig, context: int, ranks: int) -> Sequence[str]:
+    if not options.kv_cache_gib:
+        return ()
+    return "--max-total-tokens", str(cache_tokens(spec, options.kv_cache_gib, context, ranks))
+
+
+def cache_tokens(spec: InferenceSpec, gib: float, context: int, ranks: int) -> int:
+    """Return how many tokens of keys and values `gib` GiB per rank hold; never more than can be in use at once."""
+    config: Mapping[str, Any] = json.loads((Path(spec.model_path) / "config.json").read_text())
+    text = config.get("text_config", config)
+    heads = text.get("num_key_value_heads", text["num_attention_heads"])
+    size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    each = 2 * text["num_hidden_layers"] * max(1, heads // ranks) * size * _ITEM_BYTES.get(spec.dtype, 2)
+    most = spec.max_concurrent * (context + SPARE_TOKENS)
+    return max(context + 2 * SPARE_TOKENS, min(most, int(gib * 2**30) // int(each)))
+
+
+def _abilities(options: SGLangConfig, cpu: bool) -> Sequence[str]:
+    argv: list[str] = []
+    if options.max_adapters:
+        argv += ["--enable-lora", "--max-lora-rank", str(options.max_adapter_rank), "--lora-target-modules", "all"]
+        argv += ["--max-loras-per-batch", str(options.max_adapters + 1)]
+        argv += ["--lora-backend", "torch_native"] if cpu else []
+    if options.sleep:
+        argv.append("--enable-memory-saver")
+    if options.tool_parser:
+        argv += ["--tool-call-parser", options.tool_parser]
+    return argv
+
+
+def _cpu_environ(spec: InferenceSpec, options: SGLangConfig, ranks: int) -> Mapping[str, str]:
+    """Give each rank cores of its own, as far as there are any; without this, threads crowd each other out."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    first = spec.replica * ranks * options.cpu_threads
+    groups = [
+        ",".join(str(cores[(first + rank * options.cpu_threads + n) % len(cores)]) for n in range(options.cpu_threads))
+        for rank in range(ranks)
+    ]
+    return {
+        FORK: "1",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(groups),
+        "OMP_NUM_THREADS": str(options.cpu_threads),
+    }

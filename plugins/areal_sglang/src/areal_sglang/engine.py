@@ -1,0 +1,231 @@
+"""The inference contract over SGLang servers, and the optional abilities they have.
+
+Knows: scoring, adapters, sleep, tool calls as SGLang offers them.
+Does not know: everything all servers share (`areal_core.serving.engine`), bodies (`bodies`), routes (`dialect`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from areal_core.contract.abilities import asked_of
+from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed
+from areal_core.contract.ids import RequestId
+from areal_core.contract.inference import Generation, GenerationRequest, PauseMode, SamplingParams, VersionSpan
+from areal_core.contract.optional import ToolCall, ToolParse
+from areal_core.serving.engine import ServedEngine
+from areal_core.serving.http import Api, ServerAnswer
+from areal_core.serving.requests import check_request, refuse_extras
+from areal_core.serving.slots import Interrupted
+from areal_sglang.adapters import Adapters, ServedAdapter
+from areal_sglang.bodies import score_body, scores_of, server_name
+from areal_sglang.config import SGLangConfig
+from areal_sglang.dialect import SGLangDialect
+from areal_sglang.manifest import MANIFEST
+
+_SCORE_ATTEMPTS = 8
+_MEMORY_TIMEOUT_S = 300.0
+_ADAPTER_TIMEOUT_S = 300.0
+_EXTRAS: tuple[str, ...] = ()
+
+
+class SGLangEngine(ServedEngine):
+    """One replica over one SGLang server.
+
+    Example: engine = SGLangEngine(SGLangConfig()); await engine.start(InferenceSpec(model_path="/models/m"))
+    """
+
+    def __init__(self, config: SGLangConfig | None = None) -> None:
+        self._config = config or SGLangConfig()
+        super().__init__(SGLangDialect(self._config), self._config)
+        self._adapters = Adapters(self._config.max_adapters)
+        self._adapting = asyncio.Lock()
+        self._asleep = False
+        self._scores = itertools.count(1)
+
+    @property
+    def serving(self) -> Api:
+        """Return the server; for the conformance suite, which looks behind the contract."""
+        api = self._require().server.serving
+        assert api is not None, "there is a server once the engine is started"
+        return api
+
+    def refuse(self, request: GenerationRequest) -> None:
+        """Refuse what the manifest does not claim."""
+        refuse_extras(request, _EXTRAS, "sglang")
+        for word in asked_of(request):
+            claim = MANIFEST.claims.get(word)
+            if claim is None or not claim.claimed:
+                raise CapabilityError(
+                    f"request {request.request_id!r} asks for {word}",
+                    why="not claimed" if claim is None else claim.why,
+                    fix="use an inference backend that claims it: areal backends --role infer",
+                )
+
+    async def revived(self, api: Api) -> None:
+        """Load the adapters into a server that was started again."""
+        for adapter in self._adapters:
+            await _load_adapter(api, adapter)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Generate for one prompt; with an adapter, stamped with the adapter's version.
+
+        Raises:
+            PromptTooLong, BatchError, CapabilityError, GenerationFailed: as the contract says.
+        """
+        if not request.adapter:
+            return await super().generate(request)
+        adapter = self._adapters.find(request.adapter)
+        self._adapters.begin(adapter)
+        try:
+            made = await super().generate(evolve(request, adapter=adapter.served))
+        finally:
+            self._adapters.end(adapter)
+        count = len(made.output_ids)
+        spans = (VersionSpan(start=0, stop=count, version=adapter.version),) if count else ()
+        return evolve(made, version_spans=spans)
+
+    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
+        """Return log p(token t | tokens < t) for each token, 0.0 for the first.
+
+        Raises:
+            BatchError, PromptTooLong: of the tokens.
+            GenerationFailed: the server was lost, or paused with `abort`, too often.
+        """
+        running = self._require()
+        if temperature <= 0:
+            raise BatchError(f"temperature is {temperature}, scores need a positive one")
+        only = SamplingParams(max_new_tokens=1)
+        asked = GenerationRequest(request_id=RequestId("score"), input_ids=input_ids, sampling=only)
+        check_request(asked, vocabulary=running.model.vocab_size, context_length=running.facts.context_length)
+        if len(input_ids) == 1:
+            return [0.0]
+        for _ in range(_SCORE_ATTEMPTS):
+            found = await self._scored(input_ids, temperature)
+            if found is not None:
+                return found
+        raise GenerationFailed("scores were interrupted too often", fix="ask again")
+
+    async def load_adapter(self, name: str, path: Path, version: int) -> None:
+        """Load one version of an adapter; later requests that name it use it, those in flight keep theirs.
+
+        Raises:
+            VersionRegressed: this version, or a newer one, is loaded.
+            CapabilityError: no place for it, or SGLang cannot use it.
+        """
+        self._require()
+        async with self._adapting:
+            adapter = self._adapters.admit(name, path, version)
+            await _load_adapter(await self._api(), adapter)
+            self._adapters.loaded(adapter)
+            await self._drop_unused()
+
+    async def unload_adapter(self, name: str) -> None:
+        """Drop every version of an adapter. Idempotent."""
+        self._require()
+        async with self._adapting:
+            self._adapters.forget(name)
+            await self._drop_unused()
+
+    async def sleep(self) -> None:
+        """Free weights and cache. Only when paused with nothing in flight: SGLang ends if anything runs. Idempotent.
+
+        Raises:
+            CapabilityError: `rollout.options.sleep` is off.
+            GenerationFailed: requests are in flight, or the engine is not paused.
+        """
+        running = self._require()
+        self._refuse_sleep()
+        if self._asleep:
+            return
+        if self._state.paused is not PauseMode.ABORT or running.calls.num_running:
+            raise GenerationFailed(
+                "the server cannot give its memory back while requests are in flight",
+                why=f"paused: {self._state.paused}; in flight: {running.calls.num_running}",
+                fix="pause with mode abort first",
+            )
+        await running.server.asked(
+            lambda api: api.post("/release_memory_occupation", {"tags": None}, timeout_s=_MEMORY_TIMEOUT_S)
+        )
+        self._asleep = True
+
+    async def wake(self) -> None:
+        """Take the memory again; weights must be received before generating. Idempotent."""
+        running = self._require()
+        self._refuse_sleep()
+        if not self._asleep:
+            return
+        await running.server.asked(
+            lambda api: api.post("/resume_memory_occupation", {"tags": None}, timeout_s=_MEMORY_TIMEOUT_S)
+        )
+        self._asleep = False
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Read one whole output with the parser `rollout.options.tool_parser` names. Any: JSON.
+
+        Raises:
+            CapabilityError: it names none, or one SGLang does not have.
+        """
+        running = self._require()
+        if not self._config.tool_parser:
+            raise CapabilityError(
+                "tool calls cannot be read",
+                why="rollout.options.tool_parser names no parser",
+                fix="name the one of the model, for example qwen25 or llama3",
+            )
+        body = {"text": text, "tools": [dict(tool) for tool in tools], "tool_call_parser": self._config.tool_parser}
+        answer = await running.server.asked(lambda api: api.post("/parse_function_call", body))
+        calls = [ToolCall(name=call["name"], arguments=call["parameters"]) for call in answer["calls"]]
+        return ToolParse(content=answer["normal_text"], calls=calls)
+
+    async def _scored(self, input_ids: Sequence[int], temperature: float) -> list[float] | None:
+        """Return the scores, or None if a pause or an update came between."""
+        running = self._require()
+        try:
+            await running.slots.acquire()
+        except Interrupted:
+            return None
+        try:
+            version = self._state.version
+            name = server_name(f"areal-score-{next(self._scores)}")
+            body = score_body(name, input_ids, temperature, f"score@{version}")
+            answer = await running.server.asked(lambda api: api.post("/generate", body, timeout_s=None))
+        finally:
+            running.slots.release()
+        return scores_of(answer, input_ids) if version == self._state.version else None
+
+    async def _drop_unused(self) -> None:
+        running = self._require()
+        for adapter in self._adapters.unused():
+            await running.server.asked(functools.partial(_unload, name=adapter.served))
+
+    def _refuse_sleep(self) -> None:
+        if not self._config.sleep:
+            raise CapabilityError(
+                "the server cannot sleep",
+                why="rollout.options.sleep is off; on the CPU SGLang answers and frees nothing",
+                fix="set it on a CUDA device",
+            )
+
+
+async def _load_adapter(api: Api, adapter: ServedAdapter) -> None:
+    body = {"lora_name": adapter.served, "lora_path": str(adapter.path)}
+    try:
+        await api.post("/load_lora_adapter", body, timeout_s=_ADAPTER_TIMEOUT_S)
+    except ServerAnswer as error:
+        raise CapabilityError(
+            f"SGLang cannot use adapter {adapter.name!r} from {adapter.path}",
+            why=error.text,
+            fix="check its rank against rollout.options.max_adapter_rank, and its target modules",
+        ) from error
+
+
+async def _unload(api: Api, name: str) -> None:
+    await api.post("/unload_lora_adapter", {"lora_name": name})

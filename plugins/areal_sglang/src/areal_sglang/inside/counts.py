@@ -1,0 +1,64 @@
+"""Count tokens when they are generated, prompt tokens that were found, requests that had to make room.
+
+SGLang counts tokens of finished requests, and of decoding steps without gaps.
+
+Knows: what this scheduler did since it started.
+Does not know: who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define
+
+_NOTE = "areal_counted"
+
+
+@define
+class Counts:
+    """Since start. What `decode_moments` of /v1/loads carry instead of SGLang's own, in this order."""
+
+    prompt: float = 0.0
+    found: float = 0.0
+    preempted: float = 0.0
+    generated: float = 0.0
+
+
+_counts = Counts()
+"""One scheduler per process."""
+
+Original = Callable[..., Any]  # Any: SGLang's own
+
+
+def generated(original: Original, req: Any, new_accepted_len: int = 1) -> None:
+    """Hook of Req.update_finish_state, which is called for every token."""
+    if not req.finished():
+        _counts.generated += new_accepted_len
+    original(req, new_accepted_len)
+
+
+def prefilled(original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of ScheduleBatch.prepare_for_extend: each request's prompt counts once."""
+    result = original(batch, *args, **kwargs)
+    for req in batch.reqs:
+        if not hasattr(req, _NOTE):
+            setattr(req, _NOTE, True)
+            _counts.prompt += len(req.origin_input_ids)
+            _counts.found += req.cached_tokens
+    return result
+
+
+def made_room(original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of ScheduleBatch.retract_decode."""
+    result = original(batch, *args, **kwargs)
+    _counts.preempted += len(result[0])
+    return result
+
+
+def told(original: Original, inquirer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of SchedulerLoadInquirer.get_loads: put the counts where /v1/loads shows them."""
+    snapshot = original(inquirer, *args, **kwargs)
+    snapshot.decode_moments = [_counts.prompt, _counts.found, _counts.preempted, _counts.generated, 0.0, 0.0]
+    return snapshot

@@ -1,0 +1,52 @@
+"""What the SGLang backend says of itself: one server per replica, in an environment of its own."""
+
+from __future__ import annotations
+
+from areal_core.plugins.claims import full, not_yet, when
+from areal_core.plugins.manifest import Manifest
+
+MANIFEST = Manifest(
+    role="infer",
+    name="sglang",
+    contract=(1, 2),
+    factory="areal_sglang.engine:SGLangEngine",
+    config="areal_sglang.config:SGLangConfig",
+    conformance="areal_sglang.conformance:ADAPTER",
+    environment="areal_sglang:locks",
+    requires=("aiohttp>=3.10", "torch>=2.11", "safetensors>=0.5", "xxhash>=3.5"),
+    extra="engine",
+    devices=("cpu", "cuda"),
+    summary="SGLang servers, each with an interpreter of its own",
+    claims={
+        "weights.staged": full(),
+        "weights.in_flight": full(),
+        "weights.cast": full(),
+        "weights.kv_kept": when("kv_on_update == keep", "with kv_on_update: recompute the cache is made anew"),
+        "pause.keep": full(),
+        "pause.abort": full(),
+        "sampling.top_p": full(),
+        "sampling.top_k": full(),
+        "sampling.min_tokens": full(),
+        "sampling.stop_strings": full(),
+        "sampling.stop_tokens": full(),
+        "sampling.seed": full(),
+        "sampling.ignore_eos": full(),
+        "sampling.seed_continues": full(),
+        "sampling.min_p": full(),
+        "sampling.penalties": not_yet("SGLang counts the last token one step late while steps overlap"),
+        "sampling.repetition_penalty": not_yet("SGLang counts output tokens only, and the last one step late"),
+        "sampling.structured": not_yet("SGLang applies grammars with kernels that need an accelerator"),
+        "deterministic": not_yet("log-probs depend on what else is in the batch"),
+        "parallel.tensor": full(),
+        "prefix_cache": full(),
+        "scoring": full(),
+        "memory.sleep": when("device == cuda", "on the CPU SGLang answers, and frees nothing"),
+        "lora.adapters": full(),
+        "experts.trace": not_yet("the experts that computed a token are not passed on"),
+        "tools.parse": full(),
+        "images": not_yet("only token ids are sent"),
+        "transport.disk": full(),
+        "transport.shm": full(),
+        "transport.collective": not_yet("weights arrive by disk or shared memory"),
+    },
+)

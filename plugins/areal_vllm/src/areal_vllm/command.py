@@ -1,0 +1,110 @@
+"""The command line and environment of a vLLM server.
+
+Knows: vLLM's arguments and environment variables.
+Does not know: how the process is run, or what it is asked.
+"""
+
+from __future__ import annotations
+
+import os
+
+from areal_core.serving.dialect import Command, Launch
+from areal_vllm.config import VLLMConfig
+
+MODULE = "vllm.entrypoints.openai.api_server"
+EXTENSION = "areal_vllm.inside.worker.WorkerExtension"
+BASE_NAME = "policy"
+CPU_CACHE_GIB = 1.0
+_SEED_RANGE = 2**31
+_REPLICA_STRIDE = 1_000_003
+_DEFAULT_BATCHED_TOKENS = 2048
+_ENVIRON = {
+    "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, resume, abort and reach the workers
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the hooks in `inside` are for the other one
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+
+
+def command_of(launch: Launch, config: VLLMConfig) -> Command:
+    """Return how a server for `launch` is started."""
+    return Command(argv=(launch.python, "-m", MODULE, *arguments(launch, config)), environ=environ(launch, config))
+
+
+def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
+    """Return the arguments after the module's name."""
+    spec = launch.spec
+    found: dict[str, str | None] = {
+        "--model": spec.model_path,
+        "--served-model-name": BASE_NAME,
+        "--host": "127.0.0.1",
+        "--port": str(launch.port),
+        "--dtype": spec.dtype,
+        "--seed": str((spec.seed + _REPLICA_STRIDE * spec.replica) % _SEED_RANGE),
+        "--tensor-parallel-size": str(spec.layout.get("t", 1)),
+        "--max-num-seqs": str(spec.max_concurrent),
+        "--logprobs-mode": "processed_logprobs",  # of the distribution sampled from, not of the raw logits
+        "--generation-config": "vllm",  # a model folder's sampling defaults must not touch requests
+        "--enable-scale-out": None,
+        "--enable-prefix-caching": None,
+        "--worker-extension-cls": EXTENSION,
+        "--disable-uvicorn-access-log": None,
+        **_memory(launch, config),
+        **_abilities(config),
+        **_weight_transfer(spec.device, config),
+    }
+    if spec.context_length:
+        found["--max-model-len"] = str(spec.context_length)
+    if spec.max_concurrent > _DEFAULT_BATCHED_TOKENS:
+        found["--max-num-batched-tokens"] = str(spec.max_concurrent)
+    if spec.device == "cpu":
+        found["--enforce-eager"] = None  # compiling takes minutes and gains little here
+        if spec.layout.get("t", 1) == 1:
+            found["--distributed-executor-backend"] = "uni"  # one process less to start and to hold in memory
+    flat = [part for name, value in found.items() for part in ((name,) if value is None else (name, value))]
+    return (*flat, *config.server_args)
+
+
+def environ(launch: Launch, config: VLLMConfig) -> dict[str, str]:
+    """Return what is added to the environment; the key is here and not among the arguments."""
+    found = {**_ENVIRON, "VLLM_API_KEY": launch.key, "VLLM_CACHE_ROOT": str(launch.folder / "cache")}
+    if config.max_adapters:
+        found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if launch.spec.device == "cpu":
+        # vLLM would bind every replica to the same first cores, and compile the sampler for half a minute
+        found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
+        found["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # lets "uni" be; the engine has a process of its own all the same
+        if "OMP_NUM_THREADS" not in os.environ:
+            found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // launch.spec.layout.get("t", 1)))
+    return found
+
+
+def _memory(launch: Launch, config: VLLMConfig) -> dict[str, str | None]:
+    gib = config.kv_cache_gib or (CPU_CACHE_GIB if launch.spec.device == "cpu" else 0.0)
+    found: dict[str, str | None] = {"--kv-cache-memory-bytes": str(int(gib * 2**30))} if gib else {}
+    if launch.spec.device != "cpu":
+        found["--gpu-memory-utilization"] = str(config.device_memory_share)
+    return found
+
+
+def _abilities(config: VLLMConfig) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    if config.max_adapters:
+        found |= {
+            "--enable-lora": None,
+            "--max-loras": str(config.max_adapters),
+            "--max-cpu-loras": str(2 * config.max_adapters),  # a version that still serves beside the next
+            "--max-lora-rank": str(config.max_adapter_rank),
+        }
+    if config.sleep:
+        found["--enable-sleep-mode"] = None
+    return found
+
+
+def _weight_transfer(device: str, config: VLLMConfig) -> dict[str, str | None]:
+    if not config.direct:
+        return {}
+    backend = "nccl" if device == "cuda" else "gloo"
+    return {"--weight-transfer-config": f'{{"backend": "{backend}"}}'}

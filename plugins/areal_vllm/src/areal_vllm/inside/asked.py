@@ -1,0 +1,21 @@
+"""What a request of ours carries beside vLLM's own sampling parameters: the keys of its `extra_args`.
+
+Knows: names; shared by the dialect, which writes them, and the code inside vLLM, which reads them.
+Does not know: vLLM, torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TEMPERATURE = "areal_temperature"
+"""The temperature meant, where vLLM's own range (0.01 to 2) cannot say it, and of a scoring request."""
+NUM_PRIOR = "areal_num_prior"
+"""How many tokens at the end of the prompt an earlier part of the request generated."""
+
+
+def extra(sampling_params: Any, key: str) -> Any:
+    """Return the value under `key` of a request's `extra_args`, None without one. Any: vLLM's SamplingParams."""
+    given: Mapping[str, Any] = getattr(sampling_params, "extra_args", None) or {}
+    return given.get(key)

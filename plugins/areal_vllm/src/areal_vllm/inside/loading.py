@@ -1,0 +1,96 @@
+"""Put staged weights into the running model, whole or not at all as far as vLLM's loader lets one know.
+
+vLLM repacks linear weights after loading, so a bare `model.load_weights` later fails midway and leaves a model
+of two versions. The loader is therefore wrapped in vLLM's own layer-wise reload, which unpacks each layer, loads
+it, repacks it and copies it into the tensors the compiled graphs point to.
+
+Knows: vLLM's layer-wise reload.
+Does not know: where a folder comes from, or when it is safe to load (`pause` first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from areal_vllm.inside.proof import read_tensors
+
+
+class LoadIncomplete(RuntimeError):
+    """Weights did not reach every parameter: the model must not be served from."""
+
+
+def load_folder(runner: Any, folder: Path) -> int:
+    """Load every tensor of `folder` into the model of a worker's model runner; return how many there were.
+
+    Any: vLLM's runner.
+
+    Raises:
+        LoadIncomplete: vLLM's loader left a parameter out.
+    """
+    return load_tensors(runner, read_tensors(folder))
+
+
+def load_tensors(runner: Any, tensors: Iterable[tuple[str, Tensor]]) -> int:
+    """Load tensors under their Hugging Face names; return how many there were. Any: vLLM's runner.
+
+    Raises:
+        LoadIncomplete: vLLM's loader left a parameter out.
+    """
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    model = runner.get_model()
+    wanted = parameter_names(model)
+    counted = _Counted(tensors)
+    initialize_layerwise_reload(model)
+    if runner.device.type == "cpu":
+        _repack_experts(model)
+    try:
+        loaded = model.load_weights(counted)
+    finally:
+        finalize_layerwise_reload(model, runner.vllm_config.model_config)
+    forget_derived(runner)
+    missing = sorted(wanted - {plain(name) for name in loaded}) if loaded is not None else []
+    if missing:
+        raise LoadIncomplete(f"vLLM loaded {counted.num} tensors and left out {len(missing)}: {missing[:4]}")
+    return counted.num
+
+
+def _repack_experts(model: Any) -> None:
+    """Have experts packed again for the CPU kernel: vLLM does it on the first load only, and would compute nonsense."""
+    for layer in model.modules():
+        method: Any = getattr(layer, "quant_method", None)  # Any: vLLM's own
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def parameter_names(model: Any) -> set[str]:
+    """Return the model's own names of its parameters, adapters' wrapping taken off. Any: vLLM's model."""
+    return {plain(name) for name, _ in model.named_parameters() if ".lora_" not in name}
+
+
+def plain(name: str) -> str:
+    """Take the word off a name that vLLM's adapter layers put into it."""
+    return name.replace(".base_layer.", ".")
+
+
+def forget_derived(runner: Any) -> None:
+    """Drop what vLLM derived from the old weights: adapters' copies, encoded images. Any: vLLM's runner."""
+    for method in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
+        reset = getattr(runner, method, None)
+        if reset is not None:
+            reset()
+
+
+class _Counted:
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        self._tensors = tensors
+        self.num = 0
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for item in self._tensors:
+            self.num += 1
+            yield item

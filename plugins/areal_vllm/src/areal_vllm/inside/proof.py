@@ -1,0 +1,49 @@
+"""Read a staged folder and fingerprint every tensor in it, in a thread of its own: generation goes on meanwhile.
+
+Knows: safetensors files, fingerprints.
+Does not know: vLLM, versions, or who compares.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from areal_core.weights.fingerprint import fingerprint
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor of a model folder by name, as views of the mapped files where the system allows it."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a dict
+                yield name, opened.get_tensor(name)
+
+
+class Proof:
+    """Fingerprints of one folder, in the making from construction on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._found: dict[str, str] = {}
+        self._problem = ""
+        self._thread = threading.Thread(target=self._read, name="areal-proof", daemon=True)
+        self._thread.start()
+
+    def state(self) -> dict[str, Any]:
+        """Return {"done": bool, "fingerprints": name -> digest, "problem": text}. Any: JSON."""
+        if self._thread.is_alive():
+            return {"done": False}
+        return {"done": True, "fingerprints": self._found, "problem": self._problem}
+
+    def _read(self) -> None:
+        try:
+            for name, tensor in read_tensors(self.folder):
+                self._found[name] = fingerprint(tensor)
+        except Exception as error:  # the thread's only witness is `state`
+            self._problem = f"{type(error).__name__}: {error}"

@@ -1,0 +1,84 @@
+"""The methods the plugin adds to every vLLM worker, called by name through `/collective_rpc`.
+
+Every answer is JSON. All start with `areal_`, so that none meets one of vLLM's.
+
+Knows: the worker it is mixed into.
+Does not know: HTTP, versions, requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from areal_vllm.inside import loading, reading, sampling, scoring
+from areal_vllm.inside import tools as tool_calls
+from areal_vllm.inside.proof import Proof
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker class by `--worker-extension-cls`. Any: JSON, and vLLM's runner."""
+
+    model_runner: Any
+    _areal_proof: Proof | None
+    _areal_prepared: dict[str, Any] | None
+
+    def areal_prepare(self) -> dict[str, Any]:
+        """Install the hooks, once; return what this worker is and which of them hold."""
+        if self.__dict__.get("_areal_prepared") is None:
+            runner = self.model_runner
+            self._areal_prepared = {
+                "pid": os.getpid(),
+                "runner": type(runner).__name__,
+                "sampling": sampling.install(runner),
+                "scoring": scoring.install(runner),
+            }
+        assert self._areal_prepared is not None
+        return self._areal_prepared
+
+    def areal_prove(self, folder: str) -> dict[str, Any]:
+        """Begin to read a staged folder, or say how far it is; asked again and again until "done"."""
+        proof: Proof | None = self.__dict__.get("_areal_proof")
+        if proof is None or proof.folder != Path(folder):
+            proof = self._areal_proof = Proof(Path(folder))
+        state = proof.state()
+        if state["done"]:
+            self._areal_proof = None
+        return state
+
+    def areal_load(self, folder: str) -> dict[str, Any]:
+        """Load a staged folder into the running model; vLLM is paused."""
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.model_runner.vllm_config):
+            return {"num_tensors": loading.load_folder(self.model_runner, Path(folder))}
+
+    def areal_write_weights(self, path: str) -> dict[str, Any]:
+        """Write the weights the next step computes with to a safetensors file, under their Hugging Face names."""
+        from safetensors.torch import save_file
+
+        tensors = reading.weights_in_use(self.model_runner)
+        save_file(tensors, path)
+        return {"num_tensors": len(tensors)}
+
+    def areal_parse_tools(self, parser: str, text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
+        """Read a whole output for tool calls; {"problem": text} if the parser is unknown or unfit for the model."""
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        tokenizer = cached_tokenizer_from_config(self.model_runner.model_config)
+        try:
+            return tool_calls.parse(tokenizer, parser, text, tools)
+        except (KeyError, RuntimeError, ValueError, AttributeError) as error:
+            return {"problem": f"{type(error).__name__}: {error}"}
+
+    def areal_memory(self) -> dict[str, Any]:
+        """Return the bytes this process holds: resident, and on its device where it has one."""
+        import torch
+
+        resident = 0
+        with contextlib.suppress(OSError):
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        device = torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
+        return {"resident": resident, "device": device}

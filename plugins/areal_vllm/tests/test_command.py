@@ -1,0 +1,143 @@
+"""How a server is started: what must be in the command, what must not, what differs by device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_core.contract.errors import PlanError
+from areal_core.contract.inference import InferenceSpec
+from areal_core.serving.dialect import Command, Launch
+from areal_vllm.command import command_of
+from areal_vllm.config import OWN_ARGUMENTS, VLLMConfig
+
+KEY = "s3cret-of-this-run"
+
+
+def command(*, options: dict[str, Any] | None = None, **spec: Any) -> Command:
+    launch = Launch(
+        spec=InferenceSpec(**{"model_path": "/models/m", **spec}),
+        python="/env/bin/python",
+        port=4711,
+        key=KEY,
+        folder=Path("/private"),
+    )
+    return command_of(launch, VLLMConfig(**(options or {})))
+
+
+def value(argv: tuple[str, ...], name: str) -> str:
+    return argv[argv.index(name) + 1]
+
+
+def test_the_key_travels_in_the_environment() -> None:
+    """Every user of a machine can read command lines, so the key is not in one."""
+    made = command()
+
+    assert made.environ["VLLM_API_KEY"] == KEY
+    assert not any(KEY in part for part in made.argv)
+    assert KEY not in repr(made)
+
+
+def test_the_server_listens_on_loopback() -> None:
+    """Nobody outside the machine reaches it."""
+    argv = command().argv
+
+    assert value(argv, "--host") == "127.0.0.1"
+    assert value(argv, "--port") == "4711"
+
+
+def test_logprobs_are_of_the_distribution_sampled_from() -> None:
+    """vLLM's default mode, raw_logprobs, ignores temperature and filters."""
+    assert value(command().argv, "--logprobs-mode") == "processed_logprobs"
+
+
+def test_sampling_defaults_of_a_model_folder_do_not_count() -> None:
+    """A temperature in generation_config.json must not reach a request that asks for another."""
+    assert value(command().argv, "--generation-config") == "vllm"
+
+
+def test_remote_code_is_never_trusted() -> None:
+    """A model folder cannot run code."""
+    assert "--trust-remote-code" not in command().argv
+    assert "--trust-remote-code" in OWN_ARGUMENTS
+
+
+def test_nothing_is_told_to_anybody() -> None:
+    """No usage statistics, and no look-ups at a hub."""
+    environ = command().environ
+
+    assert environ["VLLM_NO_USAGE_STATS"] == environ["DO_NOT_TRACK"] == environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_the_spec_becomes_arguments() -> None:
+    """Room, width, dtype and ranks are those of the spec."""
+    argv = command(context_length=4096, max_concurrent=48, dtype="bfloat16", layout={"t": 2}, device="cuda").argv
+
+    assert value(argv, "--max-model-len") == "4096"
+    assert value(argv, "--max-num-seqs") == "48"
+    assert value(argv, "--dtype") == "bfloat16"
+    assert value(argv, "--tensor-parallel-size") == "2"
+
+
+def test_the_models_own_context_needs_no_argument() -> None:
+    """Context length 0 is the model's own."""
+    assert "--max-model-len" not in command(context_length=0).argv
+
+
+def test_replicas_draw_different_numbers() -> None:
+    """Requests without a seed must not come out alike on two replicas."""
+    seeds = {value(command(replica=replica, seed=3).argv, "--seed") for replica in range(8)}
+
+    assert len(seeds) == 8
+
+
+def test_the_cpu_takes_a_gibibyte_unless_told() -> None:
+    """vLLM's own default is nine tenths of the machine's memory."""
+    assert value(command().argv, "--kv-cache-memory-bytes") == str(2**30)
+    assert value(command(options={"kv_cache_gib": 0.5}).argv, "--kv-cache-memory-bytes") == str(2**29)
+
+
+def test_an_accelerator_takes_its_share() -> None:
+    """There the cache gets what the share leaves."""
+    argv = command(device="cuda", options={"device_memory_share": 0.7}).argv
+
+    assert value(argv, "--gpu-memory-utilization") == "0.7"
+    assert "--kv-cache-memory-bytes" not in argv
+    assert "--enforce-eager" not in argv
+
+
+def test_replicas_on_a_cpu_share_its_cores() -> None:
+    """vLLM would bind each to the same first cores."""
+    assert command().environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+def test_adapters_cost_nothing_unless_asked_for() -> None:
+    """Without places for adapters vLLM computes without the detour."""
+    assert "--enable-lora" not in command().argv
+
+    made = command(options={"max_adapters": 3, "max_adapter_rank": 32})
+    assert value(made.argv, "--max-loras") == "3"
+    assert value(made.argv, "--max-lora-rank") == "32"
+    assert made.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "nccl")])
+def test_direct_transfer_takes_the_devices_backend(device: str, backend: str) -> None:
+    """vLLM has NCCL; gloo is ours."""
+    assert f'"{backend}"' in value(
+        command(device=device, options={"direct": True}).argv, "--weight-transfer-config"
+    )
+
+
+@pytest.mark.parametrize("argument", ["--api-key", "--logprobs_mode=raw_logits", "--trust-remote-code", "-tp"])
+def test_arguments_of_the_plugins_own_are_refused(argument: str) -> None:
+    """An argument that would undo a promise is an error when the configuration is read."""
+    with pytest.raises(PlanError, match="server_args"):
+        VLLMConfig(server_args=(argument,))
+
+
+def test_other_arguments_are_passed_on() -> None:
+    """They come last, so that they win."""
+    assert command(options={"server_args": ["--block-size", "64"]}).argv[-2:] == ("--block-size", "64")
