@@ -24,7 +24,7 @@ from areal_core.contract.errors import (
 from areal_core.contract.inference import Generation, GenerationRequest, PauseMode, SamplingParams
 from areal_core.contract.weights import Offer, Receipt
 from areal_core.loop.elastic import ElasticFleet
-from areal_core.loop.weight_sync import WeightSync
+from areal_core.loop.weight_sync import WeightSync, WeightUpdate
 from areal_core.rollout.pool import InferencePool, PoolPolicy
 from areal_core.rollout.replica import Stage
 from areal_core.testing.clock import StepClock
@@ -108,14 +108,14 @@ class Bench:
         self.fleet.start()
         self.version = 0
 
-    async def train(self, seconds: float = 0.0) -> None:
+    async def train(self, seconds: float = 0.0) -> WeightUpdate:
         """Take one step of that length and bring the fleet to its version."""
         async with self.sync.stepping():
             self.trainer.version = -1
             await self.clock.sleep(seconds)
             self.version += 1
             self.trainer.version = self.version
-            await self.sync.update(self.version)
+            return await self.sync.update(self.version)
 
     def ask(self, number: int) -> asyncio.Future[Generation]:
         sampling = SamplingParams(max_new_tokens=16, seed=number)
@@ -346,6 +346,31 @@ def test_the_fleet_grows_and_shrinks_on_request() -> None:
     run(test)
 
 
+def test_a_replica_that_leaves_during_an_update_goes_after_it() -> None:
+    """It takes part to the end, so that the update knows nothing of it."""
+
+    async def test() -> None:
+        bench = Bench(2)
+        engine = bench.workers[1].engine
+        receive = engine.receive_weights
+
+        async def slowly(offer: Offer, version: int) -> Receipt:
+            await bench.clock.sleep(3.0)
+            return await receive(offer, version)
+
+        engine.receive_weights = slowly  # type: ignore[method-assign]
+        step = asyncio.ensure_future(bench.train())
+        await bench.seconds(1)
+        await bench.fleet.resize(1)
+        await bench.until(step)
+
+        assert step.result().excluded == ()
+        assert engine.version == 1
+        bench.assert_whole(1)
+
+    run(test)
+
+
 @pytest.mark.parametrize("able", [True, False])
 def test_a_leaving_replica_hands_long_requests_over(able: bool) -> None:
     """After `drain_s` they are interrupted and continued, or made again where the engine cannot interrupt."""
@@ -479,7 +504,7 @@ def test_whatever_comes_goes_and_dies_every_request_is_answered_once(
     async def test() -> None:
         bench = Bench(replicas, replace=1000, pause=pause)
         asked: list[asyncio.Future[Generation]] = []
-        steps: list[asyncio.Future[None]] = []
+        steps: list[asyncio.Future[WeightUpdate]] = []
         wanted, served = replicas, 0
         for what, number in operations:
             if what == "ask":
@@ -517,7 +542,7 @@ def test_whatever_comes_goes_and_dies_every_request_is_answered_once(
     run(test)
 
 
-async def _done(bench: Bench, work: asyncio.Future[None]) -> None:
+async def _done(bench: Bench, work: asyncio.Future[WeightUpdate]) -> None:
     for _ in range(200):
         if work.done():
             return

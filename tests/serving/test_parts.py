@@ -1,4 +1,4 @@
-"""A request that was interrupted goes on as one: stop strings, minimum length, seeds; and what a reply must look like."""
+"""An interrupted request goes on as one: stop strings, minimum length, seeds; and what replies must be."""
 
 from __future__ import annotations
 

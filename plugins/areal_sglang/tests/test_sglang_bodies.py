@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from areal_core.contract.ids import RequestId
-from areal_core.contract.inference import GenerationRequest, SamplingParams, VersionSpan
+from areal_core.contract.inference import GenerationRequest, Grammar, SamplingParams, Structure, VersionSpan
 from areal_core.serving.dialect import Call
 from areal_core.serving.http import ServerAnswer
 from areal_sglang.bodies import generate_body, reply_of, score_body, scores_of, server_name
@@ -85,6 +86,14 @@ def test_greedy_is_temperature_zero_and_nothing_else() -> None:
     assert not {"top_k", "top_p", "min_p"} & set(sent)
 
 
+def test_penalties_are_sent_with_greedy_requests_too() -> None:
+    """They change which token is the best."""
+    for heat in (0.0, 1.0):
+        sent = generate_body(call(temperature=heat, frequency_penalty=0.5, repetition_penalty=1.2))["sampling_params"]
+
+        assert (sent["frequency_penalty"], sent["presence_penalty"], sent["repetition_penalty"]) == (0.5, 0.0, 1.2)
+
+
 def test_the_best_of_one_is_not_greedy() -> None:
     """top_k 1 is SGLang's word for greedy, whose log-prob is the model's own; that of a one-token choice is 0."""
     sent = generate_body(call(top_k=1, temperature=0.7))["sampling_params"]
@@ -105,6 +114,15 @@ def test_stop_strings_stay_in_the_output_and_know_what_came_before() -> None:
     assert sent["stop"] == ["ab"]
     assert sent["no_stop_trim"] is True
     assert sent["custom_params"] == {"areal_num_prior": 2}
+
+
+def test_a_structure_is_sent_as_what_it_is() -> None:
+    """A JSON schema or a regular expression."""
+    for grammar, name in ((Grammar.JSON_SCHEMA, "json_schema"), (Grammar.REGEX, "regex")):
+        asked = call()
+        asked = evolve(asked, request=evolve(asked.request, structure=Structure(grammar=grammar, text="[0-9]")))
+
+        assert generate_body(asked)["sampling_params"][name] == "[0-9]"
 
 
 def test_an_adapter_is_named() -> None:

@@ -23,7 +23,7 @@ STALE = (
     '{"success":false,"message":"Weights were updated, but the cache was not flushed because requests are still '
     'running or queued. Retract or finish them, then call /flush_cache."}'
 )
-WHOLE = [{"problems": []}]
+WHOLE: list[Json] = [{"problems": []}]
 
 
 def awaited(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.inference import Grammar, SamplingParams, Structure, VersionSpan
@@ -13,12 +14,13 @@ from areal_core.serving.dialect import Call
 from areal_core.testing.serving import ask
 from areal_vllm.bodies import body_of, id_inside, reply_of, salt_of, score_body, scores_of
 from areal_vllm.inside.asked import NUM_PRIOR, TEMPERATURE
-from attrs import evolve
 
-from recorded import answer
+from .recorded import answer
 
 
-def call(*, num_prior: int = 0, structure: Structure | None = None, end_ids: tuple[int, ...] = (1,), **sampling: Any) -> Call:
+def call(
+    *, num_prior: int = 0, structure: Structure | None = None, end_ids: tuple[int, ...] = (1,), **sampling: Any
+) -> Call:
     request = evolve(ask(5, 9, 7, 30, name="t/0/1", num_prior=num_prior, **sampling), structure=structure)
     return Call(
         request=request,
@@ -69,7 +71,16 @@ def test_every_field_of_the_contract_is_sent() -> None:
 
 def test_no_field_of_the_contract_is_unknown_here() -> None:
     """A field added to the contract must be sent, or refused: this fails until somebody decides."""
-    known = {"max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "stop", "ignore_eos"}
+    known = {
+        "max_new_tokens",
+        "min_new_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stop_token_ids",
+        "stop",
+        "ignore_eos",
+    }
     known |= {"seed", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"}
 
     assert {name for name in SamplingParams.__slots__ if not name.startswith("__")} == known

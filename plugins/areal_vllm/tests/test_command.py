@@ -126,9 +126,7 @@ def test_adapters_cost_nothing_unless_asked_for() -> None:
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "nccl")])
 def test_direct_transfer_takes_the_devices_backend(device: str, backend: str) -> None:
     """vLLM has NCCL; gloo is ours."""
-    assert f'"{backend}"' in value(
-        command(device=device, options={"direct": True}).argv, "--weight-transfer-config"
-    )
+    assert f'"{backend}"' in value(command(device=device, options={"direct": True}).argv, "--weight-transfer-config")
 
 
 @pytest.mark.parametrize("argument", ["--api-key", "--logprobs_mode=raw_logits", "--trust-remote-code", "-tp"])

@@ -47,4 +47,5 @@ class SystemClock:
 
     async def wait_for(self, awaitable: Awaitable[T], timeout: float | None) -> T:
         """Wait in the running event loop."""
-        return await asyncio.wait_for(awaitable, timeout)
+        async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
+            return await awaitable

@@ -49,7 +49,8 @@ class Pulse:
         if self._answered and not self._heard.is_set():
             self._ping()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._heard.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self._heard.wait()
         return self._heard.is_set()
 
     def beat(self, now: float) -> None:

@@ -325,10 +325,12 @@ class ServedEngine:
         return str(environment.find(self._dialect.name, spec.device, python=self._options.python or None).path)
 
     def _timings(self, arrived: float, granted: float, reply: Reply) -> Timings:
+        total, waited = self._clock() - arrived, granted - arrived
+        queued = min(total, waited + reply.queued_s)
         return Timings(
-            queued_s=granted - arrived + reply.queued_s,
-            first_token_s=reply.first_token_s,
-            total_s=self._clock() - arrived,
+            queued_s=queued,
+            first_token_s=min(total, max(queued, waited + reply.first_token_s)),  # some servers do not tell
+            total_s=total,
         )
 
 

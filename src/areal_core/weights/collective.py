@@ -113,8 +113,7 @@ class _Broadcaster:
                 "tied": dict(manifest.tied),
             },
         )
-        ready = [self._board.read(f"ready/{number}", name) for number, name in enumerate(self._names)]
-        self._group = self._meet(ready)
+        self._group = self._meet(self._board.roll_call(self._names))
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Broadcast whole tensors; return their bytes on the CPU."""

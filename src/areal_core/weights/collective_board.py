@@ -184,6 +184,27 @@ class Board:
             text = self.store.get(f"{self._ticket}/{key}").decode()
         return self._value(text)
 
+    def roll_call(self, names: Sequence[str]) -> list[Any]:  # Any: JSON
+        """Wait until every receiver is ready; return what each said.
+
+        Raises:
+            WeightSyncError: the transfer was given up, or the wait ended; names all who did not come.
+        """
+        keys = [f"ready/{number}" for number in range(len(names))]
+        with suppress(DistError):
+            self.store.wait([f"{self._ticket}/{key}" for key in keys], timedelta(seconds=self.timeout_s))
+        with self._errors("hear from the receivers"):
+            here = [self.store.check([f"{self._ticket}/{key}"]) for key in keys]
+        missing = [name for name, came in zip(names, here, strict=True) if not came]
+        if missing:
+            raise WeightSyncError(
+                f"version {self._version} cannot be streamed: {', '.join(missing)} did not come within "
+                f"{self.timeout_s:g} s",
+                why="it died, hangs, or was never called",
+                fix="read the logs of the workers named; they and the controller must reach each other",
+            )
+        return [self.read(key, name) for key, name in zip(keys, names, strict=True)]
+
     def leave(self, why: str) -> None:
         """Say why before the end, and wake whoever waits for this end. Never raises."""
         over = json.dumps({"over": f"{self._name(self.me)} left: {why}"})

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from areal_core.contract.inference import SamplingParams, VersionSpan
+from areal_core.contract.inference import Grammar, SamplingParams, VersionSpan
 from areal_core.serving.dialect import Call, Reply
 from areal_core.serving.http import ServerAnswer
 
 Json = dict[str, Any]  # Any: JSON
+NUM_PRIOR = "areal_num_prior"
+"""Custom parameter that `inside.ends.prior_tokens` reads."""
 LOWEST_TEMPERATURE = 1e-5
 """Below a tenth of this SGLang decodes greedily and reports log-probs at temperature 1."""
 _TINY_SHARE = 1e-9
@@ -38,7 +40,7 @@ def generate_body(call: Call) -> Json:
             **_distribution(sampling),
             # The stream of a seed is indexed by position, so a continued request goes on where it was.
             **({} if sampling.seed is None else {"sampling_seed": signed(sampling.seed)}),
-            **_stops(call),
+            **_text(call),
         },
         "return_logprob": True,
         "logprob_start_len": -1,
@@ -81,9 +83,15 @@ def signed(seed: int) -> int:
 
 
 def _distribution(sampling: SamplingParams) -> Json:
+    penalties = {
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+    }
     if sampling.temperature == 0:
-        return {"temperature": 0.0}
+        return {"temperature": 0.0, **penalties}
     asked: Json = {
+        **penalties,
         "temperature": max(sampling.temperature, LOWEST_TEMPERATURE),
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
@@ -94,11 +102,15 @@ def _distribution(sampling: SamplingParams) -> Json:
     return asked
 
 
-def _stops(call: Call) -> Json:
-    strings = call.request.sampling.stop
-    if not strings:
-        return {}
-    return {"stop": list(strings), "no_stop_trim": True, "custom_params": {"areal_num_prior": call.request.num_prior}}
+def _text(call: Call) -> Json:
+    """Return what depends on text or on earlier tokens; the hooks want to know how many of the input were generated."""
+    request = call.request
+    asked: Json = {"custom_params": {NUM_PRIOR: request.num_prior}} if request.num_prior else {}
+    if request.sampling.stop:
+        asked |= {"stop": list(request.sampling.stop), "no_stop_trim": True}
+    if request.structure is not None:
+        asked["json_schema" if request.structure.grammar is Grammar.JSON_SCHEMA else "regex"] = request.structure.text
+    return asked
 
 
 def reply_of(answer: Json, call: Call) -> Reply:

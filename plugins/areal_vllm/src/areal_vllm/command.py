@@ -10,6 +10,7 @@ import os
 
 from areal_core.serving.dialect import Command, Launch
 from areal_vllm.config import VLLMConfig
+from areal_vllm.inside.asked import TRANSFER
 
 MODULE = "vllm.entrypoints.openai.api_server"
 EXTENSION = "areal_vllm.inside.worker.WorkerExtension"
@@ -53,7 +54,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         "--disable-uvicorn-access-log": None,
         **_memory(launch, config),
         **_abilities(config),
-        **_weight_transfer(spec.device, config),
+        **_weight_transfer(config),
     }
     if spec.context_length:
         found["--max-model-len"] = str(spec.context_length)
@@ -103,8 +104,7 @@ def _abilities(config: VLLMConfig) -> dict[str, str | None]:
     return found
 
 
-def _weight_transfer(device: str, config: VLLMConfig) -> dict[str, str | None]:
+def _weight_transfer(config: VLLMConfig) -> dict[str, str | None]:
     if not config.direct:
         return {}
-    backend = "nccl" if device == "cuda" else "gloo"
-    return {"--weight-transfer-config": f'{{"backend": "{backend}"}}'}
+    return {"--weight-transfer-config": f'{{"backend": "{TRANSFER}"}}'}

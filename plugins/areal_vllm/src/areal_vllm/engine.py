@@ -15,23 +15,28 @@ from typing import Any
 
 from attrs import evolve
 
-from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed
+from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, WeightSyncError
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, SamplingParams, VersionSpan
 from areal_core.contract.optional import ToolCall, ToolParse
+from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.serving.engine import ServedEngine
-from areal_core.serving.http import Api, ServerAnswer
+from areal_core.serving.http import Api, ServerAnswer, ServerGone
+from areal_core.serving.options import CacheOnUpdate
 from areal_core.serving.requests import check_request, refuse_extras
 from areal_core.serving.slots import Interrupted
+from areal_core.weights.seat import SeatedSource
 from areal_vllm.adapters import Adapters, ServedAdapter
 from areal_vllm.bodies import score_body, scores_of
 from areal_vllm.config import VLLMConfig
 from areal_vllm.dialect import GENERATE, VLLMDialect
+from areal_vllm.direct import DirectTransfer
 
 _SCORE_ATTEMPTS = 8
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 _ADAPTER_TIMEOUT_S = 300.0
 _NOT_THERE = 404
+_ALREADY_THERE = "has already been loaded"
 
 
 class VLLMEngine(ServedEngine):
@@ -44,6 +49,7 @@ class VLLMEngine(ServedEngine):
         self._config = config or VLLMConfig()
         super().__init__(VLLMDialect(self._config), self._config)
         self._adapters = Adapters(self._config.max_adapters)
+        self._direct = DirectTransfer()
         self._adapting = asyncio.Lock()
         self._numbers = itertools.count(1)
 
@@ -80,6 +86,39 @@ class VLLMEngine(ServedEngine):
         count = len(made.output_ids)
         spans = (VersionSpan(start=0, stop=count, version=adapter.version),) if count else ()
         return evolve(made, version_spans=spans)
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        """Stage one version, or with `rollout.options.direct` load it in place; the engine is paused for that.
+
+        Raises:
+            CoverageError, VersionRegressed, WeightSyncError: as the contract says.
+        """
+        if not (self._config.direct and isinstance(source, SeatedSource)):
+            return await super().receive_weights(source, version)
+        running = self._require()
+        api = await running.server.api()
+        try:
+            return await self._direct.receive(api, source, version, model=running.model, served=self._state.version)
+        except (ServerGone, ServerAnswer) as error:
+            raise WeightSyncError(f"version {version} did not arrive whole", why=str(error)) from error
+        finally:
+            if self._direct.version is None:
+                source.close()
+                await self._make_whole(api)
+
+    async def commit_weights(self, version: int) -> None:
+        """Have the engine compute with what is held, or lies in it, from the next token on."""
+        if self._direct.version != version:
+            await super().commit_weights(version)
+            return
+        keep = self._config.kv_on_update is CacheOnUpdate.KEEP
+        finish = functools.partial(self._direct.finish, version=version, keep_cache=keep)
+        await self._work.alone(self._require().updates.change(version, finish))
+
+    async def abort_weights(self) -> None:
+        """Drop what is held. What lies in the engine's own layers costs it a restart. Idempotent."""
+        await super().abort_weights()
+        await self._make_whole(await self._api())
 
     async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
         """Return log p(token t | tokens < t) for each token, 0.0 for the first.
@@ -159,6 +198,12 @@ class VLLMEngine(ServedEngine):
         )
         return ToolParse(content=answer["content"], calls=[ToolCall(**call) for call in answer["calls"]])
 
+    async def _make_whole(self, api: Api) -> None:
+        """Replace a server whose model is open or half overwritten."""
+        if self._direct.touched:
+            self._direct = DirectTransfer()
+            await self._require().server.replace(api)
+
     async def _scored(self, input_ids: Sequence[int], temperature: float) -> list[float] | None:
         """Return the scores, or None if a pause or an update came between."""
         running = self._require()
@@ -202,6 +247,8 @@ async def _load_adapter(api: Api, adapter: ServedAdapter) -> None:
     try:
         await api.post("/v1/load_lora_adapter", body, timeout_s=_ADAPTER_TIMEOUT_S)
     except ServerAnswer as error:
+        if _ALREADY_THERE in error.text:  # asked twice, because the first answer was lost
+            return
         raise CapabilityError(
             f"vLLM cannot use adapter {adapter.name!r} from {adapter.path}",
             why=error.text,

@@ -24,6 +24,13 @@ PRIOR = "areal_num_prior"
 Original = Callable[..., Any]  # Any: SGLang's own
 
 
+def prior_tokens(req: Any) -> Sequence[int]:
+    """Return the tokens at the end of a request's input that an earlier part of it generated."""
+    prior = (req.sampling_params.custom_params or {}).get(PRIOR, 0)
+    found: Sequence[int] = req.origin_input_ids[len(req.origin_input_ids) - prior :]
+    return found
+
+
 def at_token(original: Original, req: Any, new_tokens: Sequence[int]) -> bool:
     """Hook of Req._check_token_based_finish: with `ignore_eos`, stop tokens still count."""
     if not req.sampling_params.ignore_eos:
@@ -45,8 +52,7 @@ def at_string(original: Original, req: Any, new_accepted_len: int = 1) -> bool:
     watch, seen = getattr(req, "areal_stop_strings", (None, 0))
     if watch is None:
         watch = StopStrings(req.tokenizer, params.stop_strs)
-        prior = (params.custom_params or {}).get(PRIOR, 0)
-        for token in req.origin_input_ids[len(req.origin_input_ids) - prior :]:
+        for token in prior_tokens(req):
             watch.push(token, may_stop=False)
     for index in range(seen, len(req.output_ids)):
         if watch.push(req.output_ids[index], may_stop=index + 1 >= params.min_new_tokens):

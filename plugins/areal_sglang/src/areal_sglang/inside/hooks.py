@@ -16,10 +16,9 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 SWITCH = "AREAL_SGLANG"
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_REQUEST = "sglang.srt.managers.schedule_batch.Req"
-_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
-_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+_LAYERS = "sglang.srt.layers"
+_MANAGERS = "sglang.srt.managers"
+_SAMPLING = "sglang.srt.sampling"
 
 
 def register() -> None:
@@ -39,25 +38,42 @@ def missing() -> list[str]:
 
 
 def _hooks() -> Mapping[str, Callable[..., Any]]:  # Any: SGLang's own
-    from areal_sglang.inside import counts, ends, leftovers, loading, sampler, scoring, stamps, weights
+    from areal_sglang.inside import (
+        counts,
+        ends,
+        grammars,
+        leftovers,
+        loading,
+        penalties,
+        sampler,
+        scoring,
+        stamps,
+        weights,
+    )
 
     return {
-        "sglang.srt.layers.sampler.Sampler._sample_from_probs": sampler.drawn,
-        f"{_INFO}.from_schedule_batch": sampler.with_streams,
-        f"{_REQUEST}._check_token_based_finish": ends.at_token,
-        f"{_REQUEST}._check_str_based_finish": ends.at_string,
-        f"{_REQUEST}.update_finish_state": counts.generated,
-        f"{_BATCH}.prepare_for_extend": counts.prefilled,
-        f"{_BATCH}.retract_decode": counts.made_room,
-        "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer.get_loads": counts.told,
-        "sglang.srt.sampling.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer._prepare": ends.until_minimum,
-        "sglang.srt.layers.logits_processor.LogitsMetadata.from_forward_batch": scoring.noted,
-        "sglang.srt.layers.logprob_processor.InputLogprobProcessor._forward_by_chunk": scoring.at_temperature,
-        "sglang.srt.managers.load_snapshot.shm_path_for": leftovers.beside,
-        "sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler": leftovers.at_once,
-        f"{_SCHEDULER}.record_weight_version_change": stamps.with_pending,
-        "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.check_weights": (
-            weights.asked
-        ),
+        f"{_LAYERS}.logits_processor.LogitsMetadata.from_forward_batch": scoring.noted,
+        f"{_LAYERS}.logprob_processor.InputLogprobProcessor._forward_by_chunk": scoring.at_temperature,
+        f"{_LAYERS}.sampler.Sampler._sample_from_probs": sampler.drawn,
+        f"{_MANAGERS}.load_snapshot.shm_path_for": leftovers.beside,
+        f"{_MANAGERS}.schedule_batch.Req._check_str_based_finish": ends.at_string,
+        f"{_MANAGERS}.schedule_batch.Req._check_token_based_finish": ends.at_token,
+        f"{_MANAGERS}.schedule_batch.Req.update_finish_state": counts.generated,
+        f"{_MANAGERS}.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens": penalties.latest,
+        f"{_MANAGERS}.schedule_batch.ScheduleBatch.prepare_for_extend": counts.prefilled,
+        f"{_MANAGERS}.schedule_batch.ScheduleBatch.retract_decode": counts.made_room,
+        f"{_MANAGERS}.scheduler.Scheduler.record_weight_version_change": stamps.with_pending,
+        f"{_MANAGERS}.scheduler.Scheduler.run_batch": penalties.remembered,
+        f"{_MANAGERS}.scheduler_components.load_inquirer.SchedulerLoadInquirer.get_loads": counts.told,
+        f"{_MANAGERS}.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.check_weights": weights.asked,
+        f"{_MANAGERS}.tokenizer_manager.SignalHandler.sigterm_handler": leftovers.at_once,
+        "sglang.srt.constrained.grammar_manager.GrammarManager.get_ready_grammar_requests": grammars.made,
+        "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar": grammars.found,
         "sglang.srt.model_loader.loader.DefaultModelLoader.load_weights_and_postprocess": loading.watched,
+        f"{_SAMPLING}.penaltylib.frequency_penalty.BatchedFrequencyPenalizer._prepare": penalties.frequency,
+        f"{_SAMPLING}.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer._prepare": ends.until_minimum,
+        f"{_SAMPLING}.penaltylib.presence_penalty.BatchedPresencePenalizer._prepare": penalties.presence,
+        f"{_SAMPLING}.penaltylib.repetition_penalty.BatchedRepetitionPenalizer._prepare": penalties.repetition,
+        f"{_SAMPLING}.sampling_batch_info.SamplingBatchInfo._apply_pre_grammar_logits_transforms": penalties.in_order,
+        f"{_SAMPLING}.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": sampler.with_streams,
     }

@@ -1,4 +1,4 @@
-"""What a request of ours carries beside vLLM's own sampling parameters: the keys of its `extra_args`.
+"""Names both sides use: what a request of ours carries beside vLLM's own sampling parameters, in `extra_args`, and our transfer.
 
 Knows: names; shared by the dialect, which writes them, and the code inside vLLM, which reads them.
 Does not know: vLLM, torch.
@@ -13,6 +13,9 @@ TEMPERATURE = "areal_temperature"
 """The temperature meant, where vLLM's own range (0.01 to 2) cannot say it, and of a scoring request."""
 NUM_PRIOR = "areal_num_prior"
 """How many tokens at the end of the prompt an earlier part of the request generated."""
+
+TRANSFER = "areal"
+"""vLLM's name for the weight transfer that takes part in a sender's group (`transfer`)."""
 
 
 def extra(sampling_params: Any, key: str) -> Any:

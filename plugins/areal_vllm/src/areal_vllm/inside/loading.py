@@ -10,7 +10,7 @@ Does not know: where a folder comes from, or when it is safe to load (`pause` fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +40,45 @@ def load_tensors(runner: Any, tensors: Iterable[tuple[str, Tensor]]) -> int:
     Raises:
         LoadIncomplete: vLLM's loader left a parameter out.
     """
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
     model = runner.get_model()
-    wanted = parameter_names(model)
+    wanted = open_layers(model, runner.device)
     counted = _Counted(tensors)
-    initialize_layerwise_reload(model)
-    if runner.device.type == "cpu":
-        _repack_experts(model)
     try:
         loaded = model.load_weights(counted)
     finally:
-        finalize_layerwise_reload(model, runner.vllm_config.model_config)
+        close_layers(model, runner.vllm_config.model_config)
     forget_derived(runner)
-    missing = sorted(wanted - {plain(name) for name in loaded}) if loaded is not None else []
-    if missing:
-        raise LoadIncomplete(f"vLLM loaded {counted.num} tensors and left out {len(missing)}: {missing[:4]}")
+    expect_whole(wanted, loaded)
     return counted.num
+
+
+def open_layers(model: Any, device: Any) -> set[str]:
+    """Unpack every layer for loading; return the names that have to be loaded. Any: vLLM's model, torch.device."""
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+    wanted = parameter_names(model)
+    initialize_layerwise_reload(model)
+    if device.type == "cpu":
+        _repack_experts(model)
+    return wanted
+
+
+def close_layers(model: Any, model_config: Any) -> None:
+    """Pack every layer again; what was not loaded is as before. Any: vLLM's own."""
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    finalize_layerwise_reload(model, model_config)
+
+
+def expect_whole(wanted: Collection[str], loaded: Collection[str] | None) -> None:
+    """Compare the names that had to be loaded with those that were; None from loaders that do not tell.
+
+    Raises:
+        LoadIncomplete: names the first that were not.
+    """
+    missing = sorted(set(wanted) - {plain(name) for name in loaded}) if loaded is not None else []
+    if missing:
+        raise LoadIncomplete(f"vLLM's loader left out {len(missing)} of {len(wanted)} parameters: {missing[:4]}")
 
 
 def _repack_experts(model: Any) -> None:

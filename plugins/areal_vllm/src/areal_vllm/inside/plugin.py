@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from areal_vllm.inside.asked import NUM_PRIOR, extra
+from areal_vllm.inside.asked import NUM_PRIOR, TRANSFER, extra
 
 
 def register() -> None:
-    """Make the gloo weight transfer known, and grammars heed prior tokens. Called more than once in a process."""
+    """Make our weight transfer known, and grammars heed prior tokens. Called more than once in a process."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
 
-    if "gloo" not in Factory._registry:
-        Factory.register_engine("gloo", "areal_vllm.inside.transfer", "GlooWeightTransferEngine")
+    if TRANSFER not in Factory._registry:
+        Factory.register_engine(TRANSFER, "areal_vllm.inside.transfer", "SeatedWeightTransferEngine")
     _continue_grammars()
 
 

@@ -1,9 +1,9 @@
-"""A weight-transfer engine of vLLM's own kind over gloo: its workers take part in the sender's broadcasts.
+"""A weight-transfer engine of vLLM's own kind: its workers take part in the group a sender broadcasts in.
 
-vLLM brings engines for NCCL and CUDA IPC; on the CPU, and where two ranks share a device, neither works. This one
-joins the group a `Seat` describes and takes one broadcast per tensor, in the order announced.
+vLLM's own, for NCCL and CUDA IPC, meet a sender that runs vLLM's trainer side; this one meets any that keeps to
+`areal_core.weights.seat`, on any device, gloo included.
 
-Knows: vLLM's weight-transfer interface, the group of `areal_core.weights.seat`.
+Knows: vLLM's weight-transfer interface, the group of a `Seat`.
 Does not know: who sends, or versions.
 """
 
@@ -22,12 +22,14 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from areal_core.weights.collective_group import Group
+from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.seat import Seat
+from areal_vllm.inside import loading
 
 
 @dataclass(kw_only=True)
 class SeatInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """A `Seat`, field by field; rank `first_rank` is that of this engine's worker 0."""
+    """A `Seat`, field by field; `first_rank` is that of worker 0."""
 
     address: str
     port: int
@@ -48,12 +50,13 @@ class BroadcastInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     shapes: list[list[int]]
 
 
-class GlooWeightTransferEngine(WeightTransferEngine[SeatInfo, BroadcastInfo]):  # type: ignore[misc]
-    """Takes broadcasts from rank 0 and loads each tensor as it comes. Any: vLLM's own types."""
+class SeatedWeightTransferEngine(WeightTransferEngine[SeatInfo, BroadcastInfo]):  # type: ignore[misc]
+    """Takes one broadcast per tensor from rank 0 and loads it as it comes. Any: vLLM's own types."""
 
     init_info_cls = SeatInfo
     update_info_cls = BroadcastInfo
     _group: Group | None = None
+    _wanted: set[str]
 
     def init_transfer_engine(self, init_info: SeatInfo) -> None:
         """Join the sender's group; every worker has a rank of its own in it."""
@@ -67,15 +70,9 @@ class GlooWeightTransferEngine(WeightTransferEngine[SeatInfo, BroadcastInfo]):  
 
     def start_weight_update(self) -> None:
         """Open every layer for loading."""
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-        initialize_layerwise_reload(self.model)
-
-    def finish_weight_update(self) -> None:
-        """Pack every layer again."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-        finalize_layerwise_reload(self.model, self.model_config)
+        self.received: dict[str, str] = {}
+        self._loaded: set[str] = set()
+        self._wanted = loading.open_layers(self.model, self.device)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive and load; the base class waits for an accelerator, which the CPU does not have."""
@@ -83,7 +80,16 @@ class GlooWeightTransferEngine(WeightTransferEngine[SeatInfo, BroadcastInfo]):  
 
     def receive_weights(self, update_info: BroadcastInfo) -> None:
         """Load every tensor as it comes."""
-        self.model.load_weights(self._arriving(update_info))
+        self._loaded |= set(self.model.load_weights(self._arriving(update_info)) or self._wanted)
+
+    def finish_weight_update(self) -> None:
+        """Pack every layer again.
+
+        Raises:
+            LoadIncomplete: a parameter was left out.
+        """
+        loading.close_layers(self.model, self.model_config)
+        loading.expect_whole(self._wanted, self._loaded)
 
     def shutdown(self) -> None:
         """Leave the group."""
@@ -94,6 +100,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[SeatInfo, BroadcastInfo]):  
     def _arriving(self, info: BroadcastInfo) -> Iterator[tuple[str, Tensor]]:
         assert self._group is not None, "init_transfer_engine comes first"
         for name, dtype, shape in zip(info.names, info.dtypes, info.shapes, strict=True):
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=self._group.device)
             self._group.broadcast(tensor.view(-1).view(torch.uint8))
+            self.received[name] = fingerprint(tensor)
             yield name, tensor

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from areal_core.weights.collective_group import place
 from areal_vllm.inside import loading, reading, sampling, scoring
 from areal_vllm.inside import tools as tool_calls
 from areal_vllm.inside.proof import Proof
@@ -22,6 +23,7 @@ class WorkerExtension:
     """Mixed into vLLM's worker class by `--worker-extension-cls`. Any: JSON, and vLLM's runner."""
 
     model_runner: Any
+    weight_transfer_engine: Any
     _areal_proof: Proof | None
     _areal_prepared: dict[str, Any] | None
 
@@ -34,6 +36,7 @@ class WorkerExtension:
                 "runner": type(runner).__name__,
                 "sampling": sampling.install(runner),
                 "scoring": scoring.install(runner),
+                "place": place(),
             }
         assert self._areal_prepared is not None
         return self._areal_prepared
@@ -54,6 +57,11 @@ class WorkerExtension:
 
         with set_current_vllm_config(self.model_runner.vllm_config):
             return {"num_tensors": loading.load_folder(self.model_runner, Path(folder))}
+
+    def areal_received(self) -> dict[str, str]:
+        """Return name -> fingerprint of what the transfer under way has brought."""
+        received: dict[str, str] = self.weight_transfer_engine.received
+        return received
 
     def areal_write_weights(self, path: str) -> dict[str, Any]:
         """Write the weights the next step computes with to a safetensors file, under their Hugging Face names."""
