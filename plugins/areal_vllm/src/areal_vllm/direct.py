@@ -34,7 +34,7 @@ class DirectTransfer:
         """The model is open or half overwritten: only `finish`, or another server, makes it whole."""
 
     async def receive(
-        self, api: Api, source: SeatedSource, version: int, *, model: ServedModel, served: int
+        self, api: Api, source: SeatedSource, manifest: WeightManifest, *, model: ServedModel, served: int
     ) -> Receipt:
         """Have every worker take part, and load what comes.
 
@@ -42,10 +42,10 @@ class DirectTransfer:
             CoverageError, VersionRegressed: nothing was touched.
             WeightSyncError, ServerAnswer, ServerGone: the server must be replaced.
         """
+        version = manifest.version
         if version <= served:
             raise VersionRegressed(f"weights of version {version} were offered", why=f"version {served} is serving")
         started = time.perf_counter()
-        manifest = await asyncio.to_thread(lambda: source.manifest)
         model.check(manifest)
         if api is not self._api:
             self._group, self._api = "", api

@@ -98,7 +98,8 @@ class VLLMEngine(ServedEngine):
         running = self._require()
         api = await running.server.api()
         try:
-            return await self._direct.receive(api, source, version, model=running.model, served=self._state.version)
+            manifest = await asyncio.to_thread(lambda: source.manifest)
+            return await self._direct.receive(api, source, manifest, model=running.model, served=self._state.version)
         except (ServerGone, ServerAnswer) as error:
             raise WeightSyncError(f"version {version} did not arrive whole", why=str(error)) from error
         finally:

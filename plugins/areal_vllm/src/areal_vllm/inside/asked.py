@@ -1,4 +1,4 @@
-"""Names both sides use: what a request of ours carries beside vLLM's own sampling parameters, in `extra_args`, and our transfer.
+"""Names both sides use: of our transfer, and of what a request carries beside vLLM's own sampling parameters.
 
 Knows: names; shared by the dialect, which writes them, and the code inside vLLM, which reads them.
 Does not know: vLLM, torch.
