@@ -19,9 +19,14 @@ from attrs import evolve
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, CapabilityError
 from areal_core.contract.inference import Generation, Grammar, InferenceSpec, PauseMode, Structure
+from areal_core.contract.weights import Offer, Receipt
 from areal_core.serving.http import Api, ServerAnswer
 from areal_core.testing.models import make_tiny_model
 from areal_core.testing.serving import FolderWeights, ask, full_logits, until_generated
+from areal_core.weights.bucketing import buckets
+from areal_core.weights.collective import CollectiveTransport
+from areal_core.weights.config import CollectiveConfig
+from areal_core.weights.specs import manifest_of
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
@@ -41,7 +46,7 @@ class Served:
         self.model = model
         self.version = 0
         self._runner = asyncio.Runner()
-        self.engine = SGLangEngine(SGLangConfig(max_restarts=0, kv_cache_gib=0.05, tool_parser="qwen25"))
+        self.engine = SGLangEngine(SGLangConfig(max_restarts=0, kv_cache_gib=0.05, tool_parser="qwen25", direct=True))
         self.run(self.engine.start(InferenceSpec(model_path=str(model), max_concurrent=32)))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -204,6 +209,49 @@ def test_every_stamp_of_an_update_in_flight_is_true(served: Served) -> None:
         assert {span.version for span in made.version_spans} == {first, first + 1, first + 2}
         for span in made.version_spans:
             assert set(made.output_ids[span.start : span.stop]) == {20 + span.version - first}
+
+
+def send(transport: CollectiveTransport, offer: Offer, weights: FolderWeights) -> Receipt:
+    """Stream weights as a trainer does."""
+    sink = transport.sink(offer)
+    sink.begin(manifest_of(weights.tensors.items(), version=offer.version, tied=weights.tied))
+    for bucket in buckets(weights.tensors.items(), sink.bucket_bytes):
+        sink.write(bucket)
+    return sink.finish()
+
+
+def test_ranks_take_weights_from_the_sender_in_place(served: Served) -> None:
+    """Twice, the second time in the same group; both ends have the same fingerprints."""
+    start = FolderWeights.of(served.model)
+    ends = [CollectiveTransport(CollectiveConfig(timeout_s=120.0)) for _ in range(3)]
+    controller, sender, receiver = ends
+
+    async def streamed(token: int) -> tuple[Receipt, Receipt, Generation]:
+        served.version += 1
+        offer = controller.open(served.version)
+        (own,) = controller.expect(offer, ("replica",))
+        await served.engine.pause(PauseMode.KEEP)
+        took, sent = await asyncio.gather(
+            served.engine.receive_weights(receiver.source(own), served.version),
+            asyncio.to_thread(send, sender, offer, start.tell(token)),
+        )
+        await served.engine.commit_weights(served.version)
+        await served.engine.resume()
+        controller.release(offer)
+        made = await served.engine.generate(ask(*PROMPT, max_new_tokens=4, temperature=0.0, ignore_eos=True))
+        return took, sent, made
+
+    try:
+        for token in (33, 34):
+            took, sent, made = served.run(streamed(token))
+
+            assert took.fingerprints == sent.fingerprints
+            assert made.output_ids == (token,) * 4
+            assert [span.version for span in made.version_spans] == [served.version]
+    finally:
+        for end in ends:
+            end.close()
+        served.run(served.update(start))
 
 
 def test_new_requests_find_nothing_of_old_weights(served: Served) -> None:

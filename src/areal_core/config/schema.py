@@ -145,7 +145,7 @@ class SchedulerConfig:
 
     backend: str = "local"
     options: Options = Factory(dict)
-    start_timeout_s: float = field(default=180.0, validator=validators.gt(0.0))
+    start_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))
     step_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
     heartbeat_timeout_s: float = field(default=8.0, validator=validators.gt(0.0))
 

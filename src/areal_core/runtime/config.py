@@ -14,7 +14,7 @@ class LocalConfig:
 
     log_dir: str = "logs"
     """Folder of one log file per worker, `<role>-<rank>.log`; made when missing."""
-    start_timeout_s: float = field(default=180.0, validator=validators.gt(0.0))
+    start_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))
     """Until every worker process of a job answers; loading its engine comes later and is not counted."""
     heartbeat_timeout_s: float = field(default=8.0, validator=validators.gt(0.0))
     """Without a sign of life for so long, a worker counts as silent."""

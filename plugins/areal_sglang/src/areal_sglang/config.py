@@ -31,15 +31,6 @@ def _not_taken(_: object, __: Attribute[tuple[str, ...]], value: tuple[str, ...]
             )
 
 
-def _not_direct(_: object, __: Attribute[bool], value: bool) -> None:
-    if value:
-        raise PlanError(
-            "rollout.options.direct is true",
-            why="this plugin's workers take weights through a host copy, whatever the transport",
-            fix="leave it out; transport collective works without it",
-        )
-
-
 @frozen(kw_only=True)
 class SGLangConfig(ServedOptions):
     """How servers are started, beside what all served backends have.
@@ -49,7 +40,6 @@ class SGLangConfig(ServedOptions):
 
     server_args: tuple[str, ...] = field(default=(), converter=tuple[str, ...], validator=_not_taken)
     """Further arguments of `sglang.launch_server`, one per item."""
-    direct: bool = field(default=False, validator=_not_direct)
     kv_cache_gib: float = field(default=0.0, validator=validators.ge(0.0))
     """Memory for keys and values, per rank. 0: what is left on an accelerator, 1 GiB on the CPU."""
     cpu_threads: int = field(default=1, validator=validators.ge(1))

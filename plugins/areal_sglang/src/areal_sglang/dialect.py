@@ -7,10 +7,8 @@ Does not know: processes, pauses, versions, retries (`areal_core.serving.engine`
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
@@ -18,6 +16,7 @@ from areal_core.contract.errors import CoverageError, FingerprintMismatch, Weigh
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE, PauseMode
 from areal_core.serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
 from areal_core.serving.http import Api, ServerAnswer
+from areal_sglang.asking import ask
 from areal_sglang.bodies import generate_body, reply_of, server_name
 from areal_sglang.command import SPARE_TOKENS, command
 from areal_sglang.config import SGLangConfig
@@ -72,7 +71,7 @@ class SGLangDialect:
         """
         info = await api.get("/server_info")
         try:
-            ranks = await _ask(api, "describe")
+            ranks = await ask(api, "describe")
         except ServerAnswer as error:
             raise WorkerError(
                 f"the SGLang server at {api.url} runs without areal's hooks",
@@ -86,7 +85,7 @@ class SGLangDialect:
                 why=f"SGLang {info['version']} differs from the tested version, or the hook failed: see its log",
                 fix="areal env create sglang",
             )
-        passed = sorted({word for rank in await _ask(api, "loaded") for word in rank["problems"]})
+        passed = sorted({word for rank in await ask(api, "loaded") for word in rank["problems"]})
         if passed:
             raise CoverageError(f"SGLang does not take the model folder whole: {passed[0]}", why=f"{len(passed)} such")
         return ServerFacts(
@@ -119,7 +118,7 @@ class SGLangDialect:
             await api.post("/continue_generation", {})
             return
         await api.post("/pause_generation", {"mode": "in_place"})
-        await _ask(api, "describe")  # the pause is only sent to the scheduler; what follows it is answered after it
+        await ask(api, "describe")  # the pause is only sent to the scheduler; what follows it is answered after it
 
     async def resume(self, api: Api) -> None:
         """Go on; also where nothing was paused."""
@@ -134,7 +133,7 @@ class SGLangDialect:
         """
         wait = _PROOF_LOOK_S[0]
         while True:
-            ranks = await _ask(api, f"prove:{folder}")
+            ranks = await ask(api, f"prove:{folder}")
             if all(rank["done"] for rank in ranks):
                 break
             await asyncio.sleep(wait)
@@ -162,8 +161,8 @@ class SGLangDialect:
         except ServerAnswer as error:
             if error.status != 400 or _STALE not in error.text:
                 raise
-            await _flush(api)
-        problems = sorted({word for rank in await _ask(api, "loaded") for word in rank["problems"]})
+            await flush(api)
+        problems = sorted({word for rank in await ask(api, "loaded") for word in rank["problems"]})
         if problems:
             raise CoverageError(
                 f"SGLang did not load version {version} whole: {problems[0]}", why=f"{len(problems)} such"
@@ -187,14 +186,7 @@ class SGLangDialect:
         )
 
 
-async def _ask(api: Api, action: str) -> list[dict[str, Any]]:  # Any: JSON, see inside/weights.py
-    """Ask every rank's scheduler; answers in the order of ranks."""
-    answer = await api.post("/weights_checker", {"action": f"areal.{action}"})
-    ranks: list[dict[str, Any]] = json.loads(answer["message"])
-    return ranks
-
-
-async def _flush(api: Api) -> None:
+async def flush(api: Api) -> None:
     """Drop the prefix cache, which an update may leave stale although the new weights serve."""
     for _ in range(_FLUSHES):
         try:

@@ -16,18 +16,30 @@ from typing import Any
 from attrs import evolve
 
 from areal_core.contract.abilities import asked_of
-from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed
+from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, VersionRegressed, WeightSyncError
 from areal_core.contract.ids import RequestId
-from areal_core.contract.inference import Generation, GenerationRequest, PauseMode, SamplingParams, VersionSpan
+from areal_core.contract.inference import (
+    Generation,
+    GenerationRequest,
+    InferenceSpec,
+    PauseMode,
+    SamplingParams,
+    VersionSpan,
+)
 from areal_core.contract.optional import ToolCall, ToolParse
+from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_core.serving.engine import ServedEngine
-from areal_core.serving.http import Api, ServerAnswer
+from areal_core.serving.http import Api, ServerAnswer, ServerGone
+from areal_core.serving.options import CacheOnUpdate
 from areal_core.serving.requests import check_request, refuse_extras
 from areal_core.serving.slots import Interrupted
+from areal_core.weights.seat import SeatedSource
 from areal_sglang.adapters import Adapters, ServedAdapter
 from areal_sglang.bodies import score_body, scores_of, server_name
 from areal_sglang.config import SGLangConfig
 from areal_sglang.dialect import SGLangDialect
+from areal_sglang.direct import Direct, SeatedWeights, stamp
 from areal_sglang.manifest import MANIFEST
 
 _SCORE_ATTEMPTS = 8
@@ -49,6 +61,7 @@ class SGLangEngine(ServedEngine):
         self._adapting = asyncio.Lock()
         self._asleep = False
         self._scores = itertools.count(1)
+        self._direct = Direct(1, "cpu")
 
     @property
     def serving(self) -> Api:
@@ -74,6 +87,11 @@ class SGLangEngine(ServedEngine):
         for adapter in self._adapters:
             await _load_adapter(api, adapter)
 
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        """Start a server on the folder, or find the one that runs, as version 0."""
+        self._direct = Direct(spec.layout.get("t", 1), spec.device.partition(":")[0])
+        return await super().start(spec)
+
     async def generate(self, request: GenerationRequest) -> Generation:
         """Generate for one prompt; with an adapter, stamped with the adapter's version.
 
@@ -91,6 +109,38 @@ class SGLangEngine(ServedEngine):
         count = len(made.output_ids)
         spans = (VersionSpan(start=0, stop=count, version=adapter.version),) if count else ()
         return evolve(made, version_spans=spans)
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        """Stage one version; with `direct`, and a source that has seats, load it into a paused server as it comes.
+
+        Raises:
+            CoverageError, VersionRegressed, WeightSyncError: what serves is untouched, or the server is started again.
+        """
+        if not self._config.direct or not isinstance(source, SeatedSource):
+            return await super().receive_weights(source, version)
+        try:
+            return await self._work.alone(self._take(source, source.manifest, version))
+        finally:
+            source.close()
+
+    async def commit_weights(self, version: int) -> None:
+        """Have the server load what is held, or stamp what it took, between two tokens.
+
+        Raises:
+            WeightSyncError: another version, or none, is held; or the server that took it is gone.
+        """
+        taken = self._direct.taken(version)
+        if taken is None:
+            await super().commit_weights(version)
+            return
+        keep = self._config.kv_on_update is CacheOnUpdate.KEEP
+        stamped = functools.partial(stamp, taken=taken, keep_cache=keep)
+        await self._work.alone(self._require().updates.change(version, stamped))
+
+    async def abort_weights(self) -> None:
+        """Drop the held version, also one that is still arriving. Idempotent."""
+        await super().abort_weights()
+        await self._direct.abort(self._require().server)
 
     async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
         """Return log p(token t | tokens < t) for each token, 0.0 for the first.
@@ -184,6 +234,20 @@ class SGLangEngine(ServedEngine):
         answer = await running.server.asked(lambda api: api.post("/parse_function_call", body))
         calls = [ToolCall(name=call["name"], arguments=call["parameters"]) for call in answer["calls"]]
         return ToolParse(content=answer["normal_text"], calls=calls)
+
+    async def _take(self, source: SeatedWeights, manifest: WeightManifest, version: int) -> Receipt:
+        running, served = self._require(), self._state.version
+        if version <= served:
+            raise VersionRegressed(
+                f"weights of version {version} were offered", why=f"version {served} is serving already"
+            )
+        if self._state.paused is None:
+            raise WeightSyncError("weights arrive in place", why="the engine is not paused", fix="pause it first")
+        running.model.check(manifest)
+        try:
+            return await self._direct.receive(running.server, source, manifest, version)
+        except (ServerAnswer, ServerGone) as error:
+            raise WeightSyncError(f"SGLang did not take version {version}", why=str(error)) from error
 
     async def _scored(self, input_ids: Sequence[int], temperature: float) -> list[float] | None:
         """Return the scores, or None if a pause or an update came between."""

@@ -18,7 +18,7 @@ MANIFEST = Manifest(
     devices=("cpu", "cuda"),
     summary="SGLang servers, each with an interpreter of its own",
     claims={
-        "weights.staged": full(),
+        "weights.staged": when("direct == false", "with direct the ranks load in place as the weights arrive"),
         "weights.in_flight": full(),
         "weights.cast": full(),
         "weights.kv_kept": when("kv_on_update == keep", "with kv_on_update: recompute the cache is made anew"),

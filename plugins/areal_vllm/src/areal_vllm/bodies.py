@@ -6,14 +6,13 @@ Does not know: HTTP, or when anything is asked.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
 from areal_core.contract.errors import GenerationFailed
-from areal_core.contract.inference import IMAGES, GenerationRequest, Grammar, Structure, VersionSpan
+from areal_core.contract.inference import GenerationRequest, Grammar, Structure, VersionSpan
 from areal_core.serving.dialect import Call, Reply
 from areal_vllm.inside.asked import NUM_PRIOR, TEMPERATURE
 
@@ -41,8 +40,6 @@ def body_of(call: Call) -> dict[str, Any]:
     }
     if request.adapter:
         body["model"] = request.adapter
-    if IMAGES in request.extras:
-        body["content_parts"] = [{"type": "image_url", "url": _data_url(image)} for image in request.extras[IMAGES]]
     return body
 
 
@@ -145,8 +142,3 @@ def _extra(request: GenerationRequest) -> dict[str, Any]:
 
 def _structure(structure: Structure) -> dict[str, Any]:
     return {"json" if structure.grammar is Grammar.JSON_SCHEMA else "regex": structure.text}
-
-
-def _data_url(image: bytes) -> str:
-    kind = "png" if image.startswith(b"\x89PNG") else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"

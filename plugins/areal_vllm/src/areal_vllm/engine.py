@@ -17,7 +17,7 @@ from attrs import evolve
 
 from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, WeightSyncError
 from areal_core.contract.ids import RequestId
-from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, SamplingParams, VersionSpan
+from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, VersionSpan
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.serving.engine import ServedEngine
@@ -62,7 +62,7 @@ class VLLMEngine(ServedEngine):
 
     def refuse(self, request: GenerationRequest) -> None:
         """Refuse extras nobody reads."""
-        refuse_extras(request, (IMAGES,), "vllm")
+        refuse_extras(request, (), "vllm")
 
     async def revived(self, api: Api) -> None:
         """Load the adapters into a server that was started again."""

@@ -72,8 +72,7 @@ async def regex(bench: InferBench) -> None:
 @check("infer.structured.json", level=Level.SINGLE, law=1, spec="infer#structure", requires=STRUCTURED, since=(1, 2))
 async def json_schema(bench: InferBench) -> None:
     """Every whole output is one JSON value that the schema allows."""
-    folder = _folder(bench, vocab_size=WIDE)
-    async with bench.engine(*STRUCTURED, model=folder) as engine:
+    async with bench.engine(*STRUCTURED, model=_folder(bench)) as engine:
         asked = [
             _structured(
                 bench,
@@ -93,7 +92,7 @@ async def json_schema(bench: InferBench) -> None:
         if result.stop_reason is not StopReason.STOP:
             continue  # a schema may leave room for spaces without end
         num_whole += 1
-        text = _text(bench, result.output_ids, folder)
+        text = _text(bench, result.output_ids)
         assert request.structure is not None
         expect(_fits(text, json.loads(request.structure.text)), f"{_told(request)}: got {text!r}")
     expect(num_whole * 2 > len(asked), f"only {num_whole} of {len(asked)} outputs are whole")
@@ -102,8 +101,7 @@ async def json_schema(bench: InferBench) -> None:
 @check("infer.structured.company", level=Level.SINGLE, law=1, spec="infer#structure", requires=STRUCTURED, since=(1, 2))
 async def company(bench: InferBench) -> None:
     """A structure binds its own request alone: its neighbours, before, beside and after it, are the policy's own."""
-    folder = bench.model()
-    async with bench.engine(*STRUCTURED, model=folder) as engine:
+    async with bench.engine(*STRUCTURED) as engine:
         plain = [
             bench.ask(*ids, name=f"plain-{number}", max_new_tokens=20)
             for number, ids in enumerate(prompts(8, seed=33, longest=9))
@@ -180,9 +178,9 @@ def _seed(bench: InferBench, number: int) -> int | None:
     return draw(bench, number).get("seed")
 
 
-def _folder(bench: InferBench, **arguments: int) -> Path:
-    """Return a model that can end: where a text is whole nothing but its end may come."""
-    return bench.model(ends=True, **arguments)
+def _folder(bench: InferBench) -> Path:
+    """Return a model that spells braces and can end: where a text is whole nothing but its end may come."""
+    return bench.model(ends=True, vocab_size=WIDE)
 
 
 def _structured(
@@ -198,7 +196,7 @@ def _structured(
 
 def _judge(bench: InferBench, request: GenerationRequest, result: Generation) -> None:
     """Expect each token among those that lead to an allowed text, with the log-prob of the distribution over them."""
-    well_formed(result, request)
+    well_formed(result, request, vocabulary=WIDE)
     folder, ids, output = _folder(bench), request.input_ids, result.output_ids
     first = len(ids) - request.num_prior
     rows = bench.oracle(folder).logits([*ids, *output])[len(ids) - 1 : -1]
@@ -230,10 +228,10 @@ def _texts(request: GenerationRequest) -> tuple[str, ...]:
     return LANGUAGES[request.structure.text]
 
 
-def _text(bench: InferBench, ids: Sequence[int], folder: Path | None = None) -> str:
+def _text(bench: InferBench, ids: Sequence[int]) -> str:
     """Return what tokens spell, without the end token."""
     kept = [token for token in ids if token != END]
-    return bench.tokenizer(folder or _folder(bench)).decode(kept) if kept else ""
+    return bench.tokenizer(_folder(bench)).decode(kept) if kept else ""
 
 
 def _ids(bench: InferBench, text: str) -> list[int]:

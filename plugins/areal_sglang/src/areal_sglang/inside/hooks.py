@@ -18,6 +18,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 SWITCH = "AREAL_SGLANG"
 _LAYERS = "sglang.srt.layers"
 _MANAGERS = "sglang.srt.managers"
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _SAMPLING = "sglang.srt.sampling"
 
 
@@ -45,6 +46,7 @@ def _hooks() -> Mapping[str, Callable[..., Any]]:  # Any: SGLang's own
         leftovers,
         loading,
         penalties,
+        receiving,
         sampler,
         scoring,
         stamps,
@@ -69,6 +71,9 @@ def _hooks() -> Mapping[str, Callable[..., Any]]:  # Any: SGLang's own
         f"{_MANAGERS}.tokenizer_manager.SignalHandler.sigterm_handler": leftovers.at_once,
         "sglang.srt.constrained.grammar_manager.GrammarManager.get_ready_grammar_requests": grammars.made,
         "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar": grammars.found,
+        f"{_UPDATER}.begin_weight_update": receiving.begun,
+        f"{_UPDATER}.load_weights_from_distributed": receiving.loaded,
+        f"{_UPDATER}.receive_weights_from_distributed": receiving.came,
         "sglang.srt.model_loader.loader.DefaultModelLoader.load_weights_and_postprocess": loading.watched,
         f"{_SAMPLING}.penaltylib.frequency_penalty.BatchedFrequencyPenalizer._prepare": penalties.frequency,
         f"{_SAMPLING}.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer._prepare": ends.until_minimum,

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from sglang.srt.managers.io_struct import CheckWeightsReqInput, CheckWeightsReqOutput
 
 from areal_core.weights.fingerprint import fingerprint
-from areal_sglang.inside import loading
+from areal_sglang.inside import loading, receiving
 from areal_sglang.inside.hooks import missing
 
 PREFIX = "areal."
@@ -72,6 +72,8 @@ def _answer(action: str, folder: str) -> Answer:
     if action == "write":
         save_file(dict(loading.read_back()), folder)
         return {}
+    if action == "received":
+        return receiving.told()
     if action == "loaded":
         return {"problems": loading.problems()}
     if action != "prove":
