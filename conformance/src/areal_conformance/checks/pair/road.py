@@ -13,14 +13,19 @@ from areal_conformance.outcome import expect
 
 
 @check(
-    "pair.run.synchronous", level=Level.LOOP, law=3, spec="train", requires=("infer.sampling.seed",), deadline_s=120.0
+    "pair.run.synchronous",
+    level=Level.LOOP,
+    law=3,
+    spec="train",
+    requires=("infer.sampling.seed", "infer.deterministic"),
+    deadline_s=120.0,
 )
 async def synchronous(bench: PairBench) -> None:
     """Three steps of generate, train and update give the same tokens and the same weights, bit for bit, each time."""
     runs = []
     for number, transport in enumerate((bench.transports * 2)[:2]):
         tokens = []
-        async with bench.pair(transport=transport, lr=0.05) as pair:
+        async with bench.pair(transport=transport, lr=0.05, infer_claims=("deterministic",)) as pair:
             for version in range(3):
                 generations = []
                 for place, prompt in enumerate(PROMPTS):

@@ -18,6 +18,8 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 from sglang.srt.utils import kill_process_tree
 
+from areal_sglang.inside import models
+
 KEY_VARIABLE = "AREAL_SGLANG_KEY"
 FORK_VARIABLE = "AREAL_SGLANG_FORK"
 
@@ -29,6 +31,7 @@ def main() -> None:
         _hide(key)
     if os.environ.get(FORK_VARIABLE):
         _fork()
+    os.environ.setdefault(models.VARIABLE, models.others(sys.argv[sys.argv.index("--model-path") + 1]))
     load_plugins()
     arguments = prepare_server_args(sys.argv[1:])
     arguments.api_key = key or None
