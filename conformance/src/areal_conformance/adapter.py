@@ -129,4 +129,4 @@ class Adapter:
     reuse: bool = True
     """Whether one started inference engine may serve many checks; at rest, with its weights restored."""
     slow_start: bool = False
-    """Whether a start costs so much that pair checks too share replicas, at rest, with their weights restored."""
+    """Whether a start costs so much that more engines are kept, and pair checks too share theirs, weights restored."""

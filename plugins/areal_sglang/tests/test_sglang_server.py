@@ -231,13 +231,15 @@ def test_ranks_take_weights_from_the_sender_in_place(served: Served) -> None:
         offer = controller.open(served.version)
         (own,) = controller.expect(offer, ("replica",))
         await served.engine.pause(PauseMode.KEEP)
-        took, sent = await asyncio.gather(
-            served.engine.receive_weights(receiver.source(own), served.version),
-            asyncio.to_thread(send, sender, offer, start.tell(token)),
-        )
-        await served.engine.commit_weights(served.version)
-        await served.engine.resume()
-        controller.release(offer)
+        try:
+            took, sent = await asyncio.gather(
+                served.engine.receive_weights(receiver.source(own), served.version),
+                asyncio.to_thread(send, sender, offer, start.tell(token)),
+            )
+            await served.engine.commit_weights(served.version)
+        finally:
+            await served.engine.resume()
+            controller.release(offer)
         made = await served.engine.generate(ask(*PROMPT, max_new_tokens=4, temperature=0.0, ignore_eos=True))
         return took, sent, made
 

@@ -113,6 +113,12 @@ def test_replicas_on_a_cpu_share_its_cores() -> None:
     assert command().environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
+def test_the_sampler_is_not_compiled_on_a_cpu() -> None:
+    """The first request for log-probs would wait half a minute for a C++ compiler."""
+    assert command().environ["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in command(device="cuda").environ
+
+
 def test_adapters_cost_nothing_unless_asked_for() -> None:
     """Without places for adapters vLLM computes without the detour."""
     assert "--enable-lora" not in command().argv

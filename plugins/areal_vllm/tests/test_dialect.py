@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from areal_core.contract.errors import FingerprintMismatch, WorkerError
+from areal_core.contract.errors import FingerprintMismatch, ModelError, WorkerError
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE, PauseMode
 from areal_core.serving.dialect import Call, Dialect
 from areal_core.serving.http import ServerAnswer
@@ -67,6 +67,16 @@ def test_a_server_without_the_plugin_is_refused() -> None:
     with pytest.raises(WorkerError, match="without the plugin's hooks") as caught:
         asyncio.run(dialect().facts(api))
     assert "--worker-extension-cls" in caught.value.fix
+
+
+def test_a_model_without_a_kernel_is_refused_at_start() -> None:
+    """Heads of 16 on the CPU: vLLM starts, is healthy, and ends at the first request."""
+    prepared = answer("prepared")
+    prepared["results"][0]["unfit"] = "its attention heads are 16 wide; vLLM's CPU kernel takes [32, 64]"
+
+    with pytest.raises(ModelError) as caught:
+        asyncio.run(dialect().facts(started(**{RPC: prepared})))
+    assert "16" in caught.value.why
 
 
 def test_a_runner_nobody_knows_is_refused() -> None:

@@ -17,12 +17,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
 _STDIN = 0
+_TIDY_S = 3.0
 
 
 def main() -> None:
@@ -38,6 +40,8 @@ def main() -> None:
         while process.poll() is None and os.getppid() == parent:
             if select.select([_STDIN], [], [], _LOOK_S)[0] and not os.read(_STDIN, 4096):
                 break
+        if process.poll() is not None:
+            _let_tidy(process.pid)
     finally:
         _send(process.pid, signal.SIGKILL)
     code = process.wait()
@@ -48,6 +52,15 @@ def main() -> None:
 def _send(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def _let_tidy(group: int) -> None:
+    """Give what outlives the command a moment: Python's resource tracker frees shared memory only then."""
+    deadline = time.monotonic() + _TIDY_S
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-group, os.WNOHANG)[0] == 0:
+                time.sleep(_LOOK_S / 10)
 
 
 def _end_orphans() -> None:

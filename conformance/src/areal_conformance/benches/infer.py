@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEPT_ENGINES = 2
+KEPT_WHERE_SLOW = 4
 WAIT_S = 5.0
 """Times the adapter's patience: the most any single condition is waited for."""
 POLLS_PER_S = 600
@@ -188,7 +189,7 @@ class InferBench(Bench):
             await engine.close()
         else:
             self._kept.append(kept)
-            while len(self._kept) > KEPT_ENGINES:
+            while len(self._kept) > (KEPT_WHERE_SLOW if self.target.adapter.slow_start else KEPT_ENGINES):
                 await self._kept.pop(0).engine.close()
         self._open.remove(engine)
 

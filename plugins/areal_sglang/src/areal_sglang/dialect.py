@@ -27,6 +27,7 @@ _PROOF_LOOK_S = (0.005, 0.25)
 _FLUSHES = 20
 _NO_COUNTS = (0.0,) * 6
 """What `inside.counts` has put there before the first step."""
+_GO_ON = {"torch_empty_cache": False}  # else every pause throws the device's memory cache away
 _STALE = "cache was not flushed"
 _MODEL_FAULTS = (
     *("are not supported for now", "does not recognize this architecture", "Unrecognized model in"),
@@ -115,14 +116,14 @@ class SGLangDialect:
         """
         if mode is PauseMode.ABORT:
             await api.post("/abort_request", {"abort_all": True})
-            await api.post("/continue_generation", {})
+            await api.post("/continue_generation", _GO_ON)
             return
         await api.post("/pause_generation", {"mode": "in_place"})
         await ask(api, "describe")  # the pause is only sent to the scheduler; what follows it is answered after it
 
     async def resume(self, api: Api) -> None:
         """Go on; also where nothing was paused."""
-        await api.post("/continue_generation", {})
+        await api.post("/continue_generation", _GO_ON)
 
     async def prove(self, api: Api, folder: Path) -> Mapping[str, str]:
         """Have every rank's scheduler hash the staged file while it generates.

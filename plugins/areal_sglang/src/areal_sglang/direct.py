@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from attrs import frozen
@@ -51,9 +51,13 @@ class Direct:
         self._taken: Taken | None = None
 
     async def receive(
-        self, server: SupervisedServer, source: SeatedWeights, manifest: WeightManifest, version: int
+        self,
+        server: SupervisedServer,
+        source: SeatedWeights,
+        version: int,
+        check: Callable[[WeightManifest], None],
     ) -> Receipt:
-        """Take every tensor into the model of a paused server; a failure costs it a restart.
+        """Take every tensor into the model of a paused server; a failure after `check` costs it a restart.
 
         Raises:
             WeightSyncError, CoverageError, FingerprintMismatch: the sender gave up, or not all of it was loaded.
@@ -61,13 +65,17 @@ class Direct:
         """
         started, api = time.monotonic(), await server.api()
         held = self._group if self._group_of is api else ""
-        self._group, self._arriving = "", source
+        self._arriving = source
         try:
-            self._group = await self._take(api, source, manifest, held)
-            fingerprints = await _received(api)
-        except BaseException:
-            await server.replace(api)  # half an update is loaded
-            raise
+            manifest = await asyncio.to_thread(_announced, source)
+            check(manifest)
+            self._group = ""
+            try:
+                self._group = await self._take(api, source, manifest, held)
+                fingerprints = await _received(api)
+            except BaseException:
+                await server.replace(api)  # half an update is loaded
+                raise
         finally:
             self._arriving = None
         self._group_of, self._taken = api, Taken(version=version, api=api)
@@ -109,6 +117,11 @@ class Direct:
         await api.post("/end_weight_update", {}, timeout_s=seat.timeout_s)
         await asyncio.to_thread(source.wait_finished)
         return seat.group_name
+
+
+def _announced(source: SeatedWeights) -> WeightManifest:
+    """Wait for what the sender announces."""
+    return source.manifest
 
 
 async def stamp(api: Api, taken: Taken, *, keep_cache: bool) -> None:

@@ -28,7 +28,7 @@ from areal_core.contract.inference import (
 )
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.train import EngineInfo
-from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
+from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.serving.engine import ServedEngine
 from areal_core.serving.http import Api, ServerAnswer, ServerGone
 from areal_core.serving.options import CacheOnUpdate
@@ -119,7 +119,7 @@ class SGLangEngine(ServedEngine):
         if not self._config.direct or not isinstance(source, SeatedSource):
             return await super().receive_weights(source, version)
         try:
-            return await self._work.alone(self._take(source, source.manifest, version))
+            return await self._work.alone(self._take(source, version))
         finally:
             source.close()
 
@@ -235,7 +235,7 @@ class SGLangEngine(ServedEngine):
         calls = [ToolCall(name=call["name"], arguments=call["parameters"]) for call in answer["calls"]]
         return ToolParse(content=answer["normal_text"], calls=calls)
 
-    async def _take(self, source: SeatedWeights, manifest: WeightManifest, version: int) -> Receipt:
+    async def _take(self, source: SeatedWeights, version: int) -> Receipt:
         running, served = self._require(), self._state.version
         if version <= served:
             raise VersionRegressed(
@@ -243,9 +243,8 @@ class SGLangEngine(ServedEngine):
             )
         if self._state.paused is None:
             raise WeightSyncError("weights arrive in place", why="the engine is not paused", fix="pause it first")
-        running.model.check(manifest)
         try:
-            return await self._direct.receive(running.server, source, manifest, version)
+            return await self._direct.receive(running.server, source, version, running.model.check)
         except (ServerAnswer, ServerGone) as error:
             raise WeightSyncError(f"SGLang did not take version {version}", why=str(error)) from error
 

@@ -70,7 +70,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
 
 def environ(launch: Launch, config: VLLMConfig) -> dict[str, str]:
     """Return what is added to the environment; the key is here and not among the arguments."""
-    found = {**_ENVIRON, "VLLM_API_KEY": launch.key, "VLLM_CACHE_ROOT": str(launch.folder / "cache")}
+    found = {**_ENVIRON, "VLLM_API_KEY": launch.key}
     if config.max_adapters:
         found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if launch.spec.device == "cpu":

@@ -108,4 +108,5 @@ ADAPTER = Adapter(
         "lora.adapters": {"max_adapters": 4, "max_adapter_rank": 16},
     },
     patience=12.0,
+    slow_start=True,
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_core.contract.errors import FingerprintMismatch, WorkerError
+from areal_core.contract.errors import FingerprintMismatch, ModelError, WorkerError
 from areal_core.contract.inference import PauseMode
 from areal_core.serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
 from areal_core.serving.http import Api, ServerAnswer
@@ -62,6 +62,7 @@ class VLLMDialect:
         """Ask what it is, and have the workers install their hooks.
 
         Raises:
+            ModelError: vLLM has no kernel for the model on this device, and would end at the first request.
             WorkerError: its workers lack them: it was started by hand without the plugin.
         """
         version = (await api.get("/version"))["version"]
@@ -140,6 +141,8 @@ class VLLMDialect:
                 f"--generation-config vllm --worker-extension-cls {EXTENSION}, with areal-vllm installed beside vLLM",
             ) from error
         for worker in workers:
+            if worker["unfit"]:
+                raise ModelError("vLLM cannot serve the model on this device", why=worker["unfit"])
             if not (worker["sampling"] and worker["scoring"]):
                 raise WorkerError(
                     f"vLLM {version} samples in a way the plugin does not know",

@@ -20,6 +20,7 @@ from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, VersionSpan
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.weights import Receipt, WeightSource
+from areal_core.serving.adapter_folder import check_adapter
 from areal_core.serving.engine import ServedEngine
 from areal_core.serving.http import Api, ServerAnswer, ServerGone
 from areal_core.serving.options import CacheOnUpdate
@@ -148,12 +149,14 @@ class VLLMEngine(ServedEngine):
         """Load one version of an adapter; later requests that name it use it, those in flight keep theirs.
 
         Raises:
+            ModelError: the folder holds no adapter of this model.
             VersionRegressed: this version, or a newer one, is loaded.
             CapabilityError: no place for it, or vLLM cannot use it.
         """
-        self._require()
+        model = self._require().model
         async with self._adapting:
             adapter = self._adapters.admit(name, path, version)
+            await asyncio.to_thread(check_adapter, path, model.shapes)
             await self._require().server.asked(lambda api: _load_adapter(api, adapter))
             self._adapters.loaded(adapter)
             await self._drop_unused()

@@ -13,7 +13,9 @@ import logging
 import multiprocessing
 import os
 import sys
+from pathlib import Path
 
+import sglang.srt.models
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 from sglang.srt.utils import kill_process_tree
@@ -31,7 +33,8 @@ def main() -> None:
         _hide(key)
     if os.environ.get(FORK_VARIABLE):
         _fork()
-    os.environ.setdefault(models.VARIABLE, models.others(sys.argv[sys.argv.index("--model-path") + 1]))
+    model, folder = sys.argv[sys.argv.index("--model-path") + 1], Path(sglang.srt.models.__path__[0])
+    os.environ.setdefault(models.VARIABLE, models.others(model, folder))
     load_plugins()
     arguments = prepare_server_args(sys.argv[1:])
     arguments.api_key = key or None

@@ -44,8 +44,8 @@ def weights_in_use(runner: Any) -> dict[str, Tensor]:
                 found[f"{name}.weight"] = _table(layer)
         elif isinstance(layer, LinearBase):
             found.update(_linear(name, layer, fused))
-        elif any(True for _ in layer.parameters(recurse=False)) and type(layer).__name__.endswith("MoE"):
-            raise NotReadable(f"{name} holds experts")
+        elif any(True for _ in layer.parameters(recurse=False)) and ".experts." in f".{name}.":
+            raise NotReadable(f"{name} holds experts, packed together")
         else:
             found.update({f"{name}.{key}": value for key, value in layer.named_parameters(recurse=False)})
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in found.items()}

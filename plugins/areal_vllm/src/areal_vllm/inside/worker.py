@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.weights.collective_group import place
-from areal_vllm.inside import loading, reading, sampling, scoring
+from areal_vllm.inside import kernels, loading, reading, sampling, scoring
 from areal_vllm.inside import tools as tool_calls
 from areal_vllm.inside.proof import Proof
 
@@ -37,6 +37,7 @@ class WorkerExtension:
                 "sampling": sampling.install(runner),
                 "scoring": scoring.install(runner),
                 "place": place(),
+                "unfit": kernels.why_unfit(runner),
             }
         assert self._areal_prepared is not None
         return self._areal_prepared
@@ -46,15 +47,13 @@ class WorkerExtension:
         proof: Proof | None = self.__dict__.get("_areal_proof")
         if proof is None or proof.folder != Path(folder):
             proof = self._areal_proof = Proof(Path(folder))
-        state = proof.state()
-        if state["done"]:
-            self._areal_proof = None
-        return state
+        return proof.state()  # kept: workers are asked together until the slowest is done
 
     def areal_load(self, folder: str) -> dict[str, Any]:
         """Load a staged folder into the running model; vLLM is paused."""
         from vllm.config import set_current_vllm_config
 
+        self._areal_proof = None
         with set_current_vllm_config(self.model_runner.vllm_config):
             return {"num_tensors": loading.load_folder(self.model_runner, Path(folder))}
 

@@ -1,0 +1,54 @@
+"""Whether a PEFT folder fits a served model: engines take layers a model lacks, and halves, without a word.
+
+Knows: names and shapes of low-rank adapters as PEFT saves them.
+Does not know: any engine; what it cannot serve of a whole adapter it says itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from areal_core.config.model_folder import read_headers
+from areal_core.contract.errors import ModelError
+
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare an adapter's tensors with the model's, `shapes` by Hugging Face name.
+
+    Raises:
+        ModelError: no adapter, a layer the model lacks, another width, or an A without its B.
+    """
+    if not (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{str(folder)!r} is no adapter",
+            why="it has no adapter_config.json",
+            fix="name a folder that peft's save_pretrained wrote",
+        )
+    headers = {name: tuple(header["shape"]) for name, header in read_headers(folder).items()}
+    layers = {
+        name.removeprefix(_PREFIX).removesuffix(end) for name in headers for end in (_A, _B) if name.endswith(end)
+    }
+    for layer in sorted(layers):
+        problem = _problem(layer, headers, shapes)
+        if problem:
+            raise ModelError(
+                f"the adapter in {str(folder)!r} does not fit the model",
+                why=f"{layer}: {problem}",
+                fix="train it on the model that is served",
+            )
+
+
+def _problem(layer: str, headers: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    a, b = (headers.get(f"{_PREFIX}{layer}{end}") for end in (_A, _B))
+    weight = shapes.get(f"{layer}.weight")
+    if weight is None:
+        return "the model has no such layer"
+    if a is None or b is None:
+        return f"it has no lora_{'A' if a is None else 'B'}"
+    if len(weight) != 2 or a != (a[0], weight[1]) or b != (weight[0], a[0]):
+        return f"A {list(a)} and B {list(b)} make no update of a weight {list(weight)}"
+    return ""
