@@ -8,7 +8,7 @@ DEV := $(VENV)/.installed-dev
 PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e plugins/areal_vllm -e plugins/areal_sglang -e conformance
 MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: quickstart test test-slow test-vllm test-sglang lint docs bench conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-vllm test-sglang conformance-vllm conformance-sglang lint docs bench conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -37,6 +37,10 @@ test-vllm: $(DEV) ## against real vLLM servers on the CPU; makes their environme
 test-sglang: $(DEV) ## against real SGLang servers on the CPU; makes their environment first
 	$(BIN)/areal env create sglang --device cpu
 	$(BIN)/python -m pytest -m sglang plugins/areal_sglang/tests tests $(ARGS)
+
+conformance-vllm conformance-sglang: conformance-%: $(DEV) ## hold a served engine and its pairs to the contract on the CPU; an hour on two cores
+	$(BIN)/areal env create $* --device cpu
+	AREAL=$(BIN)/areal conformance/certify.sh --engine $* $(ARGS)
 
 conformance: $(DEV) ## the suite on its mutants, then every backend here at levels 0 to 4; renews docs/conformance/
 	$(BIN)/areal conformance self-test $(ARGS)

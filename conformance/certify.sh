@@ -3,14 +3,16 @@
 #
 #   conformance/certify.sh                          levels 0 to 4; reports go to docs/conformance/
 #   conformance/certify.sh --level 2 --out DIR      the levels and the folder
+#   conformance/certify.sh --engine vllm            a served engine and its pairs, where `areal env create vllm` was run
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-LEVEL=4 OUT=docs/conformance/1.1 AREAL=${AREAL:-.venv/bin/areal}
+LEVEL=4 ENGINE= OUT=docs/conformance/1.2 AREAL=${AREAL:-.venv/bin/areal}
 while [ $# -gt 0 ]; do
   case "$1" in
     --level) LEVEL=$2 ;;
     --out) OUT=$2 ;;
-    *) echo "certify.sh: unknown option $1; options are --level N and --out DIR" >&2; exit 2 ;;
+    --engine) ENGINE=$2 ;;
+    *) echo "certify.sh: unknown option $1; options are --level N, --out DIR and --engine NAME" >&2; exit 2 ;;
   esac
   shift 2
 done
@@ -22,6 +24,14 @@ certify() {  # folder, then what `areal conformance run` takes
   "$AREAL" conformance run "$@" --level "$LEVEL" --report "$OUT/$folder"
 }
 
+if [ -n "$ENGINE" ]; then
+  certify "infer-$ENGINE" --backend "$ENGINE" --role infer
+  if [ "$LEVEL" -ge 3 ]; then
+    certify "pair-fsdp+$ENGINE" --pair "fsdp+$ENGINE"
+    certify "pair-reference+$ENGINE" --pair "reference+$ENGINE"
+  fi
+  exit
+fi
 certify train-reference --backend reference --role train
 certify train-fsdp --backend fsdp --role train
 certify train-fsdp-2-ranks --backend fsdp --role train --ranks 2

@@ -1,8 +1,8 @@
 """Runs a command and makes sure of its end: `python guard.py COMMAND...`, standard library only.
 
 The command leads a process group of its own. Ended are it and all it started: on SIGTERM asked first, and
-killed at once when standard input closes (whoever holds the other end is gone), when the parent changes, or
-when the command itself ends.
+killed at once when standard input closes (whoever holds the other end is gone) or when the parent changes, a
+moment after the command itself ends.
 
 Knows: one process group, and (on Linux) whoever left it: the kernel hands orphans to this process.
 Does not know: what runs in it.
