@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from areal_core.contract.errors import FingerprintMismatch, ModelError, WorkerError
+from areal_core.contract.errors import FingerprintMismatch, GenerationFailed, ModelError, WorkerError
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE, PauseMode
 from areal_core.serving.dialect import Call, Dialect
 from areal_core.serving.http import ServerAnswer
@@ -185,6 +185,26 @@ def test_weights_are_loaded_before_they_are_stamped(keep: bool) -> None:
     if not keep:
         wanted.append(("/reset_prefix_cache", {"reset_running_requests": "true"}))
     assert api.asked == wanted
+
+
+def test_nan_is_taken_out_of_the_cache_with_the_next_weights() -> None:
+    """Once: what weights that are not finite left in the cache would spoil the next requests that get its blocks."""
+    broken = answer("greedy")
+    broken["choices"][0]["logprobs"]["content"][0]["logprob"] = -9999.0
+    loaded = {"results": [{"num_tensors": 2}]}
+    api = ScriptedApi({GENERATE: broken, RPC: loaded, "/update_weight_version": None})
+
+    async def scene() -> None:
+        speaker = dialect()
+        with pytest.raises(GenerationFailed):
+            await speaker.generate(api, call())
+        for version in (3, 4):
+            await speaker.load(api, FOLDER, version, keep_cache=True)
+
+    asyncio.run(scene())
+    orders = [asked["kwargs"] for path, asked in api.asked if path == RPC]
+
+    assert orders == [{"folder": str(FOLDER), "clean": True}, {"folder": str(FOLDER)}]
 
 
 def test_weights_that_did_not_load_are_not_stamped() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_core.contract.errors import FingerprintMismatch, ModelError, WorkerError
+from areal_core.contract.errors import FingerprintMismatch, GenerationFailed, ModelError, WorkerError
 from areal_core.contract.inference import PauseMode
 from areal_core.serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
 from areal_core.serving.http import Api, ServerAnswer
@@ -32,6 +32,7 @@ _MODEL_AT_FAULT = (
     "error while deserializing header",
     "no safetensors file",
     "there is no module or parameter named",
+    "were not initialized from checkpoint",
     "attempted to load weight",
     "is greater than the derived max_model_len",
     "can't load tokenizer",
@@ -39,10 +40,11 @@ _MODEL_AT_FAULT = (
 
 
 class VLLMDialect:
-    """The `Dialect` of vLLM servers; only its settings are kept."""
+    """The `Dialect` of vLLM servers. Beside its settings it keeps whether NaN was seen, and may lie in the cache."""
 
     def __init__(self, config: VLLMConfig) -> None:
         self._config = config
+        self._saw_nan = False
 
     @property
     def name(self) -> str:
@@ -81,8 +83,17 @@ class VLLMDialect:
         return True
 
     async def generate(self, api: Api, call: Call) -> Reply:
-        """Generate; cancelling drops the connection, and vLLM ends the request."""
-        return reply_of(await api.post(GENERATE, body_of(call), timeout_s=None))
+        """Generate; cancelling drops the connection, and vLLM ends the request.
+
+        Raises:
+            GenerationFailed: a log-prob is no number.
+        """
+        answer = await api.post(GENERATE, body_of(call), timeout_s=None)
+        try:
+            return reply_of(answer)
+        except GenerationFailed:
+            self._saw_nan = True
+            raise
 
     async def abort(self, api: Api, server_ids: Sequence[str]) -> None:
         """End calls, each returns what it has. With no ids nothing is sent: vLLM would end every one."""
@@ -120,7 +131,8 @@ class VLLMDialect:
 
     async def load(self, api: Api, folder: Path, version: int, *, keep_cache: bool) -> None:
         """While paused: load in every worker, stamp, and drop the running requests' keys and values if asked to."""
-        await rpc(api, "areal_load", folder=str(folder))
+        await rpc(api, "areal_load", folder=str(folder), **({"clean": True} if self._saw_nan else {}))
+        self._saw_nan = False
         await api.post("/update_weight_version", {"new_version": str(version)})
         if not keep_cache:
             await api.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
@@ -152,7 +164,7 @@ class VLLMDialect:
         return workers
 
 
-async def rpc(api: Api, method: str, **arguments: str) -> list[dict[str, Any]]:
+async def rpc(api: Api, method: str, **arguments: str | bool) -> list[dict[str, Any]]:
     """Call a method of every worker (`inside.worker`) and return their answers in the order of ranks. Any: JSON."""
     answer = await api.post("/collective_rpc", {"method": method, "kwargs": arguments}, timeout_s=None)
     results: list[dict[str, Any]] = answer["results"]

@@ -1,6 +1,6 @@
-"""What vLLM's kernels cannot compute, and would end the server with at the first request.
+"""What vLLM's kernels cannot compute: heads of some sizes, and caches with NaN in them.
 
-Knows: the CPU attention kernel's head sizes.
+Knows: the CPU attention kernel's head sizes, the memory of keys and values.
 Does not know: who is told.
 """
 
@@ -17,3 +17,13 @@ def why_unfit(runner: Any) -> str:
 
     size, sizes = runner.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
     return "" if size in sizes else f"its attention heads are {size} wide; vLLM's CPU kernel takes {sizes}"
+
+
+def clean_cache(runner: Any) -> None:
+    """Make every key and value finite. Any: vLLM's runner.
+
+    What a request leaves in its blocks is read, times zero, by the next that gets them; NaN times zero is NaN.
+    """
+    for cache in runner.kv_caches:
+        if cache.is_floating_point():
+            cache.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

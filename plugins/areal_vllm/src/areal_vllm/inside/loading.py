@@ -46,7 +46,7 @@ def load_tensors(runner: Any, tensors: Iterable[tuple[str, Tensor]]) -> int:
     try:
         loaded = model.load_weights(counted)
     finally:
-        close_layers(model, runner.vllm_config.model_config)
+        close_layers(model, runner.vllm_config.model_config, runner.device)
     forget_derived(runner)
     expect_whole(wanted, loaded)
     return counted.num
@@ -63,11 +63,13 @@ def open_layers(model: Any, device: Any) -> set[str]:
     return wanted
 
 
-def close_layers(model: Any, model_config: Any) -> None:
-    """Pack every layer again; what was not loaded is as before. Any: vLLM's own."""
+def close_layers(model: Any, model_config: Any, device: Any) -> None:
+    """Pack every layer again; what was not loaded is as before. Any: vLLM's own, torch.device."""
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
     finalize_layerwise_reload(model, model_config)
+    if device.type == "cpu":
+        _repack_heads(model)
 
 
 def expect_whole(wanted: Collection[str], loaded: Collection[str] | None) -> None:
@@ -87,6 +89,15 @@ def _repack_experts(model: Any) -> None:
         method: Any = getattr(layer, "quant_method", None)  # Any: vLLM's own
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
+
+
+def _repack_heads(model: Any) -> None:
+    """Pack output heads again: one tied to the embeddings loads nothing itself and keeps a packed copy of old ones."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def parameter_names(model: Any) -> set[str]:

@@ -19,6 +19,7 @@ def register() -> None:
     if TRANSFER not in Factory._registry:
         Factory.register_engine(TRANSFER, "areal_vllm.inside.transfer", "SeatedWeightTransferEngine")
     _continue_grammars()
+    _miss_no_weights()
 
 
 def _continue_grammars() -> None:
@@ -39,3 +40,22 @@ def _continue_grammars() -> None:
         return grammar
 
     Manager._create_grammar = continued
+
+
+def _miss_no_weights() -> None:
+    """Refuse a folder that lacks a parameter: vLLM exempts every layer it may pack, and serves what lies in memory."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader as Loader
+
+    original = Loader.track_weights_loading
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def strict(self: Any, model: Any, loaded_weights: set[str] | None, quantized: bool = False) -> None:
+        if loaded_weights is not None and not quantized:
+            missing = {name for name, _ in model.named_parameters()} - loaded_weights
+            if missing:
+                raise ValueError(f"Following weights were not initialized from checkpoint: {sorted(missing)[:8]}")
+        original(self, model, loaded_weights, quantized)
+
+    Loader.track_weights_loading = strict

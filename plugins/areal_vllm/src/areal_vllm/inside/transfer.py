@@ -88,7 +88,7 @@ class SeatedWeightTransferEngine(WeightTransferEngine[SeatInfo, BroadcastInfo]):
         Raises:
             LoadIncomplete: a parameter was left out.
         """
-        loading.close_layers(self.model, self.model_config)
+        loading.close_layers(self.model, self.model_config, self.device)
         loading.expect_whole(self._wanted, self._loaded)
 
     def shutdown(self) -> None:

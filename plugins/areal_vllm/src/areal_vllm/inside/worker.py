@@ -49,11 +49,13 @@ class WorkerExtension:
             proof = self._areal_proof = Proof(Path(folder))
         return proof.state()  # kept: workers are asked together until the slowest is done
 
-    def areal_load(self, folder: str) -> dict[str, Any]:
-        """Load a staged folder into the running model; vLLM is paused."""
+    def areal_load(self, folder: str, clean: bool = False) -> dict[str, Any]:
+        """Load a staged folder into the running model; vLLM is paused. `clean` takes NaN out of the cache, too."""
         from vllm.config import set_current_vllm_config
 
         self._areal_proof = None
+        if clean:
+            kernels.clean_cache(self.model_runner)
         with set_current_vllm_config(self.model_runner.vllm_config):
             return {"num_tensors": loading.load_folder(self.model_runner, Path(folder))}
 

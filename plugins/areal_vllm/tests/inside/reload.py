@@ -1,6 +1,6 @@
-"""Run by vLLM's interpreter: reload a model with experts as vLLM does, then as we do; print the tokens as JSON.
+"""Run by vLLM's interpreter: reload a model as vLLM does, then as we do; print the tokens as JSON.
 
-python expert_reload.py SERVED_FOLDER OTHER_FOLDER
+python reload.py SERVED_FOLDER OTHER_FOLDER
 """
 
 from __future__ import annotations
