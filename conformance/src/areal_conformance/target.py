@@ -149,4 +149,5 @@ def _pair(locator: Locator, registry: Registry) -> Target:
         for role, name in (("train", train), ("infer", infer))
     }
     origin = " + ".join(side.origin for side in sides.values())
-    return Target(locator=locator, registry=registry, adapter=Adapter(), origin=origin, parts=sides)
+    patience = max(side.adapter.patience for side in sides.values())
+    return Target(locator=locator, registry=registry, adapter=Adapter(patience=patience), origin=origin, parts=sides)

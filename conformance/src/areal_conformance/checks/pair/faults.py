@@ -106,7 +106,7 @@ async def renamed(bench: PairBench) -> None:
             trouble.on_manifest = change
             error = await fails(pair, change.__name__, naming="rollout/0")
             expect(isinstance(error, WeightSyncError), f"expected WeightSyncError, got {type(error).__name__}: {error}")
-            await expect_serves(bench, pair, old, 0, change.__name__)
+            await expect_serves(bench, pair, old, pair.sync.version, change.__name__)
         trouble.heal()
         await recovers(bench, pair, old, "manifests that did not fit")
 
@@ -128,7 +128,7 @@ async def replica(bench: PairBench) -> None:
             if not trouble.fired:
                 _never()
             expect("network cable" in str(error), f"the error must say what happened, it says {error}")
-            await expect_serves(bench, pair, old, 0, f"after replica {which} failed to receive")
+            await expect_serves(bench, pair, old, pair.sync.version, f"after replica {which} failed to receive")
         trouble.heal()
         await recovers(bench, pair, old, "a replica that failed")
 
