@@ -39,6 +39,8 @@ class Recipe:
     steps: int
     batch_size: int = 64
     seed: int = 1
+    head_dim: int = 32
+    """Of the model (`areal_core.data.tiny`): another one is another starting point."""
     optimizer: OptimizerSpec = field(
         default=OptimizerSpec(lr=3e-3, weight_decay=0.01, warmup_steps=20, schedule="linear", min_lr_ratio=0.1)
     )

@@ -16,7 +16,7 @@ MAX_POSITION = 256
 def make_spell_model(path: Path, seed: int) -> Path:
     """Write a float32 Qwen3 with random weights of `seed`, and its character tokenizer; return `path`.
 
-    Hidden 64, 2 layers, 4 heads of 16, 2 key-value heads, intermediate 128, tied embeddings. The caller's
+    Hidden 64, 2 layers, 4 heads of 32 (narrower ones are refused by engines' CPU kernels), 2 key-value heads, intermediate 128, tied embeddings. The caller's
     random state is left as it was. Takes a few seconds, nearly all of it the import of transformers.
     """
     import torch
@@ -29,7 +29,7 @@ def make_spell_model(path: Path, seed: int) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=MAX_POSITION,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,

@@ -37,7 +37,7 @@ WAIT_S = 15.0
 PEER_S = 45.0
 """The same in another process, which may have to be scheduled first."""
 
-ALONE_S = 3.0
+ALONE_S = 12.0
 """How long one end of a stream waits for another, if it can be told."""
 
 SETTLE_S = 5.0
