@@ -26,7 +26,7 @@ WORDS, WEIGHTS = (1, 2, 3, 4, 6), (50, 25, 12, 8, 5)
 
 
 def make_model(folder: Path, size: str) -> Path:
-    """Write a model folder: `tiny` is the quickstart's (76k parameters), `small` has 4 million."""
+    """Write a model folder: `tiny` is the quickstart's (101k parameters), `small` has 4 million."""
     _no_progress_bars()
     if size == "tiny":
         return make_spell_model(folder / size, seed=1)

@@ -39,7 +39,7 @@ def quickstart(
 ) -> int:
     """Train a small model on this machine, now: asynchronous GRPO with a real FSDP trainer.
 
-    The default teaches a 76k-parameter model to spell words backward; about a minute on two cores.
+    The default teaches a 101k-parameter model to spell words backward; about a minute on two cores.
     """
     preset = model if model in PRESETS else "spell"
     console = Console()

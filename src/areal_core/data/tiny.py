@@ -1,4 +1,4 @@
-"""The quickstart's model before it has learnt anything: 76k parameters over 31 characters.
+"""The quickstart's model before it has learnt anything: 101k parameters over 31 characters.
 
 Knows: its shape, and how to write it as an ordinary Hugging Face folder.
 Does not know: how it is trained.
@@ -16,8 +16,9 @@ MAX_POSITION = 256
 def make_spell_model(path: Path, seed: int) -> Path:
     """Write a float32 Qwen3 with random weights of `seed`, and its character tokenizer; return `path`.
 
-    Hidden 64, 2 layers, 4 heads of 32 (narrower ones are refused by engines' CPU kernels), 2 key-value heads, intermediate 128, tied embeddings. The caller's
-    random state is left as it was. Takes a few seconds, nearly all of it the import of transformers.
+    Hidden 64, 2 layers, 4 heads of 32 (engines' CPU kernels refuse narrower ones), 2 key-value heads, intermediate
+    128, tied embeddings. The caller's random state is left as it was. Takes a few seconds, nearly all of it the
+    import of transformers.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
