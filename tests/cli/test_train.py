@@ -59,7 +59,7 @@ def test_a_dry_run_shows_the_plan_and_leaves_no_trace(areal: Run, model: Path, t
     assert rows["role"] == ["role", "backend", "ranks", "device", "dtype", "model", "memory", "each"]
     assert rows["actor"][1:6] == ["fsdp:d2", "2", "cpu", "float32", "Qwen3ForCausalLM"]
     assert rows["rollout"][1:6] == ["reference:d1", "1", "cpu", "float32", "Qwen3ForCausalLM"]
-    assert "594 KiB + activations or cache" in done.stdout
+    assert "787 KiB + activations or cache" in done.stdout
     assert "100 steps of 16 prompts x 8 samples, max staleness 2 (wait), objective ppo, weights by shm" in done.stdout
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -50,7 +50,12 @@ def contract_values() -> dict[str, Any]:
         stop=("a", "bc"),
         ignore_eos=True,
         seed=2**40,
+        min_p=0.05,
+        frequency_penalty=0.5,
+        presence_penalty=-0.25,
+        repetition_penalty=1.25,
     )
+    structure = inference.Structure(grammar=inference.Grammar.REGEX, text="yes|no")
     optimizer = train.OptimizerSpec(
         lr=0.1,
         betas=(0.8, 0.7),  # type: ignore[arg-type]  # attrs tells mypy of the converter tuple
@@ -78,7 +83,9 @@ def contract_values() -> dict[str, Any]:
             num_prior=1,
             extras={"k": (1,)},
             adapter="mine",
+            structure=structure,
         ),
+        structure,
         inference.Generation(
             output_ids=(4, 7, 1),
             logprobs=(-0.7, -0.1, -0.2),
