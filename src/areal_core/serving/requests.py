@@ -70,11 +70,6 @@ def _out_of_range(sampling: SamplingParams) -> str:
         return f"top_k {sampling.top_k} and min_new_tokens {sampling.min_new_tokens} must not be negative"
     if not 0.0 <= sampling.min_p <= 1.0:
         return f"min_p is {sampling.min_p}, it must be in [0, 1]"
-    penalties = (sampling.frequency_penalty, sampling.presence_penalty)
-    if not all(-2.0 <= penalty <= 2.0 for penalty in penalties) or not 0.0 < sampling.repetition_penalty <= 2.0:
-        return f"penalties {penalties} must be in [-2, 2], repetition_penalty {sampling.repetition_penalty} in (0, 2]"
-    if not 0.0 <= sampling.min_p <= 1.0:
-        return f"min_p is {sampling.min_p}, it must be in [0, 1]"
     for name in ("frequency_penalty", "presence_penalty"):
         if not -2.0 <= getattr(sampling, name) <= 2.0:
             return f"{name} is {getattr(sampling, name)}, it must be in [-2, 2]"

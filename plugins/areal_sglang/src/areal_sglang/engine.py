@@ -29,13 +29,13 @@ from areal_core.contract.inference import (
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
+from areal_core.serving.adapters import Adapters, ServedAdapter
 from areal_core.serving.engine import ServedEngine
 from areal_core.serving.http import Api, ServerAnswer, ServerGone
 from areal_core.serving.options import CacheOnUpdate
 from areal_core.serving.requests import check_request, refuse_extras
 from areal_core.serving.slots import Interrupted
 from areal_core.weights.seat import SeatedSource
-from areal_sglang.adapters import Adapters, ServedAdapter
 from areal_sglang.bodies import score_body, scores_of, server_name
 from areal_sglang.config import SGLangConfig
 from areal_sglang.dialect import SGLangDialect

@@ -37,7 +37,7 @@ MANIFEST = Manifest(
         "sampling.repetition_penalty": full(),
         "sampling.structured": full(),
         "deterministic": not_yet("log-probs depend on what else is in the batch"),
-        "parallel.tensor": full(),
+        "parallel.tensor": not_yet("no server over several ranks was ever run"),
         "prefix_cache": full(),
         "scoring": full(),
         "memory.sleep": when("device == cuda", "on the CPU SGLang answers, and frees nothing"),

@@ -21,13 +21,13 @@ from areal_core.contract.inference import Generation, GenerationRequest, Samplin
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.serving.adapter_folder import check_adapter
+from areal_core.serving.adapters import Adapters, ServedAdapter
 from areal_core.serving.engine import ServedEngine
 from areal_core.serving.http import Api, ServerAnswer, ServerGone
 from areal_core.serving.options import CacheOnUpdate
 from areal_core.serving.requests import check_request, refuse_extras
 from areal_core.serving.slots import Interrupted
 from areal_core.weights.seat import SeatedSource
-from areal_vllm.adapters import Adapters, ServedAdapter
 from areal_vllm.bodies import score_body, scores_of
 from areal_vllm.config import VLLMConfig
 from areal_vllm.dialect import GENERATE, VLLMDialect

@@ -1,4 +1,4 @@
-"""Versions of adapters in an SGLang server: each has a name of its own there, so a request keeps the one it began with.
+"""Versions of adapters in a server: each has a name of its own there, so a request keeps the one it began with.
 
 Knows: which version of a name later requests get, and which older ones are still in use.
 Does not know: HTTP.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from areal_core.contract.errors import CapabilityError, VersionRegressed
-from areal_vllm.adapters import Adapters, ServedAdapter
+from areal_core.serving.adapters import Adapters, ServedAdapter
 
 
 def load(adapters: Adapters, name: str, version: int) -> ServedAdapter:
