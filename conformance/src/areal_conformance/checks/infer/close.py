@@ -7,7 +7,9 @@ Does not know: weights on their way when an engine closes (`faults`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 from pathlib import Path
 
 import psutil
@@ -88,6 +90,17 @@ async def after(bench: InferBench) -> None:
             raise outcome
 
 
+def _strangers_segments() -> set[str]:
+    """Return the names of shared segments that are mapped by processes which are none of ours, and alive."""
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    names = set()
+    for process in psutil.process_iter():
+        if process.pid not in ours:
+            with contextlib.suppress(psutil.Error, OSError):
+                names |= {Path(one.path).name for one in process.memory_maps() if one.path.startswith(str(SHARED))}
+    return names
+
+
 class Held:
     """What this process and its children hold now."""
 
@@ -99,7 +112,7 @@ class Held:
         self.children = len(family)
         self.descriptors = process.num_fds()
         self.ports = len(listening())
-        self.segments = len(list(SHARED.iterdir())) if SHARED.is_dir() else 0
+        self.segments = len({file.name for file in SHARED.iterdir()} - _strangers_segments()) if SHARED.is_dir() else 0
 
     def more_than(self, other: Held) -> str:
         """Tell what is held beyond `other`, "" if nothing."""
