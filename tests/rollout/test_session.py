@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from areal_core.contract.errors import ConfigError, RolloutError
+from areal_core.contract.errors import ConfigError, RolloutError, WorkerTimeout
 from areal_core.contract.ids import TaskId
-from areal_core.contract.inference import SamplingParams
+from areal_core.contract.inference import Grammar, SamplingParams, Structure
+from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.workflow import RewardInput, Session
 from areal_core.rollout.pool import InferencePool
 from areal_core.rollout.session import PoolSession, PoolSessions, derive_seed
@@ -96,5 +97,54 @@ def test_tokens_are_counted() -> None:
         made = [await drive(bench.clock, session.generate([5])) for _ in range(3)]
 
         assert session.num_generated == sum(len(generation.output_ids) for generation in made) > 0
+
+    run(test)
+
+
+def test_a_structure_goes_with_the_turn_that_asks_for_it() -> None:
+    """The engine is asked for the structure of that turn, and of no other."""
+
+    async def test() -> None:
+        bench = Bench()
+        session, yes = bench.open(), Structure(grammar=Grammar.REGEX, text="yes|no")
+        await drive(bench.clock, session.generate([5], structure=yes))
+        await drive(bench.clock, session.generate([5]))
+        assert [request.structure for request in bench.engine.requests] == [yes, None]
+
+    run(test)
+
+
+class Reader(ScriptedEngine):
+    """Reads one call of every tool it is told of; the first reading takes too long where `slow`."""
+
+    slow = False
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        if self.slow:
+            raise WorkerTimeout("the replica did not answer parse_tool_calls")
+        return ToolParse(
+            content=text, calls=[ToolCall(name=tool["function"]["name"], arguments="{}") for tool in tools]
+        )
+
+
+def test_tool_calls_are_read_by_a_replica_that_answers() -> None:
+    """The engine's own parser reads them, on another replica where the first does not answer."""
+
+    async def test() -> None:
+        clock = StepClock()
+        engines = [Reader(clock), Reader(clock)]
+        engines[0].slow = True
+        workers = [ScriptedWorker(engine, id=f"infer/{n}", clock=clock) for n, engine in enumerate(engines)]
+        sessions = PoolSessions(
+            pool=InferencePool(workers, clock=clock),
+            rewards=None,
+            tokenizer=NoTokenizer(),
+            sampling=SamplingParams(),
+            seed=1,
+        )
+        session = sessions.open(task_id=TaskId("train/0/1"), name="n", seed_name="train/0/1#0.0")
+        read = await drive(clock, session.parse_tool_calls("add(1)", [{"function": {"name": "add"}}]))
+        assert read == ToolParse(content="add(1)", calls=(ToolCall(name="add", arguments="{}"),))
+        assert [worker.calls for worker in workers] == [["parse_tool_calls"]] * 2
 
     run(test)

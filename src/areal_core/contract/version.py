@@ -15,7 +15,7 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
         "infer": (1, 2),
         "scheduler": (1, 0),
         "transport": (1, 1),
-        "workflow": (1, 0),
+        "workflow": (1, 1),
         "objective": (1, 0),
         "dataset": (1, 0),
         "reward": (1, 0),

@@ -9,7 +9,8 @@ from attrs import field, frozen
 
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.ids import GroupId, TaskId
-from areal_core.contract.inference import Generation, SamplingParams
+from areal_core.contract.inference import Generation, SamplingParams, Structure
+from areal_core.contract.optional import ToolParse
 
 
 class RewardStatus:
@@ -78,14 +79,32 @@ class Session(Protocol):
     sampling: SamplingParams
     tokenizer: Tokenizer
 
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        structure: Structure | None = None,
+    ) -> Generation:
         """Generate with the run's sampling parameters, or the given ones.
 
         An interruption by a weight update is continued here; the result is whole,
         with one version span per version that computed it.
+        `structure` is what the output's text must look like, since 1.1; log-probs are of the tokens it allows.
 
         Raises:
             PromptTooLong: the prompt leaves no room.
+            NoReplica: every replica is out of service.
+            CapabilityError: the engine does not claim what is asked, for example `sampling.structured`.
+        """
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Read an output, decoded with its special tokens, for tool calls with the engine's own parser. Since 1.1.
+
+        Any: each of `tools` is a JSON object as chat templates take them.
+
+        Raises:
+            CapabilityError: the engine does not claim `tools.parse`, or its options name no parser.
             NoReplica: every replica is out of service.
         """
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
 from areal_core.contract.errors import ArealError, GenerationFailed, WorkerDied
 from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, InferenceSpec, PauseMode
+from areal_core.contract.optional import ToolParse
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
 from areal_core.rollout.breaker import Breaker
@@ -23,6 +24,7 @@ from areal_core.rollout.replica import FAILOVER, Replica, Stage
 from areal_core.rollout.roster import Roster
 from areal_core.runtime.clock import Clock, SystemClock
 
+_T = TypeVar("_T")
 MAX_HOMES = 65536
 """Sessions and groups whose replica is remembered."""
 
@@ -137,6 +139,26 @@ class InferencePool(Roster):
         finally:
             self._in_flight -= 1
 
+    async def parse_tool_calls(
+        self, text: str, tools: Sequence[Mapping[str, Any]], *, affinity: Sequence[str] = ()
+    ) -> ToolParse:
+        """Have one replica read an output for tool calls; `affinity` as for `generate`. Any: JSON.
+
+        Raises:
+            NoReplica, WorkerTimeout: as for `generate`.
+            CapabilityError: the engine reads none.
+        """
+        timeout_s = self._policy.status_timeout_s
+
+        async def parse(replica: Replica) -> ToolParse:
+            answer = await replica.worker.call(
+                "parse_tool_calls", text, [dict(tool) for tool in tools], timeout_s=timeout_s
+            )
+            assert isinstance(answer, ToolParse)
+            return answer
+
+        return await self._somewhere(parse, affinity)
+
     async def each(self, method: str, *args: Any, timeout_s: float) -> dict[str, Any]:
         """Call a method of every replica in service at once; returns result or exception by worker id.
 
@@ -186,6 +208,11 @@ class InferencePool(Roster):
         )
 
     async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
+        return await self._somewhere(
+            lambda replica: replica.generate(whole.next_request(), self._policy.request_timeout_s), affinity
+        )
+
+    async def _somewhere(self, call: Callable[[Replica], Awaitable[_T]], affinity: Sequence[str]) -> _T:
         """Make one call, on as many replicas as it takes."""
         tried: list[Replica] = []
         last: Exception | None = None
@@ -201,7 +228,7 @@ class InferencePool(Roster):
                 raise last
             self._remember(affinity, replica)
             try:
-                return await replica.generate(whole.next_request(), self._policy.request_timeout_s)
+                return await call(replica)
             except FAILOVER as error:
                 last = error
                 tried.append(replica)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import evolve
 
 from areal_core.contract.errors import ConfigError, RolloutError
 from areal_core.contract.ids import GroupId, RequestId, TaskId
-from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams
+from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, Structure
+from areal_core.contract.optional import ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult, Tokenizer
 from areal_core.rollout.pool import InferencePool
 from areal_core.rollout.rewards import RewardPool
@@ -46,13 +48,20 @@ class PoolSession:
         self.tokenizer = source.tokenizer
         self.num_generated = 0
         self._name = name
+        self._affinity = (name, group_id)
         self._seed_name = seed_name
         self._source = source
         self._num_turns = 0
         self._waiting: set[asyncio.Task[object]] = set()
         self._closed = False
 
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        structure: Structure | None = None,
+    ) -> Generation:
         """Generate one turn; parameters without a seed get one that is the same in every run of the same seed."""
         turn = self._num_turns
         self._num_turns += 1
@@ -61,12 +70,20 @@ class PoolSession:
             base = self._source.seed if chosen.seed is None else chosen.seed
             chosen = evolve(chosen, seed=derive_seed(base, self._seed_name, turn))
         request = GenerationRequest(
-            request_id=RequestId(f"{self._name}:{turn}"), input_ids=tuple(input_ids), sampling=chosen
+            request_id=RequestId(f"{self._name}:{turn}"),
+            input_ids=tuple(input_ids),
+            sampling=chosen,
+            structure=structure,
         )
         with _Owned(self):
-            generation = await self._source.pool.generate(request, affinity=(self._name, self.group_id))
+            generation = await self._source.pool.generate(request, affinity=self._affinity)
         self.num_generated += len(generation.output_ids)
         return generation
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Have a replica read an output. Any: as in the contract."""
+        with _Owned(self):
+            return await self._source.pool.parse_tool_calls(text, tools, affinity=self._affinity)
 
     async def reward(self, value: RewardInput) -> RewardResult:
         """Score in the reward pool."""

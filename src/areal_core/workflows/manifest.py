@@ -7,7 +7,7 @@ from areal_core.plugins.manifest import Manifest
 SINGLE_TURN = Manifest(
     role="workflow",
     name="single_turn",
-    contract=(1, 0),
+    contract=(1, 1),
     factory="areal_core.workflows.single_turn:SingleTurnWorkflow",
     config="areal_core.workflows.single_turn:SingleTurnConfig",
     requires=("torch>=2.11",),

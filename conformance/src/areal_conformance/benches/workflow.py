@@ -24,7 +24,8 @@ from areal_conformance.benches.base import Bench
 from areal_conformance.outcome import Inconclusive, Violation
 from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.ids import GroupId, TaskId
-from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
+from areal_core.contract.inference import Generation, SamplingParams, Structure, VersionSpan
+from areal_core.contract.optional import ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult, RolloutWorkflow, Tokenizer
 
 SAMPLING = SamplingParams(max_new_tokens=23, temperature=0.7, stop_token_ids=(4,))
@@ -68,7 +69,13 @@ class ScriptedSession:
     """Calls of `generate` and `reward` that were begun."""
     _turns: Any = field(init=False, factory=itertools.count)
 
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        structure: Structure | None = None,
+    ) -> Generation:
         """Give the script's generation of this turn."""
         turn, ids = next(self._turns), tuple(input_ids)
         self.begun += 1
@@ -79,6 +86,10 @@ class ScriptedSession:
             raise outcome
         self.asked.append(Asked(input_ids=ids, sampling=sampling, generation=outcome))
         return outcome
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Find none. Any: JSON."""
+        return ToolParse(content=text)
 
     async def reward(self, value: RewardInput) -> RewardResult:
         """Give the judge's result."""

@@ -148,23 +148,29 @@ class _Shielded:
 
 
 class _OneSeed(PoolSession):
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+    async def generate(
+        self, input_ids: Sequence[int], sampling: SamplingParams | None = None, **more: Any
+    ) -> Generation:
         self._num_turns = 0
-        return await super().generate(input_ids, sampling)
+        return await super().generate(input_ids, sampling, **more)
 
 
 class _OneSeedOnOverride(PoolSession):
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+    async def generate(
+        self, input_ids: Sequence[int], sampling: SamplingParams | None = None, **more: Any
+    ) -> Generation:
         if sampling is not None:
             self._num_turns = 0
-        return await super().generate(input_ids, sampling)
+        return await super().generate(input_ids, sampling, **more)
 
 
 class _SeedOfTheRun(PoolSession):
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None) -> Generation:
+    async def generate(
+        self, input_ids: Sequence[int], sampling: SamplingParams | None = None, **more: Any
+    ) -> Generation:
         if sampling is None and self.sampling.seed is not None:
             sampling = self.sampling
-        return await super().generate(input_ids, sampling)
+        return await super().generate(input_ids, sampling, **more)
 
 
 class _Sessions(PoolSessions):

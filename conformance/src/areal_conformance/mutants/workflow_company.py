@@ -83,9 +83,9 @@ class CancelSwallowed(Bent):
     """Takes being cancelled for a failed generation."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
             try:
-                return await super().generate(input_ids, sampling)
+                return await super().generate(input_ids, sampling, **more)
             except asyncio.CancelledError:
                 raise GenerationFailed("the generation was cancelled") from None
 
@@ -95,8 +95,8 @@ class RequestsOutliveEpisode(Bent):
     """Shields its requests from being cancelled with the episode."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-            return await asyncio.shield(asyncio.ensure_future(super().generate(input_ids, sampling)))
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+            return await asyncio.shield(asyncio.ensure_future(super().generate(input_ids, sampling, **more)))
 
 
 @mutant("workflow/single_turn", killers=("workflow.cancel.others",))

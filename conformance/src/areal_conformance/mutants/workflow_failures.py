@@ -122,9 +122,9 @@ class FailedGenerationIsEmpty(Bent):
     """Takes a generation that failed for an empty one, worth what the reward says of nothing."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
             try:
-                return await super().generate(input_ids, sampling)
+                return await super().generate(input_ids, sampling, **more)
             except Exception:
                 return Generation(output_ids=(), logprobs=(), version_spans=(), stop_reason=StopReason.ABORTED)
 
@@ -134,11 +134,11 @@ class AsksAgain(Bent):
     """Asks a second time where a generation failed: the executor is the one who retries."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
             try:
-                return await super().generate(input_ids, sampling)
+                return await super().generate(input_ids, sampling, **more)
             except GenerationFailed:
-                return await super().generate(input_ids, sampling)
+                return await super().generate(input_ids, sampling, **more)
 
 
 @mutant("workflow/single_turn", killers=("workflow.failure.generation",))
@@ -146,9 +146,9 @@ class ErrorsLoseTheirKind(Bent):
     """Wraps whatever a generation raises in an error of its own."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
             try:
-                return await super().generate(input_ids, sampling)
+                return await super().generate(input_ids, sampling, **more)
             except Exception as error:
                 raise RuntimeError(f"generation failed: {error}") from error
 
@@ -161,8 +161,8 @@ class FirstTurnWillDo(SecondWorkflow):
         made: list[Generation] = []
 
         class Once(BentSession):
-            async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-                made.append(await super().generate(input_ids, sampling))
+            async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+                made.append(await super().generate(input_ids, sampling, **more))
                 return made[-1]
 
         try:

@@ -25,8 +25,8 @@ class EncodesAnewIfAsLong(Bent):
     """Trains on the text of the output encoded again, wherever that has as many tokens."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-            made = await super().generate(input_ids, sampling)
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+            made = await super().generate(input_ids, sampling, **more)
             anew = self.tokenizer.encode(self.tokenizer.decode(made.output_ids), add_special_tokens=False)
             return attrs.evolve(made, output_ids=anew) if len(anew) == len(made.output_ids) else made
 
@@ -73,5 +73,5 @@ class RequestOutlivesEpisode(Bent):
     """Shields its requests from cancellation."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-            return await asyncio.shield(asyncio.ensure_future(super().generate(input_ids, sampling)))
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+            return await asyncio.shield(asyncio.ensure_future(super().generate(input_ids, sampling, **more)))

@@ -6,13 +6,14 @@ Does not know: any sin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.inference import Generation, SamplingParams
+from areal_core.contract.optional import ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult, Session
 from areal_core.workflows.single_turn import SingleTurnWorkflow
 
@@ -25,9 +26,13 @@ class BentSession:
         self.task_id, self.group_id = whole.task_id, whole.group_id
         self.sampling, self.tokenizer = whole.sampling, whole.tokenizer
 
-    async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-        """Generate. Any: token ids."""
-        return await self.whole.generate(input_ids, sampling)
+    async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+        """Generate. Any: token ids, and what else is asked."""
+        return await self.whole.generate(input_ids, sampling, **more)
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Read an output. Any: JSON."""
+        return await self.whole.parse_tool_calls(text, tools)
 
     async def reward(self, value: RewardInput) -> RewardResult:
         """Score."""

@@ -26,8 +26,8 @@ class EncodesAnew(Bent):
     """Trains on the text of the output, encoded again."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-            made = await super().generate(input_ids, sampling)
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+            made = await super().generate(input_ids, sampling, **more)
             ids = self.tokenizer.encode(self.tokenizer.decode(made.output_ids), add_special_tokens=False)
             ids = [*ids, *[0] * len(made.output_ids)][: len(made.output_ids)]
             return attrs.evolve(made, output_ids=ids)
@@ -103,8 +103,8 @@ class PromptCut(Bent):
     """Asks without the first token of the prompt."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-            return await super().generate(input_ids[1:], sampling)
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+            return await super().generate(input_ids[1:], sampling, **more)
 
     def turned(self, trajectory: Trajectory) -> Trajectory:
         names = ("input_ids", "loss_mask", "logprobs", "versions")
@@ -164,8 +164,8 @@ class OwnTemperature(Bent):
     """Generates with sampling parameters of its own."""
 
     class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-            return await super().generate(input_ids, SamplingParams())
+        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+            return await super().generate(input_ids, SamplingParams(), **more)
 
 
 @mutant("workflow/second", killers=("workflow.turns.all",))
