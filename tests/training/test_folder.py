@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
+import itertools
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from attrs import evolve, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from areal_core.contract.errors import CheckpointError, StorageError
 from areal_core.training.folder import write_folder
 from areal_core.training.group import SingleRank
+from areal_core.training.pieces import Box, box_of
 from areal_core.training.state import Piece, load_state, save_state
-from areal_core.weights.fingerprint import fingerprint
 
 
 def listing(path: Path) -> list[str]:
@@ -65,7 +69,7 @@ def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> No
 
 def pieces(fill: float) -> dict[str, Piece]:
     tensors = {"a": torch.full((4, 2), fill), "scalar": torch.tensor(fill), "none": torch.zeros(0, 2)}
-    return {name: Piece(tensor=t, rows=t.shape[0] if t.ndim else 1) for name, t in tensors.items()}
+    return {name: Piece(tensor=t, box=box_of(t)) for name, t in tensors.items()}
 
 
 def test_state_comes_back(tmp_path: Path) -> None:
@@ -81,36 +85,77 @@ def test_state_comes_back(tmp_path: Path) -> None:
     assert float(held["scalar"].tensor) == 3.0
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_any_number_of_ranks_reads_what_three_wrote(count: int, tmp_path: Path) -> None:
-    """Rows are found wherever they lie, also by ranks that get none."""
-    whole = torch.arange(14.0).reshape(7, 2)
-    folder = tmp_path / "s"
-    folder.mkdir()
-    for rank, part in enumerate((whole[0:3], whole[3:6], whole[6:7])):
-        offsets = json.dumps({"a": [3 * rank, 7]})
-        header = {"offsets": offsets, "fingerprints": json.dumps({"a": fingerprint(part)})}
-        save_file({"a": part.contiguous()}, folder / f"rank-{rank:05d}.safetensors", header)
-    index = {"format": 2, "ranks": 3, "facts": {}}
-    digest = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
-    (folder / "state.json").write_text(json.dumps({**index, "digest": digest}))
-    chunk = -(-7 // count)
+@frozen
+class Turn:
+    """One rank of several that write or read one after another, without waiting for the rest."""
 
-    read = []
-    for rank in range(count):
-        start = min(rank * chunk, 7)
-        held = torch.zeros(min(chunk, 7 - start), 2)
-        load_state(folder, SingleRank(), {"a": Piece(tensor=held, offset=start, rows=7)}, {})
-        read.append(held)
+    rank: int
+    size: int
+    data_ranks: Sequence[int] = ()
 
-    assert torch.equal(torch.cat(read), whole)
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def cut(whole: torch.Tensor, rows: int, columns: int) -> list[Piece]:
+    """Cut a matrix as torch.chunk does, along both dimensions; some parts are empty."""
+    high, wide = -(-whole.shape[0] // rows), -(-whole.shape[1] // columns)
+    found = []
+    for row, column in itertools.product(range(rows), range(columns)):
+        top, left = min(row * high, whole.shape[0]), min(column * wide, whole.shape[1])
+        part = whole[top : top + high, left : left + wide].clone()
+        found.append(Piece(tensor=part, box=Box(offset=(top, left), shape=tuple(whole.shape))))
+    return found
+
+
+def write_ranks(folder: Path, parts: Sequence[Piece]) -> None:
+    """Write a state of several ranks, as each of them would."""
+    partial = folder.with_name(folder.name + ".partial")
+    for rank, part in enumerate(parts):
+        if rank:
+            partial.mkdir()
+        save_state(folder, Turn(rank=rank, size=len(parts)), {"a": part}, {}, {})
+        if rank:
+            next(partial.iterdir()).rename(folder / f"rank-{rank:05d}.safetensors")
+            partial.rmdir()
+
+
+GRID = st.tuples(st.integers(1, 4), st.integers(1, 3))
+
+
+@given(shape=st.tuples(st.integers(1, 9), st.integers(1, 7)), wrote=GRID, reads=GRID)
+@settings(max_examples=40, deadline=None)
+def test_any_cut_reads_what_any_cut_wrote(
+    shape: tuple[int, int], wrote: tuple[int, int], reads: tuple[int, int]
+) -> None:
+    """Parts are found wherever they lie, along both dimensions, also by ranks that hold none."""
+    whole = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "s"
+        write_ranks(folder, cut(whole, *wrote))
+        for wanted in cut(whole, *reads):
+            held = Piece(tensor=torch.full_like(wanted.tensor, -1.0), box=wanted.box)
+            load_state(folder, SingleRank(), {"a": held}, {})
+            assert torch.equal(held.tensor, wanted.tensor)
+
+
+def test_a_part_that_several_hold_is_written_by_the_one_that_answers_for_it(tmp_path: Path) -> None:
+    """The other's bytes are not in its file, and it reads those of the first."""
+    first, second = torch.ones(2, 2), torch.full((2, 2), 2.0)
+    box = Box(offset=(0, 0), shape=(2, 2))
+    copy = Piece(tensor=second, box=evolve(box, mine=False))
+    write_ranks(tmp_path / "s", [Piece(tensor=first, box=box), copy])
+
+    load_state(tmp_path / "s", SingleRank(), {"a": copy}, {})
+
+    assert torch.equal(second, first)
 
 
 def test_states_that_do_not_fit_are_refused_before_anything_changes(tmp_path: Path) -> None:
     """Missing, torn, of another model, of other shapes."""
     save_state(tmp_path / "s", SingleRank(), pieces(3.0), {}, {"head": "value"})
-    other = pieces(0.0) | {"b": Piece(tensor=torch.zeros(2), rows=2)}
-    longer = {"a": Piece(tensor=torch.zeros(5, 2), rows=5)}
+    other = pieces(0.0) | {"b": Piece(tensor=torch.zeros(2), box=box_of(torch.zeros(2)))}
+    longer = {"a": Piece(tensor=torch.zeros(5, 2), box=box_of(torch.zeros(5, 2)))}
 
     with pytest.raises(CheckpointError, match="no complete training state"):
         load_state(tmp_path / "nowhere", SingleRank(), pieces(0.0), {})

@@ -29,7 +29,7 @@ class WithPeer:
 @pytest.fixture
 def gloo(tmp_path: Path) -> Iterator[ProcessRanks]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield ProcessRanks(rank=0, size=1, control=dist.group.WORLD)
+    yield ProcessRanks(rank=0, size=1, control=dist.group.WORLD, data_ranks=(0,))
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.train import RankContext
 from areal_core.runtime.rendezvous import free_port, init_method
 from areal_core.training.group import ProcessRanks
-from areal_fsdp import engine
+from areal_core.training.meeting import join, leave
 
 
 def listening() -> set[tuple[str, int]]:
@@ -27,9 +27,9 @@ def context(address: str) -> RankContext:
 @pytest.fixture
 def group() -> Iterator[ProcessRanks]:
     """One rank that has joined over a loopback address."""
-    joined = engine._join(context(init_method("127.0.0.1")))
+    joined = join(context(init_method("127.0.0.1")), {"d": 1})
     yield joined
-    engine._leave(joined)
+    leave(joined)
 
 
 def test_the_store_listens_on_the_address_given_and_not_on_every_interface(group: ProcessRanks) -> None:
@@ -42,10 +42,10 @@ def test_the_store_listens_on_the_address_given_and_not_on_every_interface(group
 def test_leaving_closes_the_port() -> None:
     """Law 10: the port can be bound again."""
     port = free_port()
-    joined = engine._join(context(f"tcp://127.0.0.1:{port}"))
+    joined = join(context(f"tcp://127.0.0.1:{port}"), {"d": 1})
     assert ("127.0.0.1", port) in listening()
 
-    engine._leave(joined)
+    leave(joined)
     del joined
 
     assert ("127.0.0.1", port) not in listening()
@@ -56,4 +56,4 @@ def test_a_port_taken_meanwhile_is_an_error_that_names_it(group: ProcessRanks) -
     address, port = next((a, p) for a, p in listening() if a == "127.0.0.1")
 
     with pytest.raises(ResourceError, match=f"rank 0 of 1 cannot meet the others at tcp://{address}:{port}"):
-        engine._join(context(f"tcp://{address}:{port}"))
+        join(context(f"tcp://{address}:{port}"), {"d": 1})

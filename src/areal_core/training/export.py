@@ -1,18 +1,20 @@
 """Weights leave an engine: to the inference fleet, or to a Hugging Face folder. One bucket in memory at a time.
 
-Knows: names, order, dtype, buckets, fingerprints.
-Does not know: how a parameter is made whole (`gather` does), or where a sink puts it.
+Knows: order, dtype, buckets, fingerprints.
+Does not know: how a tensor is made whole (`Weights` does), or where a sink puts it.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from attrs import frozen
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -42,31 +44,74 @@ COMPANIONS = (
 """Files that belong to a model folder and that training does not change."""
 
 
-class Exporter:
-    """Names every parameter as a model folder does, in one fixed order."""
+class Weights(Protocol):
+    """A model's weights under the names a model folder has for them, in one fixed order on every rank."""
 
-    def __init__(
-        self, model: hf.Model, source: str, dtype: str, group: Group, gather: Callable[[Tensor], Tensor]
-    ) -> None:
-        """Export `model`, loaded from the folder `source`, as `dtype`.
+    @property
+    def architecture(self) -> str:
+        """Return the name of the transformers class that reads the folder."""
 
-        Args:
-            gather: makes one parameter whole on every rank; a collective where it is sharded.
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Return, for each name that shares another's tensor and is not sent, the name that is."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the whole shape of every tensor, in the order of `wholes`."""
+
+    def wholes(self, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+        """Yield the tensors whole and cast, a few at a time. Collective; what rank 0 is given counts.
+
+        Casting is elementwise: it may come before or after a tensor is made whole.
         """
-        self._model = model
-        self._source = source
+
+
+@frozen(eq=False)
+class FolderWeights:
+    """The weights of a transformers model. `gather` makes a parameter whole; a collective where it is sharded."""
+
+    model: hf.Model
+    gather: Callable[[Tensor], Tensor]
+
+    @property
+    def architecture(self) -> str:
+        """Return the model's class."""
+        return type(self.model).__name__
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Return which parameters are one."""
+        return hf.tied_weights(self.model)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all parameters."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, parameter in self.model.named_parameters():
+            shape = torch.empty(parameter.shape, device="meta")
+            found |= {key: tuple(tensor.shape) for key, tensor in hf.folder_tensors(self.model, name, shape).items()}
+        return found
+
+    def wholes(self, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+        """Yield one parameter at a time."""
+        for name, parameter in self.model.named_parameters():
+            yield hf.folder_tensors(self.model, name, self.gather(parameter).to(dtype))
+
+
+class Exporter:
+    """Sends and saves weights, bucket by bucket."""
+
+    def __init__(self, weights: Weights, folder: str, dtype: str, group: Group) -> None:
+        """Export `weights`, which began as those of the model folder `folder`, as `dtype`."""
+        self._weights = weights
+        self._folder = folder
         self._dtype = dtype
         self._group = group
-        self._gather = gather
 
     def manifest(self, version: int) -> WeightManifest:
         """Describe what `send` sends."""
-        specs = []
-        for name, parameter in self._model.named_parameters():
-            shape = torch.empty(parameter.shape, device="meta")
-            for export_name, tensor in hf.folder_tensors(self._model, name, shape).items():
-                specs.append(TensorSpec(name=export_name, shape=tuple(tensor.shape), dtype=self._dtype))
-        return WeightManifest(version=version, tensors=specs, tied=hf.tied_weights(self._model))
+        specs = [
+            TensorSpec(name=name, shape=shape, dtype=self._dtype) for name, shape in self._weights.shapes().items()
+        ]
+        return WeightManifest(version=version, tensors=specs, tied=self._weights.tied)
 
     def send(self, sink: WeightSink | None, version: int) -> Receipt | None:
         """Send every parameter; rank 0 has the sink and gets the receipt. Collective.
@@ -136,10 +181,10 @@ class Exporter:
         else:
             index = {"metadata": {"total_size": total}, "weight_map": names}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-        config = hf.folder_config(self._source, self._model, self._dtype)
+        config = hf.folder_config(self._folder, self._weights.architecture, self._dtype)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for pattern in COMPANIONS:
-            for file in Path(self._source).glob(pattern):
+            for file in Path(self._folder).glob(pattern):
                 shutil.copyfile(file, folder / file.name)
 
     def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
@@ -148,13 +193,13 @@ class Exporter:
         bucket: dict[str, Tensor] = {}
         size = 0
         with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
-                whole = self._gather(parameter).to(dtype)
-                if bucket and size + whole.nbytes > bucket_bytes:
+            for tensors in self._weights.wholes(dtype):
+                more = sum(tensor.nbytes for tensor in tensors.values())
+                if bucket and size + more > bucket_bytes:
                     yield bucket
                     bucket, size = {}, 0
-                bucket |= hf.folder_tensors(self._model, name, whole)
-                size += whole.nbytes
+                bucket |= tensors
+                size += more
         if bucket:
             yield bucket
 

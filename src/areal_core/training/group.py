@@ -7,7 +7,7 @@ Does not know: gradients; those travel by the engine's own collectives.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +32,10 @@ class Group(Protocol):
     def size(self) -> int:
         """Return how many ranks there are."""
 
+    @property
+    def data_ranks(self) -> Sequence[int]:
+        """Return which shard of a batch each rank takes, in rank order; ranks may share one."""
+
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order, on every rank. Collective."""
 
@@ -42,6 +46,7 @@ class SingleRank:
 
     rank: int = 0
     size: int = 1
+    data_ranks: Sequence[int] = (0,)
 
     def gather(self, value: Any) -> list[Any]:
         """Return the value alone."""
@@ -55,6 +60,7 @@ class ProcessRanks:
     rank: int
     size: int
     control: dist.ProcessGroup
+    data_ranks: Sequence[int]
 
     def gather(self, value: Any) -> list[Any]:
         """Gather json: one all-gather when every value is under 4 KiB, two otherwise."""

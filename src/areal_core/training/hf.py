@@ -144,12 +144,12 @@ def context_length(config: Any) -> int:
     return int(getattr(text, "max_position_embeddings", 0) or getattr(text, "n_positions", 0) or 0)
 
 
-def folder_config(path: str, model: Model, dtype: str) -> dict[str, Any]:
-    """Return the config.json of a folder written from `model`: the original but for head and dtype."""
+def folder_config(path: str, architecture: str, dtype: str) -> dict[str, Any]:
+    """Return the config.json of a folder written from a trained model: the original but for class and dtype."""
     config: dict[str, Any] = json.loads((Path(path) / "config.json").read_text())
     config.pop("torch_dtype", None)
     config["dtype"] = dtype
-    config["architectures"] = [type(model).__name__]
+    config["architectures"] = [architecture]
     if config["architectures"][0].endswith(_VALUE_ENDING):
         config["id2label"] = {"0": "LABEL_0"}
         config["label2id"] = {"LABEL_0": 0}

@@ -1,6 +1,6 @@
-"""What an engine says to a parallel layout it cannot build.
+"""Parallel layouts: where each rank stands, and what an engine says to one it cannot build.
 
-Knows: the letters of backend strings.
+Knows: the letters of backend strings, the order of ranks.
 Does not know: meshes, or which engines exist.
 """
 
@@ -12,6 +12,40 @@ from math import prod
 from areal_core.contract.errors import LayoutError
 
 LETTERS: Mapping[str, str] = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
+
+ORDER = "pdct"
+"""Neighbouring ranks differ in the last letter first: tensor ranks talk most, pipeline ranks least."""
+
+
+def coordinates(layout: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Return where a rank stands along each axis.
+
+    Example: coordinates({"d": 2, "t": 2}, 3) == {"p": 0, "d": 1, "c": 0, "t": 1}
+    """
+    found: dict[str, int] = {}
+    for letter in reversed(ORDER):
+        rank, found[letter] = divmod(rank, layout.get(letter, 1))
+    return {letter: found[letter] for letter in ORDER}
+
+
+def data_ranks(layout: Mapping[str, int], world_size: int) -> list[int]:
+    """Return the shard of the batch that each rank takes, in rank order."""
+    return [coordinates(layout, rank)["d"] for rank in range(world_size)]
+
+
+def check_divides(letter: str, degree: int, size: int, what: str) -> None:
+    """Refuse to cut `size` things, for example 14 attention heads, into `degree` equal parts.
+
+    Raises:
+        LayoutError: it leaves a rest.
+    """
+    if size % degree:
+        fitting = ", ".join(str(number) for number in range(1, size + 1) if size % number == 0)
+        raise LayoutError(
+            f"{letter}{degree} does not divide {size} {what}",
+            why=f"every {LETTERS[letter]} rank takes as many",
+            fix=f"choose {letter} from {fitting}",
+        )
 
 
 def check_layout(layout: Mapping[str, int], world_size: int, *, engine: str, can: str, fix: str) -> None:

@@ -7,7 +7,7 @@ Does not know: how a gradient came about, or the norm over other ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from areal_core.contract.errors import PlanError, WrongType
 from areal_core.contract.train import OptimizerSpec
+from areal_core.training.pieces import Box, box_of
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -22,8 +23,13 @@ SCHEDULES = ("constant", "linear", "cosine")
 class Optimizer:
     """AdamW is elementwise, so each rank steps its local shards as plain tensors: exact, and no wrapper in the way."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], spec: OptimizerSpec) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], spec: OptimizerSpec, *, box: Callable[[Tensor], Box] = box_of
+    ) -> None:
         """Build the state, all zeros, beside each parameter: `moments`, by kind and parameter name.
+
+        Args:
+            box: tells of a parameter whether this rank answers for its part.
 
         Raises:
             WrongType: an unknown schedule.
@@ -36,6 +42,7 @@ class Optimizer:
         with torch.no_grad():
             held = {name: local(parameter) for name, parameter in self._parameters.items()}
         self._held = {name: tensor for name, tensor in held.items() if tensor.numel()}
+        self._answered = [name for name in self._held if box(self._parameters[name]).mine]
         fused = all(tensor.device.type in ("cpu", "cuda") for tensor in self._held.values()) or None
         self._adam = torch.optim.AdamW(
             list(self._held.values()) or [torch.zeros(1)],
@@ -59,8 +66,8 @@ class Optimizer:
         return learning_rate(self.spec, self.steps)
 
     def squared_norm(self) -> float:
-        """Return the squared norm of this rank's part of the gradient."""
-        grads = self._gradients()
+        """Return the squared norm of the part of the gradient that this rank answers for: ranks add up to the whole."""
+        grads = self._gradients(self._answered)
         return float(torch.nn.utils.get_total_norm(grads).double().square()) if grads else 0.0
 
     @torch.no_grad()
@@ -74,7 +81,7 @@ class Optimizer:
         if finite:
             self._assign_gradients()
             if 0.0 < self.spec.max_grad_norm < norm:
-                torch._foreach_mul_(self._gradients(), self.spec.max_grad_norm / norm)
+                torch._foreach_mul_(self._gradients(self._held), self.spec.max_grad_norm / norm)
             for group in self._adam.param_groups:
                 group["lr"] = self.lr
             self._adam.step()
@@ -101,8 +108,8 @@ class Optimizer:
             grad = self._parameters[name].grad
             tensor.grad = None if grad is None else local(grad)
 
-    def _gradients(self) -> list[Tensor]:
-        grads = [self._parameters[name].grad for name in self._held]
+    def _gradients(self, names: Iterable[str]) -> list[Tensor]:
+        grads = [self._parameters[name].grad for name in names]
         return [local(grad) for grad in grads if grad is not None]
 
 

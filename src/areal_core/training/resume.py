@@ -1,7 +1,7 @@
 """Save and load all that makes the next step the same: weights, optimizer, schedule, random state.
 
 Knows: what belongs to an exact state.
-Does not know: files (`areal_core.training.state`) or how parameters are cut (`place` does).
+Does not know: files (`areal_core.training.state`) or how parameters are cut (`box` does).
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ from torch import Tensor
 from areal_core.training.device import random_state, restore_random_state
 from areal_core.training.group import Group
 from areal_core.training.optimizer import Optimizer, local
+from areal_core.training.pieces import Box, box_of
 from areal_core.training.state import Piece, load_state, save_state
-
-
-def place_whole(parameter: Tensor) -> tuple[int, int]:
-    """Place an unsharded parameter: it begins at row 0 and has all its rows."""
-    return 0, parameter.shape[0] if parameter.ndim else 1
 
 
 @frozen(kw_only=True, eq=False)
@@ -30,7 +26,7 @@ class TrainingState:
     """What one rank holds of the state.
 
     `facts` are json that must be equal when it is loaded again (Any: the engine's own).
-    `place` tells for a parameter at which row this rank's part begins, and how many rows it has in all.
+    `box` tells for a parameter where this rank's part of it lies.
     """
 
     group: Group
@@ -38,7 +34,7 @@ class TrainingState:
     parameters: Mapping[str, Tensor]
     optimizer: Optimizer | None
     facts: Mapping[str, Any]
-    place: Callable[[Tensor], tuple[int, int]] = place_whole
+    box: Callable[[Tensor], Box] = box_of
 
     def save(self, path: Path, version: int) -> None:
         """Write the state. Collective.
@@ -66,10 +62,10 @@ class TrainingState:
     def _pieces(self) -> dict[str, Piece]:
         pieces: dict[str, Piece] = {}
         for name, parameter in self.parameters.items():
-            offset, rows = self.place(parameter)
+            box = self.box(parameter)
             tensors = {"weights": local(parameter)}
             if self.optimizer is not None:
                 tensors |= {kind: moments[name] for kind, moments in self.optimizer.moments.items()}
             for kind, tensor in tensors.items():
-                pieces[f"{kind}/{name}"] = Piece(tensor=tensor, offset=offset, rows=rows)
+                pieces[f"{kind}/{name}"] = Piece(tensor=tensor, box=box)
         return pieces

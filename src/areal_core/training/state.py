@@ -1,12 +1,12 @@
 """Exact training state on disk: one safetensors file per rank and one json, readable by any number of ranks.
 
-Knows: tensors cut along their first dimension, where each piece lies.
+Knows: tensors cut into boxes along any dimensions, where each piece lies.
 Does not know: what the tensors are. Nothing is pickled.
 
-    state/state.json              {"format": 2, "ranks": 2, "facts": {...}, "digest": ...}
-    state/rank-00000.safetensors  the pieces rank 0 held; its header says where each begins, and its fingerprint
+    state/state.json              {"format": 3, "ranks": 2, "facts": {...}, "digest": ...}
+    state/rank-00000.safetensors  the pieces rank 0 answers for; its header says where each begins, and its fingerprint
 
-A piece that is read whole is compared with its fingerprint; one of which a rank needs some rows only is not,
+A piece that is read whole is compared with its fingerprint; one of which a rank needs a part only is not,
 for then every rank would read every file.
 """
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,18 @@ from torch import Tensor
 from areal_core.contract.errors import CheckpointError
 from areal_core.training.folder import write_folder
 from areal_core.training.group import Group, agree
+from areal_core.training.pieces import Box
 from areal_core.weights.fingerprint import fingerprint
 
-FORMAT = 2
+FORMAT = 3
 
 
 @frozen(kw_only=True, eq=False)
 class Piece:
-    """Rows [offset, offset + len(tensor)) of a tensor of `rows` rows; 0-dimensional tensors have offset 0."""
+    """What this rank holds of one tensor, and where it lies in the whole."""
 
     tensor: Tensor
-    offset: int = 0
-    rows: int = 0
+    box: Box
 
 
 def save_state(
@@ -52,13 +53,14 @@ def save_state(
     Raises:
         StorageError: on every rank; a state saved before at `path` is kept.
     """
-    offsets = {name: [piece.offset, piece.rows] for name, piece in pieces.items()}
+    answered = {name: piece for name, piece in pieces.items() if piece.box.mine}
+    boxes = {name: [piece.box.offset, piece.box.shape] for name, piece in answered.items()}
 
     def write(partial: Path) -> None:
-        tensors = {name: piece.tensor.detach().cpu().contiguous() for name, piece in pieces.items()}
+        tensors = {name: piece.tensor.detach().cpu().contiguous() for name, piece in answered.items()}
         tensors |= {f"own/{name}": tensor for name, tensor in own.items()}
         fingerprints = {name: fingerprint(tensor) for name, tensor in tensors.items()}
-        header = {"offsets": json.dumps(offsets), "fingerprints": json.dumps(fingerprints)}
+        header = {"boxes": json.dumps(boxes), "fingerprints": json.dumps(fingerprints)}
         save_file(tensors, partial / _file(group.rank), metadata=header)
         if group.rank == 0:
             index = {"format": FORMAT, "ranks": group.size, "facts": dict(facts)}
@@ -107,7 +109,7 @@ class _Saved:
 
     path: Path
     handle: Any
-    offsets: Mapping[str, list[int]]
+    boxes: Mapping[str, tuple[list[int], list[int]]]
     fingerprints: Mapping[str, str]
 
     @classmethod
@@ -116,10 +118,10 @@ class _Saved:
         try:
             handle = safe_open(path, framework="pt")
             header: Any = handle.metadata()  # type: ignore[no-untyped-call]
-            offsets, fingerprints = json.loads(header["offsets"]), json.loads(header["fingerprints"])
+            boxes, fingerprints = json.loads(header["boxes"]), json.loads(header["fingerprints"])
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise _torn(path, str(error)) from error
-        return cls(path=path, handle=handle, offsets=offsets, fingerprints=fingerprints)
+        return cls(path=path, handle=handle, boxes=boxes, fingerprints=fingerprints)
 
     @property
     def names(self) -> list[str]:
@@ -133,13 +135,16 @@ class _Saved:
             raise _torn(self.path, f"{name} is not what was saved: its fingerprint differs")
         return tensor
 
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Return some rows of a tensor."""
-        view = self.handle.get_slice(name)
-        if (start, stop) == (0, view.get_shape()[0]):
+    def shape(self, name: str) -> list[int]:
+        """Return the shape of a piece."""
+        return list(self.handle.get_slice(name).get_shape())
+
+    def part(self, name: str, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the part of a piece within bounds of its own, one pair per dimension."""
+        if list(bounds) == [(0, size) for size in self.shape(name)]:
             return self.whole(name)
-        rows: Tensor = view[start:stop]
-        return rows
+        part: Tensor = self.handle.get_slice(name)[tuple(slice(start, stop) for start, stop in bounds)]
+        return part
 
 
 def _torn(path: Path, why: str) -> CheckpointError:
@@ -173,35 +178,50 @@ def _read_index(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _assemble(path: Path, name: str, piece: Piece, files: list[_Saved]) -> Tensor:
-    """Read rows [offset, offset + len) of one tensor from every file that holds some of them."""
+    """Read one box of a tensor from every file that holds a part of it."""
     wanted = piece.tensor
-    start, stop = piece.offset, piece.offset + (wanted.shape[0] if wanted.ndim else 1)
-    parts: list[Tensor] = []
-    position = start
+    found = torch.empty(wanted.shape, dtype=wanted.dtype)
+    missing = wanted.numel()
+    shapes: set[tuple[int, ...]] = set()
     try:
         for file in files:
-            if name not in file.offsets or position >= stop:
+            if name not in file.boxes or not missing:
                 continue
-            begin, rows = file.offsets[name]
-            if rows != piece.rows:
+            begin, whole = file.boxes[name]
+            shapes.add(tuple(whole))
+            if tuple(whole) != piece.box.shape:
                 break
-            if wanted.ndim == 0:
-                parts, position = [file.whole(name)], stop
+            common = _common(piece.box.offset, wanted.shape, begin, file.shape(name))
+            if common is None:
                 continue
-            end = begin + file.handle.get_slice(name).get_shape()[0]
-            if begin <= position < end:
-                parts.append(file.rows(name, position - begin, min(stop, end) - begin))
-                position = min(stop, end)
+            part = file.part(name, [(start - at, stop - at) for (start, stop), at in zip(common, begin, strict=True)])
+            if part.dtype != wanted.dtype:
+                break
+            inside = tuple(
+                slice(start - at, stop - at) for (start, stop), at in zip(common, piece.box.offset, strict=True)
+            )
+            found[inside] = part
+            missing -= part.numel()
     except (SafetensorError, ValueError, TypeError) as error:
         raise _torn(path, str(error)) from error
-    found = torch.cat(parts) if len(parts) > 1 else (parts[0] if parts else wanted[:0].cpu())
-    if position < stop or found.shape != wanted.shape or found.dtype != wanted.dtype:
+    if missing:
         raise CheckpointError(
-            f"state in {path} does not hold {name} as {wanted.dtype} with {piece.rows} rows",
-            why=f"found {found.dtype} {list(found.shape)} for rows {start} to {stop}",
+            f"state in {path} does not hold {name} as {wanted.dtype} of shape {list(piece.box.shape)}",
+            why=f"{missing} of {wanted.numel()} elements are not there; shapes found: {sorted(shapes) or 'none'}",
             fix="resume with the model the run began with",
         )
     return found
+
+
+def _common(
+    offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """Return where two boxes of one tensor overlap, None if they do not."""
+    bounds = [
+        (max(at, other_at), min(at + size, other_at + other_size))
+        for at, size, other_at, other_size in zip(offset, shape, other_offset, other_shape, strict=True)
+    ]
+    return bounds if math.prod(stop - start if stop > start else 0 for start, stop in bounds) else None
 
 
 def _file(rank: int) -> str:

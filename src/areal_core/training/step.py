@@ -1,7 +1,7 @@
 """One optimizer step, and one scoring pass, over packed micro-batches: the same for every engine.
 
 Knows: the global normaliser, the order of collectives, what is reported.
-Does not know: how columns are computed or gradients reduced; the engine's Model does that.
+Does not know: how columns are computed or gradients reduced; the engine's Model or Pipeline does that.
 
 The order on every rank: agree (check, count micro-batches, add normalisers), then forward and
 backward per micro-batch, then agree (loss, metrics, norm), then the optimizer.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from attrs import frozen
@@ -29,15 +29,36 @@ from areal_core.training.model import check_outputs
 from areal_core.training.optimizer import Optimizer
 from areal_core.training.refusals import refuse_routes
 
+Columns = Mapping[str, Tensor]
+Score = Callable[[int, Columns], Tensor]
+"""Micro-batch number and its columns -> its share of the loss, which depends on every column."""
+
 
 class Model(Protocol):
-    """What an engine gives to these loops."""
+    """What an engine gives to these loops, if its passes come one after another."""
 
-    def columns(self, batch: Batch, outputs: frozenset[Output]) -> Mapping[str, Tensor]:
-        """Return float32 [T] columns with gradient; each call is collective over sharded ranks."""
+    def columns(self, batch: Batch, outputs: frozenset[Output]) -> Columns:
+        """Return float32 [T] columns with gradient; each call is collective over sharded ranks.
+
+        Ranks that share one shard of the batch return equal columns.
+        """
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add this loss's gradient, summed (not averaged) over ranks; `last` in this step."""
+        """Add this loss's gradient, summed (not averaged) over data ranks; `last` in this step."""
+
+
+@runtime_checkable
+class Pipeline(Protocol):
+    """What an engine gives instead, if it decides itself which pass comes when."""
+
+    def accumulate(self, parts: Sequence[Batch], outputs: frozenset[Output], score: Score) -> None:
+        """Run every micro-batch forward and backward; call `score` for each on a rank that has its columns.
+
+        The gradient is summed over data ranks, and ranks that share a shard count once.
+        """
+
+    def columns_of(self, parts: Sequence[Batch], outputs: frozenset[Output]) -> Sequence[Columns]:
+        """Return the columns of every micro-batch on every rank, without gradient."""
 
 
 @frozen(kw_only=True)
@@ -61,7 +82,7 @@ class Limits:
 
 
 def train_step(
-    model: Model,
+    model: Model | Pipeline,
     optimizer: Optimizer,
     group: Group,
     device: torch.device,
@@ -84,34 +105,40 @@ def train_step(
         shares = [float(objective.normalizer(part)) for part in microbatches]
         return {"microbatches": len(microbatches), "normalizer": math.fsum(shares), "tokens": batch.num_tokens}
 
-    facts = agree(group, prepare)
+    facts = _of_each_shard(group, agree(group, prepare))
     num_microbatches = max(int(fact["microbatches"]) for fact in facts)
     normalizer = _positive(math.fsum(fact["normalizer"] for fact in facts))
     try:
-        loss, metrics = _accumulate(model, objective, microbatches, num_microbatches, normalizer, device)
+        scored = _accumulate(model, objective, microbatches, num_microbatches, normalizer, device)
     except BaseException:
         optimizer.drop_gradients()  # half a step's, which the next step would add to its own
         raise
-    reports = group.gather({"loss": loss, "metrics": metrics, "squared_norm": optimizer.squared_norm()})
+    reports = group.gather({"scored": scored, "squared_norm": optimizer.squared_norm()})
     norm = math.sqrt(_total(report["squared_norm"] for report in reports))
+    scores = _of_each_shard(group, [report["scored"] for report in reports])
     lr = optimizer.lr
     stepped = optimizer.step(norm)
     synchronize(device)
     return TrainReport(
-        loss=_total(report["loss"] for report in reports),
+        loss=_total(score["loss"] for score in scores),
         grad_norm=norm,
         lr=lr,
         stepped=stepped,
         num_microbatches=num_microbatches,
         num_tokens=sum(int(fact["tokens"]) for fact in facts),
         seconds=time.perf_counter() - began,
-        metrics=_add_metrics([report["metrics"] for report in reports]),
+        metrics=_add_metrics([score["metrics"] for score in scores]),
     )
 
 
 @torch.no_grad()
 def forward(
-    model: Model, group: Group, device: torch.device, limits: Limits, batch: Batch, outputs: frozenset[Output]
+    model: Model | Pipeline,
+    group: Group,
+    device: torch.device,
+    limits: Limits,
+    batch: Batch,
+    outputs: frozenset[Output],
 ) -> Batch:
     """Return the batch, on its own device, with one more column per output. Collective."""
     microbatches: list[Batch] = []
@@ -124,43 +151,65 @@ def forward(
 
     num_microbatches = max(agree(group, prepare))
     columns = {str(name): torch.zeros(batch.num_tokens, device=batch.device) for name in outputs}
-    for number in range(num_microbatches):
-        if number >= len(microbatches):
-            model.columns(placeholder(device), outputs)
-            continue
-        part = microbatches[number]
-        for name, column in model.columns(part.to(device), outputs).items():
-            columns[str(name)][part.tokens["row"]] = column.to(batch.device)
+    parts = _filled(microbatches, num_microbatches, device)
+    computed: Iterable[Columns]
+    if isinstance(model, Pipeline):
+        computed = model.columns_of([part.to(device) for part in parts], outputs)
+    else:
+        computed = (model.columns(part.to(device), outputs) for part in parts)
+    for number, found in enumerate(computed):
+        if number < len(microbatches):
+            for name, column in found.items():
+                columns[str(name)][parts[number].tokens["row"]] = column.to(batch.device)
     return batch.with_tokens(**columns)
 
 
 def _accumulate(
-    model: Model,
+    model: Model | Pipeline,
     objective: Objective,
     microbatches: list[Batch],
     num_microbatches: int,
     normalizer: float,
     device: torch.device,
-) -> tuple[float, dict[str, list[float]]]:
-    """Run forward and backward over every micro-batch; return this rank's loss and metric sums."""
+) -> dict[str, Any] | None:  # Any: json
+    """Run forward and backward over every micro-batch; return the loss and metric sums, None if others have them."""
     scale = torch.tensor(normalizer, dtype=torch.float64, device=device)
+    parts = [part.to(device) for part in _filled(microbatches, num_microbatches, device)]
     losses: list[Tensor] = []
     metrics: dict[str, list[float]] = {}
-    for number in range(num_microbatches):
-        last = number == num_microbatches - 1
+
+    def score(number: int, columns: Columns) -> Tensor:
         if number >= len(microbatches):
-            model.backward(_nothing(model.columns(placeholder(device), objective.outputs)), last=last)
-            continue
-        part = microbatches[number].to(device)
-        columns = model.columns(part, objective.outputs)
-        loss, sums = objective.loss(columns, part, scale)
-        model.backward(loss if loss.requires_grad else loss + _nothing(columns), last=last)
+            losses.append(torch.zeros((), device=device))
+            return _nothing(columns)
+        loss, sums = objective.loss(columns, parts[number], scale)
         losses.append(loss.detach())
         for name, entry in sums.items():
             total = metrics.setdefault(name, [0.0, 0.0])
             total[0] += entry.value
             total[1] += entry.weight
-    return (float(torch.stack(losses).double().sum()) if losses else 0.0), metrics
+        return loss if loss.requires_grad else loss + _nothing(columns)
+
+    if isinstance(model, Pipeline):
+        model.accumulate(parts, objective.outputs, score)
+    else:
+        for number, part in enumerate(parts):
+            model.backward(score(number, model.columns(part, objective.outputs)), last=number == len(parts) - 1)
+    return {"loss": float(torch.stack(losses).double().sum()), "metrics": metrics} if losses else None
+
+
+def _filled(microbatches: Sequence[Batch], count: int, device: torch.device) -> list[Batch]:
+    """Return as many micro-batches as the busiest rank has: a rank without data takes part in every pass."""
+    return [*microbatches, *(placeholder(device) for _ in range(count - len(microbatches)))]
+
+
+def _of_each_shard(group: Group, facts: Sequence[Any]) -> list[Any]:
+    """Return one fact of each shard of the batch, in order: that of the first rank that has one. Any: json."""
+    found: dict[int, Any] = {}
+    for shard, fact in zip(group.data_ranks, facts, strict=True):
+        if fact is not None:
+            found.setdefault(shard, fact)
+    return [found[shard] for shard in sorted(found)]
 
 
 def _nothing(columns: Mapping[str, Tensor]) -> Tensor:

@@ -177,7 +177,7 @@ class TracesZeros(SecondInferenceEngine):
         return logits, None if routes is None else torch.zeros_like(routes)
 
 
-@mutant("infer/second", killers=("infer.refuse.tensor_parallel",))
+@mutant("infer/second", killers=("infer.refuse.tensor_parallel",), claims=without("parallel.tensor"))
 class DropsTheLayout(SecondInferenceEngine):
     """Does not claim tensor parallelism and starts on one device whatever the layout."""
 

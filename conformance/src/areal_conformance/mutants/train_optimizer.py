@@ -220,7 +220,7 @@ class ScalesUpToLimit(OtherOptimizer):
             """Scale, then step."""
             limit = self.spec.max_grad_norm
             if limit > norm > 0.0:
-                for gradient in self._gradients():
+                for gradient in self._gradients(self._held):
                     gradient.mul_(limit / norm)
             return super().step(norm)
 

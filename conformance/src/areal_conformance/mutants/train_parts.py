@@ -23,7 +23,7 @@ from areal_core.contract.train import (
     TrainSpec,
 )
 from areal_core.data.batch import Batch
-from areal_core.training.export import Exporter
+from areal_core.training.export import Exporter, FolderWeights
 from areal_core.training.optimizer import Optimizer
 from areal_reference.train.engine import ReferenceTrainEngine
 
@@ -87,14 +87,16 @@ def replace_exporter(engine: ReferenceTrainEngine, kind: type[Exporter]) -> None
     """Give a started engine another exporter, of the same model."""
     assert engine._trainer is not None
     old = engine._trainer.exporter
-    new = kind(old._model, old._source, old._dtype, old._group, old._gather)
+    new = kind(old._weights, old._folder, old._dtype, old._group)
     replace(engine, exporter=new)
 
 
 def hugging_face(engine: ReferenceTrainEngine) -> Any:
     """Return the transformers model of a started engine. Any: not typed here."""
     assert engine._trainer is not None
-    return engine._trainer.exporter._model
+    weights = engine._trainer.exporter._weights
+    assert isinstance(weights, FolderWeights)
+    return weights.model
 
 
 def parameters(engine: ReferenceTrainEngine) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ class LargeGradientsClamped(OtherOptimizer):
         @torch.no_grad()
         def step(self, norm: float) -> bool:
             """Clamp, then step."""
-            for gradient in self._gradients():
+            for gradient in self._gradients(self._held):
                 gradient.clamp_(-20.0, 20.0)
             return super().step(norm)
 

@@ -7,7 +7,7 @@ Does not know: the checks beyond their names.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -19,10 +19,20 @@ from areal_core.contract.errors import FingerprintMismatch
 from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
 from areal_core.data.batch import Batch
-from areal_core.training.export import Exporter
+from areal_core.training.export import Exporter, FolderWeights
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
+
+
+def _model(exporter: Exporter) -> Any:
+    """Return the transformers model of an exporter. Any: not typed here."""
+    assert isinstance(exporter._weights, FolderWeights)
+    return exporter._weights.model
+
+
+def _parameters(exporter: Exporter) -> dict[str, Tensor]:
+    return dict(_model(exporter).named_parameters())
 
 
 @mutant(ENGINE, killers=("train.send.names", "train.send.tied"), incident="torchtitan#2402", row="one-destination")
@@ -41,7 +51,7 @@ class TiedSentTwice(OtherExporter):
 
         def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
             yield from super()._buckets(bucket_bytes)
-            own = dict(self._model.named_parameters())
+            own = _parameters(self)
             for name, carrier in super().manifest(0).tied.items():
                 yield {name: own[carrier].detach().to(getattr(torch, self._dtype))}
 
@@ -112,13 +122,13 @@ class BuffersSentToo(OtherExporter):
             told = super().manifest(version)
             more = [
                 TensorSpec(name=name, shape=tuple(buffer.shape), dtype=str(buffer.dtype).removeprefix("torch."))
-                for name, buffer in self._model.named_buffers()
+                for name, buffer in _model(self).named_buffers()
             ]
             return attrs.evolve(told, tensors=(*told.tensors, *more))
 
         def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
             yield from super()._buckets(bucket_bytes)
-            yield dict(self._model.named_buffers())
+            yield dict(_model(self).named_buffers())
 
 
 @mutant(
@@ -173,7 +183,7 @@ class SendsCutOff(OtherExporter):
         """Towards zero."""
 
         def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            own = dict(self._model.named_parameters())
+            own = _parameters(self)
             for bucket in super()._buckets(bucket_bytes):
                 if self._dtype != "bfloat16":
                     yield bucket
@@ -238,7 +248,7 @@ class ParametersHandedOver(OtherExporter):
         """The parameters."""
 
         def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            own = dict(self._model.named_parameters())
+            own = _parameters(self)
             for bucket in super()._buckets(bucket_bytes):
                 yield {name: own[name].to(tensor.dtype) for name, tensor in bucket.items()}
 

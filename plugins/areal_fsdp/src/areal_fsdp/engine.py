@@ -6,29 +6,24 @@ Does not know: algorithms, micro-batches, files; `areal_core.training` does all 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlparse
 
 import torch
-import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from areal_core.contract.errors import ResourceError
 from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
 from areal_core.training import hf
 from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
-from areal_core.training.export import Exporter
+from areal_core.training.export import Exporter, FolderWeights
 from areal_core.training.group import ProcessRanks, agree
 from areal_core.training.layout import check_layout
+from areal_core.training.meeting import join, leave
 from areal_core.training.model import PackedModel
 from areal_core.training.optimizer import Optimizer
 from areal_core.training.refusals import refuse_lora
@@ -37,8 +32,6 @@ from areal_core.training.step import Limits
 from areal_core.training.trainer import Trainer, running
 from areal_fsdp import sharding
 from areal_fsdp.config import FSDPConfig
-
-_CLOSE_TIMEOUT_S = 10.0
 
 
 @frozen
@@ -86,7 +79,7 @@ class FSDPEngine:
         refuse_lora(spec, engine="fsdp")
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
-        self._group = _join(rank)
+        self._group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
             self._trainer, hf_config = self._build(self._group, spec, dtype, device)
@@ -135,14 +128,13 @@ class FSDPEngine:
             group=group,
             device=device,
             limits=Limits.of(spec, configs[0]),
-            exporter=Exporter(model, spec.model_path, spec.dtype, group, gather=sharding.gather),
+            exporter=Exporter(FolderWeights(model, sharding.gather), spec.model_path, spec.dtype, group),
             state=TrainingState(
                 group=group,
                 device=device,
                 parameters=parameters,
                 optimizer=optimizer,
                 facts=hf.identity(model, spec.head, trained=spec.optimizer is not None),
-                place=sharding.place,
             ),
         )
         return trainer, configs[0]
@@ -183,60 +175,10 @@ class FSDPEngine:
         """Leave the process group, together if the others still answer."""
         group, self._group, self._trainer = self._group, None, None
         if group is not None:
-            _leave(group)
+            leave(group)
 
 
 def _reshard(trainer: Trainer) -> None:
     """Let every parameter be its shard again, which sending and saving read."""
     assert isinstance(trainer.model, ShardedModel)
     trainer.model.reshard()
-
-
-def _join(rank: RankContext) -> ProcessRanks:
-    timeout = timedelta(seconds=rank.timeout_s)
-    try:
-        dist.init_process_group(
-            DISTRIBUTED_BACKENDS[rank.device],
-            **_meeting_point(rank, timeout),
-            rank=rank.rank,
-            world_size=rank.world_size,
-            timeout=timeout,
-        )
-    except (dist.DistError, OSError) as error:
-        raise ResourceError(
-            f"rank {rank.rank} of {rank.world_size} cannot meet the others at {rank.init_method}",
-            why=str(error).splitlines()[0],
-            fix="if another program took the port, start the run again: it chooses a new one; or look at: ss -ltn",
-        ) from error
-    control = dist.new_group(backend="gloo", timeout=timeout)
-    return ProcessRanks(rank=rank.rank, size=rank.world_size, control=control)
-
-
-def _meeting_point(rank: RankContext, timeout: timedelta) -> dict[str, Any]:  # Any: keywords of init_process_group
-    """Return where the ranks meet. Torch's own `tcp://` store would listen on every interface of the machine."""
-    address = urlparse(rank.init_method)
-    if address.scheme != "tcp" or address.hostname is None or address.port is None:
-        return {"init_method": rank.init_method}
-    listener = None
-    if rank.rank == 0:
-        family = socket.AF_INET6 if ":" in address.hostname else socket.AF_INET
-        listener = socket.create_server((address.hostname, address.port), family=family, backlog=rank.world_size)
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # documented, but not in torch's __all__
-        address.hostname,
-        address.port,
-        rank.world_size,
-        is_master=listener is not None,
-        timeout=timeout,
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
-    return {"store": store}
-
-
-def _leave(group: ProcessRanks) -> None:
-    """Destroy the process group. gloo aborts now and then when ranks leave one by one, so they meet first."""
-    try:
-        dist.monitored_barrier(group.control, timeout=timedelta(seconds=_CLOSE_TIMEOUT_S))
-    except RuntimeError:
-        pass  # a rank is dead or stuck in a collective, which the supervisor reports; leave alone
-    finally:
-        dist.destroy_process_group()

@@ -76,14 +76,6 @@ def gather(parameter: Tensor) -> Tensor:
     return whole
 
 
-def place(parameter: Tensor) -> tuple[int, int]:
-    """Return where this rank's rows begin, and how many there are in all: FSDP2 cuts as torch.chunk does."""
-    assert isinstance(parameter, DTensor)
-    rows = parameter.shape[0]
-    chunk = -(-rows // parameter.device_mesh.size())
-    return min(parameter.device_mesh.get_local_rank() * chunk, rows), rows
-
-
 def _units(model: Model, wrap: str) -> Iterable[nn.Module]:
     """Return the modules that are gathered on their own; the root gathers the rest."""
     small = sum(parameter.nbytes for parameter in model.parameters()) < SMALL_BYTES

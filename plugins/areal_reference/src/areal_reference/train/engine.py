@@ -21,7 +21,7 @@ from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
 from areal_core.training import hf
 from areal_core.training.device import compute_dtype, open_device, seed_everything
-from areal_core.training.export import Exporter, whole
+from areal_core.training.export import Exporter, FolderWeights, whole
 from areal_core.training.group import SingleRank
 from areal_core.training.layout import check_layout
 from areal_core.training.model import PackedModel
@@ -84,7 +84,7 @@ class ReferenceTrainEngine:
             group=group,
             device=device,
             limits=Limits.of(spec, hf_config),
-            exporter=Exporter(model, spec.model_path, spec.dtype, group, gather=whole),
+            exporter=Exporter(FolderWeights(model, whole), spec.model_path, spec.dtype, group),
             state=TrainingState(
                 group=group,
                 device=device,
