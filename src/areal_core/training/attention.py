@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from areal_core.contract.errors import ModelError
 from areal_core.data.batch import Batch
+from areal_core.training.context import ContextRanks
 
 NAME = "areal_packed"
 """The name under which transformers finds this attention."""
@@ -31,6 +32,8 @@ class Packing:
 
     `runs` are (number of sequences, length) of neighbours of equal length, so a batch sorted by
     length has the fewest. `predicted` are the tokens that have one before them in their sequence, int64.
+    With `context` ranks the layers of each see its `part` of the tokens. A last sequence of its own fills them
+    up to a multiple of the ranks.
     """
 
     cu_seqlens: Tensor
@@ -38,18 +41,36 @@ class Packing:
     predicted: Tensor
     runs: tuple[tuple[int, int], ...]
     max_length: int
+    context: ContextRanks | None = None
 
     @classmethod
-    def of(cls, batch: Batch) -> Packing:
+    def of(cls, batch: Batch, context: ContextRanks | None = None) -> Packing:
         """Describe a batch; the tensors lie on its device."""
-        lengths = batch.lengths.tolist()
+        lengths, ends, positions = batch.lengths.tolist(), batch.cu_seqlens, batch.positions
+        predicted = positions.nonzero().squeeze(1)
+        filling = -batch.num_tokens % context.size if context else 0
+        if filling:
+            lengths.append(filling)
+            ends = torch.cat([ends, ends[-1:] + filling])
+            positions = torch.cat([positions, torch.arange(filling, device=positions.device, dtype=positions.dtype)])
         return cls(
-            cu_seqlens=batch.cu_seqlens,
-            positions=batch.positions,
-            predicted=batch.positions.nonzero().squeeze(1),
+            cu_seqlens=ends,
+            positions=positions,
+            predicted=predicted,
             runs=tuple((len(list(run)), length) for length, run in groupby(lengths)),
             max_length=max(lengths, default=0),
+            context=context,
         )
+
+    @property
+    def part(self) -> slice:
+        """Return which tokens, filled up, the layers of this rank see."""
+        num_tokens = len(self.positions)
+        return self.context.part(num_tokens) if self.context else slice(0, num_tokens)
+
+    def filled(self, tokens: Tensor) -> Tensor:
+        """Return one value per token with zeros up to the number the layers see."""
+        return torch.nn.functional.pad(tokens, (0, len(self.positions) - len(tokens)))
 
 
 def register() -> str:
@@ -88,10 +109,28 @@ def packed_attention(
             fix="use a model of transformers that supports attention backends",
         )
     _refuse(options)
-    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    return attend(query.squeeze(0), key.squeeze(0), value.squeeze(0), packing, scaling).unsqueeze(0), None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None = None) -> Tensor:
+    """Attend causally within each sequence, over context ranks if there are any.
+
+    Args:
+        query: [H, T, D]; key and value: [K, T, D] with K dividing H; T are the tokens this rank's layers see.
+
+    Returns:
+        [T, H, D].
+    """
+    context = packing.context
+    if context is not None:
+        query = context.to_heads(query)
+        key, value = (context.to_heads(context.spread_heads(tensor)) for tensor in (key, value))
+    q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256:
-        return _flash(q, k, v, packing, scaling).unsqueeze(0), None
-    return _by_length(q, k, v, packing.runs, scaling).unsqueeze(0), None
+        out = _flash(q, k, v, packing, scaling)
+    else:
+        out = _by_length(q, k, v, packing.runs, scaling)
+    return out if context is None else context.to_tokens(out)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None) -> Tensor:

@@ -1,6 +1,6 @@
 """Log-probs and entropy of given tokens from hidden states, without holding all logits at once.
 
-Knows: one linear head, rows in chunks, the closed-form gradient.
+Knows: one linear head, also one whose rows several ranks share; rows in chunks, the closed-form gradient.
 Does not know: sequences; row i of `hidden` predicts `targets[i]`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 24
@@ -27,12 +28,15 @@ def logprobs_and_entropy(
     with_entropy: bool = True,
     chunk_elements: int = CHUNK_ELEMENTS,
     keep_elements: int = KEEP_ELEMENTS,
+    vocabulary: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log p(target) and the entropy in nats of softmax((hidden @ weight.T + bias) / temperature).
 
     Args:
         hidden: [R, D]; weight: [V, D] of the same dtype; bias: [V] or None; targets: int64 [R].
         with_entropy: False saves three passes over the logits; the entropy returned is then 0.
+        vocabulary: the ranks that share weight and bias, the first the first V rows; the rest is equal on them.
+            The gradient to hidden is whole on each. Collective.
 
     Returns:
         Two float32 [R] tensors with gradients to hidden, weight and bias.
@@ -40,7 +44,7 @@ def logprobs_and_entropy(
     rows = max(1, chunk_elements // weight.shape[0])
     keep = hidden.shape[0] * weight.shape[0] <= keep_elements
     logprobs, entropy = _HeadLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, rows, keep, with_entropy
+        hidden, weight, bias, targets, temperature, rows, keep, with_entropy, vocabulary
     )
     return logprobs, entropy
 
@@ -62,51 +66,47 @@ class _HeadLogProbs(torch.autograd.Function):
         rows: int,
         keep: bool,
         with_entropy: bool,
+        vocabulary: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
-        parts = [_log_softmax(chunk, weight, bias, temperature) for chunk in torch.split(hidden, rows)] if keep else []
-        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        entropy = torch.zeros_like(logprobs)
-        for number, (chunk, target, logp_out, entropy_out) in enumerate(
-            zip(
-                torch.split(hidden, rows),
-                torch.split(targets, rows),
-                torch.split(logprobs, rows),
-                torch.split(entropy, rows),
-                strict=True,
-            )
+        columns = torch.zeros(2, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        logprobs, entropy = columns
+        own, is_own = _own_targets(targets, weight.shape[0], vocabulary)
+        parts, shifts = [], []
+        for chunk, target, mine, logp_out, entropy_out in zip(
+            *(torch.split(tensor, rows) for tensor in (hidden, own, is_own, logprobs, entropy)), strict=True
         ):
-            log_p = parts[number] if keep else _log_softmax(chunk, weight, bias, temperature)
-            logp_out.copy_(log_p.gather(1, target[:, None]).squeeze(1))
+            logits = _logits(chunk, weight, bias, temperature)
+            shift = None if vocabulary is None else _log_normalizer(logits, vocabulary)
+            log_p = _log_p(logits, shift)
+            logp_out.copy_(log_p.gather(1, target[:, None]).squeeze(1) * mine)
             if with_entropy:
                 entropy_out.copy_(_entropy(log_p))
-        ctx.save_for_backward(hidden, weight, bias, targets, *parts)
-        ctx.settings = temperature, rows, keep, with_entropy
-        return logprobs, entropy
+            shifts.append(shift)
+            if keep:
+                parts.append(log_p)
+        if vocabulary is not None:
+            dist.all_reduce(columns, group=vocabulary)
+        ctx.save_for_backward(hidden, weight, bias, own, is_own, entropy, *(parts if keep else shifts))
+        ctx.settings = temperature, rows, keep, with_entropy, vocabulary
+        return logprobs.clone(), entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, *parts = ctx.saved_tensors
-        temperature, rows, keep, with_entropy = ctx.settings
+        hidden, weight, bias, own, is_own, entropy, *kept = ctx.saved_tensors
+        temperature, rows, keep, with_entropy, vocabulary = ctx.settings
         grad_logprobs, grad_entropy = grads
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        chunks = zip(
-            torch.split(hidden, rows),
-            torch.split(targets, rows),
-            torch.split(grad_logprobs, rows),
-            torch.split(grad_entropy, rows),
-            torch.split(grad_hidden, rows),
-            strict=True,
-        )
-        for number, (chunk, target, g_logp, g_entropy, out) in enumerate(chunks):
-            log_p = parts[number] if keep else _log_softmax(chunk, weight, bias, temperature)
+        split = (torch.split(t, rows) for t in (hidden, own, is_own, grad_logprobs, grad_entropy, entropy, grad_hidden))
+        for saved, chunk, target, mine, g_logp, g_entropy, h, out in zip(kept, *split, strict=True):
+            log_p = saved if keep else _log_p(_logits(chunk, weight, bias, temperature), saved)
             p = log_p.exp()
             if with_entropy:
-                grad_z = p * -(g_logp[:, None] + g_entropy[:, None] * (log_p + _entropy(log_p)[:, None]))
+                grad_z = p * -(g_logp[:, None] + g_entropy[:, None] * (log_p + h[:, None]))
             else:
                 grad_z = p.mul_(-g_logp[:, None])
-            grad_z.scatter_add_(1, target[:, None], g_logp[:, None])
+            grad_z.scatter_add_(1, target[:, None], (g_logp * mine)[:, None])
             grad_z /= temperature
             if grad_bias is not None:
                 grad_bias += grad_z.sum(0)
@@ -116,23 +116,41 @@ class _HeadLogProbs(torch.autograd.Function):
                 grad_weight.addmm_(grad_z.T, chunk)  # in place: a vocabulary times a hidden size is not small
             else:
                 grad_weight += grad_z.T @ chunk
+        if vocabulary is not None:
+            dist.all_reduce(grad_hidden, group=vocabulary)
         return (
             grad_hidden,
             grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(weight.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 6,
         )
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _own_targets(targets: Tensor, num_rows: int, vocabulary: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """Return each target as a row of this rank's weight, 0 where it is another's, and whether it is its own."""
+    own = targets - (0 if vocabulary is None else vocabulary.rank() * num_rows)
+    is_own = (own >= 0) & (own < num_rows)
+    return own * is_own, is_own
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     logits = torch.nn.functional.linear(hidden, weight, bias).float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    return logits.log_softmax(-1).clamp_(min=torch.finfo(torch.float32).min)  # so that 0 log 0 is 0 and not nan
+    return logits / temperature if temperature != 1.0 else logits
+
+
+def _log_normalizer(logits: Tensor, vocabulary: dist.ProcessGroup) -> Tensor:
+    """Return what is taken off the logits of each row, in two steps that keep their digits: [R, 2]."""
+    highest = logits.amax(-1)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=vocabulary)
+    total = (logits - highest[:, None]).exp_().sum(-1)
+    dist.all_reduce(total, group=vocabulary)
+    return torch.stack([highest, total.log()], -1)
+
+
+def _log_p(logits: Tensor, shift: Tensor | None) -> Tensor:
+    """Normalise logits, in place where several ranks told by how much."""
+    log_p = logits.log_softmax(-1) if shift is None else logits.sub_(shift[:, :1]).sub_(shift[:, 1:])
+    return log_p.clamp_(min=torch.finfo(torch.float32).min)  # so that 0 log 0 is 0 and not nan
 
 
 def _entropy(log_p: Tensor) -> Tensor:

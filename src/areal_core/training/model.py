@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from areal_core.contract.errors import CapabilityError
 from areal_core.contract.train import Head, Output
 from areal_core.data.batch import Batch
 from areal_core.training.attention import Packing
+from areal_core.training.context import ContextRanks
 from areal_core.training.logprobs import logprobs_and_entropy
 
 HEAD_OUTPUTS: Mapping[Head, frozenset[Output]] = {
@@ -28,19 +31,30 @@ class PackedModel(nn.Module):
     """Backbone and head in one forward pass, so that a sharding wrapper sees every use of a parameter."""
 
     def __init__(
-        self, hf: Any, head: Head, *, temperature: float = 1.0, autocast: torch.dtype | None = None
-    ) -> None:  # Any: transformers is not typed here
+        self,
+        hf: Any,  # Any: transformers is not typed here
+        head: Head,
+        *,
+        temperature: float = 1.0,
+        autocast: torch.dtype | None = None,
+        vocabulary: dist.ProcessGroup | None = None,
+        context: ContextRanks | None = None,
+    ) -> None:
         """Wrap `hf`, a model from `areal_core.training.hf`.
 
         Args:
             autocast: run matrix products in this dtype although the parameters are float32;
                 None leaves dtypes to the parameters.
+            vocabulary: the ranks that share the head's rows, as DTensors cut evenly along their first dimension.
+            context: the ranks that share every sequence.
         """
         super().__init__()
         self.hf = hf
         self.head = head
         self.divisor = temperature * _logit_divisor(hf.config)
         self.autocast = autocast
+        self.vocabulary = vocabulary
+        self.context = context
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> dict[str, Tensor]:
         """Compute columns for the tokens of `batch`, which is on the model's device and not empty.
@@ -49,35 +63,48 @@ class PackedModel(nn.Module):
             float32 [T] per output, with gradient; 0 at the first token of each sequence. Log-probs
             and entropy are 0 off the loss mask too: a prompt's logits cost most and train nothing.
         """
-        packing = Packing.of(batch)
-        input_ids = batch.tokens["input_ids"]
+        packing = Packing.of(batch, self.context)
+        input_ids, part = batch.tokens["input_ids"], packing.part
         with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
             hidden = self.hf.base_model(
-                input_ids=input_ids[None],
-                position_ids=packing.positions[None],
+                input_ids=packing.filled(input_ids)[part][None],
+                position_ids=packing.positions[part][None],
                 attention_mask=None,
                 use_cache=False,
                 packing=packing,
             ).last_hidden_state[0]
         rows = packing.predicted
-        if self.head is Head.VALUE:
-            columns = {Output.VALUES: self._values(hidden.index_select(0, rows - 1))}
-        else:
+        if self.head is Head.CAUSAL_LM:
             rows = rows[batch.tokens["loss_mask"][rows]]
-            columns = self._scores(hidden.index_select(0, rows - 1), input_ids[rows], Output.ENTROPY in outputs)
-        return {name: _spread(columns[name], rows, len(input_ids)) for name in outputs}
+        if self.context is not None:
+            rows = rows[(rows > part.start) & (rows <= part.stop)]
+        before = hidden.index_select(0, rows - 1 - part.start)
+        if self.head is Head.VALUE:
+            columns = {Output.VALUES: self._values(before)}
+        else:
+            columns = self._scores(before, input_ids[rows], Output.ENTROPY in outputs)
+        found: dict[str, Tensor] = {name: _spread(columns[name], rows, len(input_ids)) for name in outputs}
+        if self.context is not None:
+            found = {name: self.context.total(column) for name, column in found.items()}
+        return found
 
     def _values(self, hidden: Tensor) -> Tensor:
         score = self.hf.score
-        bias = None if score.bias is None else score.bias.float()
-        return nn.functional.linear(hidden.float(), score.weight.float(), bias).squeeze(-1)
+        bias = None if score.bias is None else _held(score.bias).float()
+        return nn.functional.linear(hidden.float(), _held(score.weight).float(), bias).squeeze(-1)
 
     def _scores(self, hidden: Tensor, targets: Tensor, with_entropy: bool) -> dict[Output, Tensor]:
         head = self.hf.get_output_embeddings()
         dtype = self.autocast or head.weight.dtype
-        bias = None if head.bias is None else head.bias.to(dtype)
+        bias = None if head.bias is None else _held(head.bias).to(dtype)
         logprobs, entropy = logprobs_and_entropy(
-            hidden.to(dtype), head.weight.to(dtype), bias, targets, self.divisor, with_entropy=with_entropy
+            hidden.to(dtype),
+            _held(head.weight).to(dtype),
+            bias,
+            targets,
+            self.divisor,
+            with_entropy=with_entropy,
+            vocabulary=self.vocabulary,
         )
         return {Output.LOGPROBS: logprobs, Output.ENTROPY: entropy}
 
@@ -95,6 +122,14 @@ def check_outputs(head: Head, outputs: frozenset[Output]) -> None:
             why=f"it gives {', '.join(sorted(HEAD_OUTPUTS[head]))}",
             fix="ask the role that has the right head: log-probs of the actor, values of the critic",
         )
+
+
+def _held(parameter: Tensor) -> Tensor:
+    """Return this rank's part of a parameter that tensor ranks may share, with gradient."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    part: Tensor = parameter.to_local(grad_placements=parameter.placements)
+    return part
 
 
 def _spread(rows: Tensor, index: Tensor, num_tokens: int) -> Tensor:
