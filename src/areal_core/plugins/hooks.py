@@ -85,6 +85,13 @@ class Specification:
         summary.json will hold.
         """
 
+    @hookspec
+    def areal_checkpoint_formats(self) -> list[object]:  # type: ignore[empty-body]
+        """Add formats to `areal convert`: objects of the protocol `areal_core.conversion.format.Format`.
+
+        Called by `areal convert` alone, in its process. Importing the module must import nothing heavy.
+        """
+
 
 @frozen(kw_only=True)
 class HookFailure:
