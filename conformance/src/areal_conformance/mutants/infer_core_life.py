@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from multiprocessing import shared_memory
 from typing import ClassVar
 
 import attrs
@@ -158,6 +159,15 @@ class LeavesAThread(ReferenceInferenceEngine):
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
         threading.Thread(target=threading.Event().wait, args=(60.0,), daemon=True).start()
+        return await super().start(spec)
+
+
+@mutant("infer/reference", killers=("infer.close.leaves_nothing",), row="flat-memory")
+class LeavesASegment(ReferenceInferenceEngine):
+    """Leaves a piece of shared memory behind; Python's resource tracker removes it when the process ends."""
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        self._room = shared_memory.SharedMemory(create=True, size=4096)
         return await super().start(spec)
 
 

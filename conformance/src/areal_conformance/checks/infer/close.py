@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 from pathlib import Path
 
 import psutil
@@ -90,21 +89,21 @@ async def after(bench: InferBench) -> None:
             raise outcome
 
 
-def _strangers_segments() -> set[str]:
-    """Return the names of shared segments that are mapped by processes which are none of ours, and alive."""
-    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+def _segments() -> set[str]:
+    """Return the shared segments that this process and its children have mapped now; not those of strangers."""
+    me = psutil.Process()
     names = set()
-    for process in psutil.process_iter():
-        if process.pid not in ours:
-            with contextlib.suppress(psutil.Error, OSError):
-                names |= {Path(one.path).name for one in process.memory_maps() if one.path.startswith(str(SHARED))}
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            names |= {line.split()[-1] for line in lines if str(SHARED) in line and not line.endswith("(deleted)")}
     return names
 
 
 class Held:
-    """What this process and its children hold now."""
+    """What this process and its children hold now. `seen` are segments they had mapped at some time."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: set[str]) -> None:
         gc.collect()
         process = psutil.Process()
         family = process.children(recursive=True)
@@ -112,7 +111,7 @@ class Held:
         self.children = len(family)
         self.descriptors = process.num_fds()
         self.ports = len(listening())
-        self.segments = len({file.name for file in SHARED.iterdir()} - _strangers_segments()) if SHARED.is_dir() else 0
+        self.segments = sum(Path(name).exists() for name in seen)
 
     def more_than(self, other: Held) -> str:
         """Tell what is held beyond `other`, "" if nothing."""
@@ -123,8 +122,8 @@ class Held:
         )
 
 
-async def _life(bench: InferBench, round_number: int) -> None:
-    """One whole life of an engine, closed while a request runs and weights are staged."""
+async def _life(bench: InferBench, round_number: int) -> set[str]:
+    """One whole life of an engine, closed while a request runs and weights are staged; return its segments."""
     engine: InferenceEngine = bench.new()
     await engine.start(bench.spec(max_concurrent=2))
     await bench.update(engine, bench.weights())
@@ -132,24 +131,25 @@ async def _life(bench: InferBench, round_number: int) -> None:
     await bench.until_generated(engine, 4)
     if round_number % 2 and bench.target.claimed("weights.staged"):
         await engine.receive_weights(bench.weights().offer(9), 9)
+    segments = _segments()
     await engine.close()
     await bench.ended(long, "callers to be told of close")
+    return segments
 
 
 @check("infer.close.leaves_nothing", level=Level.SINGLE, law=10, spec="infer#close")
 async def leaves_nothing(bench: InferBench) -> None:
     """Engine after engine is started and closed: no thread, process, descriptor, port or segment stays behind."""
-    await _life(bench, 0)
-    await _life(bench, 1)
-    before = Held()
+    seen = await _life(bench, 0) | await _life(bench, 1)
+    before = Held(seen)
     for number in range(4):
-        await _life(bench, number)
-    left = Held().more_than(before)
+        seen |= await _life(bench, number)
+    left = Held(seen).more_than(before)
     for _ in range(round(LOOKS * bench.target.adapter.patience)):
         if not left:
             return
         await asyncio.sleep(LOOK_AGAIN_S)
-        left = Held().more_than(before)
+        left = Held(seen).more_than(before)
     expect(not left, f"four engines were started and closed, and this is left: {left}")
 
 
