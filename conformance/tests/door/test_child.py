@@ -147,6 +147,17 @@ def test_a_run_that_a_person_stopped_blames_nobody(child: Child) -> None:
     assert not record.checks[0].message
 
 
+def test_what_ends_the_command_ends_its_child_first(child: Child) -> None:
+    """A `timeout` or a service manager sends SIGTERM: no server stays behind, and the record says why it ends."""
+    story, ended = child(
+        json.dumps({"began": "workflow.a.one", "limit_s": 60}) + "\n",
+        "import time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)",
+    )
+
+    assert ended == INTERRUPTED
+    assert story.running
+
+
 def test_many_failures_in_the_same_words_are_told_once(row: Callable[..., Row]) -> None:
     """Whatever law each breaks: one cause is one paragraph. A few, or other words, or another end stay apart."""
     alike = [row(f"a.{number}", "fail", message=f"law {number}: x\nno start") for number in range(MAX_ALIKE + 1)]

@@ -11,8 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -81,16 +82,35 @@ def follow(
         arguments, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
     story, reader = Story(), Reader(journal)
-    try:
-        ended = _watch(process, story, reader, tell)
-    except KeyboardInterrupt:
-        ended = INTERRUPTED
-    finally:
-        _end(process)
-        for line in reader.lines():
-            story.take(line)
+    with _stoppable():
+        try:
+            ended = _watch(process, story, reader, tell)
+        except KeyboardInterrupt:
+            ended = INTERRUPTED
+        finally:
+            _end(process)
+            for line in reader.lines():
+                story.take(line)
     tell(story)
     return story, ended
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let what ends this process end the child first: it and its servers would go on for nobody."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _watch(process: subprocess.Popen[bytes], story: Story, reader: Reader, tell: Callable[[Story], None]) -> str:
