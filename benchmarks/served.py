@@ -5,11 +5,17 @@
     tokens    output tokens/s of the plugin / of the engine's own serving benchmark, equal requests and concurrency
     update    seconds to receive, prove and load new weights / to copy the same bytes once in memory
     first     seconds from the call of `commit_weights` to the first token computed by the new weights
+
+The engine's client streams every token, as it always does, and is a process of its own; its start is not counted.
+So a third side is measured too, the least a client can do: the very requests of the plugin, encoded beforehand,
+over connections that are kept, their answers not looked at. The three take turns; medians are compared.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
 import os
 import statistics
@@ -17,39 +23,55 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import frame
+import msgspec
 import torch
 
+from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import GenerationRequest, InferenceSpec, SamplingParams
 from areal_core.plugins.registry import default_registry
 from areal_core.serving import environment
 from areal_core.serving.engine import ServedEngine
+from areal_core.serving.http import Api, ServerGone
 from areal_core.testing.models import make_tiny_model
 from areal_core.testing.serving import FolderWeights
 
 PROMPT, OUTPUT = 32, 96
+HEAD = 32
+"""The smallest attention head vLLM's CPU kernel takes."""
 _CLIENT_TIMEOUT_S = 900.0
+_VLLM_CLIENT = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
 
-def client(engine: str, python: str, url: str, key: str, model: Path, *, requests: int, concurrency: int) -> float:
+def client(
+    engine: str, python: str, url: str, key: str, model: Path, *, requests: int, concurrency: int, seed: int
+) -> float:
     """Run the engine's own benchmark client; return its output tokens/s."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
+        command = [python, "-c", _VLLM_CLIENT] if engine == "vllm" else [python, "-m", "sglang.bench_serving"]
         if engine == "vllm":
-            code = "import sys; from vllm.entrypoints.cli.main import main; sys.argv[0] = 'vllm'; main()"
-            command = [python, "-c", code, "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
+            command += ["--backend", "openai", "--endpoint", "/v1/completions", "--dataset-name", "random"]
             command += ["--served-model-name", "policy", "--save-result", "--result-filename", str(file)]
-            command += ["--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT), "--ignore-eos"]
-            command += ["--temperature", "1.0", "--logprobs", "0"]
+            command += ["--ignore-eos", "--logprobs", "0"]
         else:
-            command = [python, "-m", "sglang.bench_serving", "--backend", "sglang", "--output-file", str(file)]
-            command += ["--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT)]
-            command += ["--random-range-ratio", "1.0", "--extra-request-body", '{"return_logprob": true}']
-        command += ["--base-url", url, "--model", str(model), "--dataset-name", "random"]
+            command += ["--backend", "sglang", "--dataset-name", "random-ids", "--tokenize-prompt"]
+            command += ["--output-file", str(file), "--random-range-ratio", "1.0", "--return-logprob"]
+        command += ["--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT)]
+        command += ["--temperature", "1.0", "--seed", str(seed)]
+        command += ["--base-url", url, "--model", str(model)]
         command += ["--num-prompts", str(requests), "--max-concurrency", str(concurrency)]
         environ = {**os.environ, "OPENAI_API_KEY": key, "API_KEY": key, "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_CLIENT_TIMEOUT_S)
@@ -61,24 +83,68 @@ def client(engine: str, python: str, url: str, key: str, model: Path, *, request
         return float(result["output_throughput"])
 
 
-async def through_the_plugin(engine: ServedEngine, requests: int, concurrency: int, vocabulary: int) -> float:
-    """Generate for as many requests of the same lengths, as many at once; return output tokens/s."""
-    generator = torch.Generator().manual_seed(time.perf_counter_ns() % 2**31)  # no prompt was seen before
-    prompts = torch.randint(3, vocabulary, (requests, PROMPT), generator=generator).tolist()
-    room, tokens = asyncio.Semaphore(concurrency), 0
+def make_requests(count: int, vocabulary: int) -> list[GenerationRequest]:
+    """Return requests whose prompts nobody has seen before."""
+    generator = torch.Generator().manual_seed(time.perf_counter_ns() % 2**31)
+    prompts = torch.randint(3, vocabulary, (count, PROMPT), generator=generator).tolist()
+    sampling = SamplingParams(max_new_tokens=OUTPUT, ignore_eos=True, temperature=1.0)
+    return [
+        GenerationRequest(request_id=RequestId(f"r{number}"), input_ids=tuple(prompt), sampling=sampling)
+        for number, prompt in enumerate(prompts)
+    ]
 
-    async def one(number: int, prompt: Sequence[int]) -> int:
+
+async def rate(calls: Sequence[Callable[[], Awaitable[int]]], concurrency: int) -> float:
+    """Make calls, so many at once; return the tokens they counted per second."""
+    room = asyncio.Semaphore(concurrency)
+
+    async def one(call: Callable[[], Awaitable[int]]) -> int:
         async with room:
-            request = GenerationRequest(
-                request_id=f"r{number}",  # type: ignore[arg-type]
-                input_ids=tuple(prompt),
-                sampling=SamplingParams(max_new_tokens=OUTPUT, ignore_eos=True, temperature=1.0),
-            )
-            return len((await engine.generate(request)).output_ids)
+            return await call()
 
     began = time.perf_counter()
-    tokens = sum(await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts))))
+    tokens = sum(await asyncio.gather(*(one(call) for call in calls)))
     return tokens / (time.perf_counter() - began)
+
+
+async def through_the_plugin(engine: ServedEngine, requests: Sequence[GenerationRequest], concurrency: int) -> float:
+    """Generate as a run does; return output tokens/s."""
+
+    async def one(request: GenerationRequest) -> int:
+        return len((await engine.generate(request)).output_ids)
+
+    return await rate([functools.partial(one, request) for request in requests], concurrency)
+
+
+class Tape(Api):
+    """Writes down what a dialect would send, and sends nothing."""
+
+    path, body = "", b""
+
+    async def post(self, path: str, body: Any = None, **_: Any) -> Any:
+        """Keep the route and the encoded body. Any: JSON."""
+        self.path, self.body = path, msgspec.json.encode(body)
+        raise ServerGone("a tape")
+
+
+async def bare(engine: ServedEngine, requests: Sequence[GenerationRequest], concurrency: int) -> float:
+    """Send the plugin's own bodies over kept connections and read the answers' bytes; return output tokens/s."""
+    api, sent = await engine._api(), []
+    for request in requests:
+        tape = Tape(api.url, "")
+        call = engine._require().calls._call(request, OUTPUT)
+        with contextlib.suppress(ServerGone):
+            await engine._dialect.generate(tape, call)
+        sent.append((api.url + tape.path, tape.body))
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, headers=api._headers, raise_for_status=True) as session:
+
+        async def one(url: str, body: bytes) -> int:
+            async with session.post(url, data=body) as response:
+                await response.read()
+            return OUTPUT
+
+        return await rate([functools.partial(one, url, body) for url, body in sent], concurrency)
 
 
 async def update(engine: ServedEngine, weights: FolderWeights, version: int) -> dict[str, float]:
@@ -89,7 +155,7 @@ async def update(engine: ServedEngine, weights: FolderWeights, version: int) -> 
     await engine.commit_weights(version)
     committed = time.perf_counter()
     one = GenerationRequest(
-        request_id=f"first-{version}",  # type: ignore[arg-type]
+        request_id=RequestId(f"first-{version}"),
         input_ids=(5, 9, 7, version % 50),
         sampling=SamplingParams(max_new_tokens=1),
     )
@@ -120,17 +186,25 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
     try:
         api = await engine._api()
         key = api._headers.get("Authorization", "").removeprefix("Bearer ")
-        ours, theirs = [], []
+        rounds: dict[str, list[float]] = {"plugin": [], "client": [], "bare": []}
         for number in range(arguments.rounds + 1):
-            mine = await through_the_plugin(engine, requests, concurrency, vocabulary)
-            other = await asyncio.to_thread(
-                client, name, python, api.url, key, folder, requests=requests, concurrency=concurrency
-            )
-            if number:
-                ours.append(mine)
-                theirs.append(other)
-        table |= {"plugin_tokens_per_s": statistics.median(ours), "client_tokens_per_s": statistics.median(theirs)}
-        table["rounds"] = {"plugin": ours, "client": theirs}
+            seen = {
+                "plugin": await through_the_plugin(engine, make_requests(requests, vocabulary), concurrency),
+                "client": await asyncio.to_thread(
+                    client,
+                    *(name, python, api.url, key, folder),
+                    requests=requests,
+                    concurrency=concurrency,
+                    seed=number,
+                ),
+                "bare": await bare(engine, make_requests(requests, vocabulary), concurrency),
+            }
+            if number:  # the first one warms up
+                for side, found in seen.items():
+                    rounds[side].append(found)
+        table |= {f"{side}_tokens_per_s": statistics.median(found) for side, found in rounds.items()}
+        table["plugin_to_bare"] = table["plugin_tokens_per_s"] / table["bare_tokens_per_s"]
+        table["rounds"] = rounds
     finally:
         await engine.close()
     engine = default_registry().build("infer", name, {})
@@ -138,10 +212,12 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
     try:
         weights = FolderWeights.of(large)
         table["update_megabytes"] = sum(tensor.nbytes for tensor in weights.tensors.values()) / 1e6
-        seen = [await update(engine, weights, version) for version in range(1, arguments.rounds + 2)][1:]
-        copies = [copy_seconds(weights) for _ in range(arguments.rounds + 1)][1:]
-        table |= {key: statistics.median(one[key] for one in seen) for key in seen[0]}
-        table["copy_s"] = statistics.median(copies)
+        updates, copies = [], []
+        for version in range(1, arguments.rounds + 2):
+            updates.append(await update(engine, weights, version))
+            copies.append(copy_seconds(weights))
+        table |= {key: statistics.median(one[key] for one in updates[1:]) for key in updates[0]}
+        table["copy_s"] = statistics.median(copies[1:])
         table["update_to_copy"] = (table["receive_s"] + table["commit_s"]) / table["copy_s"]
     finally:
         await engine.close()
@@ -159,10 +235,9 @@ def main() -> int:
     if arguments.quick:
         arguments.requests, arguments.rounds = 32, 1
     with tempfile.TemporaryDirectory() as scratch:
-        folder = make_tiny_model(Path(scratch) / "model", vocab_size=512, max_position=1024)
-        large = make_tiny_model(
-            Path(scratch) / "large", vocab_size=512, hidden=64 if arguments.quick else 768, layers=12, max_position=1024
-        )
+        make = functools.partial(make_tiny_model, vocab_size=512, head_dim=HEAD, max_position=1024)
+        folder = make(Path(scratch) / "model")
+        large = make(Path(scratch) / "large", hidden=64 if arguments.quick else 768, layers=12)
         table = asyncio.run(measure(arguments.engine, folder, large, arguments))
     result = frame.Result(
         name=f"served_{arguments.engine}",

@@ -26,6 +26,16 @@ def test_the_text_part_of_a_multimodal_model_counts(make_folder: MakeFolder) -> 
     assert (found.context_length, found.vocab_size) == (64, 9)
 
 
+def test_a_model_with_images_is_taken_where_images_are(make_folder: MakeFolder) -> None:
+    """Engines that serve take it, if it has a vision part; what trains does not."""
+    vision = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {}}
+    folder = str(make_folder(**vision))
+
+    assert inspect_model(folder, images=True).architecture == "Qwen2_5_VLForConditionalGeneration"
+    with pytest.raises(ModelError, match="holds no causal language model"):
+        inspect_model(folder)
+
+
 @pytest.mark.parametrize("path", ["", "nowhere"])
 def test_a_missing_folder_is_named(path: str) -> None:
     """No path and a wrong one are two messages."""

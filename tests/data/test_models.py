@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoTokenizer
 
 from areal_core.data.tiny import make_spell_model
 from areal_core.data.tokenizers import SPECIAL_TOKENS, SPELL_CHARACTERS, character_tokenizer, save_character_tokenizer
-from areal_core.testing.models import make_tiny_model
+from areal_core.testing.models import IMAGE_SIDE, IMAGE_TOKENS, make_tiny_model
+from areal_core.testing.serving import model_of
 
 TOKENIZER = character_tokenizer()
 
@@ -74,12 +76,12 @@ def test_the_spell_model_has_its_documented_size_and_depends_on_the_seed_only(tm
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "qwen2_5_vl"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tiny_model_says_something_and_every_token_is_a_character(tmp_path: Path, kind: str, tied: bool) -> None:
     """Logits are not flat, every id of the vocabulary decodes, and all parameters differ from neutral values."""
     path = make_tiny_model(tmp_path / kind, kind=kind, tied=tied, seed=3)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    model, tokenizer = model_of(path, torch.float32), AutoTokenizer.from_pretrained(path)
     ids = tokenizer.encode("stone> 1\nab")
 
     with torch.no_grad():
@@ -92,3 +94,22 @@ def test_a_tiny_model_says_something_and_every_token_is_a_character(tmp_path: Pa
     assert model.config.tie_word_embeddings == tied
     for name, parameter in model.named_parameters():
         assert parameter.std() > 0.05, f"{name} is constant"
+
+
+def test_a_tiny_model_with_images_sees_them(tmp_path: Path) -> None:
+    """Its processor makes as many tokens of an image as it is wide and high, and the model tells images apart."""
+    path = make_tiny_model(tmp_path / "model", kind="qwen2_5_vl")
+    model, tokenizer = model_of(path, torch.float32), AutoTokenizer.from_pretrained(path)
+    processor = AutoImageProcessor.from_pretrained(path, backend="pil")
+    start, end, placeholder, _ = tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS))
+    ids = torch.tensor([[5, start, *[placeholder] * 6, end, 7]])
+
+    seen = []
+    for shade in (0, 255):
+        image = Image.new("RGB", (3 * IMAGE_SIDE, 2 * IMAGE_SIDE), (shade, 90, 200))
+        pixels = processor(images=[image], return_tensors="pt")
+        with torch.no_grad():
+            seen.append(model(input_ids=ids, mm_token_type_ids=(ids == placeholder).long(), **pixels).logits[0, -1])
+
+    assert (start, model.config.image_token_id) == (64, placeholder)
+    assert float((seen[0] - seen[1]).abs().max()) > 0.01

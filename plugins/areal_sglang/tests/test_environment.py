@@ -58,6 +58,14 @@ def test_a_kernel_that_is_missing_raises_when_it_is_called() -> None:
     assert "RuntimeError: sgl_kernel.fused_thing has no CPU implementation" in done.stderr
 
 
+def test_an_operator_of_another_model_is_named_and_raises_when_it_is_called() -> None:
+    """The processor of Qwen's images looks it up when it is imported."""
+    done = _run_stand_in("import torch, sgl_kernel\ntorch.ops.sgl_kernel.fused_sigmoid_mul_cpu(torch.ones(1))")
+
+    assert done.returncode == 1
+    assert "NotImplementedError" in done.stderr
+
+
 def test_the_one_kernel_copies_rows_of_every_layer_also_where_they_overlap() -> None:
     """Rows move as if read before any is written."""
     done = _run_stand_in(

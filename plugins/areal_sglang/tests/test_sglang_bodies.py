@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from areal_core.contract.ids import RequestId
-from areal_core.contract.inference import GenerationRequest, Grammar, SamplingParams, Structure, VersionSpan
+from areal_core.contract.inference import IMAGES, GenerationRequest, Grammar, SamplingParams, Structure, VersionSpan
 from areal_core.serving.dialect import Call
 from areal_core.serving.http import ServerAnswer
 from areal_sglang.bodies import generate_body, reply_of, score_body, scores_of, server_name
@@ -139,6 +139,7 @@ def test_an_answer_is_read() -> None:
     assert reply.logprobs == (-1.9148, -2.2773, -2.4698)
     assert reply.spans == (VersionSpan(start=0, stop=2, version=1), VersionSpan(start=2, stop=3, version=2))
     assert (reply.finish, reply.queued_s, reply.first_token_s) == ("length", 0.0004, 0.0162)
+    assert reply.cached_tokens == 0
 
 
 def test_an_answer_without_tokens_has_no_stamps() -> None:
@@ -175,3 +176,11 @@ def test_a_score_asks_for_the_whole_input() -> None:
 
     assert body["logprob_start_len"] == 0
     assert body["sampling_params"]["temperature"] == 0.5
+
+
+def test_images_are_sent_beside_the_tokens_with_their_kind() -> None:
+    """Without it SGLang takes a JPEG for a path: its base64 begins with a slash."""
+    plain = call()
+    shown = evolve(plain, request=evolve(plain.request, extras={IMAGES: (b"\xff\xd8\xff",)}))
+
+    assert generate_body(shown) == generate_body(plain) | {"image_data": ["data:image/jpeg;base64,/9j/"]}

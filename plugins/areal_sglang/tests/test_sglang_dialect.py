@@ -52,6 +52,10 @@ class ScriptedApi:
         """Answer a GET."""
         return self._answer(path, None)
 
+    async def text(self, path: str, **_: Any) -> Any:
+        """Answer a GET whose answer is no JSON."""
+        return self._answer(path.partition("?")[0], None)
+
     def _answer(self, path: str, body: Any) -> Any:
         self.asked.append((path, body))
         answer = self.answers.get(path, {})
@@ -136,7 +140,8 @@ async def test_live_weights_with_a_stale_cache_are_flushed() -> None:
     )
     await SGLangDialect().load(api, Path("/staged/v3"), 3, keep_cache=False)
 
-    assert scripted.paths[2:] == ["/flush_cache", "/flush_cache", "/weights_checker"]
+    again = ["/pause_generation", "/flush_cache"]
+    assert scripted.paths[2:] == [*again, *again, "/weights_checker"]
 
 
 @awaited
@@ -201,7 +206,7 @@ INFO = {"version": "0.5.23", "max_req_input_len": 130, "sampling_backend": "pyto
 @awaited
 async def test_facts_give_the_context_that_can_be_used() -> None:
     """A context of 136 has room for a prompt of 127 tokens and one more, or any other split of 128."""
-    api, _ = server(server_info=INFO, weights_checker=told(describe=[{"missing": []}], loaded=WHOLE))
+    api, _ = server(server_info=INFO, weights_checker=told(describe=[{"missing": [], "experts": {}}], loaded=WHOLE))
 
     assert (await SGLangDialect().facts(api)).context_length == 128
 

@@ -6,28 +6,29 @@ Needs the environment `areal env create sglang --device cpu` makes. `make test-s
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from collections.abc import Coroutine, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psutil
 import pytest
 import torch
-from attrs import evolve
+from attrs import define, evolve
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, CapabilityError
 from areal_core.contract.inference import Generation, Grammar, InferenceSpec, PauseMode, Structure
-from areal_core.contract.weights import Offer, Receipt
+from areal_core.contract.weights import Receipt
 from areal_core.serving.http import Api, ServerAnswer
 from areal_core.testing.models import make_tiny_model
 from areal_core.testing.serving import FolderWeights, ask, full_logits, until_generated
-from areal_core.weights.bucketing import buckets
 from areal_core.weights.collective import CollectiveTransport
 from areal_core.weights.config import CollectiveConfig
-from areal_core.weights.specs import manifest_of
 from areal_sglang.config import SGLangConfig
+from areal_sglang.dialect import SGLangDialect
 from areal_sglang.engine import SGLangEngine
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -211,15 +212,6 @@ def test_every_stamp_of_an_update_in_flight_is_true(served: Served) -> None:
             assert set(made.output_ids[span.start : span.stop]) == {20 + span.version - first}
 
 
-def send(transport: CollectiveTransport, offer: Offer, weights: FolderWeights) -> Receipt:
-    """Stream weights as a trainer does."""
-    sink = transport.sink(offer)
-    sink.begin(manifest_of(weights.tensors.items(), version=offer.version, tied=weights.tied))
-    for bucket in buckets(weights.tensors.items(), sink.bucket_bytes):
-        sink.write(bucket)
-    return sink.finish()
-
-
 def test_ranks_take_weights_from_the_sender_in_place(served: Served) -> None:
     """Twice, the second time in the same group; both ends have the same fingerprints."""
     start = FolderWeights.of(served.model)
@@ -234,7 +226,7 @@ def test_ranks_take_weights_from_the_sender_in_place(served: Served) -> None:
         try:
             took, sent = await asyncio.gather(
                 served.engine.receive_weights(receiver.source(own), served.version),
-                asyncio.to_thread(send, sender, offer, start.tell(token)),
+                asyncio.to_thread(start.tell(token).send, sender, offer),
             )
             await served.engine.commit_weights(served.version)
         finally:
@@ -268,6 +260,59 @@ def test_new_requests_find_nothing_of_old_weights(served: Served) -> None:
 
     assert during.output_ids == (30, 30, 30)
     assert served.generate(*prompt, **asked).output_ids == before.output_ids
+
+
+@define
+class InPlaceFirst:
+    """A server that is first told to freeze where it should have moved out what runs; counts what that leads to."""
+
+    api: Api
+    told: int = 0
+    stale: int = 0
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> Any:
+        """Pass a POST on. Any: as `Api` takes and gives it."""
+        if path == "/pause_generation":
+            self.told += 1
+            body = body if self.told > 1 else {"mode": "in_place"}
+        try:
+            return await self.api.post(path, body, **options)
+        except ServerAnswer as error:
+            self.stale += error.status == 400 and "cache was not flushed" in error.text
+            raise
+
+    async def text(self, path: str) -> str:
+        """Pass a GET on."""
+        return await self.api.text(path)
+
+
+def test_an_update_that_leaves_a_stale_cache_is_brought_to_its_end(served: Served, tmp_path: Path) -> None:
+    """SGLang answers 400 with the new weights live; what it kept of the old ones would be found for old prompts."""
+    other = make_tiny_model(tmp_path / "other", kind="qwen3", tied=False, max_position=512, seed=7)
+    asked = {"max_new_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+    prompt = tuple(range(2, 60))
+    before = served.generate(*prompt, **asked)
+    hasty = InPlaceFirst(served.engine.serving)
+    served.version += 1
+
+    async def updated() -> None:
+        long = [ask(*prompt, name=f"s{n}", max_new_tokens=440, ignore_eos=True) for n in range(4)]
+        calls = [asyncio.ensure_future(served.engine.generate(request)) for request in long]
+        await until_generated(served.engine, 4)
+        await served.engine.pause(PauseMode.KEEP)
+        await SGLangDialect().load(cast(Api, hasty), other, served.version, keep_cache=False)
+        await served.engine.resume()
+        await asyncio.gather(*calls)
+
+    try:
+        served.run(updated())
+        made = served.generate(*prompt, **asked)
+    finally:
+        served.run(served.update(FolderWeights.of(served.model)))
+
+    assert hasty.stale == 1
+    assert made.output_ids == tuple(truth(other, (*prompt, *made.output_ids), 12).argmax(-1).tolist())
+    assert made.output_ids != before.output_ids
 
 
 def test_stop_tokens_count_where_end_tokens_do_not(served: Served) -> None:
@@ -369,6 +414,22 @@ def test_an_update_that_is_not_from_a_folder_needs_a_beginning(served: Served) -
 
     assert answer.status == 400
     assert "begin_weight_update" in answer.text
+
+
+def test_pickled_tensors_are_refused(served: Served) -> None:
+    """SGLang unpickles them, and ends: by torch's default a tensor is shared through a descriptor only a child has."""
+    assert torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+    tensor = next(iter(FolderWeights.of(served.model).tensors.items()))
+    pickled = base64.b64encode(bytes(ForkingPickler.dumps([tensor]))).decode()
+    served.run(served.engine.serving.post("/begin_weight_update", {"selector": "all"}))
+    try:
+        answer = served.refused("/update_weights_from_tensor", {"serialized_named_tensors": [pickled]})
+    finally:
+        served.run(served.engine.serving.post("/end_weight_update", {}))
+
+    assert answer.status == 400
+    assert "takes no pickled tensors" in answer.text
+    assert served.generate(*PROMPT, max_new_tokens=1).output_ids
 
 
 def test_nobody_without_the_key_is_served(served: Served) -> None:

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from areal_core.contract.errors import GenerationFailed
-from areal_core.contract.inference import Grammar, SamplingParams, Structure, VersionSpan
+from areal_core.contract.inference import IMAGES, Grammar, SamplingParams, Structure, VersionSpan
 from areal_core.serving.dialect import Call
 from areal_core.testing.serving import ask
 from areal_vllm.bodies import body_of, id_inside, reply_of, salt_of, score_body, scores_of
@@ -167,6 +167,20 @@ def test_a_real_answer_is_read() -> None:
     assert reply.finish == "length"
 
 
+@pytest.mark.parametrize(
+    ("usage", "told"),
+    [
+        ({"prompt_tokens": 200, "prompt_tokens_details": {"cached_tokens": 128}}, 128),
+        ({"prompt_tokens": 200, "prompt_tokens_details": {"cached_tokens": 0}}, 0),
+        ({"prompt_tokens": 200, "prompt_tokens_details": None}, None),
+        (None, None),
+    ],
+)
+def test_what_the_prefix_cache_held_is_read(usage: dict[str, Any] | None, told: int | None) -> None:
+    """Nothing found is told apart from nothing said, as by a server that was started without the argument."""
+    assert reply_of({**answer("greedy"), "usage": usage}).cached_tokens == told
+
+
 def test_the_token_that_completes_a_stop_string_stays() -> None:
     """vLLM cuts the text there, not the tokens."""
     given = answer("stop_string")
@@ -220,3 +234,16 @@ def test_scores_are_of_the_tokens_asked_about() -> None:
 def test_ids_inside_have_the_routes_prefix() -> None:
     """Aborting a bare id aborts nothing, and vLLM still answers 200."""
     assert id_inside("areal-1") == answer("greedy")["request_id"]
+
+
+def test_images_are_sent_beside_the_tokens_as_they_are() -> None:
+    """vLLM puts them in the places of the placeholders; a request without has no such field."""
+    plain = call()
+    shown = evolve(plain, request=evolve(plain.request, extras={IMAGES: (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")}))
+
+    assert body_of(shown) == body_of(plain) | {
+        "content_parts": [
+            {"type": "image_url", "url": "data:image/png;base64,iVBORw0KGgo="},
+            {"type": "image_url", "url": "data:image/jpeg;base64,/9j/"},
+        ]
+    }

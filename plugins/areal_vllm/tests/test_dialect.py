@@ -15,7 +15,7 @@ from areal_core.serving.dialect import Call, Dialect
 from areal_core.serving.http import ServerAnswer
 from areal_core.testing.serving import ask
 from areal_vllm.config import VLLMConfig
-from areal_vllm.dialect import GENERATE, VLLMDialect
+from areal_vllm.dialect import FORGET_IMAGES, GENERATE, VLLMDialect
 
 from .recorded import ScriptedApi, answer, metrics, refused
 
@@ -173,13 +173,13 @@ def test_a_worker_that_cannot_read_says_why() -> None:
 @pytest.mark.parametrize("keep", [True, False])
 def test_weights_are_loaded_before_they_are_stamped(keep: bool) -> None:
     """And the running requests' keys and values are dropped only if asked to."""
-    api = ScriptedApi(
-        {RPC: {"results": [{"num_tensors": 2}]}, "/update_weight_version": None, "/reset_prefix_cache": None}
-    )
+    done = {FORGET_IMAGES: None, "/update_weight_version": None, "/reset_prefix_cache": None}
+    api = ScriptedApi({RPC: {"results": [{"num_tensors": 2}]}, **done})
     asyncio.run(dialect().load(api, FOLDER, 3, keep_cache=keep))
 
     wanted: list[tuple[str, Any]] = [
         (RPC, {"method": "areal_load", "kwargs": {"folder": str(FOLDER)}}),
+        (FORGET_IMAGES, {}),
         ("/update_weight_version", {"new_version": "3"}),
     ]
     if not keep:
@@ -192,7 +192,7 @@ def test_nan_is_taken_out_of_the_cache_with_the_next_weights() -> None:
     broken = answer("greedy")
     broken["choices"][0]["logprobs"]["content"][0]["logprob"] = -9999.0
     loaded = {"results": [{"num_tensors": 2}]}
-    api = ScriptedApi({GENERATE: broken, RPC: loaded, "/update_weight_version": None})
+    api = ScriptedApi({GENERATE: broken, RPC: loaded, FORGET_IMAGES: None, "/update_weight_version": None})
 
     async def scene() -> None:
         speaker = dialect()

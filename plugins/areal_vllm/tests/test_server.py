@@ -29,9 +29,9 @@ from areal_core.serving import environment
 from areal_core.serving.http import Api, ServerAnswer
 from areal_core.testing.models import make_tiny_model
 from areal_core.testing.serving import FolderWeights, ask, full_logits, until_generated
-from areal_vllm.bodies import id_inside
+from areal_vllm.bodies import id_inside, reply_of
 from areal_vllm.config import VLLMConfig
-from areal_vllm.conformance import ADAPTER, ServerWeights
+from areal_vllm.conformance import ADAPTER, witness
 from areal_vllm.dialect import GENERATE, rpc
 from areal_vllm.engine import VLLMEngine
 
@@ -181,7 +181,7 @@ def test_an_update_in_flight_is_stamped_exactly(served: Served) -> None:
 def test_every_weight_in_use_is_the_one_sent(served: Served) -> None:
     """Read back out of the layers, fused and packed as they are."""
     served.run(served.update(served.v1))
-    in_use, sent = ServerWeights(served.engine).tensors(), FolderWeights.of(served.v1).tensors
+    in_use, sent = witness(served.engine).tensors(), FolderWeights.of(served.v1).tensors
     served.run(served.update(served.v0))
 
     assert in_use.keys() == sent.keys()
@@ -260,6 +260,16 @@ def test_what_vllm_packs_once_is_packed_at_every_load(tmp_path: Path, asked: dic
 
     assert told["ours"] == ids[len(told["prompt"]) :]
     assert told["vllm"] != told["ours"], "vLLM packs again by itself: ours may go"
+
+
+def test_an_answer_tells_what_the_prefix_cache_held(served: Served) -> None:
+    """Nothing at first, then whole blocks: a request with none needs no second computation after an update."""
+    body = {"token_ids": [5, 9, 7, 30] * 100, "sampling_params": {"max_tokens": 1, "logprobs": 0, "detokenize": False}}
+    first, second = (reply_of(served.run(served.api.post(GENERATE, body))) for _ in range(2))
+
+    assert first.cached_tokens == 0
+    assert second.cached_tokens is not None
+    assert 0 < second.cached_tokens < 400
 
 
 def test_a_500_closes_its_connection(served: Served) -> None:

@@ -16,6 +16,9 @@ from attrs import frozen
 
 from areal_core.contract.errors import ModelError
 
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_WITH_IMAGES = "ForConditionalGeneration"
+
 
 @frozen(kw_only=True)
 class ModelFolder:
@@ -29,8 +32,8 @@ class ModelFolder:
     has_tokenizer: bool
 
 
-def inspect_model(path: str) -> ModelFolder:
-    """Read a model folder.
+def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
+    """Read a model folder; with `images` it may also be of a model that takes images beside text.
 
     Raises:
         ModelError: not a folder, no config.json, not a causal language model, or no weights.
@@ -44,7 +47,8 @@ def inspect_model(path: str) -> ModelFolder:
         )
     config = _read_config(folder)
     architectures = config.get("architectures") or []
-    causal = [name for name in architectures if name.endswith(("ForCausalLM", "LMHeadModel"))]
+    endings = (*_CAUSAL, _WITH_IMAGES) if images and "vision_config" in config else _CAUSAL
+    causal = [name for name in architectures if name.endswith(endings)]
     if not causal:
         raise ModelError(
             f"model folder {path!r} holds no causal language model",

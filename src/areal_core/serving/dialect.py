@@ -76,6 +76,8 @@ class Reply:
     token_extras: Mapping[str, Any] = Factory(dict)  # Any: tensors, by claimed ability
     queued_s: float = 0.0
     first_token_s: float = 0.0
+    """Seconds until the first token; 0.0 if the server does not tell, as vLLM's route of tokens: the engine then
+    reports the time until the request was sent, which is a lower bound."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache, None if the server does not tell."""
 

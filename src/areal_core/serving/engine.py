@@ -45,7 +45,7 @@ STATUS_TIMEOUT_S = 2.0
 
 
 @frozen(kw_only=True, eq=False)
-class _Running:
+class Running:
     """What exists between start and close."""
 
     model: ServedModel
@@ -89,8 +89,8 @@ class ServedEngine:
         self._state = State()
         self._counts = _Counts()
         self._work = Work()
-        self._running: _Running | None = None
-        self._starting: asyncio.Task[tuple[_Running, EngineInfo]] | None = None
+        self._running: Running | None = None
+        self._starting: asyncio.Task[tuple[Running, EngineInfo]] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     # what a backend may override
@@ -219,11 +219,18 @@ class ServedEngine:
 
     # for backends
 
+    @property
+    def serving(self) -> Api:
+        """Return the server; for the conformance suite, which looks behind the contract."""
+        api = self._require().server.serving
+        assert api is not None, "there is a server once the engine is started"
+        return api
+
     async def _api(self) -> Api:
         """Return the server, for a backend's optional abilities."""
         return await self._require().server.api()
 
-    def _require(self) -> _Running:
+    def _require(self) -> Running:
         if self._closing is not None:
             raise _closed()
         if self._running is None:
@@ -232,7 +239,7 @@ class ServedEngine:
 
     # how
 
-    async def _started(self, spec: InferenceSpec) -> tuple[_Running, EngineInfo]:
+    async def _started(self, spec: InferenceSpec) -> tuple[Running, EngineInfo]:
         model = await asyncio.to_thread(ServedModel.of, spec.model_path)
         options, slots = self._options, Slots(spec.max_concurrent)
         python = "" if options.url else await asyncio.to_thread(self._python, spec)
@@ -270,10 +277,10 @@ class ServedEngine:
             context_length=facts.context_length,
             details={"architecture": model.architecture, "dtype": spec.dtype, **facts.details},
         )
-        running = _Running(model=model, facts=facts, server=server, slots=slots, calls=calls, updates=updates)
+        running = Running(model=model, facts=facts, server=server, slots=slots, calls=calls, updates=updates)
         return running, info
 
-    async def _pause(self, running: _Running, mode: PauseMode) -> None:
+    async def _pause(self, running: Running, mode: PauseMode) -> None:
         before, self._state.paused = self._state.paused, mode  # what a server that is started again must do
         running.slots.shut()
         running.calls.note()
@@ -288,7 +295,7 @@ class ServedEngine:
                 await self._resume(running)
             raise
 
-    async def _resume(self, running: _Running) -> None:
+    async def _resume(self, running: Running) -> None:
         self._state.paused = None
         await running.updates.resume()
         running.calls.note()

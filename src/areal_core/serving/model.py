@@ -26,7 +26,8 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_emb
 class ServedModel:
     """Shapes by tensor name, and the tokens that end an output.
 
-    `tied` maps a name the model shares with another to that other; it is not in `shapes`.
+    `tied` maps a name the model shares with another to that other; it is not in `shapes`. `image_token` is the
+    placeholder of an image, None for a model that takes none.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class ServedModel:
     end_ids: tuple[int, ...]
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, str] = Factory(dict)
+    image_token: int | None = None
 
     @classmethod
     def of(cls, path: str) -> ServedModel:
@@ -45,7 +47,7 @@ class ServedModel:
         Raises:
             ModelError: no folder, no causal language model, no whole weights.
         """
-        facts = inspect_model(path)
+        facts = inspect_model(path, images=True)
         shapes = {name: tuple(header["shape"]) for name, header in read_headers(facts.path).items()}
         config = json.loads((facts.path / "config.json").read_text())
         tied = _tied(config, shapes)
@@ -58,6 +60,7 @@ class ServedModel:
             end_ids=_end_ids(facts.path, config),
             shapes={name: shape for name, shape in shapes.items() if name not in tied},
             tied=tied,
+            image_token=config.get("image_token_id", config.get("image_token_index")),
         )
 
     def check(self, manifest: WeightManifest) -> None:

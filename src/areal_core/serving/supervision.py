@@ -89,6 +89,11 @@ class SupervisedServer:
         return self._up.api if self._up else None
 
     @property
+    def process_id(self) -> int | None:
+        """Return the process all of the server's are children of, None while there is none or it is not ours."""
+        return self._up.process.pid if self._up and self._up.process else None
+
+    @property
     def lost(self) -> GenerationFailed | None:
         """Return why there will be no server any more, None while there may be one; each time another object."""
         error = self._lost

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import GenerationRequest, InferenceEngine, SamplingParams
-from areal_core.contract.weights import WeightManifest
+from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightTransport
 from areal_core.training import hf
+from areal_core.weights.bucketing import buckets
 from areal_core.weights.specs import manifest_of
 
 
@@ -31,12 +32,19 @@ def ask(*ids: int, name: str = "r", num_prior: int = 0, **sampling: Any) -> Gene
 
 def full_logits(folder: Path, ids: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """Return transformers' own logits of a sequence, float32 [L, V]."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = model_of(folder, dtype)
     with torch.no_grad():
         logits: Tensor = model(torch.tensor([ids])).logits[0].float()
     return logits
+
+
+def model_of(folder: Path, dtype: torch.dtype, **options: Any) -> Any:
+    """Return transformers' own model of a folder, one that takes images where the folder's does. Any: transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    takes_images = hasattr(AutoConfig.from_pretrained(folder), "vision_config")
+    builder = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+    return builder.from_pretrained(folder, dtype=dtype, **options)
 
 
 async def until_generated(engine: InferenceEngine, tokens: int) -> None:
@@ -80,24 +88,29 @@ class FolderWeights:
 
     @classmethod
     def of(cls, folder: Path, dtype: torch.dtype = torch.float32) -> FolderWeights:
-        """Read a folder; tensors have the names they have in it, also where transformers fuses them."""
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        """Read a folder; tensors have the names they have in it, also where transformers fuses or renames them."""
+        model = model_of(folder, dtype)
         tensors = {
             stored: part.contiguous().clone()
             for name, parameter in model.named_parameters()
             for stored, part in hf.folder_tensors(model, name, parameter.detach()).items()
         }
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        every = model.named_parameters(remove_duplicate=False)
-        tied = {name: names[id(parameter)] for name, parameter in every if names[id(parameter)] != name}
+        stored_as = {name: next(iter(hf.folder_tensors(model, name, part))) for name, part in model.named_parameters()}
+        tied = {name: stored_as[carrier] for name, carrier in hf.tied_weights(model).items()}
         return cls(tensors, tied)
 
     def offer(self, version: int) -> OfferedWeights:
         """Return a source of exactly these tensors."""
         manifest = manifest_of(self.tensors.items(), version=version, tied=self.tied)
         return OfferedWeights(manifest, list(self.tensors.items()))
+
+    def send(self, transport: WeightTransport, offer: Offer) -> Receipt:
+        """Send them as a trainer does."""
+        sink = transport.sink(offer)
+        sink.begin(manifest_of(self.tensors.items(), version=offer.version, tied=self.tied))
+        for bucket in buckets(self.tensors.items(), sink.bucket_bytes):
+            sink.write(bucket)
+        return sink.finish()
 
     def tell(self, token: int) -> FolderWeights:
         """Return weights whose greedy output is always `token`, so that an output tells who computed it.

@@ -52,6 +52,10 @@ POLL_S = 0.001
 ROOM = 8192
 LONG = ROOM - 512
 """Tokens no check waits for: what asks for them is still running whenever the check looks."""
+TEXT_IDS = 64
+"""Ids of a tiny model that stand for text; what comes after them stands for images."""
+MERGER = "visual.merger.mlp.2.weight"
+"""What writes the features of an image."""
 COARSE = 0.15
 """Absolute gap allowed between an engine that has no float32 and the float32 truth."""
 
@@ -83,8 +87,8 @@ class InferBench(Bench):
     def model(self, *, ends: bool = False, **arguments: Any) -> Path:
         """Return the folder of a tiny model, made once; `arguments` are those of `make_tiny_model`.
 
-        Unless `ends`, its end token (id 1) has no chance to be generated. Untied by default, so that
-        `FolderWeights.tell` works; room for 8192 tokens.
+        Unless `ends`, its end token (id 1) has no chance to be generated, nor has a placeholder of images, which
+        belongs in prompts. Untied by default, so that `FolderWeights.tell` works; room for 8192 tokens.
         """
         wanted = {"kind": self.target.adapter.models[0], "hidden": 32, "tied": False, "max_position": ROOM, **arguments}
         wanted |= self.target.adapter.tiny
@@ -361,9 +365,10 @@ class InferBench(Bench):
 
 
 def _make_endless(path: Path) -> None:
-    """Change a tiny model so that id 1 is never generated: one hidden number is the same for every token.
+    """Change a tiny model so that id 1, and ids of no text, are never generated: one hidden number is always the same.
 
-    No layer writes to that number and only the end token's row of the head reads it, with a large negative weight.
+    No layer writes to that number, nor what sees images, and only these tokens' rows of the head read it, with a
+    large negative weight.
     """
     from safetensors.torch import load_file, save_file
 
@@ -373,11 +378,18 @@ def _make_endless(path: Path) -> None:
     tensors = load_file(file)
     last = tensors["model.embed_tokens.weight"].shape[1] - 1
     for name, tensor in tensors.items():
+        if name.startswith("visual."):
+            continue
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensor[last] = 0.0
         elif name.endswith("lm_head.weight"):
             tensor[:, last] = 0.0
     tensors["model.embed_tokens.weight"][:, last] = 1.0
     tensors["model.norm.weight"][last] = 1.0
-    tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])[1, last] = -100.0
+    if MERGER in tensors:
+        tensors[MERGER][last] = 0.0
+        tensors[MERGER.replace("weight", "bias")][last] = 1.0
+    head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+    for token in (1, *range(TEXT_IDS, len(head))):
+        head[token, last] = -100.0
     save_file(tensors, file, metadata={"format": "pt"})

@@ -22,6 +22,7 @@ from areal_core.contract.inference import GenerationRequest, InferenceSpec
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.train import EngineInfo
 from areal_core.plugins.claims import Claim, unsupported
+from areal_reference.infer.engine import ReferenceInferenceEngine
 
 
 def without(*claims: str) -> Mapping[str, Claim]:
@@ -160,7 +161,7 @@ class DropsTheAdapter(SecondInferenceEngine):
         return super()._seat(attrs.evolve(request, adapter=""))
 
 
-@mutant("infer/second", killers=("infer.refuse.extras",))
+@mutant("infer/second", killers=("infer.refuse.extras",), claims=without("images"))
 class DropsImages(SecondInferenceEngine):
     """Does not claim images and answers as if there were none."""
 
@@ -177,8 +178,8 @@ class TracesZeros(SecondInferenceEngine):
         return logits, None if routes is None else torch.zeros_like(routes)
 
 
-@mutant("infer/second", killers=("infer.refuse.tensor_parallel",), claims=without("parallel.tensor"))
-class DropsTheLayout(SecondInferenceEngine):
+@mutant("infer/reference", killers=("infer.refuse.tensor_parallel",))
+class DropsTheLayout(ReferenceInferenceEngine):
     """Does not claim tensor parallelism and starts on one device whatever the layout."""
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:

@@ -28,11 +28,9 @@ class Oracle:
     """A model folder, loaded once."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
+        from areal_core.testing.serving import model_of
 
-        self._model: Any = AutoModelForCausalLM.from_pretrained(  # Any: transformers is not typed
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        self._model: Any = model_of(folder, torch.float32, attn_implementation="eager").eval()  # Any: transformers
 
     def logits(self, ids: Sequence[int], weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return float32 logits [L, V] of a sequence."""

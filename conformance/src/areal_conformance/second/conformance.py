@@ -70,8 +70,9 @@ TRAIN = Adapter(
 )
 
 INFER = Adapter(
-    models=("qwen3", "qwen2", "llama", "qwen3_moe"),
+    models=("qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_5_vl"),
     dtypes=("float32", "bfloat16"),
+    layouts=("t2", "t4"),
     options={"tools.parse": {"tool_parser": "hermes"}},
     witness=_HeldTensors,
 )

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from areal_core.contract.inference import Grammar, SamplingParams, VersionSpan
+from areal_core.contract.inference import IMAGES, Grammar, SamplingParams, VersionSpan
 from areal_core.serving.dialect import Call, Reply
 from areal_core.serving.http import ServerAnswer
+from areal_core.serving.images import data_url
 
 Json = dict[str, Any]  # Any: JSON
 NUM_PRIOR = "areal_num_prior"
@@ -49,6 +50,8 @@ def generate_body(call: Call) -> Json:
     }
     if call.request.adapter:
         body["lora_path"] = call.request.adapter
+    if images := call.request.extras.get(IMAGES):
+        body["image_data"] = [data_url(image) for image in images]
     return body
 
 
@@ -131,6 +134,7 @@ def reply_of(answer: Json, call: Call) -> Reply:
         finish=finish["type"],
         queued_s=float(meta.get("queue_time") or 0.0),
         first_token_s=float(meta.get("first_token_latency") or 0.0),
+        cached_tokens=meta.get("cached_tokens"),
     )
 
 

@@ -34,7 +34,7 @@ def command(launch: Launch, options: SGLangConfig) -> Command:
     spec = launch.spec
     cpu = spec.device.startswith("cpu")
     ranks = spec.layout.get("t", 1)
-    context = spec.context_length or inspect_model(spec.model_path).context_length
+    context = spec.context_length or inspect_model(spec.model_path, images=True).context_length
     argv = [
         *(launch.python, "-P", "-m", "areal_sglang.inside.launch"),
         *("--model-path", spec.model_path, "--host", "127.0.0.1", "--port", str(launch.port)),
@@ -44,6 +44,7 @@ def command(launch: Launch, options: SGLangConfig) -> Command:
         *("--skip-server-warmup", "--enable-metrics"),
         *(_on_cpu(spec, options, context, ranks) if cpu else _on_device(spec, options, context, ranks)),
         *_abilities(options, cpu),
+        *_trace(spec, options),
         *options.server_args,
     ]
     (launch.folder / "tmp").mkdir(exist_ok=True)
@@ -66,6 +67,7 @@ def _on_cpu(spec: InferenceSpec, options: SGLangConfig, context: int, ranks: int
     tokens = cache_tokens(spec, options.kv_cache_gib or _CPU_CACHE_GIB, context, ranks)
     return (
         *("--attention-backend", "torch_native", "--mem-fraction-static", "0.9"),
+        "--sleep-on-idle",  # its scheduler would spin on a core that others need
         *("--max-total-tokens", str(tokens)),
     )
 
@@ -78,8 +80,7 @@ def _on_device(spec: InferenceSpec, options: SGLangConfig, context: int, ranks: 
 
 def cache_tokens(spec: InferenceSpec, gib: float, context: int, ranks: int) -> int:
     """Return how many tokens of keys and values `gib` GiB per rank hold; never more than can be in use at once."""
-    config: Mapping[str, Any] = json.loads((Path(spec.model_path) / "config.json").read_text())
-    text = config.get("text_config", config)
+    text = _text_config(spec)
     heads = text.get("num_key_value_heads", text["num_attention_heads"])
     size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     each = 2 * text["num_hidden_layers"] * max(1, heads // ranks) * size * _ITEM_BYTES.get(spec.dtype, 2)
@@ -98,6 +99,18 @@ def _abilities(options: SGLangConfig, cpu: bool) -> Sequence[str]:
     if options.tool_parser:
         argv += ["--tool-call-parser", options.tool_parser]
     return argv
+
+
+def _trace(spec: InferenceSpec, options: SGLangConfig) -> Sequence[str]:
+    has_experts = bool(_text_config(spec).get("num_experts_per_tok"))
+    return ("--enable-return-routed-experts",) if options.trace_experts and has_experts else ()
+
+
+def _text_config(spec: InferenceSpec) -> Mapping[str, Any]:
+    """Return the part of the model's config.json that is of its decoder. Any: JSON."""
+    config: Mapping[str, Any] = json.loads((Path(spec.model_path) / "config.json").read_text())
+    text: Mapping[str, Any] = config.get("text_config", config)
+    return text
 
 
 def _cpu_environ(spec: InferenceSpec, options: SGLangConfig, ranks: int) -> Mapping[str, str]:

@@ -16,7 +16,8 @@ TAKEN = (
     *("--tp", "--tp-size", "--tensor-parallel-size", "--dp", "--dp-size", "--data-parallel-size", "--pp", "--pp-size"),
     *("--context-length", "--max-running-requests", "--random-seed", "--sampling-backend", "--weight-version"),
     *("--trust-remote-code", "--skip-tokenizer-init", "--tokenizer-worker-num", "--enable-lora", "--max-lora-rank"),
-    *("--enable-memory-saver", "--speculative-algorithm", "--disaggregation-mode", "--grpc-port", "--nnodes"),
+    *("--enable-memory-saver", "--enable-return-routed-experts", "--speculative-algorithm", "--nnodes"),
+    *("--disaggregation-mode", "--grpc-port"),
 )
 """Arguments that are areal's to give, or that make the server another one than the manifest describes."""
 
@@ -47,6 +48,8 @@ class SGLangConfig(ServedOptions):
     max_adapters: int = field(default=0, validator=validators.ge(0))
     """Adapters served side by side. 0 serves none, and computes without the detour they cost."""
     max_adapter_rank: int = field(default=16, validator=validators.ge(1))
+    trace_experts: bool = False
+    """Record which experts computed each token, for a trainer that replays them; models with experts only."""
     sleep: bool = False
     """Let the engine give its device memory back between steps; CUDA only."""
     tool_parser: str = ""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import define
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch, WeightSyncError, WorkerError
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE, PauseMode
@@ -20,11 +20,12 @@ from areal_sglang.asking import ask
 from areal_sglang.bodies import generate_body, reply_of, server_name
 from areal_sglang.command import SPARE_TOKENS, command
 from areal_sglang.config import SGLangConfig
+from areal_sglang.trace import Trace, told
 
 _LOAD_TIMEOUT_S = 600.0
 _PROOF_LOOK_S = (0.005, 0.25)
 """Between two questions for a proof: at first, and at most."""
-_FLUSHES = 20
+_FLUSHES = 3
 _NO_COUNTS = (0.0,) * 6
 """What `inside.counts` has put there before the first step."""
 _GO_ON = {"torch_empty_cache": False}  # else every pause throws the device's memory cache away
@@ -36,11 +37,12 @@ _MODEL_FAULTS = (
 )
 
 
-@frozen
+@define(eq=False)
 class SGLangDialect:
-    """Stateless; `options` decide how servers are started."""
+    """`options` decide how servers are started. Beside them it keeps which experts the servers' model has."""
 
     options: SGLangConfig = SGLangConfig()
+    _trace: Trace | None = None
 
     @property
     def name(self) -> str:
@@ -89,6 +91,7 @@ class SGLangDialect:
         passed = sorted({word for rank in await ask(api, "loaded") for word in rank["problems"]})
         if passed:
             raise CoverageError(f"SGLang does not take the model folder whole: {passed[0]}", why=f"{len(passed)} such")
+        self._trace = told(ranks)
         return ServerFacts(
             engine_version=str(info["version"]),
             context_length=int(info["max_req_input_len"]) - SPARE_TOKENS + 6,
@@ -101,7 +104,10 @@ class SGLangDialect:
 
     async def generate(self, api: Api, call: Call) -> Reply:
         """Generate; waits for as long as it takes."""
-        return reply_of(await api.post("/generate", generate_body(call), timeout_s=None), call)
+        body, trace = generate_body(call), self._trace
+        answer = await api.post("/generate", {**body, **(trace.question(call) if trace else {})}, timeout_s=None)
+        reply = reply_of(answer, call)
+        return trace.read(reply, answer) if trace else reply
 
     async def abort(self, api: Api, server_ids: Sequence[str]) -> None:
         """End calls by name; SGLang answers 200 for names it does not know."""
@@ -188,10 +194,11 @@ class SGLangDialect:
 
 
 async def flush(api: Api) -> None:
-    """Drop the prefix cache, which an update may leave stale although the new weights serve."""
+    """Drop the prefix cache, which an update may leave stale although the new weights serve; what runs moves out."""
     for _ in range(_FLUSHES):
+        await api.post("/pause_generation", {"mode": "retract"})
         try:
-            await api.get("/flush_cache", params={"timeout": "1"})
+            await api.text("/flush_cache")  # its answer is prose; with a time to wait, it waits for what was moved out
         except ServerAnswer as error:
             last = error
         else:

@@ -6,35 +6,32 @@ Does not know: everything all servers share (`areal_core.serving.engine`), bodie
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
 from areal_core.contract.abilities import asked_of
-from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, VersionRegressed, WeightSyncError
-from areal_core.contract.ids import RequestId
+from areal_core.contract.errors import CapabilityError, GenerationFailed, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import (
+    IMAGES,
     Generation,
     GenerationRequest,
     InferenceSpec,
     PauseMode,
-    SamplingParams,
-    VersionSpan,
 )
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
-from areal_core.serving.adapters import Adapters, ServedAdapter
+from areal_core.serving.adapters import ServedAdapter
+from areal_core.serving.adapting import Adapting
 from areal_core.serving.engine import ServedEngine
 from areal_core.serving.http import Api, ServerAnswer, ServerGone
+from areal_core.serving.images import check_images
 from areal_core.serving.options import CacheOnUpdate
-from areal_core.serving.requests import check_request, refuse_extras
-from areal_core.serving.slots import Interrupted
+from areal_core.serving.requests import refuse_extras
+from areal_core.serving.scoring import scores
 from areal_core.weights.seat import SeatedSource
 from areal_sglang.bodies import score_body, scores_of, server_name
 from areal_sglang.config import SGLangConfig
@@ -42,10 +39,11 @@ from areal_sglang.dialect import SGLangDialect
 from areal_sglang.direct import Direct, SeatedWeights, stamp
 from areal_sglang.manifest import MANIFEST
 
-_SCORE_ATTEMPTS = 8
 _MEMORY_TIMEOUT_S = 300.0
 _ADAPTER_TIMEOUT_S = 300.0
-_EXTRAS: tuple[str, ...] = ()
+_ALREADY_THERE = "is already loaded"
+_NOT_THERE = "does not exist"
+_EXTRAS = (IMAGES,)
 
 
 class SGLangEngine(ServedEngine):
@@ -57,18 +55,10 @@ class SGLangEngine(ServedEngine):
     def __init__(self, config: SGLangConfig | None = None) -> None:
         self._config = config or SGLangConfig()
         super().__init__(SGLangDialect(self._config), self._config)
-        self._adapters = Adapters(self._config.max_adapters)
-        self._adapting = asyncio.Lock()
+        self._adapting = Adapting(self._config.max_adapters, load=_load_adapter, unload=_unload_adapter)
         self._asleep = False
-        self._scores = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._direct = Direct(1, "cpu")
-
-    @property
-    def serving(self) -> Api:
-        """Return the server; for the conformance suite, which looks behind the contract."""
-        api = self._require().server.serving
-        assert api is not None, "there is a server once the engine is started"
-        return api
 
     def refuse(self, request: GenerationRequest) -> None:
         """Refuse what the manifest does not claim."""
@@ -81,11 +71,11 @@ class SGLangEngine(ServedEngine):
                     why="not claimed" if claim is None else claim.why,
                     fix="use an inference backend that claims it: areal backends --role infer",
                 )
+        check_images(request, self._require().model.image_token)
 
     async def revived(self, api: Api) -> None:
         """Load the adapters into a server that was started again."""
-        for adapter in self._adapters:
-            await _load_adapter(api, adapter)
+        await self._adapting.revive(api)
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
         """Start a server on the folder, or find the one that runs, as version 0."""
@@ -98,17 +88,7 @@ class SGLangEngine(ServedEngine):
         Raises:
             PromptTooLong, BatchError, CapabilityError, GenerationFailed: as the contract says.
         """
-        if not request.adapter:
-            return await super().generate(request)
-        adapter = self._adapters.find(request.adapter)
-        self._adapters.begin(adapter)
-        try:
-            made = await super().generate(evolve(request, adapter=adapter.served))
-        finally:
-            self._adapters.end(adapter)
-        count = len(made.output_ids)
-        spans = (VersionSpan(start=0, stop=count, version=adapter.version),) if count else ()
-        return evolve(made, version_spans=spans)
+        return await self._adapting.generated(request, super().generate)
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
         """Stage one version; with `direct`, and a source that has seats, load it into a paused server as it comes.
@@ -149,40 +129,22 @@ class SGLangEngine(ServedEngine):
             BatchError, PromptTooLong: of the tokens.
             GenerationFailed: the server was lost, or paused with `abort`, too often.
         """
-        running = self._require()
-        if temperature <= 0:
-            raise BatchError(f"temperature is {temperature}, scores need a positive one")
-        only = SamplingParams(max_new_tokens=1)
-        asked = GenerationRequest(request_id=RequestId("score"), input_ids=input_ids, sampling=only)
-        check_request(asked, vocabulary=running.model.vocab_size, context_length=running.facts.context_length)
-        if len(input_ids) == 1:
-            return [0.0]
-        for _ in range(_SCORE_ATTEMPTS):
-            found = await self._scored(input_ids, temperature)
-            if found is not None:
-                return found
-        raise GenerationFailed("scores were interrupted too often", fix="ask again")
+        ask = functools.partial(self._scores, input_ids, temperature)
+        return await scores(self._require(), self._state, input_ids, temperature, ask)
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         """Load one version of an adapter; later requests that name it use it, those in flight keep theirs.
 
         Raises:
+            ModelError: the folder holds no adapter of this model.
             VersionRegressed: this version, or a newer one, is loaded.
             CapabilityError: no place for it, or SGLang cannot use it.
         """
-        self._require()
-        async with self._adapting:
-            adapter = self._adapters.admit(name, path, version)
-            await _load_adapter(await self._api(), adapter)
-            self._adapters.loaded(adapter)
-            await self._drop_unused()
+        await self._adapting.load(self._require(), name, path, version)
 
     async def unload_adapter(self, name: str) -> None:
         """Drop every version of an adapter. Idempotent."""
-        self._require()
-        async with self._adapting:
-            self._adapters.forget(name)
-            await self._drop_unused()
+        await self._adapting.unload(self._require(), name)
 
     async def sleep(self) -> None:
         """Free weights and cache. Only when paused with nothing in flight: SGLang ends if anything runs. Idempotent.
@@ -248,26 +210,10 @@ class SGLangEngine(ServedEngine):
         except (ServerAnswer, ServerGone) as error:
             raise WeightSyncError(f"SGLang did not take version {version}", why=str(error)) from error
 
-    async def _scored(self, input_ids: Sequence[int], temperature: float) -> list[float] | None:
-        """Return the scores, or None if a pause or an update came between."""
-        running = self._require()
-        try:
-            await running.slots.acquire()
-        except Interrupted:
-            return None
-        try:
-            version = self._state.version
-            name = server_name(f"areal-score-{next(self._scores)}")
-            body = score_body(name, input_ids, temperature, f"score@{version}")
-            answer = await running.server.asked(lambda api: api.post("/generate", body, timeout_s=None))
-        finally:
-            running.slots.release()
-        return scores_of(answer, input_ids) if version == self._state.version else None
-
-    async def _drop_unused(self) -> None:
-        running = self._require()
-        for adapter in self._adapters.unused():
-            await running.server.asked(functools.partial(_unload, name=adapter.served))
+    async def _scores(self, input_ids: Sequence[int], temperature: float, api: Api, version: int) -> list[float] | None:
+        name = server_name(f"areal-score-{next(self._numbers)}")
+        body = score_body(name, input_ids, temperature, f"score@{version}")
+        return scores_of(await api.post("/generate", body, timeout_s=None), input_ids)
 
     def _refuse_sleep(self) -> None:
         if not self._config.sleep:
@@ -283,6 +229,8 @@ async def _load_adapter(api: Api, adapter: ServedAdapter) -> None:
     try:
         await api.post("/load_lora_adapter", body, timeout_s=_ADAPTER_TIMEOUT_S)
     except ServerAnswer as error:
+        if _ALREADY_THERE in error.text:  # asked twice, because the first answer was lost
+            return
         raise CapabilityError(
             f"SGLang cannot use adapter {adapter.name!r} from {adapter.path}",
             why=error.text,
@@ -290,5 +238,9 @@ async def _load_adapter(api: Api, adapter: ServedAdapter) -> None:
         ) from error
 
 
-async def _unload(api: Api, name: str) -> None:
-    await api.post("/unload_lora_adapter", {"lora_name": name})
+async def _unload_adapter(api: Api, adapter: ServedAdapter) -> None:
+    try:
+        await api.post("/unload_lora_adapter", {"lora_name": adapter.served})
+    except ServerAnswer as error:
+        if _NOT_THERE not in error.text:
+            raise

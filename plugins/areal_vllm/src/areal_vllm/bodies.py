@@ -12,8 +12,9 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from areal_core.contract.errors import GenerationFailed
-from areal_core.contract.inference import GenerationRequest, Grammar, Structure, VersionSpan
+from areal_core.contract.inference import IMAGES, GenerationRequest, Grammar, Structure, VersionSpan
 from areal_core.serving.dialect import Call, Reply
+from areal_core.serving.images import data_url
 from areal_vllm.inside.asked import NUM_PRIOR, TEMPERATURE
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
@@ -40,6 +41,8 @@ def body_of(call: Call) -> dict[str, Any]:
     }
     if request.adapter:
         body["model"] = request.adapter
+    if images := request.extras.get(IMAGES):
+        body["content_parts"] = [{"type": "image_url", "url": data_url(image)} for image in images]
     return body
 
 
@@ -70,6 +73,7 @@ def reply_of(answer: Mapping[str, Any]) -> Reply:
             for span in choice["weight_versions"] or ()
         ],
         finish=choice["finish_reason"],
+        cached_tokens=((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens"),
     )
 
 

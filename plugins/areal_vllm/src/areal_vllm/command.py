@@ -50,6 +50,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         "--generation-config": "vllm",  # a model folder's sampling defaults must not touch requests
         "--enable-scale-out": None,
         "--enable-prefix-caching": None,
+        "--enable-prompt-tokens-details": None,  # else no answer tells what was found in that cache
         "--worker-extension-cls": EXTENSION,
         "--disable-uvicorn-access-log": None,
         **_memory(launch, config),

@@ -21,6 +21,8 @@ from areal_vllm.config import VLLMConfig
 from areal_vllm.metrics import gauges_of
 
 GENERATE = "/inference/v1/generate"
+FORGET_IMAGES = "/reset_encoder_cache"
+"""Drops features of images in the scheduler and the workers; in one of them alone, the next such image ends vLLM."""
 PROVE_POLL_S = 0.02
 _HEALTH_TIMEOUT_S = 4.0
 _MODEL_AT_FAULT = (
@@ -133,6 +135,7 @@ class VLLMDialect:
         """While paused: load in every worker, stamp, and drop the running requests' keys and values if asked to."""
         await rpc(api, "areal_load", folder=str(folder), **({"clean": True} if self._saw_nan else {}))
         self._saw_nan = False
+        await api.post(FORGET_IMAGES)
         await api.post("/update_weight_version", {"new_version": str(version)})
         if not keep_cache:
             await api.post("/reset_prefix_cache", params={"reset_running_requests": "true"})

@@ -19,7 +19,7 @@ from areal_core.serving.http import Api
 from areal_core.serving.model import ServedModel
 from areal_core.weights.seat import SeatedSource
 from areal_core.weights.specs import num_bytes
-from areal_vllm.dialect import rpc
+from areal_vllm.dialect import FORGET_IMAGES, rpc
 
 
 class DirectTransfer:
@@ -66,6 +66,7 @@ class DirectTransfer:
     async def finish(self, api: Api, version: int, *, keep_cache: bool) -> None:
         """Pack the layers and stamp the version. The server is paused."""
         await api.post("/finish_weight_update", {"weight_version": str(version)}, timeout_s=None)
+        await api.post(FORGET_IMAGES)
         if not keep_cache:
             await api.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
         self.version, self.touched = None, False

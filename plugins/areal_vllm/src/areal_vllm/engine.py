@@ -13,28 +13,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
-from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, WeightSyncError
-from areal_core.contract.ids import RequestId
-from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, VersionSpan
+from areal_core.contract.errors import CapabilityError, WeightSyncError
+from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.weights import Receipt, WeightSource
-from areal_core.serving.adapter_folder import check_adapter
-from areal_core.serving.adapters import Adapters, ServedAdapter
+from areal_core.serving.adapters import ServedAdapter
+from areal_core.serving.adapting import Adapting
 from areal_core.serving.engine import ServedEngine
 from areal_core.serving.http import Api, ServerAnswer, ServerGone
+from areal_core.serving.images import check_images
 from areal_core.serving.options import CacheOnUpdate
-from areal_core.serving.requests import check_request, refuse_extras
-from areal_core.serving.slots import Interrupted
+from areal_core.serving.requests import refuse_extras
+from areal_core.serving.scoring import scores
 from areal_core.weights.seat import SeatedSource
 from areal_vllm.bodies import score_body, scores_of
 from areal_vllm.config import VLLMConfig
 from areal_vllm.dialect import GENERATE, VLLMDialect
 from areal_vllm.direct import DirectTransfer
 
-_SCORE_ATTEMPTS = 8
-_ONE_TOKEN = SamplingParams(max_new_tokens=1)
 _ADAPTER_TIMEOUT_S = 300.0
 _NOT_THERE = 404
 _ALREADY_THERE = "has already been loaded"
@@ -49,26 +45,18 @@ class VLLMEngine(ServedEngine):
     def __init__(self, config: VLLMConfig | None = None) -> None:
         self._config = config or VLLMConfig()
         super().__init__(VLLMDialect(self._config), self._config)
-        self._adapters = Adapters(self._config.max_adapters)
+        self._adapting = Adapting(self._config.max_adapters, load=_load_adapter, unload=_unload_adapter)
         self._direct = DirectTransfer()
-        self._adapting = asyncio.Lock()
         self._numbers = itertools.count(1)
 
-    @property
-    def serving(self) -> Api:
-        """Return the server; for the conformance suite, which looks behind the contract."""
-        api = self._require().server.serving
-        assert api is not None, "there is a server once the engine is started"
-        return api
-
     def refuse(self, request: GenerationRequest) -> None:
-        """Refuse extras nobody reads."""
-        refuse_extras(request, (), "vllm")
+        """Refuse extras nobody reads, and images that do not fit their placeholders."""
+        refuse_extras(request, (IMAGES,), "vllm")
+        check_images(request, self._require().model.image_token)
 
     async def revived(self, api: Api) -> None:
         """Load the adapters into a server that was started again."""
-        for adapter in self._adapters:
-            await _load_adapter(api, adapter)
+        await self._adapting.revive(api)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Generate for one prompt; with an adapter, stamped with the adapter's version.
@@ -76,17 +64,7 @@ class VLLMEngine(ServedEngine):
         Raises:
             PromptTooLong, BatchError, CapabilityError, GenerationFailed: as the contract says.
         """
-        if not request.adapter:
-            return await super().generate(request)
-        adapter = self._adapters.find(request.adapter)
-        self._adapters.begin(adapter)
-        try:
-            made = await super().generate(evolve(request, adapter=adapter.served))
-        finally:
-            self._adapters.end(adapter)
-        count = len(made.output_ids)
-        spans = (VersionSpan(start=0, stop=count, version=adapter.version),) if count else ()
-        return evolve(made, version_spans=spans)
+        return await self._adapting.generated(request, super().generate)
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
         """Stage one version, or with `rollout.options.direct` load it in place; the engine is paused for that.
@@ -129,21 +107,8 @@ class VLLMEngine(ServedEngine):
             BatchError, PromptTooLong: of the tokens.
             GenerationFailed: the server was lost, or paused with `abort`, too often.
         """
-        running = self._require()
-        if temperature <= 0:
-            raise BatchError(f"temperature is {temperature}, scores need a positive one")
-        check_request(
-            GenerationRequest(request_id=RequestId("score"), input_ids=input_ids, sampling=_ONE_TOKEN),
-            vocabulary=running.model.vocab_size,
-            context_length=running.facts.context_length,
-        )
-        if len(input_ids) == 1:
-            return [0.0]
-        for _ in range(_SCORE_ATTEMPTS):
-            found = await self._scored(input_ids, temperature)
-            if found is not None:
-                return found
-        raise GenerationFailed("scores were interrupted too often", fix="ask again")
+        ask = functools.partial(self._scores, input_ids, temperature)
+        return await scores(self._require(), self._state, input_ids, temperature, ask)
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         """Load one version of an adapter; later requests that name it use it, those in flight keep theirs.
@@ -153,20 +118,11 @@ class VLLMEngine(ServedEngine):
             VersionRegressed: this version, or a newer one, is loaded.
             CapabilityError: no place for it, or vLLM cannot use it.
         """
-        model = self._require().model
-        async with self._adapting:
-            adapter = self._adapters.admit(name, path, version)
-            await asyncio.to_thread(check_adapter, path, model.shapes)
-            await self._require().server.asked(lambda api: _load_adapter(api, adapter))
-            self._adapters.loaded(adapter)
-            await self._drop_unused()
+        await self._adapting.load(self._require(), name, path, version)
 
     async def unload_adapter(self, name: str) -> None:
         """Drop every version of an adapter. Idempotent."""
-        self._require()
-        async with self._adapting:
-            self._adapters.forget(name)
-            await self._drop_unused()
+        await self._adapting.unload(self._require(), name)
 
     async def sleep(self) -> None:
         """Free weights and cache. Only when paused. Idempotent.
@@ -208,21 +164,10 @@ class VLLMEngine(ServedEngine):
             self._direct = DirectTransfer()
             await self._require().server.replace(api)
 
-    async def _scored(self, input_ids: Sequence[int], temperature: float) -> list[float] | None:
-        """Return the scores, or None if a pause or an update came between."""
-        running = self._require()
-        try:
-            await running.slots.acquire()
-        except Interrupted:
-            return None
-        try:
-            version = self._state.version
-            body = score_body(f"score-{next(self._numbers)}", input_ids, temperature)
-            answer = await running.server.asked(lambda api: api.post(GENERATE, body, timeout_s=None))
-        finally:
-            running.slots.release()
-        whole = answer["prompt_logprobs"] is not None and version == self._state.version
-        return scores_of(answer, input_ids) if whole else None
+    async def _scores(self, input_ids: Sequence[int], temperature: float, api: Api, version: int) -> list[float] | None:
+        body = score_body(f"score-{next(self._numbers)}", input_ids, temperature)
+        answer = await api.post(GENERATE, body, timeout_s=None)
+        return None if answer["prompt_logprobs"] is None else scores_of(answer, input_ids)
 
     async def _asked(self, method: str, **arguments: Any) -> dict[str, Any]:
         """Return the first worker's answer. Any: JSON."""
@@ -232,10 +177,6 @@ class VLLMEngine(ServedEngine):
         if found.get("problem"):
             raise CapabilityError(f"vLLM could not do {method.removeprefix('areal_')}", why=found["problem"])
         return found
-
-    async def _drop_unused(self) -> None:
-        for adapter in self._adapters.unused():
-            await self._require().server.asked(functools.partial(_unload_adapter, adapter=adapter))
 
     def _refuse_sleep(self) -> None:
         if not self._config.sleep:

@@ -44,7 +44,7 @@ MANIFEST = Manifest(
         "tools.parse": when("tool_parser != none", "vLLM has a parser per model family; rollout.options names it"),
         "lora.adapters": when("max_adapters != 0", "places for adapters are set aside at start"),
         "experts.trace": unsupported("vLLM 0.32 records them with its V2 model runner only, which needs Triton"),
-        "images": not_yet("only token ids are sent; on the CPU vLLM's vision models lack a torchvision they can load"),
+        "images": full(),
         "transport.disk": full(),
         "transport.shm": full(),
         "transport.collective": full(),

@@ -56,7 +56,7 @@ class _Remembering:
         return self.receipt
 
 
-async def _update(bench: InferBench, engine: InferenceEngine, sent: FolderWeights) -> None:
+async def proved_update(bench: InferBench, engine: InferenceEngine, sent: FolderWeights) -> None:
     """Update, and expect the receipt to prove the bytes that were sent."""
     from areal_core.weights.fingerprint import fingerprint
 
@@ -76,7 +76,7 @@ async def bfloat16_sent(bench: InferBench) -> None:
     async with bench.engine(*CAST) as engine:
         for dtypes, seed in ((("bfloat16",), 21), (("float32", "bfloat16"), 22), (("float32",), 23)):
             sent, worth = cast(bench, *dtypes, seed=seed)
-            await _update(bench, engine, sent)
+            await proved_update(bench, engine, sent)
             request = bench.ask(5, 9, 7, name=f"r{seed}", temperature=1.0, max_new_tokens=24)
             result = await engine.generate(request)
             expect_policy(bench, result, request, weights=worth, told=f"after an update in {' and '.join(dtypes)}")
@@ -91,7 +91,7 @@ async def bfloat16_served(bench: InferBench) -> None:
         for dtype, seed in (("float32", 21), ("bfloat16", 22), ("float32", 23)):
             sent, _ = cast(bench, dtype, seed=seed)
             _, rounded = cast(bench, "bfloat16", seed=seed)
-            await _update(bench, engine, sent)
+            await proved_update(bench, engine, sent)
             request = bench.ask(5, 9, 7, name=f"r{seed}", temperature=1.0, max_new_tokens=24)
             result = await engine.generate(request)
             well_formed(result, request)

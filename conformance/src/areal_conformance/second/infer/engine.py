@@ -66,7 +66,7 @@ class SecondInferenceEngine:
 
         Raises:
             ModelError: no folder, or a model or dtype this engine cannot serve.
-            CapabilityError: a layout of several devices.
+            CapabilityError: a layout that cuts anything but tensors.
         """
         loaded = await asyncio.to_thread(load, spec)
         self._loaded, self._weights = loaded, loaded.weights
@@ -296,14 +296,14 @@ class SecondInferenceEngine:
 
     def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
         """Return logits [V] after a request's last token, and the experts that token went through."""
-        shape, weights = self._require().shape, self._require_weights()
+        loaded, weights = self._require(), self._require_weights()
         key = self._prefix_key(seat)
         if not seat.output:
             self._num_prompts += len(seat.request.input_ids)
         if not seat.output and key in self._prefixes:
             self._num_hits += len(seat.request.input_ids)
             return self._prefixes[key]
-        computed = forward(shape, weights, seat.ids, None if seat.adapter is None else seat.adapter.deltas)
+        computed = forward(loaded.shape, weights, seat.ids, seat.deltas, seat.pictures, ranks=loaded.ranks)
         found = (computed.logits[-1], None if computed.routes is None else computed.routes[-1])
         if not seat.output:
             self._prefixes[key] = found
@@ -312,13 +312,12 @@ class SecondInferenceEngine:
         return found
 
     def _prefix_key(self, seat: Seat) -> tuple[object, ...]:
-        return (self._version, id(seat.adapter), *seat.request.input_ids)
+        return (self._version, id(seat.adapter), *seat.shown)
 
     def _seat(self, request: GenerationRequest) -> Seat:
         """Check a request and prepare its seat."""
-        loaded = self._require()
-        self._require_weights()
-        check_request(request, loaded)
+        loaded, _ = self._require(), self._require_weights()
+        pictures = check_request(request, loaded)
         sampling = request.sampling
         own = () if sampling.ignore_eos else loaded.shape.end_ids
         return Seat(
@@ -330,6 +329,7 @@ class SecondInferenceEngine:
             tokenizer=loaded.tokenizer,
             adapter=self._adapter(request.adapter),
             text=self._text(loaded, request),
+            pictures=pictures,
             arrived_s=self._clock(),
         )
 

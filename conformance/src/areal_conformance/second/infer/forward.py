@@ -1,7 +1,8 @@
 """One decoder, written out: token ids and named tensors in, logits and routes out.
 
-Knows: qwen2, qwen3, qwen3_moe and llama, from config.json and the names tensors have in a model folder.
-Does not know: requests, sampling, or where tensors come from.
+Knows: qwen2, qwen3, qwen3_moe, llama and the decoder of qwen2_5_vl, from config.json and the names tensors have in
+a model folder.
+Does not know: requests, sampling, where tensors come from, or how images become features (`vision`).
 
 Legend: L tokens, C hidden size, H query heads, K key-value heads, D head size, E experts used per token.
 """
@@ -9,7 +10,7 @@ Legend: L tokens, C hidden size, H query heads, K key-value heads, D head size, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,20 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
+from areal_conformance.second.infer.ranks import product
+from areal_conformance.second.infer.vision import Picture, Vision, expanded, positions, seen
 from areal_core.contract.errors import ModelError
 
-KINDS = ("qwen2", "qwen3", "qwen3_moe", "llama")
+KINDS = ("qwen2", "qwen3", "qwen3_moe", "llama", "qwen2_5_vl")
 ROUTER = "mlp.gate.weight"
 
 
 @frozen(kw_only=True)
 class Architecture:
-    """The numbers of config.json that a forward needs. `experts_per_token` is 0 for a dense model."""
+    """The numbers of config.json that a forward needs. `experts_per_token` is 0 for a dense model.
+
+    `sections` are the pairs of a head turned by time, height and width; empty where there is one direction.
+    """
 
     kind: str
     hidden: int
@@ -44,6 +50,8 @@ class Architecture:
     num_experts: int = 0
     experts_per_token: int = 0
     normalize_routes: bool = False
+    sections: tuple[int, ...] = ()
+    vision: Vision | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor of the model by its name in a model folder; a tied head is not one."""
@@ -66,10 +74,10 @@ class Architecture:
             block[f"{mixer}.down_proj"] = (hidden, self.intermediate)
         for layer in range(self.num_layers):
             found |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()}
-            if self.kind == "qwen2":
+            if self.kind.startswith("qwen2"):
                 for part in "qkv":
                     found[f"model.layers.{layer}.self_attn.{part}_proj.bias"] = block[f"self_attn.{part}_proj"][:1]
-        return found
+        return found if self.vision is None else found | self.vision.tensors()
 
 
 @frozen(kw_only=True)
@@ -96,20 +104,22 @@ def read_architecture(folder: Path) -> Architecture:
         ModelError: no folder, no configuration, or a model this forward does not know.
     """
     try:
-        config = json.loads((folder / "config.json").read_text())
+        whole = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ModelError(
             f"model folder {str(folder)!r} has no readable config.json",
             why=str(error),
             fix="give the folder of a Hugging Face causal language model",
         ) from error
+    config = whole.get("text_config", whole)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    problem = _unknown(config, rope)
+    problem = _unknown(whole, config, rope)
     if problem:
         raise ModelError(f"model {str(folder)!r} cannot be served", why=problem, fix=f"serve one of {', '.join(KINDS)}")
-    heads, experts = config["num_attention_heads"], config["model_type"] == "qwen3_moe"
+    heads, kind = config["num_attention_heads"], whole["model_type"]
+    experts = kind == "qwen3_moe"
     return Architecture(
-        kind=config["model_type"],
+        kind=kind,
         hidden=config["hidden_size"],
         intermediate=config["moe_intermediate_size" if experts else "intermediate_size"],
         num_experts=config.get("num_experts") or config["num_local_experts"] if experts else 0,
@@ -121,16 +131,21 @@ def read_architecture(folder: Path) -> Architecture:
         max_positions=config["max_position_embeddings"],
         epsilon=config["rms_norm_eps"],
         theta=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
-        tied=bool(config.get("tie_word_embeddings")),
-        end_ids=_end_ids(folder, config),
+        tied=bool(whole.get("tie_word_embeddings")),
+        end_ids=_end_ids(folder, whole),
         experts_per_token=config["num_experts_per_tok"] if experts else 0,
         normalize_routes=bool(config.get("norm_topk_prob")),
+        sections=tuple(rope.get("mrope_section") or ()),
+        vision=Vision.of(whole) if "vision_config" in whole else None,
     )
 
 
-def _unknown(config: Mapping[str, Any], rope: Mapping[str, Any]) -> str:
-    if config.get("model_type") not in KINDS:
-        return f"its model_type is {config.get('model_type')!r}"
+def _unknown(whole: Mapping[str, Any], config: Mapping[str, Any], rope: Mapping[str, Any]) -> str:
+    if whole.get("model_type") not in KINDS:
+        return f"its model_type is {whole.get('model_type')!r}"
+    vision = whole.get("vision_config")
+    if vision and set(range(vision["depth"])) - set(vision["fullatt_block_indexes"]):
+        return "its vision tower attends in windows"
     if rope.get("rope_type", "default") != "default":
         return f"it scales rotary positions by {rope['rope_type']!r}"
     if config.get("attention_bias") or config.get("mlp_bias") or config.get("mlp_only_layers"):
@@ -154,13 +169,20 @@ def _end_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 @torch.no_grad()
 def forward(
-    shape: Architecture, weights: Mapping[str, Tensor], ids: list[int], deltas: Mapping[str, Delta] | None = None
+    shape: Architecture,
+    weights: Mapping[str, Tensor],
+    ids: list[int],
+    deltas: Mapping[str, Delta] | None = None,
+    pictures: Sequence[Picture] = (),
+    *,
+    ranks: int = 1,
 ) -> Computed:
-    """Compute one whole sequence; nothing but `ids`, `weights` and `deltas` has an influence on it."""
-    model = _Model(shape, weights, deltas or {})
+    """Compute one whole sequence; nothing but the arguments has an influence on it. L counts tokens of images."""
+    model = _Model(shape, weights, deltas or {}, ranks)
     embedding = weights["model.embed_tokens.weight"]
-    x_LC = embedding[torch.tensor(ids, device=embedding.device)]
-    turns = _rotations(shape, len(ids), x_LC)
+    x_LC = _embedded(shape, weights, ids, pictures)
+    placeholder = -1 if shape.vision is None else shape.vision.image_token
+    turns = _rotations(shape, positions(ids, placeholder, pictures), x_LC)
     routes = []
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}."
@@ -170,14 +192,30 @@ def forward(
         if chosen is not None:
             routes.append(chosen)
     head = embedding if shape.tied else weights["lm_head.weight"]
-    logits = F.linear(model.norm(x_LC, "model.norm"), head).float()
+    logits = product(model.norm(x_LC, "model.norm"), head, "lm_head", ranks).float()
     return Computed(logits=logits, routes=torch.stack(routes, 1).int() if routes else None)
 
 
-def _rotations(shape: Architecture, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of every position's angles, [L, D]."""
+def _embedded(
+    shape: Architecture, weights: Mapping[str, Tensor], ids: list[int], pictures: Sequence[Picture]
+) -> Tensor:
+    """Return what the first layer gets, [L, C]: embeddings, and features in the places of images."""
+    embedding, vision = weights["model.embed_tokens.weight"], shape.vision
+    if vision is None or not pictures:
+        return embedding[torch.tensor(ids, device=embedding.device)]
+    whole = torch.tensor(expanded(ids, vision.image_token, pictures), device=embedding.device)
+    x_LC = embedding[whole]
+    features = torch.cat([seen(vision, weights, picture) for picture in pictures])
+    x_LC[(whole == vision.image_token).nonzero()[: len(features), 0]] = features
+    return x_LC
+
+
+def _rotations(shape: Architecture, places: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of every token's angles, [L, D], from its positions [3, L]."""
     steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=like.device) / shape.head_dim
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=like.device), shape.theta**-steps)
+    sections = shape.sections or (len(steps),)
+    directions = torch.cat([torch.full((size,), axis) for axis, size in enumerate(sections)])
+    angles = places.to(like.device, torch.float32)[directions].T * shape.theta**-steps
     both = torch.cat([angles, angles], -1)
     return both.cos().to(like.dtype), both.sin().to(like.dtype)
 
@@ -193,9 +231,11 @@ class _Model:
     shape: Architecture
     weights: Mapping[str, Tensor]
     deltas: Mapping[str, Delta]
+    ranks: int
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        out = F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        out, bias = product(x, self.weights[f"{name}.weight"], name, self.ranks), self.weights.get(f"{name}.bias")
+        out = out if bias is None else out + bias
         delta = self.deltas.get(name)
         return out if delta is None else out + delta.scale * F.linear(F.linear(x, delta.down), delta.up)
 

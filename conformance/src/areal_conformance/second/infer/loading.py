@@ -31,19 +31,24 @@ class Loaded:
     tokenizer: Tokenizer | None
     weights: dict[str, Tensor]
 
+    @property
+    def ranks(self) -> int:
+        """Return among how many ranks each layer is cut."""
+        return self.spec.layout.get("t", 1)
+
 
 def load(spec: InferenceSpec) -> Loaded:
     """Read a folder onto its device.
 
     Raises:
         ModelError: no folder, or a model, dtype or context this engine cannot serve.
-        CapabilityError: a layout of several devices a replica.
+        CapabilityError: a layout that cuts anything but tensors.
     """
-    if any(degree > 1 for axis, degree in spec.layout.items() if axis != "d"):
+    if any(degree > 1 for axis, degree in spec.layout.items() if axis not in ("d", "t")):
         raise CapabilityError(
-            f"layout {dict(spec.layout)} splits one replica",
-            why="the second engine computes in one process",
-            fix="leave the layout at one device a replica",
+            f"layout {dict(spec.layout)} cuts more than tensors",
+            why="the second engine cuts linear layers and nothing else",
+            fix="use d and t",
         )
     if spec.dtype not in DTYPES:
         raise ModelError(f"dtype {spec.dtype!r} cannot be served", why=f"allowed are {', '.join(DTYPES)}")

@@ -7,7 +7,7 @@ Does not know: the model, or other requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,11 +16,14 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from areal_conformance.second.infer.adapters import Adapter
+from areal_conformance.second.infer.forward import Delta
 from areal_conformance.second.infer.loading import Loaded
+from areal_conformance.second.infer.pictures import pictures_of
 from areal_conformance.second.infer.structure import StructuredText
+from areal_conformance.second.infer.vision import Picture
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, PromptTooLong
-from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, Timings, VersionSpan
+from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, SamplingParams, Timings, VersionSpan
 from areal_core.contract.train import ROUTED_EXPERTS
 from areal_core.contract.workflow import Tokenizer
 
@@ -47,6 +50,7 @@ class Seat:
     tokenizer: Tokenizer | None
     adapter: Adapter | None
     text: StructuredText | None = None
+    pictures: tuple[Picture, ...] = ()
     arrived_s: float
     admitted_s: float | None = None
     first_s: float | None = None
@@ -56,6 +60,16 @@ class Seat:
     def ids(self) -> list[int]:
         """Return prompt and output."""
         return [*self.request.input_ids, *(token.id for token in self.output)]
+
+    @property
+    def deltas(self) -> Mapping[str, Delta] | None:
+        """Return what its adapter adds."""
+        return None if self.adapter is None else self.adapter.deltas
+
+    @property
+    def shown(self) -> tuple[object, ...]:
+        """Return what the first token depends on: images and ids."""
+        return (self.request.extras.get(IMAGES), *self.request.input_ids)
 
     @property
     def index(self) -> int:
@@ -131,12 +145,12 @@ def spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
     return tuple(found)
 
 
-def check_request(request: GenerationRequest, loaded: Loaded) -> None:
-    """Refuse what no state of the engine could serve.
+def check_request(request: GenerationRequest, loaded: Loaded) -> tuple[Picture, ...]:
+    """Refuse what no state of the engine could serve, and return the images.
 
     Raises:
-        BatchError: ids outside the vocabulary, no prompt, or sampling out of range.
-        CapabilityError: images or other extras.
+        BatchError: ids outside the vocabulary, no prompt, sampling out of range, or images that do not fit.
+        CapabilityError: extras other than images, or images where the model takes none.
         PromptTooLong: no room for one token.
         GenerationFailed: stop strings, or a structure, without a tokenizer.
     """
@@ -156,10 +170,11 @@ def check_request(request: GenerationRequest, loaded: Loaded) -> None:
     problem = _out_of_range(sampling)
     if problem:
         raise BatchError(f"sampling of {named} is out of range", why=problem)
-    if request.extras:
+    unknown = sorted(set(request.extras) - {IMAGES})
+    if unknown:
         raise CapabilityError(
-            f"{named} carries {', '.join(sorted(request.extras))}",
-            why="the second engine serves text alone",
+            f"{named} carries {', '.join(unknown)}",
+            why="the second engine takes text and images",
             fix="take the extras out of the request",
         )
     if len(ids) >= loaded.context:
@@ -178,6 +193,7 @@ def check_request(request: GenerationRequest, loaded: Loaded) -> None:
             why="where the text is complete nothing but its end may follow",
             fix="leave min_new_tokens out",
         )
+    return pictures_of(request, loaded)
 
 
 def _out_of_range(sampling: SamplingParams) -> str:

@@ -30,5 +30,5 @@ def scores(loaded: Loaded, weights: Mapping[str, Tensor], ids: list[int], temper
         )
     if len(ids) > loaded.context:
         raise PromptTooLong(f"{len(ids)} tokens do not fit into a context of {loaded.context}")
-    logprobs = (forward(shape, weights, ids).logits.double() / temperature).log_softmax(-1)
+    logprobs = (forward(shape, weights, ids, ranks=loaded.ranks).logits.double() / temperature).log_softmax(-1)
     return [0.0, *(float(logprobs[place, token]) for place, token in enumerate(ids[1:]))]

@@ -51,9 +51,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
             memory = parameter.untyped_storage().data_ptr()
             self._names.setdefault(memory, name)
             self._sizes[memory] = max(self._sizes.get(memory, 0), parameter.numel())
-        self._model = model
+        self.model = model
         self._written: Counter[int] = Counter()
         self._places: dict[str, _Place] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Of the tensors offered, whole."""
         self._offered = ""
         self._idle: list[str] = []
         self._late = 0
@@ -73,6 +75,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
         """Yield the tensors, and note those after which nothing was written before the next."""
         for name, tensor in weights:
             before, self._offered = self._written.total(), name
+            self.shapes[name] = tuple(tensor.shape)
             yield name, tensor
             if self._written.total() == before:
                 self._idle.append(name)
@@ -80,7 +83,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
 
     def read_back(self) -> Mapping[str, Tensor]:
         """Return what the parameters hold where each offered tensor was written, copied to the CPU."""
-        memories = {each.untyped_storage().data_ptr(): each.detach() for each in self._model.parameters()}
+        memories = {each.untyped_storage().data_ptr(): each.detach() for each in self.model.parameters()}
         found: dict[str, Tensor] = {}
         for name, place in self._places.items():
             view = memories[place.memory].as_strided(place.shape, place.stride, place.offset)
@@ -99,8 +102,23 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
 
 
 def read_back() -> Mapping[str, Tensor]:
-    """Return the weights served, under the names they were last offered by. Of one rank; for tests."""
-    return _last.read_back() if _last is not None else {}
+    """Return this rank's part of the weights served, under the names they were last offered by; for tests."""
+    return _watch().read_back()
+
+
+def shapes() -> Mapping[str, tuple[int, ...]]:
+    """Return the whole shapes of the weights served."""
+    return _watch().shapes
+
+
+def model_served() -> nn.Module:
+    """Return the model of this rank."""
+    return _watch().model
+
+
+def _watch() -> Watch:
+    assert _last is not None, "nothing is asked before the first load"
+    return _last
 
 
 def watched(original: Callable[..., Any], model: nn.Module, weights: Any, target_device: Any) -> Any:

@@ -29,8 +29,6 @@ def drawn(
     Writes into probs what was drawn from; SGLang reports the logs of it. Greedy rows (top_k 1) keep their whole
     distribution: their log-prob is the model's own at temperature 1.
     """
-    if info.sampling_mask_batch_indices is not None:
-        raise NotImplementedError("return_sampling_mask: the log-probs are of the filtered distribution already")
     greedy = info.top_ks <= 1
     if not simple:
         filtered = ~greedy & ((info.top_ks < probs.shape[1]) | (info.top_ps < 1.0) | (info.min_ps > 0))

@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -21,11 +21,12 @@ from safetensors.torch import save_file
 from sglang.srt.managers.io_struct import CheckWeightsReqInput, CheckWeightsReqOutput
 
 from areal_core.weights.fingerprint import fingerprint
-from areal_sglang.inside import loading, receiving
+from areal_sglang.inside import experts, loading, parts, receiving
 from areal_sglang.inside.hooks import missing
 
 PREFIX = "areal."
 Answer = Mapping[str, Any]  # Any: JSON
+T = TypeVar("T")
 
 
 class Proof:
@@ -61,6 +62,11 @@ def asked(original: Callable[..., Any], manager: Any, request: CheckWeightsReqIn
     if not request.action.startswith(PREFIX):
         return original(manager, request)
     action, _, folder = request.action.removeprefix(PREFIX).partition(":")
+    if action == "write":
+        whole = parts.joined(_gathered(loading.read_back(), manager.tp_cpu_group), loading.shapes())
+        if manager.tp_cpu_group.rank() == 0:
+            save_file(dict(whole), folder)
+        return CheckWeightsReqOutput(success=True, message="[]")
     ranks = _gathered(_answer(action, folder), manager.tp_cpu_group)
     return CheckWeightsReqOutput(success=True, message=json.dumps(ranks))
 
@@ -68,10 +74,11 @@ def asked(original: Callable[..., Any], manager: Any, request: CheckWeightsReqIn
 def _answer(action: str, folder: str) -> Answer:
     global _proof
     if action == "describe":
-        return {"missing": missing(), "uncovered": sorted(loading.at_start)}
-    if action == "write":
-        save_file(dict(loading.read_back()), folder)
-        return {}
+        return {
+            "missing": missing(),
+            "uncovered": sorted(loading.at_start),
+            "experts": experts.described(loading.model_served()),
+        }
     if action == "received":
         return receiving.told()
     if action == "loaded":
@@ -87,7 +94,7 @@ def _answer(action: str, folder: str) -> Answer:
     return {"done": True, "problem": proof.problem, "fingerprints": proof.fingerprints}
 
 
-def _gathered(answer: Answer, group: Any) -> list[Answer]:
+def _gathered(answer: T, group: Any) -> list[T]:
     """Return the answers of all ranks, on every rank."""
     count = torch.distributed.get_world_size(group=group)
     if count == 1:

@@ -111,11 +111,10 @@ def plain(name: str) -> str:
 
 
 def forget_derived(runner: Any) -> None:
-    """Drop what vLLM derived from the old weights: adapters' copies, encoded images. Any: vLLM's runner."""
-    for method in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
-        reset = getattr(runner, method, None)
-        if reset is not None:
-            reset()
+    """Drop adapters' copies of the old weights; encoded images the scheduler must forget too. Any: vLLM's runner."""
+    reset = getattr(runner, "reset_lora_state", None)
+    if reset is not None:
+        reset()
 
 
 class _Counted:

@@ -20,6 +20,16 @@ __version__ = "0.0.0+areal.cpu"
 
 _PINNING = ("tensor", "empty", "zeros", "ones", "full", "empty_like", "zeros_like", "arange")
 """Functions of torch that take `pin_memory`, which needs an accelerator."""
+_LOOKED_UP = (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+)
+"""Operators of other models that SGLang's processor of Qwen's images looks up when it is imported.
+
+Each is named and has no implementation: calling one raises.
+"""
 
 
 def copy_all_layer_kv_cache_cpu(
@@ -63,4 +73,12 @@ def _drop_pinning() -> None:
     torch.Tensor.pin_memory = _as_it_is  # type: ignore[method-assign, assignment]
 
 
+def _name_operators() -> torch.library.Library:
+    library = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has no types here
+    for name in _LOOKED_UP:
+        library.define(f"{name}(Tensor input) -> Tensor")  # type: ignore[no-untyped-call]
+    return library
+
+
 _drop_pinning()
+_operators = _name_operators()  # the names go when the library object does

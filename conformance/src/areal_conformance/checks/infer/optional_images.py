@@ -1,0 +1,177 @@
+"""Images: a request is answered for its own, whatever stood in the same place before, and a bad one is refused.
+
+Knows: prompts with images, and files that are none.
+Does not know: how an engine looks at images.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import attrs
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import raises
+from areal_conformance.checks.infer.showing import (
+    PLACEHOLDER,
+    expect_shown,
+    model_with_images,
+    need_apart,
+    oracle_of,
+    picture,
+    show,
+)
+from areal_conformance.outcome import expect
+from areal_core.contract.data import StopReason
+from areal_core.contract.errors import ArealError, BatchError, CapabilityError
+from areal_core.contract.ids import RequestId
+from areal_core.contract.inference import IMAGES
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.infer import InferBench
+
+SHOWN = ("images",)
+LONG = tuple(2 + (7 * place) % 61 for place in range(24))
+
+
+@check("infer.images.truth", level=Level.SINGLE, law=1, spec="infer#images", since=(1, 2), requires=SHOWN)
+async def truth(bench: InferBench) -> None:
+    """Outputs are the model's own for the images sent: of any size, PNG or JPEG, alone and beside text alone.
+
+    Also where nothing stands around the placeholder that a chat template would put there.
+    """
+    folder = model_with_images(bench)
+    oracle = oracle_of(folder)
+    requests = [
+        show(bench, 5, picture(1), 9, 7, name="square"),
+        show(bench, 5, picture(2), 9, 7, name="another"),
+        show(bench, picture(3, 4, 1), 9, name="wide", temperature=1.0),
+        show(bench, *LONG, picture(4, 1, 5), name="high and last", temperature=0.7),
+        show(bench, 5, 9, 7, name="text"),
+        show(bench, 5, picture(5, 3, 2, kind="JPEG"), 9, 7, name="JPEG", max_new_tokens=1),
+        show(bench, *LONG, name="more text", temperature=1.0),
+        attrs.evolve(bench.ask(5, PLACEHOLDER, 9, 7, name="bare placeholder"), extras={IMAGES: (picture(1),)}),
+    ]
+    need_apart(oracle, *requests[:2])
+    async with bench.engine(*SHOWN, model=folder) as engine:
+        alone = [await bench.generate(engine, request) for request in requests]
+        together = await bench.results(bench.call(engine.generate(request)) for request in requests)
+    for told, results in (("alone", alone), ("in a batch", together)):
+        for request, result in zip(requests, results, strict=True):
+            expect_shown(bench, oracle, result, request, f"{request.request_id!r} {told}")
+            expect(
+                result.stop_reason is StopReason.LENGTH and len(result.output_ids) == request.sampling.max_new_tokens,
+                f"{request.request_id!r} {told}: an image takes nothing of the budget of "
+                f"{request.sampling.max_new_tokens} tokens, got {len(result.output_ids)}, {result.stop_reason}",
+            )
+
+
+@check("infer.images.order", level=Level.SINGLE, law=1, spec="infer#images", since=(1, 2), requires=SHOWN)
+async def order(bench: InferBench) -> None:
+    """Several images stand where their placeholders stand, in the order they were sent."""
+    folder = model_with_images(bench)
+    oracle, one, two, three = oracle_of(folder), picture(1), picture(2, 3, 1), picture(3)
+    orders = ((one, two, three), (three, two, one), (one, three, two), (one, one, three), (one, three, three))
+    requests = [show(bench, 5, a, 9, b, 7, c, 8, name=f"r{n}") for n, (a, b, c) in enumerate(orders)]
+    requests.append(show(bench, one, three, 9, name="side by side"))
+    need_apart(oracle, *requests[:2])
+    async with bench.engine(*SHOWN, model=folder) as engine:
+        for request in requests:
+            expect_shown(bench, oracle, await bench.generate(engine, request), request)
+
+
+@check("infer.images.not_by_tokens", level=Level.SINGLE, law=1, spec="infer#images", since=(1, 2), requires=SHOWN)
+async def not_by_tokens(bench: InferBench) -> None:
+    """Equal tokens with other images are another prompt: nothing kept of the one serves the other."""
+    folder = model_with_images(bench)
+    oracle, one, two = oracle_of(folder), picture(1), picture(2)
+    pairs = ((one, one), (two, one), (one, two), (two, two), (one, one), (one, two))
+    requests = [show(bench, *LONG, a, *LONG, b, 9, name=f"r{n}") for n, (a, b) in enumerate(pairs)]
+    need_apart(oracle, *requests[:4])
+    async with bench.engine(*SHOWN, model=folder) as engine:
+        for told in ("asked one by one", "asked one by one again"):
+            for request in requests:
+                result = await bench.generate(engine, request)
+                expect_shown(bench, oracle, result, request, f"{request.request_id!r} of equal tokens, {told}")
+        results = await bench.results(bench.call(engine.generate(request)) for request in requests)
+        for request, result in zip(requests, results, strict=True):
+            expect_shown(bench, oracle, result, request, f"{request.request_id!r} of equal tokens, in a batch")
+
+
+@check("infer.images.follows_updates", level=Level.SINGLE, law=7, spec="infer#images", since=(1, 2), requires=SHOWN)
+async def follows_updates(bench: InferBench) -> None:
+    """After an update images are seen with the new weights, also those that were seen before."""
+    folder, other = model_with_images(bench), model_with_images(bench, seed=21)
+    request = show(bench, 5, picture(1), 9, 7)
+    async with bench.engine(*SHOWN, model=folder) as engine:
+        expect_shown(bench, oracle_of(folder), await bench.generate(engine, request), request, "before an update")
+        for told, served in (("after an update", other), ("after the first weights came back", folder)):
+            await bench.update(engine, bench.weights(served))
+            for again in ("", " again"):
+                result = await bench.generate(engine, request)
+                expect_shown(bench, oracle_of(served), result, request, f"an image seen before, {told}{again}")
+
+
+@check("infer.images.continued", level=Level.SINGLE, law=1, spec="infer#images", since=(1, 2), requires=SHOWN)
+async def continued(bench: InferBench) -> None:
+    """A continued request goes on from its prompt, its images and its tokens as if it had not been interrupted."""
+    folder = model_with_images(bench)
+    oracle = oracle_of(folder)
+    whole = show(bench, 5, picture(1, 3, 1), 9, picture(2), 7, max_new_tokens=10)
+    async with bench.engine(*SHOWN, model=folder) as engine:
+        made = await bench.generate(engine, whole)
+        expect_shown(bench, oracle, made, whole, "the whole request")
+        for done in (1, 4, 9):
+            request = attrs.evolve(
+                whole,
+                request_id=RequestId(f"part-{done}"),
+                input_ids=(*whole.input_ids, *made.output_ids[:done]),
+                sampling=attrs.evolve(whole.sampling, max_new_tokens=10 - done),
+                num_prior=done,
+            )
+            result = await bench.generate(engine, request)
+            expect_shown(bench, oracle, result, request, f"continued after {done} of 10 tokens")
+            expect(
+                len(result.output_ids) == 10 - done,
+                f"continued after {done} of 10 tokens: {10 - done} are left, got {len(result.output_ids)}",
+            )
+
+
+@check("infer.images.refused", level=Level.SINGLE, law=8, spec="infer#images", since=(1, 2), requires=SHOWN)
+async def refused(bench: InferBench) -> None:
+    """More or fewer images than placeholders, and files that are no images, are refused with reasons; it serves on."""
+    folder = model_with_images(bench)
+    good, other = picture(1), picture(2)
+    asked = show(bench, 5, good, 9)
+    bad = {
+        "more images than placeholders": attrs.evolve(asked, extras={IMAGES: (good, other)}),
+        "an image without a placeholder": attrs.evolve(bench.ask(5, 9, 7), extras={IMAGES: (good,)}),
+        "fewer images than placeholders": attrs.evolve(show(bench, 5, good, 7, other, 9), extras={IMAGES: (good,)}),
+        "a placeholder without an image": attrs.evolve(asked, extras={}),
+        "no images": attrs.evolve(asked, extras={IMAGES: ()}),
+        "a text file": attrs.evolve(asked, extras={IMAGES: (b"no image",)}),
+        "an empty file": attrs.evolve(asked, extras={IMAGES: (b"",)}),
+        "the first half of a PNG": attrs.evolve(asked, extras={IMAGES: (good[: len(good) // 2],)}),
+        "the beginning of a JPEG": attrs.evolve(asked, extras={IMAGES: (picture(1, kind="JPEG")[:40],)}),
+        "a GIF": attrs.evolve(asked, extras={IMAGES: (picture(1, kind="GIF"),)}),
+        "a name in place of a file": attrs.evolve(asked, extras={IMAGES: ("image.png",)}),
+    }
+    assert PLACEHOLDER in asked.input_ids
+    oracle = oracle_of(folder)
+    async with bench.engine(*SHOWN, model=folder) as engine:
+        for told, request in bad.items():
+            error = await raises(BatchError, functools.partial(engine.generate, request), told)
+            expect(isinstance(error, ArealError) and bool(error.why), f"{told}: the error must say why, got {error}")
+            expect_shown(bench, oracle, await bench.generate(engine, asked), asked, f"after {told} was refused")
+        unknown = attrs.evolve(asked, extras={IMAGES: (good,), "no_such_extra": 1})
+        await raises(CapabilityError, lambda: engine.generate(unknown), "an unknown extra beside images")
+
+
+@check("infer.images.text_model", level=Level.SINGLE, law=8, spec="infer#images", since=(1, 2), requires=SHOWN)
+async def text_model(bench: InferBench) -> None:
+    """A model that takes no images refuses them; an answer as if there were none would be trained on."""
+    async with bench.engine(*SHOWN) as engine:
+        request = attrs.evolve(bench.ask(5, 9, 7, max_new_tokens=2), extras={IMAGES: (picture(1),)})
+        await raises(CapabilityError, lambda: engine.generate(request), "an image for a model of text alone")
+        await engine.generate(attrs.evolve(request, extras={}))

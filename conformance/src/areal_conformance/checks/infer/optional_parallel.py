@@ -1,0 +1,97 @@
+"""One replica over several ranks: the same answers as one, and no rank left behind by an update.
+
+Knows: the layouts of the adapter that cut tensors.
+Does not know: how ranks meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.judging import (
+    expect_policy,
+    prompts,
+    teller,
+    true_to_versions,
+    versions_of,
+)
+from areal_conformance.checks.infer.optional_cast import proved_update
+from areal_conformance.checks.infer.versions import harvest, start_all
+from areal_conformance.outcome import Inconclusive, expect
+from areal_core.config.backend import parse_backend
+from areal_core.contract.inference import GenerationRequest
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.infer import InferBench
+
+TENSOR = ("parallel.tensor",)
+
+
+def _layouts(bench: InferBench) -> Sequence[Mapping[str, int]]:
+    """Return the adapter's layouts that cut tensors and nothing else; Inconclusive if it names none."""
+    parsed = [dict(parse_backend(f"any:{text}").layout) for text in bench.target.adapter.layouts]
+    found = [one for one in parsed if {axis for axis, degree in one.items() if degree > 1} == {"t"}]
+    if not found:
+        raise Inconclusive(f"the adapter's layouts are {', '.join(bench.target.adapter.layouts)}: none cuts tensors")
+    return found
+
+
+def _requests(bench: InferBench, *, length: int) -> list[GenerationRequest]:
+    return [
+        bench.ask(*ids, name=f"r{n}", temperature=(0.0, 1.0, 0.6)[n % 3], max_new_tokens=length + n)
+        for n, ids in enumerate(prompts(6, seed=29, longest=40))
+    ]
+
+
+@check("infer.parallel.tokens", level=Level.SINGLE, law=1, spec="infer#ranks", since=(1, 2), requires=TENSOR)
+async def tokens(bench: InferBench) -> None:
+    """A replica over several ranks generates what the whole model does, with its log-probs, alone and in a batch."""
+    for layout in _layouts(bench):
+        async with bench.engine(*TENSOR, layout=layout) as engine:
+            requests = _requests(bench, length=12)
+            alone = [await bench.generate(engine, request) for request in requests]
+            together = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        for told, results in (("alone", alone), ("in a batch", together)):
+            for request, result in zip(requests, results, strict=True):
+                expect_policy(bench, result, request, told=f"{layout}: request {request.request_id!r} {told}")
+
+
+@check("infer.parallel.update", level=Level.SINGLE, law=7, spec="infer#ranks", since=(1, 2), requires=TENSOR)
+async def update(bench: InferBench) -> None:
+    """After an update every rank computes with the new weights, and the receipt proves the bytes that were sent."""
+    for layout in _layouts(bench):
+        async with bench.engine(*TENSOR, layout=layout) as engine:
+            for seed in (5, 6, 0):
+                weights = bench.weights(bench.model(seed=seed))
+                await proved_update(bench, engine, weights)
+                for request in _requests(bench, length=6):
+                    result = await bench.generate(engine, request)
+                    told = f"{layout}: {request.request_id!r} after an update to the weights of seed {seed}"
+                    expect_policy(bench, result, request, weights=weights, told=told)
+
+
+@check(
+    "infer.parallel.in_flight",
+    level=Level.SINGLE,
+    law=1,
+    spec="infer#ranks",
+    since=(1, 2),
+    requires=("parallel.tensor", "weights.in_flight"),
+)
+async def in_flight(bench: InferBench) -> None:
+    """While tokens are generated all ranks change weights between the same two tokens: every stamp is true."""
+    for layout in _layouts(bench):
+        async with bench.engine("parallel.tensor", "weights.in_flight", layout=layout) as engine:
+            first = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+            requests, calls = start_all(bench, engine, 3)
+            for _ in range(2):
+                await bench.until_generated(engine, 20)
+                await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+            await bench.until_generated(engine, 20)
+            results = await harvest(bench, engine, calls)
+        for request, result in zip(requests, results, strict=True):
+            true_to_versions(result, request)
+        seen = {version for result in results for version in versions_of(result)}
+        expect(first in seen and len(seen) > 1, f"{layout}: updates in flight left stamps {sorted(seen)}")
