@@ -33,6 +33,7 @@ from areal_core.serving.options import CacheOnUpdate
 from areal_core.serving.requests import refuse_extras
 from areal_core.serving.scoring import scores
 from areal_core.weights.seat import SeatedSource
+from areal_sglang.adapter import completed
 from areal_sglang.bodies import score_body, scores_of, server_name
 from areal_sglang.config import SGLangConfig
 from areal_sglang.dialect import SGLangDialect
@@ -55,7 +56,7 @@ class SGLangEngine(ServedEngine):
     def __init__(self, config: SGLangConfig | None = None) -> None:
         self._config = config or SGLangConfig()
         super().__init__(SGLangDialect(self._config), self._config)
-        self._adapting = Adapting(self._config.max_adapters, load=_load_adapter, unload=_unload_adapter)
+        self._adapting = Adapting(self._config.max_adapters, load=self._load_adapter, unload=_unload_adapter)
         self._asleep = False
         self._numbers = itertools.count(1)
         self._direct = Direct(1, "cpu")
@@ -223,19 +224,19 @@ class SGLangEngine(ServedEngine):
                 fix="set it on a CUDA device",
             )
 
-
-async def _load_adapter(api: Api, adapter: ServedAdapter) -> None:
-    body = {"lora_name": adapter.served, "lora_path": str(adapter.path)}
-    try:
-        await api.post("/load_lora_adapter", body, timeout_s=_ADAPTER_TIMEOUT_S)
-    except ServerAnswer as error:
-        if _ALREADY_THERE in error.text:  # asked twice, because the first answer was lost
-            return
-        raise CapabilityError(
-            f"SGLang cannot use adapter {adapter.name!r} from {adapter.path}",
-            why=error.text,
-            fix="check its rank against rollout.options.max_adapter_rank, and its target modules",
-        ) from error
+    async def _load_adapter(self, api: Api, adapter: ServedAdapter) -> None:
+        with completed(adapter.path, self._require().model.shapes) as folder:
+            body = {"lora_name": adapter.served, "lora_path": str(folder)}
+            try:
+                await api.post("/load_lora_adapter", body, timeout_s=_ADAPTER_TIMEOUT_S)
+            except ServerAnswer as error:
+                if _ALREADY_THERE in error.text:  # asked twice, because the first answer was lost
+                    return
+                raise CapabilityError(
+                    f"SGLang cannot use adapter {adapter.name!r} from {adapter.path}",
+                    why=error.text,
+                    fix="check its rank against rollout.options.max_adapter_rank, and its target modules",
+                ) from error
 
 
 async def _unload_adapter(api: Api, adapter: ServedAdapter) -> None:
