@@ -51,7 +51,6 @@ async def truth(bench: InferBench) -> None:
         show(bench, 5, 9, 7, name="text"),
         show(bench, 5, picture(5, 3, 2, kind="JPEG"), 9, 7, name="JPEG", max_new_tokens=1),
         show(bench, *LONG, name="more text", temperature=1.0),
-        attrs.evolve(bench.ask(5, PLACEHOLDER, 9, 7, name="bare placeholder"), extras={IMAGES: (picture(1),)}),
     ]
     need_apart(oracle, *requests[:2])
     async with bench.engine(*SHOWN, model=folder) as engine:

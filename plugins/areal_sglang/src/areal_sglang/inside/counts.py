@@ -1,6 +1,6 @@
 """Count tokens when they are generated, prompt tokens that were found, requests that had to make room.
 
-SGLang counts tokens of finished requests, and of decoding steps without gaps.
+SGLang counts tokens of finished requests, and of decoding steps without gaps; and it shows its counts some steps late.
 
 Knows: what this scheduler did since it started.
 Does not know: who asks.
@@ -54,6 +54,30 @@ def made_room(original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of ScheduleBatch.retract_decode."""
     result = original(batch, *args, **kwargs)
     _counts.preempted += len(result[0])
+    return result
+
+
+_scheduler: Any = None  # Any: SGLang's own
+
+
+def shown(original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of Scheduler.publish_load_snapshot, which is called after every step."""
+    global _scheduler
+    _scheduler = scheduler
+    return original(scheduler, *args, **kwargs)
+
+
+def returned(original: Original, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of SchedulerOutputStreamer.stream_output: who has a whole output finds its tokens counted."""
+    if _scheduler is not None and any(req.finished() for req in reqs):
+        _scheduler.publish_load_snapshot(force=True)
+    return original(streamer, reqs, *args, **kwargs)
+
+
+def paused(original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of Scheduler.pause_generation, after which no step shows anything."""
+    result = original(scheduler, *args, **kwargs)
+    scheduler.publish_load_snapshot(force=True)
     return result
 
 
