@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e plugins/areal_vllm -e plugins/areal_sglang -e conformance
+PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e plugins/areal_archon -e plugins/areal_vllm -e plugins/areal_sglang -e conformance
 MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
 .PHONY: quickstart test test-slow test-vllm test-sglang conformance-vllm conformance-sglang lint docs bench conformance conformance-quick clean

@@ -35,6 +35,8 @@ fi
 certify train-reference --backend reference --role train
 certify train-fsdp --backend fsdp --role train
 certify train-fsdp-2-ranks --backend fsdp --role train --ranks 2
+certify train-archon --backend archon --role train
+certify train-archon-2-ranks --backend archon --role train --ranks 2
 certify infer-reference --backend reference --role infer
 certify scheduler-local --backend local --role scheduler
 certify transport-disk --backend disk --role transport

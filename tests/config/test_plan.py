@@ -148,11 +148,11 @@ def test_an_option_nobody_reads_or_of_the_wrong_type_is_named_with_its_path(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["actor.backend=reference:d2"], r"'reference' cannot do 'parallel\.data'(.|\n)*backends that can: fsdp"),
-        (["actor.backend=fsdp:t2"], r"'fsdp' cannot do 'parallel\.tensor'"),
-        (["actor.backend=fsdp:p2"], r"'parallel\.pipeline'(.|\n)*no installed train backend can"),
-        (["actor.backend=fsdp:c2"], r"'parallel\.context'"),
-        (["actor.backend=fsdp:e2"], r"'parallel\.expert'"),
+        (["actor.backend=reference:d2"], r"'reference' cannot do 'parallel\.data'(.|\n)*backends that can: .*fsdp"),
+        (["actor.backend=reference:t2"], r"'reference' cannot do 'parallel\.tensor'"),
+        (["actor.backend=reference:p2"], r"'parallel\.pipeline'"),
+        (["actor.backend=reference:c2"], r"'parallel\.context'"),
+        (["actor.backend=reference:e2"], r"'parallel\.expert'"),
         (["rollout.backend=reference:t2"], r"'reference' cannot do 'parallel\.tensor'"),
         (["actor.dtype=float16"], r"'fsdp' cannot do 'precision\.float16'(.|\n)*loss scaling"),
         (["model.dtype=float16"], r"'precision\.float16'"),
@@ -168,8 +168,8 @@ def test_another_backend_that_can_is_named(model: Path) -> None:
     """A tensor-parallel one beside FSDP, for as long as it is installed."""
     overlay = fake("train", {"parallel.tensor": full()})
 
-    with pytest.raises(CapabilityError, match="backends that can: fake"):
-        plan(model, "actor.backend=fsdp:t2", overlay=overlay)
+    with pytest.raises(CapabilityError, match=r"backends that can: .*fake"):
+        plan(model, "actor.backend=reference:t2", overlay=overlay)
     assert plan(model, "actor.backend=fake:t2", overlay=overlay).role("actor").num_workers == 2
 
 
@@ -340,6 +340,13 @@ def test_a_backend_that_does_not_know_the_device_is_refused(model: Path) -> None
         (["actor.optimizer.max_grad_norm=-1"], r"max_grad_norm is -1"),
         (["actor.optimizer.warmup_steps=-1"], r"warmup_steps is -1"),
         (["critic.backend=fsdp:d1", "critic.optimizer.lr=0"], r"critic\.optimizer\.lr is 0"),
+        (["actor.lora={rank: 0, alpha: 1, targets: [q_proj]}"], r"actor\.lora\.rank is 0"),
+        (["actor.lora={rank: 4, alpha: 0, targets: [q_proj]}"], r"actor\.lora\.alpha is 0"),
+        (["actor.lora={rank: 4, alpha: 8, targets: []}"], r"actor\.lora\.targets is empty"),
+        (
+            ["critic.backend=reference:d1", "critic.lora={rank: 4, alpha: 8, targets: [q_proj]}"],
+            r"critic\.lora is set",
+        ),
     ],
 )
 def test_values_that_cannot_go_together_are_refused(model: Path, overrides: list[str], said: str) -> None:

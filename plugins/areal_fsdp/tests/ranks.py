@@ -205,7 +205,7 @@ def refusals(run: Runner) -> dict[str, Any]:
     engine.close()
     engine.close()
     bad = FSDPEngine()
-    spec = TrainSpec(role="actor", model_path=str(run.folder / "model"), layout={"d": 1, "t": run.world + 1})
+    spec = TrainSpec(role="actor", model_path=str(run.folder / "model"), layout={"d": 1, "p": run.world + 1})
     context = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method="unused")
     out["layout"] = error_of(lambda: bad.start(spec, context))
     return out

@@ -168,7 +168,7 @@ def test_fingerprints_sent_are_those_of_the_starting_weights(one: Results, folde
         ("wrong_head", "CapabilityError", "cannot give values"),
         ("spoiled", "FingerprintMismatch", "9 of 24 tensors of version 2"),
         ("disk", "StorageError", "/proc/nowhere/model"),
-        ("layout", "LayoutError", "no tensor parallelism"),
+        ("layout", "LayoutError", "no pipeline parallelism"),
     ],
 )
 def test_an_error_on_one_rank_is_an_error_on_all(case: str, kind: str, says: str, folder: Path) -> None:

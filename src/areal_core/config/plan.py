@@ -18,6 +18,7 @@ from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
 from areal_core.config.engine_environment import check_environment
+from areal_core.config.lora import check_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.optimizer import check_optimizer
 from areal_core.config.sampling import check_sampling
@@ -138,6 +139,9 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
         needs.append(f"precision.{dtype}")
     if name == "critic":
         needs.append("head.value")
+    if role.lora is not None:
+        check_lora(name, role.lora)
+        needs.append("lora")
     _require(registry, "train", backend.name, needs, manifest.devices, device)
     model = inspect_model(role.path or config.model.path)
     registry.check_engine("train", backend.name)

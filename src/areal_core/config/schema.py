@@ -14,7 +14,7 @@ from attrs import Factory, field, frozen, validators
 
 from areal_core.algorithms.config import AlgorithmConfig
 from areal_core.contract.inference import SamplingParams
-from areal_core.contract.train import OptimizerSpec
+from areal_core.contract.train import LoraSpec, OptimizerSpec
 
 Options = Mapping[str, Any]  # Any: checked against the plugin's own config class
 
@@ -107,6 +107,8 @@ class RoleConfig:
     cpus_per_rank: int = field(default=1, validator=validators.ge(1))
     max_tokens_per_microbatch: int = field(default=16384, validator=validators.ge(1))
     optimizer: OptimizerSpec = OptimizerSpec()
+    lora: LoraSpec | None = None
+    """Train an adapter in place of the model, for example {rank: 16, alpha: 32, targets: [q_proj, v_proj]}."""
 
 
 @frozen(kw_only=True)

@@ -66,6 +66,7 @@ async def start_train_group(
         max_tokens_per_microbatch=config.max_tokens_per_microbatch,
         seed=plan.config.seed,
         options=role.options,
+        lora=config.lora,
     )
     timeouts = plan.config.scheduler
     ranks = _ranks(workers, role.device, timeouts.step_timeout_s)

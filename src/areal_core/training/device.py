@@ -89,6 +89,13 @@ def restore_random_state(device: torch.device, states: dict[str, Tensor]) -> Non
         module.set_rng_state(states[device.type], device)
 
 
+def release_cache(device: torch.device) -> None:
+    """Give memory that no tensor uses back to the device, for other processes."""
+    module = _module(device.type)
+    if module is not None:
+        module.empty_cache()
+
+
 def _module(kind: str) -> Any:
     """Return torch.cuda, torch.npu or None. Any: torch.npu exists only where torch_npu is installed."""
     if kind == "npu":
@@ -99,7 +106,14 @@ def _module(kind: str) -> Any:
 def _import_npu() -> None:
     try:
         import torch_npu  # noqa: F401  adds torch.npu
+    except ModuleNotFoundError as error:
+        raise ResourceError(
+            "no npu device", why=f"{error.name} is not installed", fix="pip install 'areal-ascend[engine]'"
+        ) from error
     except ImportError as error:
         raise ResourceError(
-            "no npu device", why="torch_npu is not installed", fix="pip install areal-ascend[engine]"
+            "no npu device",
+            why=f"torch_npu cannot be loaded: {str(error).splitlines()[0]}",
+            fix="source set_env.sh of the CANN toolkit, as in `source /usr/local/Ascend/ascend-toolkit/set_env.sh`; "
+            "see `areal doctor`",
         ) from error

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
-from areal_core.training import hf
+from areal_core.training import hf, lora
 from areal_core.training.folder import storage_errors, write_folder
 from areal_core.training.group import Group, agree
 from areal_core.weights.fingerprint import fingerprint
@@ -67,7 +67,8 @@ class Weights(Protocol):
 
 @frozen(eq=False)
 class FolderWeights:
-    """The weights of a transformers model. `gather` makes a parameter whole; a collective where it is sharded."""
+    """The weights of a transformers model, adapters merged. `gather` makes a parameter whole; a collective where it
+    is sharded."""
 
     model: hf.Model
     gather: Callable[[Tensor], Tensor]
@@ -85,26 +86,33 @@ class FolderWeights:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all parameters."""
         found: dict[str, tuple[int, ...]] = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in lora.base_parameters(self.model).items():
             shape = torch.empty(parameter.shape, device="meta")
             found |= {key: tuple(tensor.shape) for key, tensor in hf.folder_tensors(self.model, name, shape).items()}
         return found
 
     def wholes(self, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
         """Yield one parameter at a time."""
-        for name, parameter in self.model.named_parameters():
-            yield hf.folder_tensors(self.model, name, self.gather(parameter).to(dtype))
+        for name, tensor in lora.merged_tensors(self.model, self.gather, dtype):
+            yield hf.folder_tensors(self.model, name, tensor)
 
 
 class Exporter:
     """Sends and saves weights, bucket by bucket."""
 
-    def __init__(self, weights: Weights, folder: str, dtype: str, group: Group) -> None:
-        """Export `weights`, which began as those of the model folder `folder`, as `dtype`."""
+    def __init__(
+        self, weights: Weights, folder: str, dtype: str, group: Group, beside: Callable[[Path], None] | None = None
+    ) -> None:
+        """Export `weights`, which began as those of the model folder `folder`, as `dtype`.
+
+        Args:
+            beside: writes more into a folder that is saved; collective.
+        """
         self._weights = weights
         self._folder = folder
         self._dtype = dtype
         self._group = group
+        self._beside = beside
 
     def manifest(self, version: int) -> WeightManifest:
         """Describe what `send` sends."""
@@ -168,6 +176,8 @@ class Exporter:
             names |= dict.fromkeys(bucket, file.name)
         if self._group.rank == 0:
             self._finish_folder(folder, total, names)
+        if self._beside is not None:
+            self._beside(folder)
 
     def _write_file(self, file: Path, bucket: dict[str, Tensor]) -> None:
         if self._group.rank == 0:

@@ -55,11 +55,22 @@ def load_config(path: str, head: Head) -> Any:  # Any: a transformers configurat
 
 
 def empty_model(config: Any, head: Head) -> Model:
-    """Build the model on the meta device: shapes and names, no memory."""
-    with torch.device("meta"):
-        return _class_of(head).from_config(
-            config, dtype=torch.float32, attn_implementation=attention.register(), trust_remote_code=False
-        )
+    """Build the model on the meta device: shapes and names, no memory.
+
+    Raises:
+        ModelError: transformers has no such model, or none that takes our attention.
+    """
+    try:
+        with torch.device("meta"):
+            return _class_of(head).from_config(
+                config, dtype=torch.float32, attn_implementation=attention.register(), trust_remote_code=False
+            )
+    except ValueError as error:
+        raise ModelError(
+            f"no model of type {config.model_type!r} with the {head.value!r} head can be built",
+            why=str(error).splitlines()[0],
+            fix="choose a model that has one: llama, qwen2, qwen3 and their MoE relatives do",
+        ) from error
 
 
 def load_model(path: str, config: Any, head: Head) -> Model:

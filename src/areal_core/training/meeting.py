@@ -78,3 +78,13 @@ def leave(group: ProcessRanks) -> None:
         pass  # a rank is dead or stuck in a collective, which the supervisor reports; leave alone
     finally:
         dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Drop what torch worked out for the meshes of this group: a mesh of the next one looks equal, and is not."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

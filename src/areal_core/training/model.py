@@ -19,6 +19,7 @@ from areal_core.contract.train import Head, Output
 from areal_core.data.batch import Batch
 from areal_core.training.attention import Packing
 from areal_core.training.context import ContextRanks
+from areal_core.training.experts import routes_of
 from areal_core.training.logprobs import logprobs_and_entropy
 
 HEAD_OUTPUTS: Mapping[Head, frozenset[Output]] = {
@@ -72,6 +73,7 @@ class PackedModel(nn.Module):
                 attention_mask=None,
                 use_cache=False,
                 packing=packing,
+                **routes_of(batch, packing),
             ).last_hidden_state[0]
         rows = packing.predicted
         if self.head is Head.CAUSAL_LM:
@@ -83,8 +85,8 @@ class PackedModel(nn.Module):
             columns = {Output.VALUES: self._values(before)}
         else:
             columns = self._scores(before, input_ids[rows], Output.ENTROPY in outputs)
-        found: dict[str, Tensor] = {name: _spread(columns[name], rows, len(input_ids)) for name in outputs}
-        if self.context is not None:
+        found: dict[str, Tensor] = {name: _spread(columns[name], rows, len(input_ids)) for name in sorted(outputs)}
+        if self.context is not None:  # collectives, in one order on all ranks: a set has another in every process
             found = {name: self.context.total(column) for name, column in found.items()}
         return found
 

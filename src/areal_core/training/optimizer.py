@@ -65,6 +65,11 @@ class Optimizer:
         """Return the learning rate the next step uses."""
         return learning_rate(self.spec, self.steps)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Return every moment."""
+        return [tensor for tensors in self.moments.values() for tensor in tensors.values()]
+
     def squared_norm(self) -> float:
         """Return the squared norm of the part of the gradient that this rank answers for: ranks add up to the whole."""
         grads = self._gradients(self._answered)

@@ -33,6 +33,6 @@ def box_of(tensor: Tensor) -> Box:
     _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "a rank holds no parameter of a mesh it is not in"
-    first = all(place.is_shard() or at == 0 for place, at in zip(placements, coordinate, strict=True))
+    first = all(not place.is_replicate() or at == 0 for place, at in zip(placements, coordinate, strict=True))
     whole = tuple(tensor.shape)
     return Box(offset=tuple(min(at, size) for at, size in zip(offset, whole, strict=True)), shape=whole, mine=first)

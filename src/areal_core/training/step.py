@@ -23,6 +23,7 @@ from areal_core.contract.train import Head, Objective, Output, Sum, TrainReport,
 from areal_core.data.batch import Batch
 from areal_core.training import hf
 from areal_core.training.device import synchronize
+from areal_core.training.experts import Experts, check_routes
 from areal_core.training.group import Group, agree
 from areal_core.training.microbatches import check_batch, cut, placeholder
 from areal_core.training.model import check_outputs
@@ -69,15 +70,18 @@ class Limits:
     max_tokens: int
     context_length: int
     vocab_size: int
+    experts: Experts | None = None
+    """What recorded routes must be like; None where they are not used."""
 
     @classmethod
-    def of(cls, spec: TrainSpec, config: Any) -> Limits:
+    def of(cls, spec: TrainSpec, config: Any, experts: Experts | None = None) -> Limits:
         """Read them from the spec and the transformers configuration (Any: not typed here)."""
         return cls(
             head=spec.head,
             max_tokens=spec.max_tokens_per_microbatch,
             context_length=hf.context_length(config),
             vocab_size=int(config.get_text_config().vocab_size),
+            experts=experts,
         )
 
 
@@ -218,7 +222,10 @@ def _nothing(columns: Mapping[str, Tensor]) -> Tensor:
 
 
 def _check(batch: Batch, limits: Limits, columns: frozenset[str]) -> None:
-    refuse_routes(batch)
+    if limits.experts is None:
+        refuse_routes(batch)
+    else:
+        check_routes(batch, limits.experts)
     check_batch(
         batch,
         columns=columns,

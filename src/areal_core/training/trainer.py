@@ -17,7 +17,8 @@ from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
 from areal_core.training import step
 from areal_core.training.export import Exporter
-from areal_core.training.group import Group
+from areal_core.training.group import Group, agree
+from areal_core.training.offload import DeviceMemory
 from areal_core.training.optimizer import Optimizer
 from areal_core.training.resume import TrainingState
 
@@ -26,13 +27,15 @@ from areal_core.training.resume import TrainingState
 class Trainer:
     """One rank. `optimizer` is None for a frozen role."""
 
-    model: step.Model
+    model: step.Model | step.Pipeline
     optimizer: Optimizer | None
     group: Group
     device: torch.device
     limits: step.Limits
     exporter: Exporter
     state: TrainingState
+    memory: DeviceMemory | None = None
+    """Of an engine that claims `memory.offload`."""
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """See `TrainEngine.train_step`."""
@@ -60,8 +63,39 @@ class Trainer:
         """See `TrainEngine.load_state`; returns the version saved."""
         return self.state.load(Path(path))
 
+    def offload(self) -> None:
+        """See `SupportsOffload.offload`. Collective: if one rank has no room elsewhere, all keep their memory."""
+        assert self.memory is not None, "an engine that does not claim memory.offload has no such method"
+        try:
+            agree(self.group, self.memory.offload)
+        except BaseException:
+            self.memory.onload()
+            raise
+
+    def onload(self) -> None:
+        """See `SupportsOffload.onload`."""
+        assert self.memory is not None, "an engine that does not claim memory.offload has no such method"
+        self.memory.onload()
+
+    def close(self) -> None:
+        """Forget what waits off the device. Idempotent."""
+        if self.memory is not None:
+            self.memory.drop()
+
 
 def running(trainer: Trainer | None) -> Trainer:
+    """Return the trainer of a started engine whose weights are on the device.
+
+    Raises:
+        TrainError: `start` was not called, or `close` was, or `offload` last.
+    """
+    trainer = started(trainer)
+    if trainer.memory is not None and trainer.memory.away:
+        raise TrainError("weights and optimizer are off the device", why="offload was called", fix="call onload first")
+    return trainer
+
+
+def started(trainer: Trainer | None) -> Trainer:
     """Return the trainer of a started engine.
 
     Raises:

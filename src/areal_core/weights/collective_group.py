@@ -6,9 +6,10 @@ Does not know: weights.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -67,8 +68,14 @@ def place() -> str:
         return f"cuda:{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     npu = getattr(torch, "npu", None)
     if npu is not None and npu.is_available():
-        return f"npu:{socket.gethostname()}/{npu.current_device()}"
+        return f"npu:{socket.gethostname()}/{_npu(int(npu.current_device()), os.environ)}"
     return "cpu"
+
+
+def _npu(number: int, environ: Mapping[str, str]) -> str:
+    """Return what the machine calls the NPU that a process calls `number`: each process counts what it sees."""
+    seen = [part.strip() for part in environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")]
+    return seen[number] if number < len(seen) and seen[number] else str(number)
 
 
 def choose(wanted: str, places: Sequence[str]) -> str:

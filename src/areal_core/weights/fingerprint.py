@@ -6,6 +6,8 @@ Does not know: names, versions, or who compares.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import xxhash
 from torch import Tensor
@@ -19,6 +21,14 @@ def raw_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
+def octets(raw: Tensor) -> memoryview:
+    """Return what `raw_bytes` returned as a buffer over the same memory, valid as long as the tensor lives.
+
+    Not through numpy: a storage that numpy has seen can never be freed for a while (`areal_core.training.offload`).
+    """
+    return memoryview((ctypes.c_ubyte * raw.numel()).from_address(raw.data_ptr())).cast("B")
+
+
 def fingerprint(tensor: Tensor) -> str:
     """Hash dtype, shape and bytes of a tensor with xxh3-128; 32 hexadecimal digits.
 
@@ -27,5 +37,6 @@ def fingerprint(tensor: Tensor) -> str:
     Not a defence against an adversary; it finds lost, stale, swapped and flipped bytes.
     """
     digest = xxhash.xxh3_128(f"{tensor.dtype}{list(tensor.shape)}".encode())
-    digest.update(raw_bytes(tensor).numpy().data)
+    raw = raw_bytes(tensor)
+    digest.update(octets(raw))
     return digest.hexdigest()

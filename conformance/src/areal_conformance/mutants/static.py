@@ -129,10 +129,10 @@ def NoWithoutReason(whole: Target) -> Target:
     return _claiming(whole, {"lora": not_yet("")})
 
 
-@mutant("train/reference", killers=("static.claims.protocols",))
+@mutant("infer/reference", killers=("static.claims.protocols",))
 def ClaimsWithoutMethods(whole: Target) -> Target:
-    """Claims offloading and has no such method."""
-    return _claiming(whole, {"memory.offload": full()})
+    """Claims sleeping and has no such method."""
+    return _claiming(whole, {"memory.sleep": full()})
 
 
 @mutant("train/reference", killers=("static.contract.version",))

@@ -313,7 +313,7 @@ class ScoresWithCopy(ReferenceTrainEngine):
         assert self._trainer is not None
         whole = self._trainer
         if self._copy is None:
-            packed: PackedModel = copy.deepcopy(whole.model.packed)  # type: ignore[attr-defined]
+            packed: PackedModel = copy.deepcopy(whole.model.packed)  # type: ignore[union-attr]
             self._copy = PlainModel(packed)
         replace(self, model=self._copy)
         try:

@@ -12,12 +12,14 @@ from areal_conformance.mutants import mutant
 from areal_core.contract.train import ROUTED_EXPERTS, EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_core.data.batch import Batch
 from areal_core.plugins.claims import not_yet
+from areal_core.training.refusals import refuse_routes
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
+_NO_REPLAY = {"experts.replay": not_yet("its routers choose")}
 
 
-@mutant(ENGINE, killers=("train.refuse.lora",))
+@mutant(ENGINE, killers=("train.refuse.lora",), claims={"lora": not_yet("all weights are trained")})
 class AdapterIgnored(ReferenceTrainEngine):
     """Is asked for an adapter and trains the whole model."""
 
@@ -26,7 +28,7 @@ class AdapterIgnored(ReferenceTrainEngine):
         return super().start(attrs.evolve(spec, lora=None), rank)
 
 
-@mutant(ENGINE, killers=("train.refuse.experts",), row="expert-replay")
+@mutant(ENGINE, killers=("train.refuse.experts",), row="expert-replay", claims=_NO_REPLAY)
 class RoutesIgnored(ReferenceTrainEngine):
     """Is given recorded routes and lets its routers choose."""
 
@@ -39,9 +41,14 @@ class RoutesIgnored(ReferenceTrainEngine):
         return super().train_step(_without_routes(batch), objective)
 
 
-@mutant(ENGINE, killers=("train.refuse.experts",), row="expert-replay")
+@mutant(ENGINE, killers=("train.refuse.experts",), row="expert-replay", claims=_NO_REPLAY)
 class RoutesIgnoredInTraining(ReferenceTrainEngine):
     """Refuses recorded routes when it scores, and drops them when it trains."""
+
+    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
+        """Refuse."""
+        refuse_routes(batch)
+        return super().forward(batch, outputs)
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """Drop the routes."""
@@ -79,7 +86,7 @@ class Bfloat16Widened(ReferenceTrainEngine):
         return super().start(attrs.evolve(spec, dtype="float32"), rank)
 
 
-@mutant(ENGINE, killers=("train.refuse.offload",))
+@mutant(ENGINE, killers=("train.refuse.offload",), claims={"memory.offload": not_yet("everything stays")})
 class OffloadForShow(ReferenceTrainEngine):
     """Has `offload` and `onload`, which it does not claim, and which do nothing."""
 

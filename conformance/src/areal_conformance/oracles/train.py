@@ -21,6 +21,7 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_conformance.benches.models import quiet
+from areal_conformance.oracles.train_experts import in_folder
 from areal_core.contract.train import Head, Objective, Output, Sum
 from areal_core.data.batch import Batch
 
@@ -51,13 +52,17 @@ class Oracle:
         self._temperature = temperature
         self._head = head
         self.model: Any = kind.from_pretrained(  # Any: transformers is not typed here
-            folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
+            folder,
+            dtype=torch.float64,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            local_files_only=True,
         ).eval()
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Return the parameters under their Hugging Face names, tied ones once."""
-        return dict(self.model.named_parameters())
+        """Return the parameters under their Hugging Face names, tied ones once; fused experts as views, one each."""
+        return in_folder(dict(self.model.named_parameters()))
 
     def load(self, weights: Mapping[str, Tensor]) -> Oracle:
         """Take these weights instead; every parameter must be among them."""
@@ -90,10 +95,10 @@ class Oracle:
         loss.backward()  # type: ignore[no-untyped-call]
         by_name = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-            for name, parameter in self.parameters.items()
+            for name, parameter in self.model.named_parameters()
         }
         self.model.zero_grad(set_to_none=True)
-        return Gradient(loss=float(loss.detach()), metrics=metrics, by_name=by_name)
+        return Gradient(loss=float(loss.detach()), metrics=metrics, by_name=in_folder(by_name))
 
     def _values(self, batch: Batch) -> Tensor:
         parts = []

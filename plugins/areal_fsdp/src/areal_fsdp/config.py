@@ -21,3 +21,10 @@ class FSDPConfig:
     """Keep only each layer's input and compute the rest again in the backward pass."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer in host memory; the optimizer steps there."""
+    replicas: int = field(default=1, validator=validators.ge(1))
+    """Cut the model over the data ranks of one replica only, and keep so many replicas: fewer bytes between
+    machines for more memory on each. Divides `d`."""
+    compile: bool = False
+    """Compile each decoder layer but its attention, at its first batch; worth the minutes on GPUs. Not with `t`."""
+    compile_backend: str = "inductor"
+    """What torch.compile hands the layers to. `aot_eager` needs no compiler and is no faster: for tests."""

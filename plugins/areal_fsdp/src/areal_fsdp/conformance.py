@@ -34,7 +34,7 @@ class FSDPWitness:
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama"),
     dtypes=("float32", "bfloat16"),
-    layouts=("d2", "d4"),
+    layouts=("d2", "t2", "c2", "d4", "d2t2", "d2c2", "c2t2"),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True, "wrap": "layer"}},
     witness=FSDPWitness,
 )

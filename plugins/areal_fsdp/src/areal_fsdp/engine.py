@@ -1,6 +1,6 @@
 """FSDP2 as a TrainEngine: one rank of any number, gloo on the CPU, NCCL on GPUs, HCCL on NPUs.
 
-Knows: the process group, the sharded model, when gradients are reduced.
+Knows: the process group, in which order a model is cut, when gradients are reduced.
 Does not know: algorithms, micro-batches, files; `areal_core.training` does all that for every engine.
 """
 
@@ -12,17 +12,16 @@ from pathlib import Path
 import torch
 from attrs import frozen
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
+from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
 from areal_core.training import hf
 from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
 from areal_core.training.export import Exporter, FolderWeights
 from areal_core.training.group import ProcessRanks, agree
-from areal_core.training.layout import check_layout
+from areal_core.training.layout import check_layout, coordinates
 from areal_core.training.meeting import join, leave
 from areal_core.training.model import PackedModel
 from areal_core.training.optimizer import Optimizer
@@ -30,16 +29,16 @@ from areal_core.training.refusals import refuse_lora
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
 from areal_core.training.trainer import Trainer, running
-from areal_fsdp import sharding
+from areal_fsdp import sharding, tensor
 from areal_fsdp.config import FSDPConfig
 
 
 @frozen
 class ShardedModel:
-    """A model in shards, as `areal_core.training.step` drives it."""
+    """A model in shards, as `areal_core.training.step` drives it. `num_shares` ranks saw different tokens."""
 
     root: FSDPModule
-    num_ranks: int
+    num_shares: int
     reduce_every_microbatch: bool
 
     def columns(self, batch: Batch, outputs: frozenset[Output]) -> Mapping[str, Tensor]:
@@ -49,10 +48,10 @@ class ShardedModel:
         return result
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add one micro-batch's gradient. FSDP averages over ranks; the factor makes it a sum."""
+        """Add one micro-batch's gradient. FSDP averages over its ranks; the factor makes it a sum."""
         self.root.set_requires_gradient_sync(last or self.reduce_every_microbatch)
         self.root.set_is_last_backward(last)
-        torch.autograd.backward(loss * self.num_ranks)
+        torch.autograd.backward(loss * self.num_shares)
 
     def reshard(self) -> None:
         """Give up what a pass without a backward pass left gathered; does nothing where nothing is."""
@@ -75,14 +74,15 @@ class FSDPEngine:
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Join the process group, shard the model, make the optimizer."""
         layout = dict(spec.layout) or {"d": rank.world_size}
-        check_layout(layout, rank.world_size, engine="fsdp", can="d", fix="use archon or megatron for t, p, c and e")
+        check_layout(layout, rank.world_size, engine="fsdp", can="dtc", fix="use archon or megatron for p and e")
+        sharding.check_options(self._config, layout)
         refuse_lora(spec, engine="fsdp")
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         self._group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
-            self._trainer, hf_config = self._build(self._group, spec, dtype, device)
+            self._trainer, hf_config = self._build(self._group, spec, layout, dtype, device)
         except BaseException:
             self.close()
             raise
@@ -92,42 +92,50 @@ class FSDPEngine:
             device=str(device),
             num_parameters=sum(parameter.numel() for parameter in self._trainer.state.parameters.values()),
             context_length=hf.context_length(hf_config),
-            data_rank=rank.rank,
-            data_size=rank.world_size,
+            data_rank=coordinates(layout, rank.rank)["d"],
+            data_size=layout.get("d", 1),
             details={"wrap": self._config.wrap, "backend": DISTRIBUTED_BACKENDS[rank.device]},
         )
 
     def _build(
-        self, group: ProcessRanks, spec: TrainSpec, dtype: torch.dtype, device: torch.device
+        self, group: ProcessRanks, spec: TrainSpec, layout: Mapping[str, int], dtype: torch.dtype, device: torch.device
     ) -> tuple[Trainer, object]:
-        """Shard an empty model, then fill it from rank 0, which alone reads the weights."""
+        """Cut an empty model over tensor ranks, then over the others; fill it from rank 0, which alone read weights."""
         source: list[hf.Model] = []
-        configs: list[object] = []
+        empty: list[hf.Model] = []
 
         def load() -> None:
-            configs.append(hf.load_config(spec.model_path, spec.head))
+            config = hf.load_config(spec.model_path, spec.head)
+            empty.append(hf.empty_model(config, spec.head))
+            sharding.check(empty[0], layout)
             if group.rank == 0:
-                source.append(hf.load_model(spec.model_path, configs[0], spec.head))
+                source.append(hf.load_model(spec.model_path, config, spec.head))
 
         agree(group, load)
-        model = hf.empty_model(configs[0], spec.head)
+        model = empty.pop()
         model.train().requires_grad_(spec.optimizer is not None)
         if self._config.activation_checkpointing:
             hf.recompute_activations(model)
-        mesh = init_device_mesh(device.type, (group.size,), mesh_dim_names=("data",))
-        packed = PackedModel(model, spec.head, temperature=spec.temperature)
-        root = sharding.shard(packed, mesh, dtype, self._config)
+        meshes = sharding.Meshes.of(layout, self._config.replicas, device)
+        vocabulary = None
+        if meshes.tensor is not None:
+            tensor.share_out(model, meshes.tensor)
+            vocabulary = meshes.tensor.get_group() if spec.head is Head.CAUSAL_LM else None
+        packed = PackedModel(
+            model, spec.head, temperature=spec.temperature, vocabulary=vocabulary, context=meshes.context
+        )
+        root = sharding.shard(packed, meshes.shards, dtype, self._config)
         offloaded = self._config.cpu_offload and device.type != "cpu"
         sharding.fill(packed, source.pop() if source else None, device, offloaded=offloaded)
 
         parameters: dict[str, Tensor] = dict(model.named_parameters())
         optimizer = Optimizer(parameters, spec.optimizer) if spec.optimizer else None
         trainer = Trainer(
-            model=ShardedModel(root, group.size, self._config.reduce_every_microbatch),
+            model=ShardedModel(root, meshes.shards.size(), self._config.reduce_every_microbatch),
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=Limits.of(spec, configs[0]),
+            limits=Limits.of(spec, model.config),
             exporter=Exporter(FolderWeights(model, sharding.gather), spec.model_path, spec.dtype, group),
             state=TrainingState(
                 group=group,
@@ -137,7 +145,7 @@ class FSDPEngine:
                 facts=hf.identity(model, spec.head, trained=spec.optimizer is not None),
             ),
         )
-        return trainer, configs[0]
+        return trainer, model.config
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """Make one optimizer step."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from areal_core.plugins.claims import full, not_yet, unsupported, when
 from areal_core.plugins.manifest import Manifest
 
-_FSDP_ONLY = "this plugin shards over data ranks only; archon and megatron do the rest"
-
 MANIFEST = Manifest(
     role="train",
     name="fsdp",
@@ -17,13 +15,13 @@ MANIFEST = Manifest(
     requires=("torch>=2.11", "transformers>=5", "tensordict>=0.10"),
     extra="engine",
     devices=("cpu", "cuda", "npu"),
-    summary="PyTorch FSDP2: any transformers causal LM, sharded over any number of ranks",
+    summary="PyTorch FSDP2: any transformers causal LM, over data, tensor and context ranks",
     claims={
         "parallel.data": full(),
-        "parallel.tensor": unsupported(_FSDP_ONLY),
-        "parallel.pipeline": unsupported(_FSDP_ONLY),
-        "parallel.context": unsupported(_FSDP_ONLY),
-        "parallel.expert": unsupported(_FSDP_ONLY),
+        "parallel.tensor": full(),
+        "parallel.pipeline": unsupported("a transformers model runs in one piece; archon and megatron split layers"),
+        "parallel.context": full(),
+        "parallel.expert": not_yet("tensor ranks share experts out (t); archon and megatron have expert ranks"),
         "checkpoint.exact": full(),
         "checkpoint.reshard": full(),
         "precision.bfloat16": full(),

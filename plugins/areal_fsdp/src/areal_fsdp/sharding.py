@@ -1,27 +1,101 @@
 """How a transformers model is cut over ranks by FSDP2, and filled from rank 0.
 
 Knows: meshes, wrapping units, DTensors.
-Does not know: batches, optimizers, files.
+Does not know: batches, optimizers, files; how tensor ranks share a layer (`areal_fsdp.tensor`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import Replicate
 
+from areal_core.contract.errors import CapabilityError, LayoutError
+from areal_core.training.attention import leave_uncompiled
+from areal_core.training.context import ContextRanks, check_context
 from areal_core.training.hf import Model
 from areal_core.training.model import PackedModel
 from areal_core.training.optimizer import local
+from areal_core.training.pieces import box_of
+from areal_fsdp import tensor
 from areal_fsdp.config import FSDPConfig
 
 SMALL_BYTES = 64 << 20
+
+
+@frozen(kw_only=True, eq=False)
+class Meshes:
+    """Which ranks do what together. Data and context ranks hold shards alike: each saw other tokens.
+
+    `shards` has a dimension of replicas before that of shards, if there are several.
+    """
+
+    shards: DeviceMesh
+    tensor: DeviceMesh | None = None
+    context: ContextRanks | None = None
+
+    @classmethod
+    def of(cls, layout: Mapping[str, int], replicas: int, device: torch.device) -> Meshes:
+        """Build the meshes of a checked layout. Collective."""
+        data, context, tensors = (layout.get(letter, 1) for letter in "dct")
+        sizes = {"replicas": replicas, "shards": data * context // replicas, "tensor": tensors}
+        sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
+        every = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        sequences = None
+        if context > 1:
+            names = ("data", "context", "tensor")
+            split = init_device_mesh(device.type, (data, context, tensors), mesh_dim_names=names)
+            sequences = ContextRanks(split["context"].get_group())
+        return cls(
+            shards=every[("replicas", "shards") if replicas > 1 else ("shards",)],
+            tensor=every["tensor"] if tensors > 1 else None,
+            context=sequences,
+        )
+
+
+def check(model: Model, layout: Mapping[str, int]) -> None:
+    """Refuse a layout that does not fit an empty model.
+
+    Raises:
+        LayoutError, ModelError: heads do not divide, or it cannot be cut over tensor ranks at all.
+    """
+    tensors, context = layout.get("t", 1), layout.get("c", 1)
+    if tensors > 1:
+        tensor.check(model, tensors)
+    if context > 1:
+        text = model.config.get_text_config()
+        heads = int(text.num_attention_heads)
+        kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+        check_context(context, heads // tensors, kv_heads // tensors)
+
+
+def check_options(config: FSDPConfig, layout: Mapping[str, int]) -> None:
+    """Refuse options that do not fit a layout.
+
+    Raises:
+        LayoutError: replicas would be of unequal size.
+        CapabilityError: layers cannot be compiled.
+    """
+    data = layout.get("d", 1)
+    if data % config.replicas:
+        raise LayoutError(
+            f"{config.replicas} replicas do not divide d{data}",
+            why="every replica of the model is cut over as many data ranks",
+            fix="set options.replicas to a divisor of d, or leave it out",
+        )
+    if config.compile and layout.get("t", 1) > 1:
+        raise CapabilityError(
+            "layers are not compiled over tensor ranks",
+            why="torch 2.13 cannot compile DTensors whose length differs from batch to batch",
+            fix="leave out options.compile, or t",
+        )
 
 
 def shard(model: PackedModel, mesh: DeviceMesh, dtype: torch.dtype, config: FSDPConfig) -> FSDPModule:
@@ -29,13 +103,18 @@ def shard(model: PackedModel, mesh: DeviceMesh, dtype: torch.dtype, config: FSDP
 
     Parameters stay float32; layers compute in `dtype`; gradients are reduced in float32.
     """
+    layers = _layers(model.hf)
+    if config.compile:
+        leave_uncompiled()
+        for layer in layers:
+            layer.compile(backend=config.compile_backend, dynamic=True)
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     offload: OffloadPolicy = OffloadPolicy()
     if config.cpu_offload and mesh.device_type != "cpu":
         offload = CPUOffloadPolicy()
-    for layer in _units(model.hf, config.wrap):
+    for layer in layers if _is_wrapped(model.hf, config.wrap) else ():
         fully_shard(
             layer,
             mesh=mesh,
@@ -62,9 +141,9 @@ def fill(packed: PackedModel, source: Model | None, device: torch.device, *, off
         setattr(model.get_submodule(owner), leaf, received)
     for name, parameter in model.named_parameters():
         whole = _broadcast(source.get_parameter(name) if source is not None else None, parameter, device)
-        assert isinstance(parameter, DTensor)
-        piece = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        local(parameter).copy_(local(piece))
+        part = local(parameter)
+        ranges = zip(box_of(parameter).offset, part.shape, strict=True)
+        part.copy_(whole[tuple(slice(start, start + size) for start, size in ranges)])
 
 
 def gather(parameter: Tensor) -> Tensor:
@@ -72,15 +151,21 @@ def gather(parameter: Tensor) -> Tensor:
     sharded: Any = parameter.detach()  # Any: a DTensor, whose methods are not all typed
     if sharded.device.type != sharded.device_mesh.device_type:  # offloaded to the host
         sharded = sharded.to(sharded.device_mesh.device_type)
-    whole: Tensor = sharded.full_tensor()
+    placements = list(sharded.placements)
+    for dim in range(len(placements)):  # shards are cut from the parts of tensor ranks: joined in the other order
+        placements[dim] = Replicate()
+        sharded = sharded.redistribute(placements=placements)
+    whole: Tensor = sharded.to_local()
     return whole
 
 
-def _units(model: Model, wrap: str) -> Iterable[nn.Module]:
-    """Return the modules that are gathered on their own; the root gathers the rest."""
+def _is_wrapped(model: Model, wrap: str) -> bool:
+    """Return whether layers are gathered on their own; the root gathers the rest, or everything."""
     small = sum(parameter.nbytes for parameter in model.parameters()) < SMALL_BYTES
-    if wrap == "root" or (wrap == "auto" and small):
-        return []
+    return wrap == "layer" or (wrap == "auto" and not small)
+
+
+def _layers(model: Model) -> Sequence[nn.Module]:
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 

@@ -29,12 +29,13 @@ TRAIN = Manifest(
         "checkpoint.reshard": unsupported(_ONE_RANK),
         "precision.bfloat16": full(),
         "precision.float16": unsupported("float16 needs loss scaling; use bfloat16"),
-        "memory.offload": not_yet("weights and optimizer stay on the device between steps"),
+        "memory.offload": full(),
         "memory.cpu_offload": unsupported("use fsdp, whose parameters can live on the CPU"),
         "memory.activation_checkpointing": full(),
         "head.value": full(),
         "packing": full(),
-        "lora": not_yet("only full fine-tuning"),
+        "lora": full(),
+        "experts.replay": full(),
     },
 )
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -24,13 +25,23 @@ from areal_core.contract.errors import (
     StorageError,
     TrainError,
 )
-from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainEngine, TrainReport, TrainSpec
+from areal_core.contract.train import (
+    Head,
+    LoraSpec,
+    OptimizerSpec,
+    Output,
+    RankContext,
+    TrainEngine,
+    TrainReport,
+    TrainSpec,
+)
 from areal_core.data.batch import Batch
 from areal_core.testing.batches import assert_same_batch, make_batch
 from areal_core.testing.memory_weights import MemorySink
 from areal_core.testing.models import make_tiny_model
 from areal_core.testing.objectives import PolicyGradient, ValueRegression
 from areal_core.training.trainer import running
+from areal_core.training.trainer import started as started_trainer
 from areal_reference.train.config import ReferenceTrainConfig
 from areal_reference.train.engine import ReferenceTrainEngine
 
@@ -402,3 +413,75 @@ def test_what_it_cannot_do_is_refused(model: Path, tmp_path: Path) -> None:
     engine.close()
     with pytest.raises(TrainError, match="closed"):
         engine.forward(data(), frozenset({Output.LOGPROBS}))
+
+
+def test_an_adapter_lies_beside_the_merged_model(model: Path, tmp_path: Path) -> None:
+    """The folder is a model as any other, without an adapter of its own names; `adapter/` has A and B alone."""
+    adapter = LoraSpec(rank=2, alpha=4.0, targets=("q_proj",))
+    engine = started(model, lora=adapter)
+    engine.train_step(data(), PolicyGradient())
+
+    engine.save_weights(tmp_path / "out")
+
+    merged, base = load_file(tmp_path / "out" / "model.safetensors"), load_file(model / "model.safetensors")
+    assert {name for name in base if not torch.equal(base[name], merged[name])} == {
+        f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)
+    }
+    assert merged.keys() == base.keys()
+    assert len(load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")) == 4
+    started(tmp_path / "out")
+    started(model).save_weights(tmp_path / "whole")
+    assert not (tmp_path / "whole" / "adapter").exists()
+
+
+def test_a_state_of_an_adapter_is_of_its_base(model: Path, tmp_path: Path) -> None:
+    """It holds A and B only: on other base weights it would be another model, and is refused."""
+    adapter = LoraSpec(rank=2, alpha=4.0, targets=("q_proj",))
+    other = make_tiny_model(tmp_path / "other", seed=1)
+    engine = started(model, lora=adapter)
+    engine.save_state(tmp_path / "state")
+
+    with safe_open(tmp_path / "state" / "rank-00000.safetensors", framework="pt") as file:
+        assert all(".lora_" in name for name in file.keys() if not name.startswith("own/"))  # noqa: SIM118
+    with pytest.raises(CheckpointError, match="base"):
+        started(other, lora=adapter).load_state(tmp_path / "state")
+
+
+def test_an_offloaded_engine_says_so(model: Path) -> None:
+    """Every call that needs weights is refused with what to do; `close` works, and leaves no file open."""
+    engine = started(model)
+    engine.offload()
+
+    for call in (
+        lambda: engine.train_step(data(), PolicyGradient()),
+        lambda: engine.forward(data(), frozenset({Output.LOGPROBS})),
+        lambda: engine.send_weights(MemorySink(), 1),
+        lambda: engine.save_state(Path("unused")),
+    ):
+        with pytest.raises(TrainError, match="off the device") as raised:
+            call()
+        assert "onload" in raised.value.fix
+    memory = started_trainer(engine._trainer).memory
+    engine.close()
+
+    assert memory is not None
+    assert not memory.away
+    with pytest.raises(TrainError, match="closed"):
+        engine.onload()
+
+
+def test_a_mixture_of_experts_learns_on_recorded_routes_with_recomputation(tmp_path: Path) -> None:
+    """Activations kept or computed again: the same gradient, which is that of the recorded experts."""
+    moe = make_tiny_model(tmp_path / "moe", kind="qwen3_moe", hidden=32)
+    optimizer = OptimizerSpec(lr=1e-2, betas=(0.0, 0.9), max_grad_norm=0.0)
+    noise = torch.rand(data().num_tokens, 2, 4, generator=torch.Generator().manual_seed(2))
+    routed = data().with_tokens(routed_experts=noise.argsort(-1)[..., :2].to(torch.int32))
+    kept = ReferenceTrainConfig(activation_checkpointing=False)
+    again = ReferenceTrainConfig(activation_checkpointing=True)
+
+    _, expected = gradient(started(moe, kept, optimizer=optimizer), routed)
+    _, actual = gradient(started(moe, again, optimizer=optimizer, max_tokens_per_microbatch=20), routed)
+    _, free = gradient(started(moe, kept, optimizer=optimizer), data())
+
+    assert float((actual - expected).norm() / expected.norm()) < 1e-5
+    assert float((free - expected).norm() / expected.norm()) > 0.1

@@ -221,11 +221,13 @@ def sent_is_used(bench: TrainBench) -> None:
     """After any number of steps the scores are those of the merged weights that are sent."""
     from areal_conformance.oracles.train import Oracle
     from areal_conformance.oracles.train_compare import close
+    from areal_conformance.oracles.train_experts import KIND as EXPERTS
 
     for kind in bench.target.adapter.models:
         model = bench.model(kind=kind)
         oracle = Oracle(model)
-        spec = LoraSpec(rank=3, alpha=7.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"))
+        dense = () if kind == EXPERTS else ("up_proj", "down_proj")  # experts need not be linear layers of their own
+        spec = LoraSpec(rank=3, alpha=7.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", *dense))
         with bench.engine("lora", model=model, lora=spec, optimizer=QUICK) as engine:
             for step in range(3):
                 engine.train_step(bench.batch(seed=step), _objective())

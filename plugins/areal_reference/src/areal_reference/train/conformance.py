@@ -25,12 +25,18 @@ class ReferenceWitness:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return copies of all parameters."""
-        parameters = self.engine._trainer.state.parameters
-        return {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
+        from areal_core.training import hf
+
+        trainer = self.engine._trainer
+        model = trainer.model.packed.hf
+        found: dict[str, Tensor] = {}
+        for name, parameter in trainer.state.parameters.items():
+            found |= hf.folder_tensors(model, name, parameter.detach().cpu().clone())
+        return found
 
 
 ADAPTER = Adapter(
-    models=("qwen3", "qwen2", "llama"),
+    models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     dtypes=("float32", "bfloat16"),
     layouts=(),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True}},

@@ -10,6 +10,7 @@ an engine of your own differs in how it builds and cuts the model, and in `Plain
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,17 +20,18 @@ from torch import Tensor
 from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
-from areal_core.training import hf
+from areal_core.training import hf, lora
 from areal_core.training.device import compute_dtype, open_device, seed_everything
+from areal_core.training.experts import obey_routes
 from areal_core.training.export import Exporter, FolderWeights, whole
 from areal_core.training.group import SingleRank
 from areal_core.training.layout import check_layout
 from areal_core.training.model import PackedModel
+from areal_core.training.offload import DeviceMemory, own_memory
 from areal_core.training.optimizer import Optimizer
-from areal_core.training.refusals import refuse_lora
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer, running
+from areal_core.training.trainer import Trainer, running, started
 from areal_reference.train.config import ReferenceTrainConfig
 
 
@@ -62,42 +64,51 @@ class ReferenceTrainEngine:
         """Load the model and make the optimizer."""
         layout = dict(spec.layout) or {"d": rank.world_size}
         check_layout(layout, rank.world_size, engine="reference", can="", fix="use the fsdp backend for several ranks")
-        refuse_lora(spec, engine="reference")
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         seed_everything(device, spec.seed)
 
         hf_config = hf.load_config(spec.model_path, spec.head)
         model = hf.load_model(spec.model_path, hf_config, spec.head).to(device)
-        model.train().requires_grad_(spec.optimizer is not None)
+        own_memory(model)
+        lora.add_adapters(model, spec)
+        experts = obey_routes(model)
+        parameters = lora.select_trained(model.train(), frozen=spec.optimizer is None)
         if self._config.activation_checkpointing:
             hf.recompute_activations(model)
         autocast = None if dtype is torch.float32 else dtype
         packed = PackedModel(model, spec.head, temperature=spec.temperature, autocast=autocast)
 
         group = SingleRank()
-        parameters: dict[str, Tensor] = dict(model.named_parameters())
         optimizer = Optimizer(parameters, spec.optimizer) if spec.optimizer else None
         self._trainer = Trainer(
             model=PlainModel(packed),
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=Limits.of(spec, hf_config),
-            exporter=Exporter(FolderWeights(model, whole), spec.model_path, spec.dtype, group),
+            limits=Limits.of(spec, hf_config, experts),
+            exporter=Exporter(
+                FolderWeights(model, whole),
+                spec.model_path,
+                spec.dtype,
+                group,
+                beside=partial(lora.write_adapter, model, spec.model_path, whole, group),
+            ),
             state=TrainingState(
                 group=group,
                 device=device,
                 parameters=parameters,
                 optimizer=optimizer,
-                facts=hf.identity(model, spec.head, trained=spec.optimizer is not None),
+                facts=hf.identity(model, spec.head, trained=spec.optimizer is not None)
+                | lora.identity(model, spec.lora),
             ),
+            memory=DeviceMemory(device, [*model.parameters(), *(optimizer.tensors if optimizer else ())]),
         )
         return EngineInfo(
             engine="reference",
             engine_version=str(torch.__version__),
             device=str(device),
-            num_parameters=sum(parameter.numel() for parameter in parameters.values()),
+            num_parameters=lora.num_parameters(model),
             context_length=hf.context_length(hf_config),
         )
 
@@ -125,6 +136,16 @@ class ReferenceTrainEngine:
         """Return to an exact state."""
         self.version = running(self._trainer).load_state(path)
 
+    def offload(self) -> None:
+        """Move model and optimizer off the device."""
+        started(self._trainer).offload()
+
+    def onload(self) -> None:
+        """Bring them back."""
+        started(self._trainer).onload()
+
     def close(self) -> None:
         """Let go of model and optimizer."""
-        self._trainer = None
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            trainer.close()
