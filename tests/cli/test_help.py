@@ -69,7 +69,7 @@ def test_an_unknown_command_is_answered_with_the_near_one(areal: Run) -> None:
     assert done.stdout == ""
     assert done.stderr == (
         "ConfigError: areal has no command 'backend' [AREAL-E200]\n"
-        "  why: commands are train, quickstart, scale, backends, doctor, env, new\n"
+        "  why: commands are train, quickstart, scale, backends, doctor, convert, env, new\n"
         "  fix: did you mean 'areal backends'?\n"
     )
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,33 @@ class LiveRun:
     folder: Path
     process: subprocess.Popen[str]
     processes: set[psutil.Process] = field(factory=set)
+    patience_s: float = PATIENCE_S
+    """How long one thing may take to come."""
 
     def wait_for_step(self, step: int) -> None:
         """Return once the run has finished a step; fail if it ends before or takes for ever."""
-        self._until(lambda: len(self.steps()) >= step, f"step {step}")
+        self.wait_until(lambda: len(self.steps()) >= step, f"step {step}")
 
     def wait_for_file(self, name: str) -> None:
         """Return once the run folder has a file."""
-        self._until((self.folder / name).exists, name)
+        self.wait_until((self.folder / name).exists, name)
 
     def wait_for_event(self, kind: str) -> None:
         """Return once events.jsonl has an event of a kind."""
         path = self.folder / "events.jsonl"
-        self._until(lambda: any(event["kind"] == kind for event in read_events(path)), kind)
+        self.wait_until(lambda: any(event["kind"] == kind for event in read_events(path)), kind)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Return once the condition holds; fail if the run ends before or it takes for ever."""
+        deadline = time.monotonic() + self.patience_s
+        while not condition():
+            self._look()
+            if self.process.poll() is not None:
+                output = self.process.stdout.read() if self.process.stdout else ""
+                raise AssertionError(f"the run ended before {what}:\n{output}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what} did not come within {self.patience_s:g} s")
+            time.sleep(0.02)  # between looks at another process's file; nothing is assumed of its length
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the complete lines of metrics.jsonl. Any: numbers and small mappings."""
@@ -55,12 +69,13 @@ class LiveRun:
         return found
 
     def worker(self, role: str) -> psutil.Process:
-        """Return the first worker process of a role, by the log it writes."""
+        """Return the first worker process of a role: the controller's child that writes its log."""
         log = str(self.folder / "logs" / f"{role}-0.log")
         self._look()
         for child in self.processes:
             try:
-                if any(str(Path(f"/proc/{child.pid}/fd/{fd}").resolve()) == log for fd in (1, 2)):
+                written = {str(Path(f"/proc/{child.pid}/fd/{fd}").resolve()) for fd in (1, 2)}
+                if log in written and child.ppid() == self.process.pid:
                     return child
             except (OSError, psutil.Error):
                 continue
@@ -96,17 +111,6 @@ class LiveRun:
             self.processes.update(controller.children(recursive=True))
         except psutil.NoSuchProcess:
             return
-
-    def _until(self, condition: Any, what: str) -> None:  # Any: a function of no arguments
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            self._look()
-            if self.process.poll() is not None:
-                output = self.process.stdout.read() if self.process.stdout else ""
-                raise AssertionError(f"the run ended before {what}:\n{output}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s")
-            time.sleep(0.02)  # between looks at another process's file; nothing is assumed of its length
 
 
 def shared_memory() -> set[str]:

@@ -19,7 +19,7 @@ class Fused(nn.Module):
         self.both = nn.Parameter(torch.zeros(4, 2), requires_grad=False)
         self.norm = nn.Parameter(torch.zeros(2), requires_grad=False)
         self.shared = self.norm
-        self.made = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.weight_scale = nn.Parameter(torch.ones(1), requires_grad=False)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy as SGLang's loaders do: through `.data`, in slices."""
@@ -74,7 +74,48 @@ def test_a_tensor_nobody_takes_is_found_out() -> None:
 
 
 def test_a_parameter_the_first_load_leaves_is_the_engine_s_own() -> None:
-    """It is told apart from one that an update leaves."""
+    """If its name says so: it is told apart from one that an update leaves."""
     load(Fused(), WHOLE)
 
-    assert loading.at_start == {"made"}
+    assert loading.at_start == {"weight_scale"}
+
+
+def test_a_folder_short_of_a_tensor_is_found_out_at_the_first_load() -> None:
+    """SGLang would serve what memory held."""
+    assert load(Fused(), {"first": WHOLE["first"], "norm": WHOLE["norm"]}) == ["parameter both was not wholly written"]
+
+
+class Tied(Fused):
+    """A model that made a head of its own although config.json ties it to the embedding."""
+
+    def __init__(self, tie: bool) -> None:
+        super().__init__()
+        self.config = type("Config", (), {"tie_word_embeddings": tie})()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(3, 2)
+        self.lm_head = nn.Linear(2, 3, bias=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Write the embedding, never the head."""
+        with torch.no_grad():
+            for name, tensor in weights:
+                if name == "embed":
+                    self.model.embed_tokens.weight.data.copy_(tensor)
+                else:
+                    super().load_weights([(name, tensor)])
+
+
+def test_a_head_that_is_the_embedding_is_served_as_it() -> None:
+    """Where the folder ties them; where it does not, a head nobody wrote is found out."""
+    embedding = torch.ones(3, 2)
+    model = Tied(tie=True)
+
+    assert load(model, {**WHOLE, "embed": embedding}) == []
+    assert torch.equal(model.lm_head.weight, embedding)
+
+
+def test_a_head_nobody_wrote_is_found_out() -> None:
+    """It would draw tokens by what memory held."""
+    assert load(Tied(tie=False), {**WHOLE, "embed": torch.ones(3, 2)}) == [
+        "parameter lm_head.weight was not wholly written"
+    ]

@@ -203,7 +203,7 @@ class ServedEngine:
                     counts.last = gauges
         return EngineStatus(
             version=self._state.version,
-            num_running=running.calls.num_running,
+            num_running=max(running.calls.num_running, counts.last.num_running),  # it may compute for a caller gone
             num_waiting=running.slots.num_waiting,
             paused=self._state.paused is not None,
             tokens_generated=counts.base + counts.last.tokens_generated,

@@ -141,13 +141,14 @@ def spoiled(
 
 
 def not_finite(bench: RankBench, layout: dict[str, int], rows: Rows, *, bad: int, value: float | str) -> dict[str, Any]:
-    """Step with a number that is not finite on one rank, once before and once after a right step."""
+    """Step with a number that is not finite in one shard, once before and once after a right step."""
     batch = bench.batch(SHAPES)
     optimizer = attrs.evolve(OPTIMIZER, warmup_steps=4, max_grad_norm=1.0)
     with bench.engine(layout=layout, optimizer=optimizer) as engine:
         good = shard(bench, batch, rows)
         wrong = good
-        if bench.rank == bad:
+        assert bench.info is not None, "the engine is started"
+        if bench.info.data_rank == bad % bench.info.data_size:  # ranks that share a shard are given the same one
             column = good.tokens["advantages"].clone()
             column[good.tokens["loss_mask"].nonzero()[-1]] = float(value)
             wrong = good.with_tokens(advantages=column)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import define
 
-from areal_core.contract.errors import CoverageError, FingerprintMismatch, WeightSyncError, WorkerError
+from areal_core.contract.errors import CoverageError, FingerprintMismatch, ModelError, WeightSyncError, WorkerError
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE, PauseMode
 from areal_core.serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
 from areal_core.serving.http import Api, ServerAnswer
@@ -90,7 +90,7 @@ class SGLangDialect:
             )
         passed = sorted({word for rank in await ask(api, "loaded") for word in rank["problems"]})
         if passed:
-            raise CoverageError(f"SGLang does not take the model folder whole: {passed[0]}", why=f"{len(passed)} such")
+            raise ModelError(f"SGLang does not take the model folder whole: {passed[0]}", why=f"{len(passed)} such")
         self._trace = told(ranks)
         return ServerFacts(
             engine_version=str(info["version"]),

@@ -196,7 +196,7 @@ def forward(bench: TrainBench) -> None:
     deadline_s=40.0,
 )
 def not_finite(bench: TrainBench) -> None:
-    """A gradient that is not finite on one rank skips the step on all: weights, moments and schedule stay."""
+    """A gradient that is not finite in one shard skips the step on all ranks: weights, moments and schedule stay."""
     for layout in layouts(bench):
         for bad, value in ((1, "nan"), (0, "inf")):
             answers = bench.on_ranks(
@@ -208,7 +208,7 @@ def not_finite(bench: TrainBench) -> None:
                 bad=bad,
                 value=value,
             )
-            where = f"layout {named(layout)}, {value} on rank {bad}"
+            where = f"layout {named(layout)}, {value} in shard {bad}"
             for key in ("skipped", "skipped_again"):
                 for rank, answer in enumerate(answers):
                     report = answer[key]

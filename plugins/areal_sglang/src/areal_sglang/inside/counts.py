@@ -81,8 +81,17 @@ def paused(original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any
     return result
 
 
+def _unread() -> int:
+    """Return how many tokens a pause left computed and not read: SGLang overlaps the two."""
+    if _scheduler is None or not getattr(_scheduler, "_engine_paused", False):
+        return 0
+    queue = getattr(_scheduler, "result_queue", ())
+    return sum(not req.finished() and req.inflight_middle_chunks <= 0 for batch, _ in queue for req in batch.reqs)
+
+
 def told(original: Original, inquirer: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of SchedulerLoadInquirer.get_loads: put the counts where /v1/loads shows them."""
     snapshot = original(inquirer, *args, **kwargs)
-    snapshot.decode_moments = [_counts.prompt, _counts.found, _counts.preempted, _counts.generated, 0.0, 0.0]
+    generated = _counts.generated + _unread()
+    snapshot.decode_moments = [_counts.prompt, _counts.found, _counts.preempted, generated, 0.0, 0.0]
     return snapshot

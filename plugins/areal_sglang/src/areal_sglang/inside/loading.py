@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _WRITES = {torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
 
+_MADE_HERE = ("_scale", "_scale_inv", "_zero_point")
+"""How parameters end that a quantised model may lack in its folder: the engine makes them itself."""
 at_start: set[str] = set()
-"""Parameters the first load leaves as they are: not in the folder, made by the engine itself."""
+"""Those of them that the first load left as they are."""
 _last: Watch | None = None
 
 
@@ -127,12 +129,26 @@ def watched(original: Callable[..., Any], model: nn.Module, weights: Any, target
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()  # a step of the old weights may still be computed
     first = _last is None
+    if first:
+        _tie(model)
     _last = Watch(model)
     with _last:
         result = original(model, _last.offered(weights), target_device)
     if first:
-        at_start.update(_last.uncovered)
+        at_start.update(name for name in _last.uncovered if name.endswith(_MADE_HERE))
     return result
+
+
+def _tie(model: nn.Module) -> None:
+    """Let a head that is the embedding be it: some of SGLang's models pass over the word in config.json."""
+    if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        return
+    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+    own = getattr(head, "weight", None)
+    shared = getattr(embedding, "weight", None)
+    if isinstance(own, nn.Parameter) and isinstance(shared, nn.Parameter) and own.shape == shared.shape:
+        assert isinstance(head, nn.Module)
+        head.weight = shared
 
 
 def problems() -> list[str]:
