@@ -22,6 +22,7 @@ from areal_core.testing.batches import make_batch
 from areal_core.testing.models import make_tiny_model
 from areal_core.weights.fingerprint import fingerprint
 
+pytestmark = pytest.mark.slow  # two and four real ranks, many layouts in one start
 Results = dict[str, dict[str, Any]]
 SCRIPT = Path(__file__).with_name("ranks.py")
 WORLDS = (4, 2, 1)

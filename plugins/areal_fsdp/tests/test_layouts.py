@@ -33,6 +33,7 @@ def _script(name: str) -> Any:
         return importlib.import_module(name)
 
 
+pytestmark = pytest.mark.slow  # two and four real ranks, many layouts in one start
 Results = dict[str, Any]
 CASES, RELAYS, full_batch = (getattr(_script("layout_ranks"), name) for name in ("CASES", "RELAYS", "full_batch"))
 SCRIPT = Path(__file__).with_name("layout_ranks.py")
