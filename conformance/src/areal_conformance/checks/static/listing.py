@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import packages_distributions
 from typing import TYPE_CHECKING
 
 from areal_conformance.benches.static import HEAVY
@@ -107,8 +108,9 @@ def requires_enforced(bench: StaticBench) -> None:
     for root in roots:
         kind, message = bench.python(code, absent=[root])
         expect(kind == "EngineMissing", f"without {root} loading gives {kind or 'a factory'}: {message}")
+        names = [root, *packages_distributions().get(root, ())]  # what is imported as PIL is installed as pillow
         expect(
-            "pip install" in message and root.replace("_", "-") in message.replace("_", "-"),
+            "pip install" in message and any(name.replace("_", "-") in message.replace("_", "-") for name in names),
             f"the error does not name {root} and a pip command: {message}",
         )
 
