@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from areal_core.contract.errors import LayoutError
 from areal_core.testing.models import make_tiny_model
+from areal_core.testing.ranks import run_ranks
 from areal_core.training.context import check_context
 
 SCRIPT = Path(__file__).with_name("shared_ranks.py")
@@ -25,26 +22,8 @@ def gaps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     world: int = request.param
     folder = tmp_path_factory.mktemp("shared")
     make_tiny_model(folder / "model", tied=False)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     seeds = [{"PYTHONHASHSEED": str(3 * (rank % 2))} for rank in range(world)]  # a set of outputs has two orders
-    logs = [folder / f"log-{rank}.txt" for rank in range(world)]
-    with ExitStack() as stack:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(rank), str(world), str(folder)],
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-                env=environment | seeds[rank],
-            )
-            for rank, log in enumerate(logs)
-        ]
-        try:
-            codes = [process.wait(timeout=180) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    assert codes == [0] * world, "\n".join(log.read_text()[-3000:] for log in logs)
+    run_ranks(SCRIPT, folder, world, limit_s=180, environs=seeds)
     return [json.loads((folder / f"shared-{world}-{rank}.json").read_text()) for rank in range(world)]
 
 

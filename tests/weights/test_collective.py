@@ -21,7 +21,7 @@ from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
 from areal_core.weights.bucketing import buckets
 from areal_core.weights.collective import CollectiveTransport
-from areal_core.weights.collective_group import choose
+from areal_core.weights.collective_group import _npu, choose
 from areal_core.weights.config import CollectiveConfig
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.seat import Seat, SeatedSource
@@ -275,3 +275,11 @@ def test_the_fast_backend_is_taken_where_everybody_has_a_device(
 ) -> None:
     """NCCL and HCCL need one device a rank; whatever else is there goes by gloo."""
     assert choose(wanted, places) == chosen
+
+
+@pytest.mark.parametrize(
+    ("number", "seen", "machine"), [(0, "3,5", "3"), (1, "3, 5", "5"), (1, "", "1"), (2, "3,5", "2")]
+)
+def test_an_npu_is_named_as_the_machine_does(number: int, seen: str, machine: str) -> None:
+    """Workers confined to one NPU each all call theirs 0; HCCL has to know that they are different ones."""
+    assert _npu(number, {"ASCEND_RT_VISIBLE_DEVICES": seen}) == machine

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from areal_core.testing.batches import make_batch
 from areal_core.testing.models import make_tiny_model
+from areal_core.testing.ranks import run_ranks
 from areal_core.weights.fingerprint import fingerprint
 
 pytestmark = pytest.mark.slow  # two and four real ranks, many layouts in one start
@@ -58,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("archon")
     make_models(path)
     for world in WORLDS:
-        _run(path, world)
+        run_ranks(SCRIPT, path, world, limit_s=1500)
     return path
 
 
@@ -346,28 +343,6 @@ def _as_folder(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         found |= {key: each.clone() for key, each in folder_tensors(model, name, tensor).items()}
     return found
-
-
-def _run(folder: Path, world: int) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    logs = [folder / f"log-{world}-{rank}.txt" for rank in range(world)]
-    with ExitStack() as stack:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(rank), str(world), str(folder)],
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-            for rank, log in enumerate(logs)
-        ]
-        try:
-            codes = [process.wait(timeout=1500) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    assert codes == [0] * world, "\n".join(log.read_text()[-3000:] for log in logs)
 
 
 def _results(folder: Path, world: int, rank: int) -> Results:

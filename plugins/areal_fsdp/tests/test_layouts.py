@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,7 @@ from transformers import (
 )
 
 from areal_core.testing.models import make_tiny_model
+from areal_core.testing.ranks import run_ranks
 
 
 def _script(name: str) -> Any:
@@ -108,7 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         oracles[model] = {"steps": reports, "scored": scored}
     (path / "oracles.json").write_text(json.dumps(oracles))
     for world in (2, 4, 1):
-        _run(path, world=world)
+        run_ranks(SCRIPT, path, world, limit_s=900)
     return path
 
 
@@ -269,28 +266,6 @@ def test_what_does_not_fit_is_refused_on_every_rank(case: str, kind: str, says: 
 
         assert name == kind
         assert says in text
-
-
-def _run(folder: Path, world: int) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    logs = [folder / f"log-{world}-{rank}.txt" for rank in range(world)]
-    with ExitStack() as stack:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(rank), str(world), str(folder)],
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-            for rank, log in enumerate(logs)
-        ]
-        try:
-            codes = [process.wait(timeout=900) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    assert codes == [0] * world, "\n".join(log.read_text()[-3000:] for log in logs)
 
 
 def _results(folder: Path, world: int, rank: int) -> Results:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from areal_core.testing.batches import make_batch
 from areal_core.testing.models import make_tiny_model
+from areal_core.testing.ranks import run_ranks
 from areal_core.weights.fingerprint import fingerprint
 
 Results = dict[str, dict[str, Any]]
@@ -27,8 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all cases on two ranks, then on one, in three processes."""
     path = tmp_path_factory.mktemp("fsdp")
     make_tiny_model(path / "model", vocab_size=65)  # an odd number: ranks hold unequal shards
-    _run(path, world=2)
-    _run(path, world=1)
+    run_ranks(SCRIPT, path, 2, limit_s=120)
+    run_ranks(SCRIPT, path, 1, limit_s=120)
     return path
 
 
@@ -197,28 +194,6 @@ def test_a_frozen_role_scores_and_refuses_to_train(folder: Path) -> None:
 
     assert sum(share["sum"] for share in shares) == pytest.approx(whole["sum"], rel=1e-5)
     assert whole["train"][0] == "TrainError"
-
-
-def _run(folder: Path, world: int) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    logs = [folder / f"log-{world}-{rank}.txt" for rank in range(world)]
-    with ExitStack() as stack:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(rank), str(world), str(folder)],
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-            for rank, log in enumerate(logs)
-        ]
-        try:
-            codes = [process.wait(timeout=120) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    assert codes == [0] * world, "\n".join(log.read_text()[-3000:] for log in logs)
 
 
 def _results(folder: Path, world: int, rank: int) -> Results:

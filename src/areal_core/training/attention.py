@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -91,27 +91,6 @@ def leave_uncompiled() -> None:
     AttentionInterface.register(NAME, torch.compiler.disable(packed_attention))  # type: ignore[no-untyped-call]
 
 
-class Kernel(Protocol):
-    """Exact causal attention within each sequence: q [T, H, D], k and v [T, K, D] with K dividing H, to [T, H, D]."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None) -> Tensor:
-        """Attend, differentiably."""
-
-
-_kernels: dict[str, Kernel] = {}  # as the interface of transformers, one for the process
-
-
-def use_kernel(device_type: str, kernel: Kernel | None) -> None:
-    """Let `kernel` attend for tensors on devices of this type in this process; None takes it away. Idempotent.
-
-    For a plugin that brings a device's own kernel along. Called by its engine's `start`, before a model runs.
-    """
-    if kernel is None:
-        _kernels.pop(device_type, None)
-    else:
-        _kernels[device_type] = kernel
-
-
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -154,13 +133,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling:
         query = context.to_heads(query)
         key, value = (context.to_heads(context.spread_heads(tensor)) for tensor in (key, value))
     q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))
-    kernel = _kernels.get(query.device.type)
-    if kernel is not None:
-        out = kernel(q, k, v, packing, scaling)
-    elif query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256:
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256:
         out = _flash(q, k, v, packing, scaling)
     else:
-        out = by_length(q, k, v, packing.runs, scaling)
+        out = _by_length(q, k, v, packing.runs, scaling)
     return out if context is None else context.to_tokens(out)
 
 
@@ -185,7 +161,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | N
     return out
 
 
-def by_length(q: Tensor, k: Tensor, v: Tensor, runs: Sequence[tuple[int, int]], scaling: float | None) -> Tensor:
+def _by_length(q: Tensor, k: Tensor, v: Tensor, runs: Sequence[tuple[int, int]], scaling: float | None) -> Tensor:
     """Call the dense kernel once per run of equal lengths, on views. `split` so that backward is one concatenation."""
     sizes = [count * length for count, length in runs]
     grouped = q.shape[1] != k.shape[1]

@@ -28,7 +28,7 @@ class _Looks(SecondInferenceEngine):
         return seat
 
     def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
-        raise NotImplementedError
+        return pictures
 
 
 @mutant("infer/second", killers=("infer.images.truth",))
