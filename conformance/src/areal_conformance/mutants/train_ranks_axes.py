@@ -7,9 +7,11 @@ Does not know: checks, beyond the names of those that must find each sin.
 from __future__ import annotations
 
 import attrs
+import torch
 
 from areal_conformance.mutants import mutant, replacing
-from areal_conformance.second.train.engine import SecondTrainEngine
+from areal_conformance.mutants.train_ranks import Sharing
+from areal_conformance.second.train.engine import SecondTrainEngine, Started
 from areal_conformance.target import Target
 from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_core.plugins.claims import full, unsupported
@@ -35,21 +37,46 @@ class _PipelineParallel(_LoneAxis):
     axis = "p"
 
 
-def _claiming(whole: Target, engine: type, axis: str, claim: str) -> Target:
+class _ExpertParallel(Sharing):
+    """Takes ranks that are to share the experts for plain data ranks, which compute the same."""
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        shared = dict(spec.layout).get("e", 1) > 1
+        return super().start(attrs.evolve(spec, layout={"d": rank.world_size}) if shared else spec, rank)
+
+
+class _OwnTokensOnly(_ExpertParallel):
+    """Gives each expert to one rank, and to the expert the tokens of that rank only."""
+
+    def spoil(self, here: Started) -> None:
+        assert here.adam is not None
+        for name, tensor in here.adam.trained.items():
+            _, inside, rest = name.partition(".experts.")
+            if inside and int(rest.partition(".")[0]) % here.ranks.size != here.ranks.rank:
+                tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+
+
+def _claiming(whole: Target, engine: type, claim: str, *layouts: str) -> Target:
     broken = replacing("train", engine, claims={claim: full()})(whole)
-    return attrs.evolve(broken, adapter=attrs.evolve(broken.adapter, layouts=(f"d1{axis}2",)))
+    return attrs.evolve(broken, adapter=attrs.evolve(broken.adapter, layouts=layouts))
 
 
 @mutant("train/second", killers=("train.ranks.context",), ranks=2)
 def context_is_copies(whole: Target) -> Target:
     """Claims context parallelism, and lets every context rank train on all of every sequence."""
-    return _claiming(whole, _ContextParallel, "c", "parallel.context")
+    return _claiming(whole, _ContextParallel, "parallel.context", "d1c2")
 
 
 @mutant("train/second", killers=("train.ranks.pipeline",), ranks=2)
 def pipeline_is_copies(whole: Target) -> Target:
     """Claims pipeline parallelism, and lets every stage train on all layers."""
-    return _claiming(whole, _PipelineParallel, "p", "parallel.pipeline")
+    return _claiming(whole, _PipelineParallel, "parallel.pipeline", "d1p2")
+
+
+@mutant("train/second", killers=("train.ranks.expert", "train.ranks.four_experts"), ranks=4)
+def experts_see_their_ranks_tokens(whole: Target) -> Target:
+    """Claims expert parallelism, and trains each expert on the tokens of the rank that holds it, no others."""
+    return _claiming(whole, _OwnTokensOnly, "parallel.expert", "d2e2", "d4e2")
 
 
 class _TensorParallel(_LoneAxis):
@@ -74,3 +101,8 @@ class TakesContextLayout(_ContextParallel):
 @mutant("train/second", killers=("train.ranks.refuse.pipeline",), ranks=2)
 class TakesPipelineLayout(_PipelineParallel):
     """Takes a layout with stages, which it does not claim, and trains copies."""
+
+
+@mutant("train/second", killers=("train.ranks.refuse.expert",), ranks=2)
+class TakesExpertLayout(_OwnTokensOnly):
+    """Takes a layout with expert ranks, which it does not claim, and trains each expert on some of its tokens."""

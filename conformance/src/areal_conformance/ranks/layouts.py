@@ -33,18 +33,18 @@ NOTHING_ON_FIRST = [[], [7, 2, 1, 3, 0, 4, 5, 6]]
 def layouts(bench: TrainBench, *, letter: str = "", world_size: int = 2) -> list[dict[str, int]]:
     """Return the layouts of that many ranks the target claims; with `letter`, those that use that axis.
 
+    Layouts with `e` need a model with experts, so only checks that ask for `e`, and bring one, are given them.
+
     Raises:
         Inconclusive: the adapter names none.
     """
-    found = []
-    for text in bench.target.adapter.layouts:
-        layout = dict(parse_backend(f"any:{text}").layout)
-        axes = [axis for axis, degree in layout.items() if degree > 1]
-        fits = math.prod(degree for axis, degree in layout.items() if axis != "e") == world_size
-        if fits and all(bench.target.claimed(CLAIMS[axis]) for axis in axes) and (not letter or letter in axes):
-            found.append(layout)
+    found = [
+        layout
+        for layout in _claimed(bench, world_size)
+        if (not letter or layout.get(letter, 1) > 1) and (letter == "e" or layout.get("e", 1) == 1)
+    ]
     if not found and not bench.target.claimed(CLAIMS[letter or "d"]):
-        return [{"d": 1, letter: world_size} if letter not in ("", "d") else {"d": world_size}]  # to see if it works
+        return [alone_on(letter, world_size)]  # to see if it works
     if not found and world_size > 2 and not letter:
         return [{"d": world_size}]
     if not found:
@@ -52,6 +52,29 @@ def layouts(bench: TrainBench, *, letter: str = "", world_size: int = 2) -> list
         raise Inconclusive(
             f"the adapter names no claimed layout of {world_size} ranks{letter and f' with {letter}'}: {named}"
         )
+    return found
+
+
+def alone_on(letter: str, world_size: int) -> dict[str, int]:
+    """Return the layout in which one axis takes all ranks; experts are shared by data ranks."""
+    if letter == "e":
+        return {"d": world_size, "e": world_size}
+    return {"d": world_size} if letter in ("", "d") else {"d": 1, letter: world_size}
+
+
+def with_experts(layout: Mapping[str, int]) -> bool:
+    """Return whether a layout needs a model with experts."""
+    return layout.get("e", 1) > 1
+
+
+def _claimed(bench: TrainBench, world_size: int) -> list[dict[str, int]]:
+    """Return the adapter's layouts of that many ranks of which every axis is claimed."""
+    found = []
+    for text in bench.target.adapter.layouts:
+        layout = dict(parse_backend(f"any:{text}").layout)
+        fits = math.prod(degree for axis, degree in layout.items() if axis != "e") == world_size
+        if fits and all(bench.target.claimed(CLAIMS[axis]) for axis, degree in layout.items() if degree > 1):
+            found.append(layout)
     return found
 
 

@@ -18,12 +18,13 @@ from areal_conformance.ranks.bench import RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES
 
 
-def refused_layout(bench: RankBench, layout: dict[str, int]) -> dict[str, Any]:
+def refused_layout(bench: RankBench, layout: dict[str, int], *, model: dict[str, Any] | None = None) -> dict[str, Any]:
     """Start with a layout that cannot be; then start with one that can, in the same processes."""
+    folder = bench.model(**(model or {}))
     engine = bench.build()
     context = bench.rank_context()
     began = time.monotonic()
-    out: dict[str, Any] = {"error": error_of(lambda: engine.start(bench.spec(layout=layout), context))}
+    out: dict[str, Any] = {"error": error_of(lambda: engine.start(bench.spec(model=folder, layout=layout), context))}
     out["seconds"] = time.monotonic() - began
     bench.share()
     engine.close()
@@ -46,10 +47,11 @@ def missing_model(bench: RankBench, layout: dict[str, int], *, bad: int) -> dict
     return out
 
 
-def placement(bench: RankBench, layout: dict[str, int]) -> dict[str, Any]:
+def placement(bench: RankBench, layout: dict[str, int], *, model: dict[str, Any] | None = None) -> dict[str, Any]:
     """Start, tell the place, close twice, and start again: the process is as free as before."""
     held = _held()
-    with bench.engine(layout=layout) as engine:
+    folder = bench.model(**(model or {}))
+    with bench.engine(model=folder, layout=layout) as engine:
         out = placed(bench)
         engine.train_step(bench.batch(SHAPES), OBJECTIVES["gain"]())
         out["listens"] = sorted({address for address, _ in listening()})
@@ -58,11 +60,11 @@ def placement(bench: RankBench, layout: dict[str, int]) -> dict[str, Any]:
     gc.collect()
     out["left"] = [entry for entry in _held() if entry not in held]
     bench.share()
-    with bench.engine(layout=layout) as engine:
+    with bench.engine(model=folder, layout=layout) as engine:
         out["again"] = placed(bench)
         out["report"] = told(engine.train_step(bench.batch(SHAPES), OBJECTIVES["gain"]()))
     if bench.rank == 0:
-        with bench.by_itself(), bench.engine():
+        with bench.by_itself(), bench.engine(model=folder):
             out["alone_placed"] = placed(bench)
     return out
 

@@ -24,9 +24,9 @@ TRAIN = Manifest(
     claims={
         "parallel.data": full(),
         "parallel.tensor": full(),
-        "parallel.pipeline": not_yet("no check of the suite looks at it"),
-        "parallel.context": not_yet("no check of the suite looks at it"),
-        "parallel.expert": not_yet("no check of the suite looks at it"),
+        "parallel.pipeline": not_yet("every rank has all layers"),
+        "parallel.context": not_yet("every rank has whole sequences"),
+        "parallel.expert": not_yet("every rank has all experts"),
         "checkpoint.exact": full(),
         "checkpoint.reshard": full(),
         "precision.bfloat16": full(),

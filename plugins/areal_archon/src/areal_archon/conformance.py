@@ -30,11 +30,13 @@ class ArchonWitness:
         return {name: tensor.cpu().clone() for part in parts for name, tensor in part.items()}
 
 
+_ON_FOUR = ("d4", "d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
+_EXPERTS_ON_FOUR = ("d4e2", "d4e4", "d2t2e2", "d2c2e4", "d2p2e2", "t2c2e2")
+
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     dtypes=("float32", "bfloat16"),
-    layouts=("d2", "t2", "c2", "p2", "d4", "d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2"),
+    layouts=("d2", "t2", "c2", "p2", "d2e2", "c2e2", *_ON_FOUR, *_EXPERTS_ON_FOUR),
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full", "wrap": "layer"}},
     witness=ArchonWitness,
 )
-"""Layouts with e need a model with experts, and every layout here is checked with the first model: see the tests."""

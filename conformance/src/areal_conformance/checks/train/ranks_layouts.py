@@ -6,7 +6,8 @@ Does not know: meshes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import NotRefused, expect
@@ -20,6 +21,7 @@ from areal_conformance.ranks.layouts import (
     same_on_all,
     same_report,
     same_weights,
+    with_experts,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _APART_S = 4.0
 _PAIRS = [[2, 3], [2, 3], [4, 4], [4, 4], [1, 6], [1, 6], [3, 2], [3, 2]]
 """Pairs of equal lengths: ranks that take one another's shard compute something wrong, and do not hang."""
+_MIXTURE = "qwen3_moe"
+"""The kind of tiny model that has experts."""
 _REFUSED = "areal_conformance.ranks.starts:refused_layout"
 
 
@@ -66,20 +70,32 @@ def pipeline(bench: TrainBench) -> None:
 
 
 @check(
+    "train.ranks.expert", level=Level.DISTRIBUTED, law=6, spec="train#TrainSpec", requires=("parallel.expert",), ranks=2
+)
+def expert(bench: TrainBench) -> None:
+    """Ranks that share the experts, and send each token to its own, compute what one rank computes."""
+    _axis(bench, "e")
+
+
+@check(
     "train.ranks.four", level=Level.DISTRIBUTED, law=6, spec="train#EngineInfo", requires=("parallel.data",), ranks=4
 )
 def four(bench: TrainBench) -> None:
     """On four ranks too every shard goes where its data rank is, and the step is that of one rank."""
-    for layout in layouts(bench, world_size=4):
-        _placed(bench, layout, 4)
-        plans = [[[0], [1], [2], [3]], [[4], [5], [], []], [[0, 7], [1, 6], [5, 2], [4, 3]]]
-        answers = bench.on_ranks(
-            "areal_conformance.ranks.steps:train", 4, apart_s=_APART_S, layout=layout, plans=plans, shapes=_PAIRS
-        )
-        for step, expected in enumerate(answers[0]["alone"]):
-            same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
-            same_report(bench, layout, expected, answers[0]["reports"][step], f"step {step}")
-        same_weights(bench, layout, answers[0], "three steps")
+    _four(bench, layouts(bench, world_size=4))
+
+
+@check(
+    "train.ranks.four_experts",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#EngineInfo",
+    requires=("parallel.expert",),
+    ranks=4,
+)
+def four_experts(bench: TrainBench) -> None:
+    """Experts shared by some of four ranks, or by all, are trained as on one."""
+    _four(bench, layouts(bench, letter="e", world_size=4))
 
 
 @check(
@@ -93,7 +109,7 @@ def four(bench: TrainBench) -> None:
 )
 def refuse_tensor(bench: TrainBench) -> None:
     """Without tensor parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 1, "t": 2})
+    _refused(bench, {"d": 1, "t": 2}, "t")
 
 
 @check(
@@ -107,7 +123,7 @@ def refuse_tensor(bench: TrainBench) -> None:
 )
 def refuse_context(bench: TrainBench) -> None:
     """Without context parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 1, "c": 2})
+    _refused(bench, {"d": 1, "c": 2}, "c")
 
 
 @check(
@@ -121,7 +137,21 @@ def refuse_context(bench: TrainBench) -> None:
 )
 def refuse_pipeline(bench: TrainBench) -> None:
     """Without pipeline parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 1, "p": 2})
+    _refused(bench, {"d": 1, "p": 2}, "p")
+
+
+@check(
+    "train.ranks.refuse.expert",
+    level=Level.DISTRIBUTED,
+    law=8,
+    spec="train#start",
+    unless=("parallel.expert",),
+    ranks=2,
+    deadline_s=40.0,
+)
+def refuse_expert(bench: TrainBench) -> None:
+    """Without expert parallelism, a layout that has it is refused on every rank."""
+    _refused(bench, {"d": 2, "e": 2}, "e")
 
 
 @check(
@@ -135,7 +165,7 @@ def refuse_pipeline(bench: TrainBench) -> None:
 )
 def refuse_data(bench: TrainBench) -> None:
     """Without data parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 2})
+    _refused(bench, {"d": 2}, "d")
 
 
 @check("train.ranks.layout_error", level=Level.DISTRIBUTED, law=8, spec="train#start", ranks=2, deadline_s=40.0)
@@ -148,28 +178,45 @@ def layout_error(bench: TrainBench) -> None:
 
 def _axis(bench: TrainBench, letter: str) -> None:
     for layout in layouts(bench, letter=letter):
-        _placed(bench, layout, 2)
-        answers = bench.on_ranks(
-            "areal_conformance.ranks.steps:train", 2, apart_s=_APART_S, layout=layout, plans=[EVEN, UNEVEN, EVEN]
-        )
-        for step, expected in enumerate(answers[0]["alone"]):
-            same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
-            same_report(bench, layout, expected, answers[0]["reports"][step], f"step {step}")
-        same_weights(bench, layout, answers[0], "three steps")
+        _as_one_rank(bench, layout, 2, plans=[EVEN, UNEVEN, EVEN])
 
 
-def _placed(bench: TrainBench, layout: dict[str, int], world_size: int) -> None:
+def _four(bench: TrainBench, found: Sequence[dict[str, int]]) -> None:
+    plans = [[[0], [1], [2], [3]], [[4], [5], [], []], [[0, 7], [1, 6], [5, 2], [4, 3]]]
+    for layout in found:
+        _as_one_rank(bench, layout, 4, plans=plans, shapes=_PAIRS)
+
+
+def _as_one_rank(bench: TrainBench, layout: dict[str, int], world_size: int, **steps: Any) -> None:
+    """Expect ranks to be placed, to step and to end as one rank does. Any: arguments of the program."""
+    model = _model(layout)
+    _placed(bench, layout, world_size, model)
+    answers = bench.on_ranks(
+        "areal_conformance.ranks.steps:train", world_size, apart_s=_APART_S, layout=layout, model=model, **steps
+    )
+    for step, expected in enumerate(answers[0]["alone"]):
+        same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
+        same_report(bench, layout, expected, answers[0]["reports"][step], f"step {step}")
+    same_weights(bench, layout, answers[0], "three steps")
+
+
+def _model(layout: Mapping[str, int]) -> dict[str, str]:
+    return {"kind": _MIXTURE} if with_experts(layout) else {}
+
+
+def _placed(bench: TrainBench, layout: dict[str, int], world_size: int, model: Mapping[str, str]) -> None:
     """Expect each shard to have as many ranks as the others; only `d` makes shards."""
-    answers = bench.on_ranks("areal_conformance.ranks.starts:placement", world_size, apart_s=_APART_S, layout=layout)
+    answers = bench.on_ranks(
+        "areal_conformance.ranks.starts:placement", world_size, apart_s=_APART_S, layout=layout, model=model
+    )
     size = layout.get("d", 1)
     told = sorted(f"{answer['data_rank']} of {answer['data_size']}" for answer in answers)
     right = sorted(f"{number} of {size}" for number in range(size) for _ in range(world_size // size))
     expect(told == right, f"layout {named(layout)}: ranks take the shards {told}, expected {right}")
 
 
-def _refused(bench: TrainBench, layout: dict[str, int]) -> None:
-    letter = next(axis for axis, degree in layout.items() if degree > 1)
-    answers = bench.on_ranks(_REFUSED, 2, apart_s=_APART_S, layout=layout)
+def _refused(bench: TrainBench, layout: dict[str, int], letter: str) -> None:
+    answers = bench.on_ranks(_REFUSED, 2, apart_s=_APART_S, layout=layout, model=_model(layout))
     if not any(answer["error"][0] for answer in answers):
         raise NotRefused(CLAIMS[letter])
     what = f"{CLAIMS[letter]}, which is not claimed,"
