@@ -201,11 +201,14 @@ class ServedEngine:
                     gauges = await self._dialect.gauges(api)
                 if api is running.server.serving:
                     counts.last = gauges
+        paused, num_running = self._state.paused is not None, running.calls.num_running
+        if not paused:  # it may compute for a caller gone; once it is paused its own count stands still
+            num_running = max(num_running, counts.last.num_running)
         return EngineStatus(
             version=self._state.version,
-            num_running=max(running.calls.num_running, counts.last.num_running),  # it may compute for a caller gone
+            num_running=num_running,
             num_waiting=running.slots.num_waiting,
-            paused=self._state.paused is not None,
+            paused=paused,
             tokens_generated=counts.base + counts.last.tokens_generated,
             busy_s=running.calls.busy_s(),
             metrics={**counts.last.metrics, "num_restarts": float(running.server.num_restarts)},
