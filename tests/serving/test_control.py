@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -99,6 +100,21 @@ def test_what_the_server_refuses_is_the_requests_fault_and_what_it_fails_is_not(
             return await engine.generate(ask(5, max_new_tokens=1))  # and the next call is not lost with it
 
     assert len(asyncio.run(run()).output_ids) == 1
+
+
+@pytest.mark.parametrize("logprob", [math.nan, -math.inf, math.inf])
+def test_a_log_prob_that_is_not_finite_fails_the_request(model, logprob):
+    """Weights that are not finite give tokens nobody may train on; finite ones serve again."""
+
+    async def run():
+        async with beside(model) as (engine, toy):
+            toy.auto, engine.toy.logprob = True, logprob
+            with pytest.raises(GenerationFailed, match="not finite"):
+                await engine.generate(ask(5, 9, max_new_tokens=3))
+            engine.toy.logprob = -0.25
+            return await engine.generate(ask(5, 9, max_new_tokens=3))
+
+    assert asyncio.run(run()).logprobs == (-0.25,) * 3
 
 
 def test_a_dropped_connection_costs_nothing_and_many_the_request(model):

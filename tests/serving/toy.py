@@ -30,6 +30,7 @@ class ToyDialect:
     arguments: list[str] = field(factory=list)
     launches: list[Launch] = field(factory=list)
     name: str = "toy"
+    logprob: float = -0.5
 
     def command(self, launch: Launch) -> Command:
         self.launches.append(launch)
@@ -59,7 +60,7 @@ class ToyDialect:
         }
         answer = await api.post("/generate", body, timeout_s=None)
         spans = [VersionSpan(start=n, stop=n + 1, version=version) for n, version in enumerate(answer["versions"])]
-        logprobs = [-0.5] * len(spans)
+        logprobs = [self.logprob] * len(spans)
         return Reply(
             output_ids=answer["ids"],
             logprobs=logprobs,

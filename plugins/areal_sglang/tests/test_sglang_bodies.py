@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -140,6 +141,13 @@ def test_an_answer_is_read() -> None:
     assert reply.spans == (VersionSpan(start=0, stop=2, version=1), VersionSpan(start=2, stop=3, version=2))
     assert (reply.finish, reply.queued_s, reply.first_token_s) == ("length", 0.0004, 0.0162)
     assert reply.cached_tokens == 0
+
+
+def test_a_log_prob_that_is_no_number_is_read_as_that() -> None:
+    """It comes as null; the core then fails the request."""
+    meta = {**ANSWER["meta_info"], "output_token_logprobs": [[None, 61, None], [-2.0, 9, None], [-2.5, 9, None]]}
+
+    assert math.isnan(reply_of({**ANSWER, "meta_info": meta}, call()).logprobs[0])
 
 
 def test_an_answer_without_tokens_has_no_stamps() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from areal_sglang.inside.drawing import draw, keep_best, stream_key, uniforms
@@ -71,6 +73,16 @@ def test_no_draw_is_of_a_token_that_is_out() -> None:
     row = torch.tensor([[0.0, 0.4, 0.0, 0.6, 0.0]]).expand(3, 5)
 
     assert draw(row, torch.tensor([0.0, 0.399999, 1 - 2**-53], dtype=torch.float64)).tolist() == [1, 1, 3]
+
+
+def test_a_row_that_is_not_finite_gives_a_token_there_is() -> None:
+    """An index beyond the vocabulary ended the whole server, and the other requests with it."""
+    rows = torch.tensor([[math.nan] * 4, [0.25] * 4, [math.inf, 0.0, 0.0, 0.0]])
+
+    tokens = draw(rows, torch.full((3,), 0.9, dtype=torch.float64))
+
+    assert ((tokens >= 0) & (tokens < 4)).all()
+    assert tokens[1] == 3
 
 
 def test_requests_without_a_seed_differ() -> None:

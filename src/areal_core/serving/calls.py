@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Callable
 
 from attrs import define
@@ -117,6 +118,12 @@ class Calls:
                 if error.status == 503 and self._state.ends_calls():
                     return NOTHING
                 raise self._refused(request, error) from error
+            if not all(map(math.isfinite, reply.logprobs)):
+                raise GenerationFailed(
+                    f"{self._dialect.name} gave request {request.request_id!r} a log-prob that is not finite",
+                    why="the weights it serves, or what they compute, are not finite",
+                    fix="look at the trainer's loss and gradient norm; the next finite weights serve again",
+                )
             if version == self._state.version or not reply.spans or reply.spans[0].version == version:
                 return reply
             if reply.cached_tokens == 0:

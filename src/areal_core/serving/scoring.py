@@ -6,6 +6,7 @@ Does not know: routes and bodies; the backend asks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from areal_core.contract.errors import BatchError, GenerationFailed
@@ -29,7 +30,7 @@ async def scores(running: Running, state: State, input_ids: Sequence[int], tempe
 
     Raises:
         BatchError, PromptTooLong: of the tokens.
-        GenerationFailed: the server was lost, or paused with `abort`, too often.
+        GenerationFailed: the server was lost, or paused with `abort`, too often; or a score is not finite.
     """
     if temperature <= 0:
         raise BatchError(f"temperature is {temperature}, scores need a positive one")
@@ -42,6 +43,8 @@ async def scores(running: Running, state: State, input_ids: Sequence[int], tempe
         return [0.0]
     for _ in range(_ATTEMPTS):
         found = await _once(running, state, ask)
+        if found is not None and not all(map(math.isfinite, found)):
+            raise GenerationFailed("the scores are not finite", why="nor are the weights, or what they compute")
         if found is not None:
             return found
     raise GenerationFailed("scores were interrupted too often", fix="ask again")

@@ -6,6 +6,7 @@ Does not know: routes, or when anything is sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +77,12 @@ def scores_of(answer: Json, input_ids: Sequence[int]) -> list[float] | None:
     entries = answer["meta_info"].get("input_token_logprobs") or []
     if len(entries) != len(input_ids):
         return None
-    return [0.0, *(float(entry[0]) for entry in entries[1:])]
+    return [0.0, *map(_logprob, entries[1:])]
+
+
+def _logprob(entry: Sequence[Any]) -> float:
+    """Return the log-prob of (log-prob, id, text); json has no word for one that is not a number."""
+    return math.nan if entry[0] is None else float(entry[0])
 
 
 def signed(seed: int) -> int:
@@ -129,7 +135,7 @@ def reply_of(answer: Json, call: Call) -> Reply:
     ids = tuple(answer["output_ids"])
     return Reply(
         output_ids=ids,
-        logprobs=tuple(float(entry[0]) for entry in meta["output_token_logprobs"]),
+        logprobs=map(_logprob, meta["output_token_logprobs"]),
         spans=spans_of(meta, len(ids)),
         finish=finish["type"],
         queued_s=float(meta.get("queue_time") or 0.0),

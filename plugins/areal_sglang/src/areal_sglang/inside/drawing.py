@@ -37,11 +37,14 @@ def _shares(weights: Tensor) -> Tensor:
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return for each row of probs [R, V] the token at which the cumulated share passes uniform [R] in [0, 1)."""
+    """Return for each row of probs [R, V] the token at which the cumulated share passes uniform [R] in [0, 1).
+
+    A row that is not finite gives some token: its log-prob is not finite either, which fails the request.
+    """
     cumulated = probs.cumsum(-1, dtype=torch.float64)
     total = cumulated[:, -1:]
     target = torch.minimum(uniform.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulated, target, right=True).squeeze(1)
+    return torch.searchsorted(cumulated, target, right=True).squeeze(1).clamp_(max=probs.shape[1] - 1)
 
 
 def uniforms(keys: Tensor, indices: Tensor) -> Tensor:
