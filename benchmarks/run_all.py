@@ -17,7 +17,7 @@ SCRIPTS = (
     "rpc",
     "weight_sync",
     "packing",
-    "fsdp_step",
+    "train_step",
     "resume",
     "generation",
     "async_vs_sync",

@@ -26,10 +26,21 @@ WORDS, WEIGHTS = (1, 2, 3, 4, 6), (50, 25, 12, 8, 5)
 
 
 def make_model(folder: Path, size: str) -> Path:
-    """Write a model folder: `tiny` is the quickstart's (101k parameters), `small` has 4 million."""
+    """Write a model folder: `tiny` is the quickstart's (76k parameters), `small` has 4 million, `large` 1.3 billion."""
     _no_progress_bars()
     if size == "tiny":
         return make_spell_model(folder / size, seed=1)
+    if size == "large":
+        return make_tiny_model(
+            folder / size,
+            kind="qwen2",
+            vocab_size=151936,
+            hidden=1536,
+            layers=28,
+            heads=12,
+            kv_heads=2,
+            max_position=8192,
+        )
     return make_tiny_model(folder / size, vocab_size=2048, hidden=256, layers=6, heads=8, kv_heads=4, max_position=1024)
 
 
@@ -42,6 +53,12 @@ def long_tailed_batch(num_sequences: int, *, scale: int = 1, seed: int = 1) -> B
         letters = scale * (sum(rng.randint(4, 10) for _ in range(count)) + count - 1)
         shapes.append((letters + 1, letters + 1))
     batch = make_batch(shapes, seed=seed)
+    return batch.with_tokens(input_ids=batch.tokens["input_ids"] % 31)
+
+
+def equal_batch(num_sequences: int, length: int, *, seed: int = 1) -> Batch:
+    """Return sequences of one length, half of each generated: what padding makes of a long-tailed batch."""
+    batch = make_batch([(length - length // 2, length // 2)] * num_sequences, seed=seed)
     return batch.with_tokens(input_ids=batch.tokens["input_ids"] % 31)
 
 

@@ -27,16 +27,15 @@ certify() {  # folder, then what `areal conformance run` takes
 if [ -n "$ENGINE" ]; then
   certify "infer-$ENGINE" --backend "$ENGINE" --role infer
   if [ "$LEVEL" -ge 3 ]; then
-    certify "pair-fsdp+$ENGINE" --pair "fsdp+$ENGINE"
-    certify "pair-reference+$ENGINE" --pair "reference+$ENGINE"
+    for trainer in fsdp reference archon; do
+      certify "pair-$trainer+$ENGINE" --pair "$trainer+$ENGINE"
+    done
   fi
   exit
 fi
 certify train-reference --backend reference --role train
-certify train-fsdp --backend fsdp --role train
-certify train-fsdp-2-ranks --backend fsdp --role train --ranks 2
-certify train-archon --backend archon --role train
-certify train-archon-2-ranks --backend archon --role train --ranks 2
+certify train-fsdp --backend fsdp --role train --ranks 4
+certify train-archon --backend archon --role train --ranks 4
 certify infer-reference --backend reference --role infer
 certify scheduler-local --backend local --role scheduler
 certify transport-disk --backend disk --role transport
@@ -45,6 +44,7 @@ certify transport-collective --backend collective --role transport
 certify workflow-single_turn --backend single_turn --role workflow
 if [ "$LEVEL" -ge 3 ]; then  # these have no checks below
   certify loop-areal --backend areal --role loop
-  certify pair-reference+reference --pair reference+reference
-  certify pair-fsdp+reference --pair fsdp+reference
+  for trainer in fsdp reference archon; do
+    certify "pair-$trainer+reference" --pair "$trainer+reference"
+  done
 fi
