@@ -28,7 +28,7 @@ from areal_core.contract.errors import (
     WrongType,
 )
 from areal_core.contract.version import CONTRACT
-from areal_core.plugins.claims import Claim, full, not_yet, when
+from areal_core.plugins.claims import Claim, full, not_yet, unsupported, when
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Overlay, default_registry
 
@@ -241,6 +241,28 @@ def test_conditions_of_claims_read_the_options_and_the_transport(model: Path) ->
     ]
 
     assert [(one.staged, str(one.pause)) for one in plans] == [(True, "None"), (False, "keep"), (False, "keep")]
+
+
+@frozen(kw_only=True)
+class _Tracing:
+    trace: bool = False
+
+
+def test_routes_that_a_role_cannot_take_are_refused_before_anything_loads(make_folder: MakeFolder) -> None:
+    """Only where the fleet records them: by its option, of a model that has experts."""
+    claims = {**INFER, "experts.trace": when("trace == true", "it costs memory")}
+    overlay = {
+        **fake("infer", claims, config=f"{__name__}:_Tracing"),
+        **fake("train", {"experts.replay": unsupported("it routes freely")}),
+    }
+    dense, mixture = make_folder(), make_folder("mixture", num_experts_per_tok=2)
+    asked = ["rollout.backend=fake:d1", "actor.backend=fake:d1", "rollout.options.trace=true"]
+
+    with pytest.raises(CapabilityError, match="fake records the experts of every token, actor cannot take them"):
+        plan(mixture, *asked, overlay=overlay)
+    plan(mixture, *asked, "actor.backend=reference:d1", overlay=overlay)
+    plan(mixture, *asked[:2], overlay=overlay)
+    plan(dense, *asked, overlay=overlay)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,10 @@ _WITH_IMAGES = "ForConditionalGeneration"
 
 @frozen(kw_only=True)
 class ModelFolder:
-    """The facts a plan needs. `num_parameters` counts stored tensors; tied ones are stored once."""
+    """The facts a plan needs. `num_parameters` counts stored tensors; tied ones are stored once.
+
+    `experts_per_token` is 0 where every token passes the same layers.
+    """
 
     path: Path
     architecture: str
@@ -30,6 +33,7 @@ class ModelFolder:
     vocab_size: int
     num_parameters: int
     has_tokenizer: bool
+    experts_per_token: int = 0
 
 
 def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
@@ -63,6 +67,7 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
         vocab_size=int(text.get("vocab_size", 0)),
         num_parameters=sum(math.prod(tensor["shape"]) for tensor in read_headers(folder).values()),
         has_tokenizer=(folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file(),
+        experts_per_token=int(text.get("num_experts_per_tok") or 0),
     )
 
 

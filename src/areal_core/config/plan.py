@@ -97,6 +97,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     _check_names(config, registry)
     _check_rollout(config, roles[-1].model)
     _check_vocabularies(roles)
+    _check_routes(config, registry, roles)
     warnings = [
         *engine_warnings,
         *check_sampling(config, roles[-1].model),
@@ -223,6 +224,22 @@ def _check_vocabularies(roles: list[RolePlan]) -> None:
             )
 
 
+def _check_routes(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> None:
+    """Routes that the fleet records must be taken by everybody who is given its batches."""
+    rollout = roles[-1]
+    if not rollout.model.experts_per_token or not _claims(config, registry, rollout, "experts.trace"):
+        return
+    for role in roles[:-1]:
+        try:
+            registry.require("train", role.backend.name, "experts.replay", device=role.device)
+        except CapabilityError as error:
+            raise CapabilityError(
+                f"{rollout.backend.name} records the experts of every token, {role.role} cannot take them",
+                why=error.what,
+                fix=f"have the fleet record nothing, or set {role.role}.backend to one that can: {error.fix}",
+            ) from None
+
+
 def _check_names(config: RunConfig, registry: Registry) -> None:
     """Ask every plugin the run names whether it is whole, and check its options."""
     rollout, evaluation = config.rollout, config.evaluation
@@ -322,14 +339,13 @@ def _choose_pause(config: RunConfig, registry: Registry, rollout: RolePlan) -> P
 
 def _stages(config: RunConfig, registry: Registry, rollout: RolePlan) -> bool:
     """Return whether the engine takes new weights beside those it serves, as its options and the transport have it."""
+    return _claims(config, registry, rollout, "weights.staged")
+
+
+def _claims(config: RunConfig, registry: Registry, rollout: RolePlan, key: str) -> bool:
+    facts = _facts(config, registry, rollout)
     try:
-        registry.require(
-            "infer",
-            rollout.backend.name,
-            "weights.staged",
-            device=rollout.device,
-            facts=_facts(config, registry, rollout),
-        )
+        registry.require("infer", rollout.backend.name, key, device=rollout.device, facts=facts)
     except CapabilityError:
         return False
     return True
