@@ -1,6 +1,6 @@
-"""What vLLM's kernels cannot compute: heads of some sizes, and caches with NaN in them.
+"""What vLLM's kernels cannot compute: heads of some sizes, caches with NaN in them, tiles nobody asked for.
 
-Knows: the CPU attention kernel's head sizes, the memory of keys and values.
+Knows: the CPU attention kernel's head sizes and instructions, the memory of keys and values.
 Does not know: who is told.
 """
 
@@ -17,6 +17,18 @@ def why_unfit(runner: Any) -> str:
 
     size, sizes = runner.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
     return "" if size in sizes else f"its attention heads are {size} wide; vLLM's CPU kernel takes {sizes}"
+
+
+def allow_tiles(runner: Any) -> None:
+    """Ask Linux for the processor's matrix tiles (AMX), where it has them. Any: vLLM's runner.
+
+    vLLM's bfloat16 attention uses them unasked. Unless a large product came first, which asks, the process is
+    ended by SIGILL at its first short prompt.
+    """
+    if runner.device.type == "cpu":
+        import torch
+
+        torch.cpu._init_amx()
 
 
 def clean_cache(runner: Any) -> None:

@@ -31,6 +31,7 @@ class WorkerExtension:
         """Install the hooks, once; return what this worker is and which of them hold."""
         if self.__dict__.get("_areal_prepared") is None:
             runner = self.model_runner
+            kernels.allow_tiles(runner)
             self._areal_prepared = {
                 "pid": os.getpid(),
                 "runner": type(runner).__name__,
