@@ -23,6 +23,7 @@ from areal_core.testing.batches import make_batch
 from areal_core.training import hf
 from areal_core.training.attention import Packing, attend
 from areal_core.training.context import ContextRanks
+from areal_core.training.layout import largest_share
 from areal_core.training.logprobs import logprobs_and_entropy
 from areal_core.training.meeting import join, leave
 from areal_core.training.model import PackedModel
@@ -87,21 +88,39 @@ def exchange(ranks: Ranks) -> dict[str, float]:
 
 def vocabulary(ranks: Ranks) -> dict[str, float]:
     """Rows of the head shared out: log-probs, entropy and every gradient are those of the whole head."""
+    return _shared_head(ranks, 12)
+
+
+def uneven_vocabulary(ranks: Ranks) -> dict[str, float]:
+    """The last rank has fewer rows: two have 7 and 6, four have 4, 4, 4 and 1; all make as many chunks."""
+    return _shared_head(ranks, 13)
+
+
+def _shared_head(ranks: Ranks, entries: int) -> dict[str, float]:
     worst: dict[str, float] = {}
     generator = torch.Generator().manual_seed(2)
     many = 1 << 20
+    share = largest_share(entries, ranks.world) if entries % ranks.world else 0
     cuttings = ((9, True, 12, 0), (9, False, many, many), (7, True, 30, many), (0, True, 12, 0))
-    weight, bias = torch.randn(12, 5, generator=generator) * 3, torch.randn(12, generator=generator)
+    weight, bias = torch.randn(entries, 5, generator=generator) * 3, torch.randn(entries, generator=generator)
     for rows, with_bias, chunk, keep in cuttings:
         hidden = torch.randn(rows, 5, generator=generator)
-        targets = torch.randint(0, 12, (rows,), generator=generator)
+        targets = torch.randint(0, entries, (rows,), generator=generator)
         scale = torch.randn(2, rows, generator=generator)
         whole = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
         mine = [hidden.clone().requires_grad_(), ranks.part(weight, 0), ranks.part(bias, 0)]
         results = []
         for (h, w, b), group in ((whole, None), (mine, ranks.group)):
             columns = logprobs_and_entropy(
-                h, w, b if with_bias else None, targets, 0.7, chunk_elements=chunk, keep_elements=keep, vocabulary=group
+                h,
+                w,
+                b if with_bias else None,
+                targets,
+                0.7,
+                chunk_elements=chunk,
+                keep_elements=keep,
+                vocabulary=group,
+                share=0 if group is None else share,
             )
             (columns[0] * scale[0] + columns[1] * scale[1]).sum().backward()
             results.append(torch.stack(columns))
@@ -130,7 +149,7 @@ def context_model(ranks: Ranks) -> dict[str, float]:
 
 
 def vocabulary_model(ranks: Ranks) -> dict[str, float]:
-    """A model whose head is a DTensor of rows: equal columns, whole gradients on every rank."""
+    """A model whose head is a DTensor of 67 rows, which divide by no degree: equal columns, whole gradients."""
     return _model(ranks, vocabulary=ranks.group)
 
 
@@ -184,6 +203,7 @@ CASES: list[Callable[[Ranks], dict[str, float]]] = [
     exchange,
     attention,
     vocabulary,
+    uneven_vocabulary,
     extremes,
     context_model,
     vocabulary_model,

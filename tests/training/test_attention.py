@@ -16,8 +16,8 @@ from areal_core.contract.train import Head, Output
 from areal_core.data.batch import Batch
 from areal_core.testing.batches import make_batch
 from areal_core.testing.models import make_tiny_model
-from areal_core.training import hf
-from areal_core.training.attention import Packing, packed_attention
+from areal_core.training import attention, hf
+from areal_core.training.attention import Packing, packed_attention, use_kernel
 from areal_core.training.model import PackedModel
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (1, 0), (2, 12), (1, 4)]
@@ -138,6 +138,27 @@ def test_runs_join_neighbours_of_equal_length() -> None:
     assert packing.runs == ((2, 2), (1, 3), (1, 2))
     assert packing.max_length == 3
     assert packing.predicted.tolist() == [1, 3, 5, 6, 8]
+
+
+def test_a_device_with_a_kernel_of_its_own_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets tokens first, key heads as they are and the packing; devices of other types keep what they had."""
+    monkeypatch.setattr(attention, "_KERNELS", {})
+    seen: list[Any] = []
+
+    def kernel(query: Any, key: Any, value: Any, packing: Packing, scaling: float | None) -> torch.Tensor:
+        seen.append((query.shape, key.shape, value.shape, packing.runs, scaling))
+        return query * 2
+
+    use_kernel("npu", kernel)
+    query, key = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    packing = Packing.of(Batch.of({"input_ids": torch.zeros(5, dtype=torch.int64)}, {}, torch.tensor([2, 3])))
+    before, _ = packed_attention(torch.nn.Module(), query, key, key, None, scaling=0.3, packing=packing)
+    use_kernel("cpu", kernel)
+    after, _ = packed_attention(torch.nn.Module(), query, key, key, None, scaling=0.3, packing=packing)
+
+    assert seen == [((5, 4, 8), (5, 2, 8), (5, 2, 8), ((1, 2), (1, 3)), 0.3)]
+    assert torch.equal(query.transpose(1, 2) * 2, after)
+    assert not torch.equal(before, after)
 
 
 @pytest.mark.gpu

@@ -25,12 +25,13 @@ from areal_archon.config import ArchonConfig
 from areal_archon.engine import ArchonEngine
 from areal_core.config.backend import parse_backend
 from areal_core.contract.errors import ArealError
-from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
+from areal_core.contract.train import ROUTED_EXPERTS, Head, OptimizerSpec, Output, RankContext, TrainSpec
 from areal_core.data.batch import Batch
 from areal_core.testing.batches import make_batch
 from areal_core.testing.memory_weights import MemorySink
 from areal_core.testing.objectives import PolicyGradient, ValueRegression
 from areal_core.training.layout import coordinates
+from areal_core.training.optimizer import local
 from areal_core.weights.fingerprint import fingerprint
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
@@ -40,22 +41,29 @@ ROWS = {1: [list(range(8))], 2: [[0, 3, 4, 7], [1, 2, 5, 6]], 4: [[0, 3], [4, 7]
 
 PLAIN = {
     1: "qwen3/d1 qwen2/d1 llama/d1 moe/d1",
-    2: "qwen3/d2 qwen3/t2 qwen3/c2 qwen3/p2 qwen2/t2 qwen2/p2 llama/t2 llama/c2 moe/d2 moe/t2 moe/c2 moe/p2 moe/d2e2 "
-    "moe/c2e2",
-    4: "qwen3/d4 qwen3/d2t2 qwen3/d2c2 qwen3/t2c2 qwen3/d2p2 qwen3/t2p2 qwen3/c2p2 qwen2/d2t2 qwen2/c4 moe/d4e2 "
-    "moe/d4e4 moe/d2t2e2 moe/d2c2e4 moe/d2p2e2 moe/t2c2e2",
+    2: "odd/t2 qwen3/d2 qwen3/t2 qwen3/c2 qwen3/p2 qwen2/t2 qwen2/p2 llama/t2 llama/c2 moe/d2 moe/t2 moe/c2 moe/p2 "
+    "moe/d2e2 moe/c2e2",
+    4: "odd/d2t2 odd/t2p2 qwen3/d4 qwen3/d2t2 qwen3/d2c2 qwen3/t2c2 qwen3/d2p2 qwen3/t2p2 qwen3/c2p2 qwen2/d2t2 "
+    "qwen2/c4 moe/d4e2 moe/d4e4 moe/d2t2e2 moe/d2c2e4 moe/d2p2e2 moe/t2c2e2",
 }
 """By the number of ranks: model and layout of cases without options."""
+ROUTED = {1: "d1", 2: "d2 t2 c2 p2 d2e2", 4: "d2p2e2 t2c2e2"}
+"""Layouts of cases whose batch tells which experts each token goes through, by the number of ranks."""
+SMOOTH = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=1e-6)
+"""Of their optimizer: drawn routes leave experts gradients so small that Adam would step by their rounding."""
+AWAY = {1: "qwen3/d1", 2: "qwen3/d2 qwen3/t2 qwen3/p2 moe/d2e2", 4: "moe/d2t2e2"}
+"""Models and layouts whose weights leave the device between calls, by the number of ranks."""
 
 
 @frozen(kw_only=True)
 class Case:
-    """A model, a layout and options, trained for three steps. Any: options, and fields of the spec."""
+    """A model, a layout and options, trained for three steps, if `routed` on drawn routes. Any: options, the spec."""
 
     model: str
     layout: str
     options: Mapping[str, Any] = {}
     spec: Mapping[str, Any] = {}
+    routed: bool = False
 
 
 def cases(world: int) -> dict[str, Case]:
@@ -63,7 +71,17 @@ def cases(world: int) -> dict[str, Case]:
     found = {name: Case(model=name.split("/")[0], layout=name.split("/")[1]) for name in PLAIN[world].split()}
     small = {"max_tokens_per_microbatch": 20}
     layers, two = {"wrap": "layer"}, {"stages_per_rank": 2}
+    for layout in ROUTED[world].split():
+        spec = {**small, "optimizer": SMOOTH}
+        found[f"routed/{layout}"] = Case(model="moe", layout=layout, routed=True, spec=spec)
     if world == 1:
+        found["routed_recomputed"] = Case(
+            model="moe",
+            layout="d1",
+            routed=True,
+            options={**layers, "activation_checkpointing": "full"},
+            spec={"optimizer": SMOOTH},
+        )
         found["recomputed"] = Case(model="qwen3", layout="d1", options={**layers, "activation_checkpointing": "full"})
         found["selected"] = Case(model="moe", layout="d1", options={**layers, "activation_checkpointing": "selective"})
         found["compiled"] = Case(model="qwen3", layout="d1", options={"compile": True, "compile_backend": "aot_eager"})
@@ -117,6 +135,14 @@ def full_batch() -> Batch:
     return batch.with_tokens(advantages=noise, returns=noise.flip(0))
 
 
+def routed(batch: Batch) -> Batch:
+    """Return the batch with different experts drawn for every token and layer, and none for some tokens."""
+    noise = torch.rand(batch.num_tokens, 2, 4, generator=torch.Generator().manual_seed(4))
+    routes = noise.argsort(-1)[..., :2].to(torch.int32).contiguous()
+    routes[::5] = -1
+    return batch.with_tokens(**{ROUTED_EXPERTS: routes})
+
+
 class Runner:
     """One rank: starts engines one after another, each with a rendezvous of its own."""
 
@@ -151,9 +177,10 @@ class Runner:
         engine.start(TrainSpec(**{**options, **spec}), context)
         return engine
 
-    def shard(self, rows: list[list[int]] | None = None) -> Batch:
+    def shard(self, rows: list[list[int]] | None = None, *, recorded: bool = False) -> Batch:
         """Return this rank's share of the full batch."""
-        return full_batch().select((rows or ROWS[self.layout.get("d", 1)])[self.place["d"]])
+        batch = routed(full_batch()) if recorded else full_batch()
+        return batch.select((rows or ROWS[self.layout.get("d", 1)])[self.place["d"]])
 
 
 def report(engine: ArchonEngine, batch: Batch, objective: Any = None) -> dict[str, Any]:
@@ -209,7 +236,8 @@ def trained(run: Runner, name: str, case: Case) -> dict[str, Any]:
     key = name.replace("/", "-")
     engine = run.engine(case.layout, ArchonConfig(**case.options), model=case.model, **case.spec)
     out: dict[str, Any] = {"model": case.model, "sent": weights(engine, run.rank)}
-    batch = run.shard()
+    out["oracle"] = "routed" if case.routed else case.model
+    batch = run.shard(recorded=case.routed)
     scored = engine.forward(batch, frozenset({Output.LOGPROBS, Output.ENTROPY}))
     out["logprobs"], out["entropy"] = (scored.tokens[column].tolist() for column in ("logprobs", "entropy"))
     out["rows"], out["place"] = ROWS[run.layout.get("d", 1)][run.place["d"]], run.place
@@ -260,6 +288,41 @@ def half_precision(run: Runner) -> dict[str, Any]:
     return out
 
 
+def away(run: Runner) -> dict[str, Any]:
+    """Three steps left alone, and the same moved away and back around each; then a call in between."""
+    out: dict[str, Any] = {}
+    for name in AWAY[run.world].split():
+        model, layout = name.split("/")
+        found: list[Any] = []
+        for moved in (False, True):
+            engine = run.engine(layout, ArchonConfig(wrap="layer"), model=model)
+            turns = []
+            for _ in range(3):
+                if moved:
+                    engine.offload()
+                    engine.offload()
+                    engine.onload()
+                turns.append(report(engine, run.shard()))
+            scored = engine.forward(run.shard(), frozenset({Output.LOGPROBS})).tokens["logprobs"]
+            found.append([turns, weights(engine, run.rank), float(scored.double().sum())])
+            if not moved:
+                engine.close()
+        held = _held_bytes(engine)
+        engine.offload()
+        out[name] = {"equal": found[0] == found[1], "held": held, "left": _held_bytes(engine)}
+        out[name]["call"] = error_of(lambda: engine.train_step(run.shard(), PolicyGradient()))  # noqa: B023
+        engine.close()
+        engine.close()
+    return out
+
+
+def _held_bytes(engine: ArchonEngine) -> int:
+    """Return the memory of this rank's weights and moments."""
+    trainer = engine._trainer
+    tensors = [*trainer.state.parameters.values(), *trainer.optimizer.tensors]
+    return sum(local(tensor).untyped_storage().nbytes() for tensor in tensors)
+
+
 def resume(run: Runner) -> dict[str, Any]:
     """Save, step, go back, step again; then another model's state is refused."""
     layouts = {1: ["qwen3/d1"], 2: ["qwen3/d2", "qwen3/t2", "qwen3/p2", "moe/d2e2"], 4: ["qwen3/d2t2", "moe/d2t2e2"]}
@@ -292,8 +355,12 @@ def resume(run: Runner) -> dict[str, Any]:
 
 def reshard(run: Runner) -> dict[str, Any]:
     """Load the state that another world saved in another layout, and go on."""
-    sources = {1: ["2-qwen3-t2", "4-qwen3-d2t2"], 2: ["4-qwen3-t2p2", "4-moe-d2t2e2"], 4: ["4-qwen3-d2c2"]}
-    layouts = {1: ["d1", "d1"], 2: ["p2", "d2e2"], 4: ["d2p2"]}
+    sources = {
+        1: ["2-qwen3-t2", "4-qwen3-d2t2", "2-odd-t2"],
+        2: ["4-qwen3-t2p2", "4-moe-d2t2e2", "4-odd-d2t2", "2-odd-t2"],
+        4: ["4-qwen3-d2c2"],
+    }
+    layouts = {1: ["d1", "d1", "d1"], 2: ["p2", "d2e2", "t2", "d2"], 4: ["d2p2"]}
     out: dict[str, Any] = {}
     for source, layout in zip(sources[run.world], layouts[run.world], strict=True):
         engine = run.engine(layout, model=source.split("-")[1])
@@ -324,10 +391,19 @@ def refusals(run: Runner) -> dict[str, Any]:
     engine.close()
     engine.close()
     if run.world == 2:
+        engine = run.engine("d2", model="moe")
+        good = routed(full_batch()).select(ROWS[2][run.rank])
+        unfit = good.tokens[ROUTED_EXPERTS].clone()
+        unfit[1, 0] = 9
+        bad = good.with_tokens(**{ROUTED_EXPERTS: unfit})
+        out["routes"] = error_of(lambda: engine.train_step(bad if last else good, PolicyGradient()))
+        engine.close()
+        engine = run.engine("d2")
+        out["no_experts"] = error_of(lambda: engine.train_step(good, PolicyGradient()))
+        engine.close()
         starts: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "ranks": ("d2t2", {}, {}),
             "heads": ("t2", {}, {"model": "odd_heads"}),
-            "vocabulary": ("t2", {}, {"model": "odd_vocabulary"}),
             "context_heads": ("c2", {}, {"model": "odd_heads"}),
             "layers": ("p2", {}, {"model": "odd_heads"}),
             "experts": ("d2e2", {}, {}),
@@ -359,7 +435,7 @@ def frozen_role(run: Runner) -> dict[str, Any]:
     return out
 
 
-OTHERS = [frozen_role, uneven, value_head, half_precision, resume, reshard, refusals]
+OTHERS = [frozen_role, uneven, value_head, half_precision, away, resume, reshard, refusals]
 
 
 def main() -> None:

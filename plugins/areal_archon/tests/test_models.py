@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import (
@@ -18,6 +19,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from areal_archon.fitting import check_fits
 from areal_archon.loading import Folder
 from areal_archon.models.decoder import Decoder, Setting
 from areal_archon.models.mixture import _grouped
@@ -25,7 +27,7 @@ from areal_archon.models.names import parameters_of
 from areal_archon.models.rotary import Rotary
 from areal_archon.models.shape import read_shape
 from areal_archon.sharding import Held
-from areal_core.contract.errors import ModelError
+from areal_core.contract.errors import LayoutError, ModelError
 from areal_core.contract.train import ROUTED_EXPERTS, Head, Output
 from areal_core.data.batch import Batch
 from areal_core.testing.batches import make_batch
@@ -177,6 +179,16 @@ def test_recorded_routes_decide(tmp_path: Path) -> None:
 
     assert torch.equal(plain, same)
     assert float((plain - other).abs().max().detach()) > 1e-3
+
+
+def test_a_vocabulary_need_not_divide(tmp_path: Path) -> None:
+    """Of 31 entries two tensor ranks take 16 and 15; refused is what would leave a rank without any."""
+    made(tmp_path, CONFIGS["qwen3"])
+    shape = evolve(read(tmp_path)[0].shape, heads=4, kv_heads=4, intermediate=8)
+
+    check_fits(evolve(shape, vocabulary=31), {"t": 2}, None)
+    with pytest.raises(LayoutError, match="t4 leaves a tensor rank without any of 9 entries of the vocabulary"):
+        check_fits(evolve(shape, vocabulary=9), {"t": 4}, None)
 
 
 def test_grouped_products_are_those_of_a_loop() -> None:

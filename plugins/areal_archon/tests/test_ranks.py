@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from areal_core.testing.batches import make_batch
 from areal_core.testing.models import make_tiny_model
 from areal_core.testing.ranks import run_ranks
+from areal_core.training.experts import obey_routes
 from areal_core.weights.fingerprint import fingerprint
 
 pytestmark = pytest.mark.slow  # two and four real ranks, many layouts in one start
@@ -24,17 +25,17 @@ Results = dict[str, dict[str, Any]]
 SCRIPT = Path(__file__).with_name("ranks.py")
 WORLDS = (4, 2, 1)
 """In this order: later ones resume what earlier ones saved."""
-NOT_CASES = {"frozen_role", "uneven", "value_head", "half_precision", "resume", "reshard", "refusals"}
+NOT_CASES = {"frozen_role", "uneven", "value_head", "half_precision", "away", "resume", "reshard", "refusals"}
 
 
 def make_models(path: Path) -> None:
-    """Write the models every world trains, and some that must be refused. 66 rows make unequal shards."""
+    """Write the models every world trains, and some that must be refused. 66 rows make unequal shards, and 65 parts."""
     make_tiny_model(path / "qwen3", vocab_size=66)
     make_tiny_model(path / "qwen2", kind="qwen2", vocab_size=66, tied=False, layers=4, kv_heads=4)
     make_tiny_model(path / "llama", kind="llama", vocab_size=66, tied=False)
     make_tiny_model(path / "moe", kind="qwen3_moe", vocab_size=66, tied=False)
     make_tiny_model(path / "odd_heads", heads=3, kv_heads=3, hidden=48, layers=3)
-    make_tiny_model(path / "odd_vocabulary", vocab_size=65)
+    make_tiny_model(path / "odd", vocab_size=65)
     make_tiny_model(path / "tied_four", layers=4)
     for name, source, changes in (
         ("odd_experts", "moe", {"num_local_experts": 3, "num_experts": 3}),
@@ -72,7 +73,8 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def oracles(folder: Path) -> dict[str, Oracle]:
-    return {model: _oracle(folder / model) for model in ("qwen3", "qwen2", "llama", "moe")}
+    found = {model: _oracle(folder / model) for model in ("qwen3", "qwen2", "llama", "moe", "odd")}
+    return {**found, "routed": _oracle(folder / "moe", recorded=True)}
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -83,7 +85,7 @@ def test_scores_are_those_of_transformers(world: int, folder: Path, oracles: dic
         for name, case in _cases(folder, world, rank).items():
             index = _tokens_of(batch.cu_seqlens.tolist(), case["rows"])
             for column in ("logprobs", "entropy"):
-                expected = torch.tensor(getattr(oracles[case["model"]], column))[index]
+                expected = torch.tensor(getattr(oracles[case["oracle"]], column))[index]
                 torch.testing.assert_close(
                     torch.tensor(case[column]), expected, rtol=1e-4, atol=1e-5, msg=f"{column} of {name} on {rank}"
                 )
@@ -93,7 +95,7 @@ def test_scores_are_those_of_transformers(world: int, folder: Path, oracles: dic
 def test_steps_are_those_of_a_plain_loop(world: int, folder: Path, oracles: dict[str, Oracle]) -> None:
     """Law 6: loss and gradient norm do not depend on layout, schedule, recomputation or micro-batches."""
     for name, case in _cases(folder, world, 0).items():
-        for number, ((loss, norm), step) in enumerate(zip(oracles[case["model"]].steps, case["steps"], strict=True)):
+        for number, ((loss, norm), step) in enumerate(zip(oracles[case["oracle"]].steps, case["steps"], strict=True)):
             assert step["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-5), f"{name}, step {number}"
             assert step["grad_norm"] == pytest.approx(norm, rel=1e-4), f"{name}, step {number}"
             assert step["stepped"]
@@ -105,7 +107,7 @@ def test_every_gradient_is_that_of_a_plain_loop(world: int, folder: Path, oracle
     """Norms of queries and keys under t, experts under e, tied embeddings under p, weights under a zero bubble."""
     for name, case in _cases(folder, world, 0).items():
         gradients = load_file(folder / f"gradients-{world}-{name.replace('/', '-')}.safetensors")
-        expected = oracles[case["model"]].gradients
+        expected = oracles[case["oracle"]].gradients
         assert gradients.keys() == expected.keys(), name
         for tensor, gradient in gradients.items():
             scale = float(expected[tensor].abs().max())
@@ -121,7 +123,7 @@ def test_export_is_a_model_folder_with_the_trained_weights(
     for name, case in _cases(folder, world, 0).items():
         path = folder / f"export-{world}-{name.replace('/', '-')}"
         weights = load_file(path / "model.safetensors")
-        expected = oracles[case["model"]].weights
+        expected = oracles[case["oracle"]].weights
         assert weights.keys() == expected.keys(), name
         for tensor, value in expected.items():
             torch.testing.assert_close(weights[tensor], value, rtol=1e-3, atol=2e-4, msg=f"{tensor} of {name}")
@@ -172,6 +174,23 @@ def test_a_rank_without_data_takes_part(world: int, folder: Path, oracles: dict[
         assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_training_that_is_moved_away_and_back_keeps_its_bits(world: int, folder: Path) -> None:
+    """Every rank frees its parts of weights and moments, and nothing else changes; a call in between says so."""
+    for rank in range(world):
+        for name, found in _results(folder, world, rank)["away"].items():
+            assert found["equal"], name
+            assert found["held"] > found["left"] == 0, name
+            assert found["call"][0] == "TrainError" and "call onload first" in found["call"][1]
+
+
+def test_recorded_routes_are_others_than_the_routers_own(oracles: dict[str, Oracle]) -> None:
+    """So the cases above would fail if a layout dropped them."""
+    gap = (torch.tensor(oracles["routed"].logprobs) - torch.tensor(oracles["moe"].logprobs)).abs().max()
+
+    assert float(gap) > 0.1
+
+
 def test_value_heads_train_alike_and_are_saved(folder: Path) -> None:
     """A critic starts at zero, learns the same in every layout, and is a folder transformers knows."""
     expected = _results(folder, 1, 0)["value_head"]["d1"]
@@ -215,7 +234,7 @@ def test_resume_is_exact(world: int, folder: Path) -> None:
 def test_a_state_of_one_layout_resumes_in_another(world: int, folder: Path, oracles: dict[str, Oracle]) -> None:
     """Weights and moments came along, so the two steps after it are the second and third of the plain loop."""
     for source, steps in _results(folder, world, 0)["reshard"].items():
-        expected = oracles["moe" if "-moe-" in source else "qwen3"].steps[1:]
+        expected = oracles[source.split("-")[1]].steps[1:]
         for (loss, norm), step in zip(expected, steps, strict=True):
             assert step["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-5), source
             assert step["grad_norm"] == pytest.approx(norm, rel=1e-4), source
@@ -245,7 +264,8 @@ def test_an_error_on_one_rank_is_an_error_on_all(case: str, kind: str, says: str
     [
         ("ranks", "LayoutError", "2 ranks for a layout of 4"),
         ("heads", "LayoutError", "t2 does not divide 3 key and value heads"),
-        ("vocabulary", "LayoutError", "t2 does not divide 65 entries of the vocabulary"),
+        ("routes", "BatchError", "names an expert there is not"),
+        ("no_experts", "BatchError", "the model has no experts"),
         ("context_heads", "LayoutError", "c2 does not divide 3 attention heads"),
         ("layers", "LayoutError", "p2 does not divide 3 layers"),
         ("experts", "LayoutError", "e2 is for models with experts"),
@@ -303,11 +323,22 @@ def _batch() -> Any:
     return make_batch([(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)])
 
 
-def _oracle(path: Path) -> Oracle:
-    batch = _batch()
+def _routed(batch: Any) -> Any:
+    """Return a batch with the experts that `ranks.py` gives its tokens."""
+    noise = torch.rand(batch.num_tokens, 2, 4, generator=torch.Generator().manual_seed(4))
+    routes = noise.argsort(-1)[..., :2].to(torch.int32).contiguous()
+    routes[::5] = -1
+    return batch.with_tokens(routed_experts=routes)
+
+
+def _oracle(path: Path, *, recorded: bool = False) -> Oracle:
+    """Any route is the core's to move into transformers' routers, which `tests/training` proves."""
+    batch = _routed(_batch()) if recorded else _batch()
     advantages = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(3))
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    if recorded:
+        obey_routes(model)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-6 if recorded else 1e-8)
     steps: list[tuple[float, float]] = []
     scores = torch.zeros(2, batch.num_tokens)
     gradients: dict[str, Tensor] = {}
@@ -315,7 +346,11 @@ def _oracle(path: Path) -> Oracle:
         loss = torch.zeros(())
         for start, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
             ids, mask = batch.tokens["input_ids"][start:end], batch.tokens["loss_mask"][start:end][1:]
-            log_p = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+            routes = {}
+            if recorded:  # row t is of the pass over token t - 1
+                column = batch.tokens["routed_experts"][start:end].to(torch.int64)
+                routes["routes"] = torch.cat([column[1:], torch.full_like(column[:1], -1)])
+            log_p = model(input_ids=ids[None], **routes).logits[0, :-1].log_softmax(-1)
             entropy = -(log_p.exp() * log_p).sum(-1)
             chosen = log_p.gather(1, ids[1:, None])[:, 0]
             if number == 0:

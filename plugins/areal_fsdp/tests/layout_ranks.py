@@ -58,6 +58,8 @@ CASES: Mapping[int, Mapping[str, Case]] = {
         "c2 in pieces": Case(layout="c2", config=MICRO, max_tokens=15),
         "t2 layer by layer": Case(layout="t2", config=FSDPConfig(wrap="layer"), max_tokens=20),
         "replicas": Case(layout="d2", config=FSDPConfig(wrap="layer", replicas=2), max_tokens=20),
+        "odd t2": Case(layout="t2", model="odd"),
+        "odd t2 in pieces": Case(layout="t2", model="odd", config=MICRO, max_tokens=15),
         "biases t2": Case(layout="t2", model="biases"),
         "qwen2 t2": Case(layout="t2", model="qwen2"),
         "granite t2": Case(layout="t2", model="granite"),
@@ -74,6 +76,7 @@ CASES: Mapping[int, Mapping[str, Case]] = {
         "c2t2": Case(layout="c2t2"),
         "c4": Case(layout="c4"),
         "d2t2 in pieces": Case(layout="d2t2", config=MICRO, max_tokens=15),
+        "odd d2t2": Case(layout="d2t2", model="odd"),
         "c2t2 in pieces": Case(layout="c2t2", config=MICRO, max_tokens=15),
         "replicas of halves": Case(layout="d4", config=FSDPConfig(wrap="layer", replicas=2), max_tokens=20),
         "replicas in pieces": Case(layout="d4", config=evolve(MICRO, replicas=2), max_tokens=15),
@@ -186,7 +189,7 @@ def relay(run: Runner) -> dict[str, Any]:
     """Go on from the state that the layout before has left, one step each; the first goes on from one rank's."""
     out = {}
     for layout in RELAYS[run.world]:
-        engine = run.engine(Case(layout=layout))
+        engine = run.engine(Case(layout=layout, model="odd"))
         saved = run.folder / "relay"
         if saved.exists():
             engine.load_state(saved)
@@ -229,7 +232,6 @@ def cut(run: Runner) -> dict[str, Any]:
 def refusals(run: Runner) -> dict[str, Any]:
     """Layouts that do not fit, told on every rank before weights are read."""
     cases = {
-        "vocabulary": Case(layout="t2", model="odd"),
         "no plan": Case(layout="t2", model="gpt2"),
         "heads c": Case(layout="c2", model="three"),
         "heads t": Case(layout="t2", model="three"),

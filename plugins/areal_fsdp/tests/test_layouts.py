@@ -48,7 +48,7 @@ def write_model(path: Path, config: Any) -> None:
 
 
 def write_models(folder: Path) -> None:
-    """Write what the cases name: 66 tokens are halved into 33, which two data ranks cannot halve again."""
+    """Write what the cases name: 66 tokens are halved into 33, which two data ranks cannot halve again; 65 into two."""
     make_tiny_model(folder / "qwen3", vocab_size=66)
     make_tiny_model(folder / "qwen2", kind="qwen2", vocab_size=66)
     make_tiny_model(folder / "experts", kind="qwen3_moe", vocab_size=66, tied=False)
@@ -99,7 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("layouts")
     write_models(path)
     oracles = {}
-    for model in ("qwen3", "qwen2", "experts", "biases", "granite"):
+    for model in ("qwen3", "qwen2", "experts", "biases", "granite", "odd"):
         reports, tensors, scored = plain_loop(path / model)
         save_file(tensors, path / f"oracle-{model}.safetensors")
         oracles[model] = {"steps": reports, "scored": scored}
@@ -194,14 +194,17 @@ def test_what_is_sent_is_the_same_in_every_layout(folder: Path) -> None:
 
 
 def test_a_state_goes_from_layout_to_layout(folder: Path) -> None:
-    """Law 4: d2, t2, c2, d2t2, c2t2, d4 and one rank hand a state on; none changes a bit, and each trains on."""
+    """Law 4: d2, t2, c2, d2t2, c2t2, d4 and one rank hand a state on; none changes a bit, and each trains on.
+
+    Of 65 rows t2 has 33 and 32: what tensor ranks hold unlike many of comes back whole, and nothing else with it.
+    """
     stages = [(world, layout) for world in (2, 4, 1) for layout in RELAYS[world]]
     relayed = [_results(folder, world, 0)["relay"][layout] for world, layout in stages]
 
     for before, after in pairwise(relayed):
         assert before["after"] == after["before"]
         assert before["before"] != before["after"]
-    oracle = json.loads((folder / "oracles.json").read_text())["qwen3"]["steps"]
+    oracle = json.loads((folder / "oracles.json").read_text())["odd"]["steps"]
     for (loss, norm), stage in zip(oracle, relayed, strict=False):
         assert stage["step"]["loss"] == pytest.approx(loss, rel=3e-5)
         assert stage["step"]["grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -250,7 +253,6 @@ def test_bfloat16_layers_are_near_float32(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "kind", "says"),
     [
-        ("vocabulary", "LayoutError", "t2 does not divide 65 vocabulary entries"),
         ("no plan", "ModelError", "GPT2LMHeadModel cannot be cut over tensor ranks"),
         ("heads c", "LayoutError", "c2 does not divide 3 attention heads"),
         ("heads t", "LayoutError", "t2 does not divide 3 attention heads"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from attrs import frozen
@@ -71,6 +71,27 @@ class Packing:
     def filled(self, tokens: Tensor) -> Tensor:
         """Return one value per token with zeros up to the number the layers see."""
         return torch.nn.functional.pad(tokens, (0, len(self.positions) - len(tokens)))
+
+
+class Kernel(Protocol):
+    """What computes packed attention on one type of device."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None) -> Tensor:
+        """Attend causally within each sequence: [T, H, D] and twice [T, K, D], K dividing H -> [T, H, D].
+
+        T are the tokens of `packing`, filled up, on every rank. `scaling` None is one over the root of D.
+        """
+
+
+_KERNELS: dict[str, Kernel] = {}
+
+
+def use_kernel(device: str, kernel: Kernel) -> None:
+    """Let `kernel` compute all attention on devices of a type, in this process, from now on. Idempotent.
+
+    For devices that torch has no packed kernel for. Called by an engine before its model is built.
+    """
+    _KERNELS[device] = kernel
 
 
 def register() -> str:
@@ -133,7 +154,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling:
         query = context.to_heads(query)
         key, value = (context.to_heads(context.spread_heads(tensor)) for tensor in (key, value))
     q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256:
+    kernel = _KERNELS.get(query.device.type)
+    if kernel is not None:
+        out = kernel(q, k, v, packing, scaling)
+    elif query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256:
         out = _flash(q, k, v, packing, scaling)
     else:
         out = _by_length(q, k, v, packing.runs, scaling)

@@ -48,6 +48,34 @@ def check_divides(letter: str, degree: int, size: int, what: str) -> None:
         )
 
 
+def largest_share(size: int, degree: int) -> int:
+    """Return how many of `size` things the first of `degree` ranks takes where they are shared out in runs."""
+    return -(-size // degree)
+
+
+def share_of(size: int, degree: int, rank: int) -> range:
+    """Return the run of `size` things that a rank takes: as many as the first, the last what is left.
+
+    As `Tensor.chunk` cuts, but that a run may be empty. Example: share_of(31, 2, 1) == range(16, 31)
+    """
+    share = largest_share(size, degree)
+    return range(min(rank * share, size), min((rank + 1) * share, size))
+
+
+def check_shares(letter: str, degree: int, size: int, what: str) -> None:
+    """Refuse to share out `size` things, for example 9 vocabulary entries, where a rank would be left with none.
+
+    Raises:
+        LayoutError: it would.
+    """
+    if not share_of(size, degree, degree - 1):
+        raise LayoutError(
+            f"{letter}{degree} leaves a {LETTERS[letter]} rank without any of {size} {what}",
+            why=f"each takes {largest_share(size, degree)}, and the last what is left",
+            fix=f"choose a smaller {letter}",
+        )
+
+
 def check_layout(layout: Mapping[str, int], world_size: int, *, engine: str, can: str, fix: str) -> None:
     """Refuse degrees above 1 of letters not in `can`, and a product that is not the number of ranks.
 

@@ -29,6 +29,7 @@ def logprobs_and_entropy(
     chunk_elements: int = CHUNK_ELEMENTS,
     keep_elements: int = KEEP_ELEMENTS,
     vocabulary: dist.ProcessGroup | None = None,
+    share: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return log p(target) and the entropy in nats of softmax((hidden @ weight.T + bias) / temperature).
 
@@ -37,14 +38,17 @@ def logprobs_and_entropy(
         with_entropy: False saves three passes over the logits; the entropy returned is then 0.
         vocabulary: the ranks that share weight and bias, the first the first V rows; the rest is equal on them.
             The gradient to hidden is whole on each. Collective.
+        share: where they hold unlike many rows, the most that one holds: rank r begins at row r * share.
 
     Returns:
         Two float32 [R] tensors with gradients to hidden, weight and bias.
     """
-    rows = max(1, chunk_elements // weight.shape[0])
-    keep = hidden.shape[0] * weight.shape[0] <= keep_elements
+    share = share or weight.shape[0]
+    rows = max(1, chunk_elements // share)  # of the largest share: ranks must make as many chunks
+    keep = hidden.shape[0] * share <= keep_elements
+    first = 0 if vocabulary is None else vocabulary.rank() * share
     logprobs, entropy = _HeadLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, rows, keep, with_entropy, vocabulary
+        hidden, weight, bias, targets - first, temperature, rows, keep, with_entropy, vocabulary
     )
     return logprobs, entropy
 
@@ -70,7 +74,8 @@ class _HeadLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         columns = torch.zeros(2, hidden.shape[0], dtype=torch.float32, device=hidden.device)
         logprobs, entropy = columns
-        own, is_own = _own_targets(targets, weight.shape[0], vocabulary)
+        is_own = (targets >= 0) & (targets < weight.shape[0])  # of ranks that share the rows one has the target's
+        own = targets * is_own
         parts, shifts = [], []
         for chunk, target, mine, logp_out, entropy_out in zip(
             *(torch.split(tensor, rows) for tensor in (hidden, own, is_own, logprobs, entropy)), strict=True
@@ -124,13 +129,6 @@ class _HeadLogProbs(torch.autograd.Function):
             None if grad_bias is None else grad_bias.to(weight.dtype),
             *(None,) * 6,
         )
-
-
-def _own_targets(targets: Tensor, num_rows: int, vocabulary: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """Return each target as a row of this rank's weight, 0 where it is another's, and whether it is its own."""
-    own = targets - (0 if vocabulary is None else vocabulary.rank() * num_rows)
-    is_own = (own >= 0) & (own < num_rows)
-    return own * is_own, is_own
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:

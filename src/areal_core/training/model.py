@@ -20,6 +20,7 @@ from areal_core.data.batch import Batch
 from areal_core.training.attention import Packing
 from areal_core.training.context import ContextRanks
 from areal_core.training.experts import routes_of
+from areal_core.training.layout import largest_share
 from areal_core.training.logprobs import logprobs_and_entropy
 
 HEAD_OUTPUTS: Mapping[Head, frozenset[Output]] = {
@@ -46,7 +47,7 @@ class PackedModel(nn.Module):
         Args:
             autocast: run matrix products in this dtype although the parameters are float32;
                 None leaves dtypes to the parameters.
-            vocabulary: the ranks that share the head's rows, as DTensors cut evenly along their first dimension.
+            vocabulary: the ranks that share the head's rows, as DTensors cut along their first dimension.
             context: the ranks that share every sequence.
         """
         super().__init__()
@@ -107,6 +108,7 @@ class PackedModel(nn.Module):
             self.divisor,
             with_entropy=with_entropy,
             vocabulary=self.vocabulary,
+            share=0 if self.vocabulary is None else largest_share(head.weight.shape[0], self.vocabulary.size()),
         )
         return {Output.LOGPROBS: logprobs, Output.ENTROPY: entropy}
 

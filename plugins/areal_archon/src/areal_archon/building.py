@@ -37,6 +37,7 @@ from areal_core.data.batch import Batch
 from areal_core.training import hf
 from areal_core.training.attention import Packing
 from areal_core.training.context import ContextRanks
+from areal_core.training.experts import Experts
 
 
 @frozen(kw_only=True, eq=False)
@@ -66,6 +67,12 @@ class Blueprint:
         parameters = parameters_of(shape, whole.named_parameters())
         folder = Folder.open(spec.model_path, parameters)
         return cls(config=config, shape=shape, rotary=rotary, parameters=parameters, folder=folder)
+
+    @property
+    def experts(self) -> Experts:
+        """Return what recorded routes of this model must be like."""
+        shape = self.shape
+        return Experts(num_layers=len(shape.mixtures), num_experts=shape.experts, per_token=shape.experts_per_token)
 
     @property
     def num_parameters(self) -> int:

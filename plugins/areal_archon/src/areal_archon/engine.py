@@ -25,12 +25,13 @@ from areal_core.training.export import Exporter
 from areal_core.training.group import ProcessRanks, agree
 from areal_core.training.layout import check_layout
 from areal_core.training.meeting import join, leave
+from areal_core.training.offload import DeviceMemory
 from areal_core.training.optimizer import Optimizer
 from areal_core.training.pieces import Box
 from areal_core.training.refusals import refuse_lora
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer, running
+from areal_core.training.trainer import Trainer, running, started
 
 
 class ArchonEngine:
@@ -92,7 +93,7 @@ class ArchonEngine:
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=Limits.of(spec, blueprint.config),
+            limits=Limits.of(spec, blueprint.config, blueprint.experts),
             exporter=Exporter(built.weights, spec.model_path, spec.dtype, group),
             state=TrainingState(
                 group=group,
@@ -102,6 +103,7 @@ class ArchonEngine:
                 facts=blueprint.identity(spec.head, trained=spec.optimizer is not None),
                 box=box,
             ),
+            memory=DeviceMemory(device, [*parameters.values(), *(optimizer.tensors if optimizer else ())]),
         )
         return EngineInfo(
             engine="archon",
@@ -150,9 +152,20 @@ class ArchonEngine:
         """Return to an exact state, written in any layout."""
         self.version = running(self._trainer).load_state(path)
 
+    def offload(self) -> None:
+        """Move this rank's parts of weights and moments off the device."""
+        started(self._trainer).offload()
+
+    def onload(self) -> None:
+        """Bring them back."""
+        started(self._trainer).onload()
+
     def close(self) -> None:
         """Leave the process group, together if the others still answer."""
-        group, self._group, self._trainer, self._built = self._group, None, None, None
+        trainer, self._trainer, self._built = self._trainer, None, None
+        group, self._group = self._group, None
+        if trainer is not None:
+            trainer.close()
         if group is not None:
             leave(group)
 

@@ -14,7 +14,7 @@ from areal_archon.models.shape import ModelShape
 from areal_archon.schedules import Schedule
 from areal_core.contract.errors import CapabilityError, LayoutError
 from areal_core.training.context import check_context
-from areal_core.training.layout import check_divides
+from areal_core.training.layout import check_divides, check_shares
 
 
 def check_options(layout: Mapping[str, int], config: ArchonConfig) -> None:
@@ -68,12 +68,12 @@ def check_fits(shape: ModelShape, layout: Mapping[str, int], schedule: Schedule 
     """Refuse a layout that does not divide the model.
 
     Raises:
-        LayoutError: naming what does not divide, and what would.
+        LayoutError: naming what does not divide, and what would; or a rank would have no entry of the vocabulary.
     """
     tensor, context, expert = (layout.get(letter, 1) for letter in "tce")
     check_divides("t", tensor, shape.kv_heads, "key and value heads")
     check_divides("t", tensor, shape.heads, "attention heads")
-    check_divides("t", tensor, shape.vocabulary, "entries of the vocabulary")
+    check_shares("t", tensor, shape.vocabulary, "entries of the vocabulary")
     if len(shape.mixtures) < shape.layers:
         check_divides("t", tensor, shape.intermediate, "feed-forward columns")
     if shape.mixtures:

@@ -27,11 +27,11 @@ MANIFEST = Manifest(
         "precision.bfloat16": full(),
         "precision.float16": unsupported("float16 needs loss scaling; bfloat16 does not"),
         "memory.cpu_offload": not_yet("parameters and optimizer stay on the device"),
-        "memory.offload": not_yet("weights and optimizer stay on the device between steps"),
+        "memory.offload": full(),
         "memory.activation_checkpointing": full(),
         "head.value": full(),
         "packing": full(),
         "lora": not_yet("adapters are not trained"),
-        "experts.replay": not_yet("the routers take recorded routes, but no run has shown it; routes are refused"),
+        "experts.replay": full(),
     },
 )

@@ -18,6 +18,7 @@ from areal_archon.models.decoder import Block, Decoder
 from areal_archon.models.mixture import Mixture
 from areal_archon.models.names import Parameter
 from areal_archon.ranks import Ranks
+from areal_core.training.layout import share_of
 from areal_core.training.pieces import Box, box_of
 
 SMALL_BYTES = 64 << 20
@@ -87,7 +88,7 @@ def _box(tensor: Tensor, parameter: Parameter, ranks: Ranks, *, copied: bool) ->
     part = box_of(tensor)
     offset, cut = list(part.offset), parameter.entry.tensor_dim
     if cut is not None:
-        offset[cut] += ranks.place["t"] * part.shape[cut]
+        offset[cut] += share_of(parameter.shape[cut], ranks.degrees["t"], ranks.place["t"]).start
     if parameter.entry.stacked:
         offset[0] += ranks.place["e"] * part.shape[0]
     first = cut is not None or ranks.place["t"] == 0

@@ -17,6 +17,8 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.functional import pad
 
+from areal_core.training.layout import share_of
+
 # Any: torch renamed both in 2.13 and warns of the names that 2.11 has.
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -42,6 +44,10 @@ class TensorRanks:
     def rank(self) -> int:
         """Return this rank's number among them."""
         return 0 if self.group is None else self.group.rank()
+
+    def share(self, size: int) -> range:
+        """Return which of `size` rows this rank holds, where ranks need not hold as many."""
+        return share_of(size, self.size, self.rank)
 
     def enter(self, x: Tensor, num_tokens: int) -> Tensor:
         """Begin a cut part: give every rank all tokens. Backward adds the ranks' gradients."""

@@ -18,6 +18,7 @@ from areal_archon.models.names import Parameter
 from areal_archon.models.shape import ModelShape
 from areal_archon.ranks import Ranks
 from areal_archon.sharding import Held
+from areal_core.training.pieces import joined
 
 
 @frozen(kw_only=True, eq=False)
@@ -65,14 +66,9 @@ class ShardedWeights:
     def _gathered(self, held: Held, dtype: torch.dtype) -> Tensor:
         sharded: Any = held.tensor.detach().to(dtype)  # Any: a DTensor, whose methods are not all typed
         part: Tensor = sharded.full_tensor()
-        if held.parameter.entry.tensor_dim is not None:
-            part = _joined(part, held.parameter.entry.tensor_dim, self.ranks.tensor)
-        return _joined(part, 0, self.ranks.expert) if held.parameter.entry.stacked else part
-
-
-def _joined(part: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
-    if group is None:
+        entry, shape = held.parameter.entry, held.parameter.shape
+        if entry.tensor_dim is not None:
+            part = joined(part, entry.tensor_dim, shape[entry.tensor_dim], self.ranks.tensor)
+        if entry.stacked:
+            part = joined(part, 0, shape[0], self.ranks.expert)
         return part
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(parts, part.contiguous(), group=group)
-    return torch.cat(parts, dim)

@@ -24,15 +24,20 @@ class FSDPWitness:
     engine: Any
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return copies of all parameters, whole."""
+        """Return copies of all parameters, whole, as a folder has them."""
+        from areal_core.training import hf
         from areal_fsdp.sharding import gather
 
-        parameters = self.engine._trainer.state.parameters
-        return {name: gather(parameter).cpu().clone() for name, parameter in parameters.items()}
+        trainer = self.engine._trainer
+        model = trainer.model.root.hf
+        found: dict[str, Tensor] = {}
+        for name, parameter in trainer.state.parameters.items():
+            found |= hf.folder_tensors(model, name, gather(parameter).cpu().clone())
+        return found
 
 
 ADAPTER = Adapter(
-    models=("qwen3", "qwen2", "llama"),
+    models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     dtypes=("float32", "bfloat16"),
     layouts=("d2", "t2", "c2", "d4", "d2t2", "d2c2", "c2t2"),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True, "wrap": "layer"}},

@@ -7,7 +7,9 @@ Does not know: algorithms, micro-batches, files; `areal_core.training` does all 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -17,18 +19,19 @@ from torch.distributed.fsdp import FSDPModule
 from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
-from areal_core.training import hf
+from areal_core.training import hf, lora
 from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_core.training.experts import obey_routes
 from areal_core.training.export import Exporter, FolderWeights
 from areal_core.training.group import ProcessRanks, agree
 from areal_core.training.layout import check_layout, coordinates
 from areal_core.training.meeting import join, leave
 from areal_core.training.model import PackedModel
+from areal_core.training.offload import DeviceMemory
 from areal_core.training.optimizer import Optimizer
-from areal_core.training.refusals import refuse_lora
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer, running
+from areal_core.training.trainer import Trainer, running, started
 from areal_fsdp import sharding, tensor
 from areal_fsdp.config import FSDPConfig
 
@@ -76,13 +79,12 @@ class FSDPEngine:
         layout = dict(spec.layout) or {"d": rank.world_size}
         check_layout(layout, rank.world_size, engine="fsdp", can="dtc", fix="use archon or megatron for p and e")
         sharding.check_options(self._config, layout)
-        refuse_lora(spec, engine="fsdp")
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         self._group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
-            self._trainer, hf_config = self._build(self._group, spec, layout, dtype, device)
+            self._trainer, model = self._build(self._group, spec, layout, dtype, device)
         except BaseException:
             self.close()
             raise
@@ -90,8 +92,8 @@ class FSDPEngine:
             engine="fsdp",
             engine_version=str(torch.__version__),
             device=str(device),
-            num_parameters=sum(parameter.numel() for parameter in self._trainer.state.parameters.values()),
-            context_length=hf.context_length(hf_config),
+            num_parameters=lora.num_parameters(model),
+            context_length=hf.context_length(model.config),
             data_rank=coordinates(layout, rank.rank)["d"],
             data_size=layout.get("d", 1),
             details={"wrap": self._config.wrap, "backend": DISTRIBUTED_BACKENDS[rank.device]},
@@ -99,21 +101,11 @@ class FSDPEngine:
 
     def _build(
         self, group: ProcessRanks, spec: TrainSpec, layout: Mapping[str, int], dtype: torch.dtype, device: torch.device
-    ) -> tuple[Trainer, object]:
+    ) -> tuple[Trainer, hf.Model]:
         """Cut an empty model over tensor ranks, then over the others; fill it from rank 0, which alone read weights."""
-        source: list[hf.Model] = []
-        empty: list[hf.Model] = []
-
-        def load() -> None:
-            config = hf.load_config(spec.model_path, spec.head)
-            empty.append(hf.empty_model(config, spec.head))
-            sharding.check(empty[0], layout)
-            if group.rank == 0:
-                source.append(hf.load_model(spec.model_path, config, spec.head))
-
-        agree(group, load)
-        model = empty.pop()
-        model.train().requires_grad_(spec.optimizer is not None)
+        model, source, adapter_facts = _load(group, spec, layout)
+        experts = obey_routes(model)
+        lora.select_trained(model.train(), frozen=spec.optimizer is None)
         if self._config.activation_checkpointing:
             hf.recompute_activations(model)
         meshes = sharding.Meshes.of(layout, self._config.replicas, device)
@@ -126,26 +118,34 @@ class FSDPEngine:
         )
         root = sharding.shard(packed, meshes.shards, dtype, self._config)
         offloaded = self._config.cpu_offload and device.type != "cpu"
-        sharding.fill(packed, source.pop() if source else None, device, offloaded=offloaded)
+        sharding.fill(packed, source, device, offloaded=offloaded)
+        del source  # as large as the model, on rank 0
 
-        parameters: dict[str, Tensor] = dict(model.named_parameters())
+        parameters = lora.select_trained(model, frozen=spec.optimizer is None)
         optimizer = Optimizer(parameters, spec.optimizer) if spec.optimizer else None
         trainer = Trainer(
             model=ShardedModel(root, meshes.shards.size(), self._config.reduce_every_microbatch),
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=Limits.of(spec, model.config),
-            exporter=Exporter(FolderWeights(model, sharding.gather), spec.model_path, spec.dtype, group),
+            limits=Limits.of(spec, model.config, experts),
+            exporter=Exporter(
+                FolderWeights(model, sharding.gather),
+                spec.model_path,
+                spec.dtype,
+                group,
+                beside=partial(lora.write_adapter, model, spec.model_path, sharding.gather, group),
+            ),
             state=TrainingState(
                 group=group,
                 device=device,
                 parameters=parameters,
                 optimizer=optimizer,
-                facts=hf.identity(model, spec.head, trained=spec.optimizer is not None),
+                facts=hf.identity(model, spec.head, trained=spec.optimizer is not None) | adapter_facts,
             ),
+            memory=DeviceMemory(device, [*model.parameters(), *(optimizer.tensors if optimizer else ())]),
         )
-        return trainer, model.config
+        return trainer, model
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """Make one optimizer step."""
@@ -179,11 +179,47 @@ class FSDPEngine:
         """Return to an exact state, written by any number of ranks."""
         self.version = running(self._trainer).load_state(path)
 
+    def offload(self) -> None:
+        """Move this rank's shards of weights and moments off the device."""
+        started(self._trainer).offload()
+
+    def onload(self) -> None:
+        """Bring them back."""
+        started(self._trainer).onload()
+
     def close(self) -> None:
         """Leave the process group, together if the others still answer."""
-        group, self._group, self._trainer = self._group, None, None
+        trainer, self._trainer = self._trainer, None
+        group, self._group = self._group, None
+        if trainer is not None:
+            trainer.close()
         if group is not None:
             leave(group)
+
+
+def _load(
+    group: ProcessRanks, spec: TrainSpec, layout: Mapping[str, int]
+) -> tuple[hf.Model, hf.Model | None, dict[str, Any]]:  # Any: json
+    """Return the model without memory, on rank 0 with weights too, and what a state of its adapter is of. Collective.
+
+    A is drawn with the weights, once: the other ranks are given it like them.
+    """
+    empty: list[hf.Model] = []
+    source: list[hf.Model] = []
+
+    def load() -> dict[str, Any]:  # Any: json
+        config = hf.load_config(spec.model_path, spec.head)
+        empty.append(hf.empty_model(config, spec.head))
+        sharding.check(empty[0], layout)
+        lora.add_adapters(empty[0], spec)
+        if group.rank != 0:
+            return {}
+        source.append(hf.load_model(spec.model_path, config, spec.head))
+        lora.add_adapters(source[0], spec)
+        return lora.identity(source[0], spec.lora)
+
+    adapter_facts: dict[str, Any] = agree(group, load)[0]  # Any: json
+    return empty[0], source[0] if source else None, adapter_facts
 
 
 def _reshard(trainer: Trainer) -> None:

@@ -27,10 +27,11 @@ MANIFEST = Manifest(
         "precision.bfloat16": full(),
         "precision.float16": unsupported("float16 needs loss scaling; bfloat16 does not"),
         "memory.cpu_offload": when("device != cpu", "on a CPU there is nothing to offload to"),
-        "memory.offload": not_yet("weights and optimizer stay on the device between steps"),
+        "memory.offload": full(),
         "memory.activation_checkpointing": full(),
         "head.value": full(),
         "packing": full(),
-        "lora": not_yet("adapters are not trained"),
+        "lora": full(),
+        "experts.replay": full(),
     },
 )

@@ -15,15 +15,16 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor
 
 from areal_core.contract.errors import CapabilityError, LayoutError
 from areal_core.training.attention import leave_uncompiled
 from areal_core.training.context import ContextRanks, check_context
 from areal_core.training.hf import Model
+from areal_core.training.layout import share_of
 from areal_core.training.model import PackedModel
 from areal_core.training.optimizer import local
-from areal_core.training.pieces import box_of
+from areal_core.training.pieces import box_of, joined
 from areal_fsdp import tensor
 from areal_fsdp.config import FSDPConfig
 
@@ -147,15 +148,20 @@ def fill(packed: PackedModel, source: Model | None, device: torch.device, *, off
 
 
 def gather(parameter: Tensor) -> Tensor:
-    """Return a parameter whole, on every rank, on the device. Collective."""
-    sharded: Any = parameter.detach()  # Any: a DTensor, whose methods are not all typed
-    if sharded.device.type != sharded.device_mesh.device_type:  # offloaded to the host
-        sharded = sharded.to(sharded.device_mesh.device_type)
-    placements = list(sharded.placements)
-    for dim in range(len(placements)):  # shards are cut from the parts of tensor ranks: joined in the other order
-        placements[dim] = Replicate()
-        sharded = sharded.redistribute(placements=placements)
-    whole: Tensor = sharded.to_local()
+    """Return a parameter whole, on every rank, on the device. Collective.
+
+    Data ranks share what their tensor rank holds: parts are joined in the other order than they were cut in.
+    """
+    assert isinstance(parameter, DTensor)
+    mesh, size, cuts = parameter.device_mesh, list(parameter.shape), []
+    for axis in reversed(range(mesh.ndim)):
+        place: Any = parameter.placements[axis]  # Any: torch's two kinds of shards have no common class
+        if not place.is_replicate():
+            cuts.append((axis, place.dim, size[place.dim]))
+            size[place.dim] = len(share_of(size[place.dim], mesh.size(axis), mesh.get_local_rank(axis)))
+    whole = local(parameter).to(mesh.device_type)  # offloaded ones are on the host
+    for axis, dim, total in reversed(cuts):
+        whole = joined(whole, dim, total, mesh.get_group(axis))
     return whole
 
 

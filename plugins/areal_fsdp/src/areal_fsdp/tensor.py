@@ -24,7 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from areal_core.contract.errors import ModelError
 from areal_core.training.hf import Model
-from areal_core.training.layout import check_divides
+from areal_core.training.layout import check_divides, check_shares, share_of
+from areal_core.training.lora import LoraLinear
 
 
 class Cut(StrEnum):
@@ -76,14 +77,13 @@ def check(model: Model, degree: int) -> None:
 
     Raises:
         ModelError: its plan asks for what is not done here.
-        LayoutError: heads, vocabulary, experts or the width of a layer do not divide.
+        LayoutError: heads, experts or the width of a layer do not divide, or a rank would have no word.
     """
     found = cuts(model)
     text = model.config.get_text_config()
     heads = int(text.num_attention_heads)
     check_divides("t", degree, heads, "attention heads")
     check_divides("t", degree, int(getattr(text, "num_key_value_heads", None) or heads), "key and value heads")
-    check_divides("t", degree, int(text.vocab_size), "vocabulary entries")
     for name, cut in found.items():
         module = model.get_submodule(name)
         if cut is Cut.COLUMN:
@@ -92,19 +92,24 @@ def check(model: Model, degree: int) -> None:
             check_divides("t", degree, int(module.in_features), f"columns of {name}")
         elif cut is Cut.EXPERTS:
             check_divides("t", degree, int(module.num_experts), "experts")
+        elif cut in (Cut.VOCABULARY, Cut.HEAD):
+            check_shares("t", degree, int(module.weight.shape[0]), "vocabulary entries")
 
 
 def share_out(model: Model, mesh: DeviceMesh) -> None:
     """Cut every parameter of a checked model over `mesh` in place."""
     shared = _shared(model)
     styles: dict[str, ParallelStyle] = {}
+    adapters: dict[tuple[nn.Module, str], nn.Parameter] = {}
     for name, cut in cuts(model).items():
         module = model.get_submodule(name)
         match cut:
             case Cut.COLUMN:
                 styles[name] = ColwiseParallel()
+                adapters |= _taken_off(module, mesh, {"lora_A": Replicate(), "lora_B": Shard(0)})
             case Cut.ROW:
                 styles[name] = RowwiseParallel()
+                adapters |= _taken_off(module, mesh, {"lora_A": Shard(1), "lora_B": Replicate()})
             case Cut.VOCABULARY:
                 _distribute(module, mesh, Shard(0))
                 _compute_with_parts(module, Shard(0))
@@ -120,6 +125,8 @@ def share_out(model: Model, mesh: DeviceMesh) -> None:
                 _distribute(module, mesh, Replicate())
                 _compute_with_parts(module, Partial() if cut is Cut.PARTIAL else Replicate())
     parallelize_module(model, mesh, styles)
+    for (module, leaf), adapter in adapters.items():
+        module.register_parameter(leaf, adapter)
     for (carrier, leaf), others in shared.items():
         for other, other_leaf in others:
             other._parameters[other_leaf] = carrier._parameters[leaf]
@@ -173,8 +180,27 @@ def _shared(model: Model) -> dict[tuple[nn.Module, str], list[tuple[nn.Module, s
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
     for leaf, parameter in list(module.named_parameters(recurse=False)):
-        part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
-        module._parameters[leaf] = nn.Parameter(part, requires_grad=parameter.requires_grad)
+        module._parameters[leaf] = _distributed(parameter, mesh, placement)
+
+
+def _distributed(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
+    part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+
+
+def _taken_off(
+    layer: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Placement]
+) -> dict[tuple[nn.Module, str], nn.Parameter]:
+    """Cut the adapter of a layer, if it has one, and take it off: torch's styles cut every parameter they find alike.
+
+    A is cut with what the layer takes, B with what it puts out; the other is on every rank.
+    """
+    taken: dict[tuple[nn.Module, str], nn.Parameter] = {}
+    if isinstance(layer, LoraLinear):
+        for leaf, placement in placements.items():
+            taken[layer, leaf] = _distributed(layer.get_parameter(leaf), mesh, placement)
+            delattr(layer, leaf)
+    return taken
 
 
 def _compute_with_parts(module: nn.Module, gradient: Placement) -> None:
@@ -202,11 +228,10 @@ def _part(leaf: str, gradient: Placement) -> Callable[[nn.Module], Tensor]:
 def _share_words_out(embedding: nn.Embedding, mesh: DeviceMesh) -> None:
     """Look up this rank's words only, and add up what all ranks found; torch's own style gathers whole gradients."""
     compute: Callable[[Tensor], Tensor] = embedding.forward
-    count = embedding.num_embeddings // mesh.size()
-    first = mesh.get_local_rank() * count
+    share = share_of(embedding.num_embeddings, mesh.size(), mesh.get_local_rank())
+    first, count = share.start, len(share)
     if embedding.padding_idx is not None:  # on every other rank the row of that number is a word
-        part, row = divmod(embedding.padding_idx, count)
-        embedding.padding_idx = row if part == mesh.get_local_rank() else None
+        embedding.padding_idx = embedding.padding_idx - first if embedding.padding_idx in share else None
 
     def forward(ids: Tensor) -> Tensor:
         own = ids - first

@@ -28,6 +28,7 @@ from areal_core.data.batch import Batch
 from areal_core.training.attention import Packing
 from areal_core.training.context import ContextRanks
 from areal_core.training.experts import KEYWORD, routes_of
+from areal_core.training.layout import largest_share
 from areal_core.training.logprobs import logprobs_and_entropy
 
 Columns = dict[str, Tensor]
@@ -103,7 +104,7 @@ class Decoder(nn.Module):
         """
         super().__init__()
         self.shape, self.setting, self.first, self.last = shape, setting, first, last
-        vocabulary = shape.vocabulary // setting.tensor.size
+        vocabulary = len(setting.tensor.share(shape.vocabulary))
         if first:
             self.embedding = nn.Embedding(vocabulary, shape.hidden)
         numbers = range(shape.layers) if layers is None else layers
@@ -142,7 +143,7 @@ class Decoder(nn.Module):
     def _embedded(self, input_ids: Tensor) -> Tensor:
         """Look up this rank's rows; tokens of other ranks' rows are zero here."""
         tensor, weight = self.setting.tensor, self.embedding.weight
-        own = input_ids - tensor.rank * weight.shape[0]
+        own = input_ids - tensor.share(self.shape.vocabulary).start
         is_own = (own >= 0) & (own < weight.shape[0])
         return tensor.leave(embedding(own * is_own, weight) * is_own[:, None])
 
@@ -177,6 +178,7 @@ class Decoder(nn.Module):
             self.setting.temperature,
             with_entropy=with_entropy,
             vocabulary=self.setting.tensor.group,
+            share=largest_share(self.shape.vocabulary, self.setting.tensor.size),
         )
         return {Output.LOGPROBS: logprobs, Output.ENTROPY: entropy}
 
