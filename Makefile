@@ -1,14 +1,15 @@
 # One line of plain commands each. Variables: PYTHON, VENV, TORCH, OUT, ARGS.
 PYTHON ?= python3
 VENV ?= .venv
+ASCEND ?= .venv-ascend
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e plugins/areal_archon -e plugins/areal_vllm -e plugins/areal_sglang -e conformance
+PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e plugins/areal_archon -e "plugins/areal_megatron[engine]" -e plugins/areal_ascend -e plugins/areal_vllm -e plugins/areal_sglang -e conformance
 MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: quickstart test test-slow test-vllm test-sglang conformance-vllm conformance-sglang lint docs bench conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-vllm conformance-sglang lint docs bench conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -25,10 +26,10 @@ quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
 
 test: $(DEV) ## everything that takes less than half a minute
-	$(BIN)/python -m pytest -m "not slow and not gpu and not vllm and not sglang" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
-	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not sglang" $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers on the CPU; makes their environment first
 	$(BIN)/areal env create vllm --device cpu
@@ -37,6 +38,15 @@ test-vllm: $(DEV) ## against real vLLM servers on the CPU; makes their environme
 test-sglang: $(DEV) ## against real SGLang servers on the CPU; makes their environment first
 	$(BIN)/areal env create sglang --device cpu
 	$(BIN)/python -m pytest -m sglang plugins/areal_sglang/tests tests $(ARGS)
+
+$(ASCEND)/.installed: $(MANIFESTS)
+	$(PYTHON) -m venv $(ASCEND)
+	$(ASCEND)/bin/pip install --quiet "$(TORCH)" torch-npu==2.13.0
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ASCEND)/bin/pip install --quiet -e ".[dev,torch,tasks]" -e plugins/areal_fsdp -e plugins/areal_reference -e plugins/areal_ascend -e conformance
+	touch $(ASCEND)/.installed
+
+test-ascend: $(ASCEND)/.installed ## torch-npu itself over stand-ins for CANN and HCCL, in an environment of its own; wants a C compiler
+	$(ASCEND)/bin/python -m areal_ascend.testing $(ASCEND)/bin/python -m pytest -m ascend plugins/areal_ascend/tests $(ARGS)
 
 conformance-vllm conformance-sglang: conformance-%: $(DEV) ## hold a served engine and its pairs to the contract on the CPU; an hour on two cores
 	$(BIN)/areal env create $* --device cpu
@@ -61,4 +71,4 @@ bench: $(DEV) ## every benchmark; figures go to benchmarks/results/
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) site build dist runs
+	rm -rf $(VENV) $(ASCEND) site build dist runs

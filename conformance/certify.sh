@@ -16,6 +16,7 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
+SEVERAL_RANKS="fsdp archon megatron"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 certify() {  # folder, then what `areal conformance run` takes
@@ -27,15 +28,16 @@ certify() {  # folder, then what `areal conformance run` takes
 if [ -n "$ENGINE" ]; then
   certify "infer-$ENGINE" --backend "$ENGINE" --role infer
   if [ "$LEVEL" -ge 3 ]; then
-    for trainer in fsdp reference archon; do
+    for trainer in reference $SEVERAL_RANKS; do
       certify "pair-$trainer+$ENGINE" --pair "$trainer+$ENGINE"
     done
   fi
   exit
 fi
 certify train-reference --backend reference --role train
-certify train-fsdp --backend fsdp --role train --ranks 4
-certify train-archon --backend archon --role train --ranks 4
+for trainer in $SEVERAL_RANKS; do
+  certify "train-$trainer" --backend "$trainer" --role train --ranks 4
+done
 certify infer-reference --backend reference --role infer
 certify scheduler-local --backend local --role scheduler
 certify transport-disk --backend disk --role transport
@@ -44,7 +46,7 @@ certify transport-collective --backend collective --role transport
 certify workflow-single_turn --backend single_turn --role workflow
 if [ "$LEVEL" -ge 3 ]; then  # these have no checks below
   certify loop-areal --backend areal --role loop
-  for trainer in fsdp reference archon; do
+  for trainer in reference $SEVERAL_RANKS; do
     certify "pair-$trainer+reference" --pair "$trainer+reference"
   done
 fi

@@ -95,8 +95,8 @@ def test_one_backend_is_shown_with_every_reason(areal: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["megatorn"], "did you mean 'megatron'?  pip install areal-megatron"),
-        (["megatron"], "pip install areal-megatron"),
+        (["slrum"], "did you mean 'slurm'?  pip install areal-slurm"),
+        (["slurm"], "pip install areal-slurm"),
         (["--role", "trian"], "did you mean 'train'?"),
     ],
 )

@@ -94,7 +94,7 @@ def test_all_roles_are_planned_and_described(model: Path) -> None:
     [
         ("actor.backend=fsdpp:d1", BackendNotFound, r"'fsdpp'(.|\n)*did you mean 'fsdp'"),
         ("rollout.backend=referense:d1", BackendNotFound, r"'referense'(.|\n)*did you mean 'reference'"),
-        ("rollout.backend=ascend:d1", BackendNotFound, r"'ascend'(.|\n)*pip install areal-ascend"),
+        ("scheduler.backend=slurm", BackendNotFound, r"'slurm'(.|\n)*pip install areal-slurm"),
         ("data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
         ("evaluation.data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
         ("rollout.reward.name=reasoning_jim", BackendNotFound, r"reward named(.|\n)*did you mean 'reasoning_gym'"),

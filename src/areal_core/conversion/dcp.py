@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import pathlib
 import pickle
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,10 @@ _KNOWN = {
     )
 }
 _KNOWN |= {("torch.distributed.checkpoint.filesystem", name) for name in ("_StorageInfo", "_StoragePrefix")}
+_KNOWN |= {  # the plans of all ranks, which Megatron leaves in its index
+    ("torch.distributed.checkpoint.planner", name)
+    for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")
+}
 _KNOWN |= {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict")}
 _KNOWN |= {("torch", name) for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
 _PATHS = {("pathlib", name) for name in ("PosixPath", "WindowsPath", "Path")}
@@ -103,20 +108,31 @@ class Folder:
 
     def read(self, name: str) -> Tensor:
         """Put one tensor together from its pieces."""
+        size = self._index.state_dict_metadata[self._prefix + name].size
+        return self.part(name, [(0, length) for length in size])
+
+    def part(self, name: str, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        """Put a box of a tensor together from the pieces it overlaps, one pair of bounds per dimension."""
         key = self._prefix + name
         entry = self._index.state_dict_metadata[key]
-        whole = torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        box = torch.empty([stop - start for start, stop in bounds], dtype=entry.properties.dtype)
         filled = 0
         for number, chunk in enumerate(entry.chunks):
+            common = [
+                (max(start, at), min(stop, at + size))
+                for (start, stop), at, size in zip(bounds, chunk.offsets, chunk.sizes, strict=True)
+            ]
+            if any(stop <= start for start, stop in common):
+                continue
             piece = self._piece(key, tuple(chunk.offsets), number)
             if tuple(piece.shape) != tuple(chunk.sizes):
                 raise self._torn(name, f"a piece is of shape {list(piece.shape)}, not {list(chunk.sizes)}")
-            where = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
-            whole[where] = piece
-            filled += piece.numel()
-        if filled != whole.numel():
-            raise self._torn(name, f"its pieces have {filled} of {whole.numel()} elements")
-        return whole
+            begins = [start for start, _ in bounds]
+            box[_within(common, begins)] = piece[_within(common, chunk.offsets)]
+            filled += math.prod(stop - start for start, stop in common)
+        if filled != box.numel():
+            raise self._torn(name, f"its pieces have {filled} of {box.numel()} elements")
+        return box
 
     def companions(self) -> Sequence[Path]:
         """Return what lies beside the index."""
@@ -143,6 +159,11 @@ class Folder:
 
     def _torn(self, name: str, why: str) -> CheckpointError:
         return CheckpointError(f"{name} in {self._folder} cannot be read", why=why, fix="copy the checkpoint again")
+
+
+def _within(bounds: Sequence[tuple[int, int]], begins: Sequence[int]) -> tuple[slice, ...]:
+    """Return bounds as seen from where a tensor begins."""
+    return tuple(slice(start - at, stop - at) for (start, stop), at in zip(bounds, begins, strict=True))
 
 
 class _IndexReader(pickle.Unpickler):
@@ -189,46 +210,89 @@ class _Files:
         return self.groups
 
     def write(self, number: int, tensors: Mapping[str, Tensor]) -> None:
-        file = self.folder / _file(number)
-        with storage_errors(file):
-            beside = file.with_suffix(".writing")
-            places: dict[str, tuple[int, int]] = {}
-            with beside.open("wb") as stream:
-                for name in self.groups[number]:
-                    start = stream.tell()
-                    stream.write(_encoded(tensors[name]))
-                    places[name] = start, stream.tell() - start
-            self._places(number).write_text(json.dumps(places))
-            beside.rename(file)
+        write_file(self.folder, number, {name: tensors[name] for name in self.groups[number]})
 
     def finish(self) -> None:
-        by_name = {info.name: info for info in self.infos}
-        entries: dict[str, Any] = {}
-        where: dict[Any, Any] = {}
-        for number in range(len(self.groups)):
-            for name, (offset, length) in json.loads(self._places(number).read_text()).items():
-                info, key = by_name[name], self.prefix + name
-                size = torch.Size(info.shape)
-                start = torch.Size([0] * len(size))
-                entries[key] = metadata.TensorStorageMetadata(
-                    properties=metadata.TensorProperties(dtype=getattr(torch, info.dtype)),
-                    size=size,
-                    chunks=[metadata.ChunkStorageMetadata(offsets=start, sizes=size)],
-                )
-                where[metadata.MetadataIndex(key, start, 0)] = filesystem._StorageInfo(_file(number), offset, length)
-        index = metadata.Metadata(
-            state_dict_metadata=entries,
-            planner_data={key: (key,) for key in entries},
-            storage_data=where,
-            storage_meta=metadata.StorageMeta(),
-        )
-        with storage_errors(self.folder / INDEX), (self.folder / INDEX).open("wb") as stream:
-            pickle.dump(index, stream)
-        for number in range(len(self.groups)):
-            self._places(number).unlink()
+        pieces = {
+            info.name: Place(
+                key=self.prefix + info.name,
+                offset=(0,) * len(info.shape),
+                size=info.shape,
+                whole=info.shape,
+                dtype=info.dtype,
+            )
+            for info in self.infos
+        }
+        write_index(self.folder, len(self.groups), pieces)
 
-    def _places(self, number: int) -> Path:
-        return self.folder / f"{_file(number)}.json"
+
+@frozen(kw_only=True)
+class Place:
+    """Where a piece lies: it begins at `offset` in the tensor `key` of shape `whole`."""
+
+    key: str
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    whole: tuple[int, ...]
+    dtype: str
+
+
+def write_file(folder: Path, number: int, pieces: Mapping[str, Tensor]) -> None:
+    """Write named pieces into one file, and beside it, until the index is written, where in it they are.
+
+    Raises:
+        StorageError: they cannot be written.
+    """
+    file = folder / _file(number)
+    with storage_errors(file):
+        beside = file.with_suffix(".writing")
+        where: dict[str, tuple[int, int]] = {}
+        with beside.open("wb") as stream:
+            for name, piece in pieces.items():
+                start = stream.tell()
+                stream.write(_encoded(piece))
+                where[name] = start, stream.tell() - start
+        _beside(folder, number).write_text(json.dumps(where))
+        beside.rename(file)
+
+
+def write_index(folder: Path, num_files: int, places: Mapping[str, Place]) -> None:
+    """Write the index of all files, when they are there.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    entries: dict[str, Any] = {}
+    stored: dict[Any, Any] = {}
+    for number in range(num_files):
+        for name, (start, length) in json.loads(_beside(folder, number).read_text()).items():
+            place = places[name]
+            offset = torch.Size(place.offset)
+            entry = entries.setdefault(
+                place.key,
+                metadata.TensorStorageMetadata(
+                    properties=metadata.TensorProperties(dtype=getattr(torch, place.dtype)),
+                    size=torch.Size(place.whole),
+                    chunks=[],
+                ),
+            )
+            key = metadata.MetadataIndex(place.key, offset, len(entry.chunks))
+            entry.chunks.append(metadata.ChunkStorageMetadata(offsets=offset, sizes=torch.Size(place.size)))
+            stored[key] = filesystem._StorageInfo(_file(number), start, length)
+    index = metadata.Metadata(
+        state_dict_metadata=entries,
+        planner_data={key: (key,) for key in entries},
+        storage_data=stored,
+        storage_meta=metadata.StorageMeta(),
+    )
+    with storage_errors(folder / INDEX), (folder / INDEX).open("wb") as stream:
+        pickle.dump(index, stream)
+    for number in range(num_files):
+        _beside(folder, number).unlink()
+
+
+def _beside(folder: Path, number: int) -> Path:
+    return folder / f"{_file(number)}.json"
 
 
 def _file(number: int) -> str:

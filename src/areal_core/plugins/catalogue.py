@@ -24,7 +24,6 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "reference": "areal-reference",
             "vllm": "areal-vllm",
             "sglang": "areal-sglang",
-            "ascend": "areal-ascend",
         },
         "scheduler": {"local": CORE, "ray": "areal-ray", "slurm": "areal-slurm"},
         "transport": {"disk": CORE, "shm": CORE, "collective": CORE},

@@ -1,0 +1,23 @@
+"""What this plugin can do, for `areal backends` and the plan.
+
+The engine is that of `areal_fsdp`, so are the claims. Where each was tried is in the README.
+"""
+
+from __future__ import annotations
+
+from areal_core.plugins.manifest import Manifest
+from areal_fsdp.manifest import MANIFEST as FSDP
+
+MANIFEST = Manifest(
+    role="train",
+    name="ascend",
+    contract=FSDP.contract,
+    factory="areal_ascend.engine:AscendEngine",
+    config="areal_ascend.config:AscendConfig",
+    conformance="areal_ascend.conformance:ADAPTER",
+    requires=(*FSDP.requires, "torch-npu>=2.11"),
+    extra="engine",
+    devices=("npu",),
+    summary="FSDP2 on Ascend NPUs; tested with stand-ins for CANN and HCCL, never run on an NPU",
+    claims=FSDP.claims,
+)

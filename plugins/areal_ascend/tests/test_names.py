@@ -1,0 +1,82 @@
+"""What the plugin and the core ask of torch_npu is in the wheel, the real one, whatever runs below it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ascend
+READERS = (
+    "areal_ascend.attention",
+    "areal_ascend.engine",
+    "areal_core.training.device",
+    "areal_core.weights.collective_group",
+)
+
+
+def source(module: str) -> str:
+    """Return the text of a module."""
+    return Path(str(import_module(module).__file__)).read_text()
+
+
+def chains(tree: ast.AST) -> set[str]:
+    """Return every dotted name that starts at torch_npu, and every name imported from it."""
+    found = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch_npu"):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if re.fullmatch(r"torch_npu(\.\w+)+", name)}
+
+
+def used() -> set[str]:
+    """Return all names used; `module` and `npu` are torch.npu where the core looks after devices."""
+    found = set().union(*(chains(ast.parse(source(module))) for module in READERS))
+    for module in READERS[2:]:
+        found |= {f"torch.npu.{name}" for name in re.findall(r"\b(?:module|npu)\.(\w+)\(", source(module))}
+    return found
+
+
+def test_every_name_is_there() -> None:
+    """The scan finds the names one knows of, and each of them exists."""
+    import torch
+    import torch_npu
+
+    names = used()
+    missing = []
+    for name in names:
+        first, *rest = name.split(".")
+        thing: Any = {"torch": torch, "torch_npu": torch_npu}[first]
+        for part in rest:
+            thing = getattr(thing, part, None)
+        if thing is None:
+            missing.append(name)
+
+    assert {"torch_npu.npu_fusion_attention", "torch.npu.set_device", "torch.npu.current_device"} <= names
+    assert "torch_npu._C._distributed_c10d.ProcessGroupHCCL" in names
+    assert missing == []
+
+
+def test_the_kernel_has_every_argument_that_is_passed() -> None:
+    """By name and by place."""
+    import torch
+
+    arguments = [argument.name for argument in torch.ops.npu.npu_fusion_attention.default._schema.arguments]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(source("areal_ascend.attention")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch_npu.npu_fusion_attention"
+    ]
+
+    assert len(calls) == 1
+    assert arguments[: len(calls[0].args)] == ["query", "key", "value", "head_num", "input_layout"]
+    assert {keyword.arg for keyword in calls[0].keywords} <= set(arguments)
+
+
+def test_the_wheel_is_the_one_these_tests_speak_of() -> None:
+    """Another version may need other stand-ins; say so here first."""
+    assert metadata.version("torch-npu").startswith("2.13.")

@@ -1,0 +1,186 @@
+"""Megatron-Core as a TrainEngine: its GPTModel over data, tensor, pipeline, context and expert ranks.
+
+Knows: the order in which a rank starts and what it is then made of.
+Does not know: algorithms, micro-batches, files; `areal_core.training` does all that for every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
+from areal_core.contract.weights import Receipt, WeightSink
+from areal_core.data.batch import Batch
+from areal_core.training import hf
+from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_core.training.export import Exporter
+from areal_core.training.group import ProcessRanks, agree
+from areal_core.training.layout import check_layout
+from areal_core.training.meeting import join, leave
+from areal_core.training.offload import DeviceMemory
+from areal_core.training.optimizer import Optimizer
+from areal_core.training.pieces import Box
+from areal_core.training.refusals import refuse_lora
+from areal_core.training.resume import TrainingState
+from areal_core.training.step import Limits
+from areal_core.training.trainer import Trainer, running, started
+from areal_megatron import building, fitting, ranks, sharding
+from areal_megatron.config import MegatronConfig
+from areal_megatron.library import VERSION, quiet
+
+
+class MegatronEngine:
+    """Train a Megatron-Core model. Masters are float32; layers compute in the dtype of the run."""
+
+    def __init__(self, config: MegatronConfig | None = None) -> None:
+        """Keep the options; `start` builds."""
+        self.version = 0
+        self._config = config or MegatronConfig()
+        self._device = "cpu"
+        self._group: ProcessRanks | None = None
+        self._trainer: Trainer | None = None
+        self._built: building.Built | None = None
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        """Refuse what cannot be, join the process group, build this rank's part of the model."""
+        layout = dict(spec.layout) or {"d": rank.world_size}
+        check_layout(layout, rank.world_size, engine="megatron", can="dtpce", fix="")
+        ranks.check_expert_degree(layout)
+        fitting.check_options(layout, self._config)
+        refuse_lora(spec, engine="megatron")
+        dtype = compute_dtype(spec.dtype)
+        device = open_device(rank.device, rank.local_rank)
+        self._device = device.type
+        self._group = join(rank, layout)
+        seed_everything(device, spec.seed + rank.rank)
+        try:
+            with self._calling():
+                return self._start(self._group, spec, rank, layout, dtype, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self,
+        group: ProcessRanks,
+        spec: TrainSpec,
+        rank: RankContext,
+        layout: dict[str, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> EngineInfo:
+        found: list[building.Blueprint] = []
+        agree(group, lambda: found.append(building.Blueprint.read(spec, layout, self._config, rank.device)))
+        (blueprint,) = found
+        arranged = ranks.arrange(layout, rank, self._config)
+        built, fill = building.build(blueprint, spec, arranged, dtype, device, self._config)
+        agree(group, fill)
+        boxes = sharding.boxes(built.held)
+
+        def box(tensor: Tensor) -> Box:
+            return boxes[id(tensor)]
+
+        masters: dict[str, Tensor] = {name: held.master for name, held in built.held.items()}
+        optimizer = Optimizer(masters, spec.optimizer, box=box) if spec.optimizer else None
+        self._built = built
+        self._trainer = Trainer(
+            model=built.model,
+            optimizer=optimizer,
+            group=group,
+            device=device,
+            limits=Limits.of(spec, blueprint.config, blueprint.experts),
+            exporter=Exporter(built.weights, spec.model_path, spec.dtype, group),
+            state=TrainingState(
+                group=group,
+                device=device,
+                parameters=masters,
+                optimizer=optimizer,
+                facts=blueprint.identity(spec.head, trained=spec.optimizer is not None),
+                box=box,
+            ),
+            memory=DeviceMemory(device, [*built.tensors, *(optimizer.tensors if optimizer else ())]),
+        )
+        return EngineInfo(
+            engine="megatron",
+            engine_version=VERSION,
+            device=str(device),
+            num_parameters=blueprint.num_parameters,
+            context_length=hf.context_length(blueprint.config),
+            data_rank=arranged.place["d"],
+            data_size=arranged.degrees["d"],
+            details={
+                "backend": DISTRIBUTED_BACKENDS[rank.device],
+                "family": blueprint.shape.family,
+                "layers": "local" if device.type == "cpu" else "transformer_engine",
+            },
+        )
+
+    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
+        """Make one optimizer step."""
+        trainer = running(self._trainer)
+        assert self._built is not None
+        try:
+            with self._calling():
+                report = trainer.train_step(batch, objective)
+        finally:
+            self._built.drop_gradients()
+        self._built.refresh()
+        return report
+
+    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
+        """Add columns, without gradient."""
+        trainer = running(self._trainer)
+        with self._calling():
+            return trainer.forward(batch, outputs)
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        """Send every parameter, gathered one bucket at a time."""
+        return running(self._trainer).send_weights(sink, version)
+
+    def save_weights(self, path: Path) -> None:
+        """Write a model folder, gathered one file at a time."""
+        running(self._trainer).save_weights(path)
+
+    def save_state(self, path: Path) -> None:
+        """Write an exact state, each rank the boxes it answers for."""
+        running(self._trainer).save_state(path, self.version)
+
+    def load_state(self, path: Path) -> None:
+        """Return to an exact state, written in any layout."""
+        self.version = running(self._trainer).load_state(path)
+        assert self._built is not None
+        self._built.refresh()
+
+    def offload(self) -> None:
+        """Move this rank's weights, masters and moments off the device."""
+        started(self._trainer).offload()
+
+    def onload(self) -> None:
+        """Bring them back."""
+        started(self._trainer).onload()
+
+    def close(self) -> None:
+        """Leave the process group, together if the others still answer."""
+        trainer, self._trainer, self._built = self._trainer, None, None
+        group, self._group = self._group, None
+        if trainer is not None:
+            trainer.close()
+        if group is not None:
+            leave(group)
+            ranks.forget()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Call Megatron within. On a CPU answer for the GPU that it takes for granted; on a GPU do no such thing."""
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            if self._device == "cpu":
+                from areal_megatron.testing.host import answering
+
+                stack.enter_context(answering())
+            yield

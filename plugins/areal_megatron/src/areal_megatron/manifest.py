@@ -1,0 +1,37 @@
+"""What this plugin can do, for `areal backends` and the plan."""
+
+from __future__ import annotations
+
+from areal_core.plugins.claims import full, not_yet, unsupported
+from areal_core.plugins.manifest import Manifest
+
+MANIFEST = Manifest(
+    role="train",
+    name="megatron",
+    contract=(1, 1),
+    factory="areal_megatron.engine:MegatronEngine",
+    config="areal_megatron.config:MegatronConfig",
+    conformance="areal_megatron.conformance:ADAPTER",
+    requires=("torch>=2.11", "transformers>=5", "tensordict>=0.10", "megatron-core>=0.16.1,<0.17"),
+    extra="engine",
+    devices=("cpu", "cuda"),
+    summary="Megatron-Core: Llama, Qwen2, Qwen3 and Qwen3-MoE over data, tensor, pipeline, context and expert ranks",
+    claims={
+        "parallel.data": full(),
+        "parallel.tensor": full(),
+        "parallel.pipeline": full(),
+        "parallel.context": full(),
+        "parallel.expert": full(),
+        "checkpoint.exact": full(),
+        "checkpoint.reshard": full(),
+        "precision.bfloat16": full(),
+        "precision.float16": unsupported("float16 needs loss scaling; bfloat16 does not"),
+        "memory.cpu_offload": not_yet("parameters and optimizer stay on the device"),
+        "memory.offload": full(),
+        "memory.activation_checkpointing": full(),
+        "head.value": full(),
+        "packing": full(),
+        "lora": not_yet("adapters are not trained"),
+        "experts.replay": full(),
+    },
+)
