@@ -39,7 +39,7 @@ ADAPTER = Adapter(
     layouts=("d2", "t2", "c2", "p2", "d2e2", "t2e2", "c2e2", *_ON_FOUR, *_EXPERTS_ON_FOUR),
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full"}},
     witness=MegatronWitness,
-    patience=2.0,  # every start makes some twenty process groups, and four ranks on two cores make them slowly
+    patience=4.0,  # a start makes some twenty process groups, which four ranks on two cores do slowly
     anchors=(
         "megatron.core.tensor_parallel.random:_set_cuda_rng_state",
         "megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
 
-from areal_core.training.layout import largest_share, share_of
-from areal_core.training.pieces import Box
+from areal_core.training.layout import share_of
+from areal_core.training.pieces import Box, joined
 from areal_megatron.names import EMBEDDING, HEAD, Parameter
 from areal_megatron.ranks import Ranks
 
@@ -63,17 +63,6 @@ class Held:
         """Let layers compute with the masters' values. Collective over sharers."""
         if self.sharers is not None or self.master.dtype != self.weight.dtype:
             self.whole_part(self.weight).copy_(self.joined(self.weight.dtype))
-
-
-def joined(share: Tensor, dim: int, size: int, group: dist.ProcessGroup) -> Tensor:
-    """Put together what the ranks of a group hold of `size` rows along a dimension. Collective."""
-    if group.size() == 1:
-        return share
-    filled = share.new_zeros([*share.shape[:dim], largest_share(size, group.size()), *share.shape[dim + 1 :]])
-    filled.narrow(dim, 0, share.shape[dim]).copy_(share)
-    shares = [torch.empty_like(filled) for _ in range(group.size())]
-    dist.all_gather(shares, filled, group=group)
-    return torch.cat(shares, dim).narrow(dim, 0, size)
 
 
 def held(

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from areal_core.training.pieces import joined
 from areal_megatron.names import Parameter
 from areal_megatron.ranks import Ranks
 from areal_megatron.shape import ModelShape
-from areal_megatron.sharding import Held, joined
+from areal_megatron.sharding import Held
 
 
 @frozen(kw_only=True, eq=False)
