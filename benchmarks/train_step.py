@@ -21,7 +21,7 @@ from typing import Any
 import frame
 import torch
 import workload
-from attrs import asdict, field, frozen
+from attrs import asdict, frozen
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -48,7 +48,7 @@ class Case:
     """`padded`: every sequence is as long as the longest of the batch, as a rectangle would have it."""
     device: str = "cpu"
     num_sequences: int = 128
-    repeats: int = field(default=9)
+    repeats: int = 5
 
     @property
     def world(self) -> int:
@@ -272,14 +272,15 @@ def main() -> int:
     parser = frame.parser(__doc__)
     parser.add_argument("--rank", nargs=4, metavar=("RANK", "FOLDER", "CASE", "SIDE"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of backends; all that are installed otherwise")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="backends: fsdp, or fsdp:d2; all that are installed")
     options = parser.parse_args()
     if options.rank:
         rank, folder, case, side = options.rank
         print(json.dumps(one_rank(Path(folder), Case(**json.loads(case)), side, int(rank))), flush=True)
         os._exit(0)  # gloo's threads sometimes abort an orderly exit
     names = options.only or default_registry().names("train")
-    cases = [case for case in (ON_CPU if options.device == "cpu" else ON_CUDA) if _name(case) in names]
+    known = ON_CPU if options.device == "cpu" else ON_CUDA
+    cases = [case for case in known if case.backend in names or _name(case) in names]
     if options.quick:
         cases = [Case(backend=case.backend, size="tiny", repeats=2) for case in cases if not case.options][:3]
     with tempfile.TemporaryDirectory() as scratch:
