@@ -16,7 +16,7 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
-SEVERAL_RANKS="fsdp archon megatron"
+SEVERAL_RANKS="fsdp archon megatron" RANKS=$((LEVEL > 2 ? 4 : 2))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 certify() {  # folder, then what `areal conformance run` takes
@@ -36,7 +36,7 @@ if [ -n "$ENGINE" ]; then
 fi
 certify train-reference --backend reference --role train
 for trainer in $SEVERAL_RANKS; do
-  certify "train-$trainer" --backend "$trainer" --role train --ranks 4
+  certify "train-$trainer" --backend "$trainer" --role train --ranks "$RANKS"
 done
 certify infer-reference --backend reference --role infer
 certify scheduler-local --backend local --role scheduler
