@@ -20,12 +20,11 @@ from transformers import (
 )
 
 from areal_archon.fitting import check_fits
-from areal_archon.loading import Folder
+from areal_archon.loading import fill, open_folder
 from areal_archon.models.decoder import Decoder, Setting
 from areal_archon.models.mixture import _grouped
 from areal_archon.models.names import parameters_of
 from areal_archon.models.rotary import Rotary
-from areal_archon.models.shape import read_shape
 from areal_archon.sharding import Held
 from areal_core.contract.errors import LayoutError, ModelError
 from areal_core.contract.train import ROUTED_EXPERTS, Head, Output
@@ -34,6 +33,7 @@ from areal_core.testing.batches import make_batch
 from areal_core.training import hf
 from areal_core.training.attention import Packing
 from areal_core.training.pieces import box_of
+from areal_core.training.shape import read_shape
 
 SIZES = {
     "vocab_size": 64,
@@ -93,12 +93,12 @@ def made(path: Path, config: Any) -> Any:
 def read(path: Path) -> tuple[Decoder, dict[str, Tensor]]:
     """Read a folder into a decoder of this engine; return its parameters under the folder's names too."""
     config = hf.load_config(str(path), Head.CAUSAL_LM)
-    shape = read_shape(str(path), config, Head.CAUSAL_LM)
+    shape = read_shape(str(path), config, Head.CAUSAL_LM, engine="archon")
     decoder = Decoder(shape, Setting(rotary=Rotary.of(str(path), config, shape.head_dim)))
     parameters = parameters_of(shape, decoder.named_parameters())
     named = dict(decoder.named_parameters())
     held = [Held(tensor=named[each.name], parameter=each, box=box_of(named[each.name])) for each in parameters]
-    Folder.open(str(path), parameters).fill(held)
+    fill(held, open_folder(str(path), parameters))
     return decoder, {name: part for each in parameters for name, part in each.split(named[each.name]).items()}
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from areal_core.contract.train import Head
 from areal_core.testing.models import make_tiny_model
 from areal_core.training import hf
+from areal_megatron.fitting import shape_of
 from areal_megatron.names import native_names, parameters_of
-from areal_megatron.shape import read_shape
 
 KINDS = ("qwen3", "qwen2", "llama", "qwen3_moe")
 
@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_every_tensor_of_a_folder_has_one_place(kind: str, folders: dict[str, Path]) -> None:
     """Names and shapes of the table are those of the folder: no more, no less, none twice."""
     path = str(folders[kind])
-    parameters = parameters_of(read_shape(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM))
+    parameters = parameters_of(shape_of(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM))
     named = [(part.name, part.shape) for each in parameters for part in each.parts]
 
     assert len(dict(named)) == len(named)
@@ -43,7 +43,7 @@ def test_merged_and_split_again_is_the_same(kind: str, folders: dict[str, Path])
     """What loading puts together, sending takes apart: bit for bit, and nothing of a parameter is left unwritten."""
     path = str(folders[kind])
     tensors = load_file(folders[kind] / "model.safetensors")
-    for parameter in parameters_of(read_shape(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM)):
+    for parameter in parameters_of(shape_of(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM)):
         whole = torch.full(parameter.view, float("nan"))
         for part in parameter.parts:
             place = parameter.pick(whole, part)
@@ -58,7 +58,7 @@ def test_merged_and_split_again_is_the_same(kind: str, folders: dict[str, Path])
 def test_a_group_of_heads_is_queries_then_key_then_value(folders: dict[str, Path]) -> None:
     """Megatron's order within `linear_qkv`: two key heads, of each the two queries that share it."""
     path = str(folders["llama"])
-    parameters = parameters_of(read_shape(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM))
+    parameters = parameters_of(shape_of(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM))
     parameter = next(each for each in parameters if each.name.endswith("0.self_attention.linear_qkv.weight"))
     rows = torch.arange(prod(parameter.view)).reshape(-1, 64)[:, 0] // 64
     split = parameter.split(torch.arange(len(rows)).repeat_interleave(64).view(parameter.view))
@@ -72,7 +72,7 @@ def test_a_value_head_stands_in_place_of_the_other(folders: dict[str, Path]) -> 
     path = str(folders["qwen3"])
     names = {
         part.name
-        for each in parameters_of(read_shape(path, hf.load_config(path, Head.VALUE), Head.VALUE))
+        for each in parameters_of(shape_of(path, hf.load_config(path, Head.VALUE), Head.VALUE))
         for part in each.parts
     }
 

@@ -19,6 +19,7 @@ from areal_core.config.model_folder import inspect_model
 from areal_core.contract.errors import ModelError
 from areal_core.contract.train import Head
 from areal_core.training import attention
+from areal_core.training.weight_files import refuse_other_names
 
 Model = Any  # Any: transformers is not typed here
 
@@ -112,12 +113,7 @@ def load_model(path: str, config: Any, head: Head) -> Model:
         missing -= {name for name in missing if name.startswith("score.")}
     unexpected = {name for name in info["unexpected_keys"] if not name.endswith(_HARMLESS)}
     unexpected -= {"lm_head.weight", "lm_head.bias"} if head is Head.VALUE else {"score.weight", "score.bias"}
-    if missing or unexpected:
-        raise ModelError(
-            f"weights in {path!r} do not match its config.json",
-            why=f"missing: {_few(missing)}; unknown: {_few(unexpected)}",
-            fix="take config.json and *.safetensors from the same model",
-        )
+    refuse_other_names(path, missing, unexpected)
     return model
 
 
@@ -194,11 +190,6 @@ def _check_attention(path: str, config: Any) -> None:
             why="these engines train models with full causal attention in every layer and plain logits",
             fix="choose another model: llama, qwen2, qwen3 and their MoE relatives are fine",
         )
-
-
-def _few(names: set[str]) -> str:
-    shown = sorted(names)[:4]
-    return (", ".join(shown) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "none"
 
 
 def identity(model: Model, head: Head, *, trained: bool) -> dict[str, Any]:

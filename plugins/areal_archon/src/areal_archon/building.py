@@ -21,11 +21,10 @@ from areal_archon import fitting, sharding
 from areal_archon.checkpointing import keep_products
 from areal_archon.config import ArchonConfig
 from areal_archon.expert import ExpertRanks
-from areal_archon.loading import Folder
+from areal_archon.loading import fill, open_folder
 from areal_archon.models.decoder import Block, Decoder, Setting
 from areal_archon.models.names import Parameter, parameters_of
 from areal_archon.models.rotary import Rotary
-from areal_archon.models.shape import ModelShape, read_shape
 from areal_archon.pipeline import PipelinedModel
 from areal_archon.ranks import Ranks
 from areal_archon.schedules import Schedule
@@ -38,6 +37,8 @@ from areal_core.training import hf
 from areal_core.training.attention import Packing
 from areal_core.training.context import ContextRanks
 from areal_core.training.experts import Experts
+from areal_core.training.shape import ModelShape, read_shape
+from areal_core.training.weight_files import WeightFiles
 
 
 @frozen(kw_only=True, eq=False)
@@ -48,7 +49,7 @@ class Blueprint:
     shape: ModelShape
     rotary: Rotary
     parameters: Sequence[Parameter]
-    folder: Folder
+    files: WeightFiles
 
     @classmethod
     def read(cls, spec: TrainSpec, layout: Mapping[str, int], schedule: Schedule | None) -> Blueprint:
@@ -59,14 +60,14 @@ class Blueprint:
             LayoutError: the layout does not divide it.
         """
         config = hf.load_config(spec.model_path, spec.head)
-        shape = read_shape(spec.model_path, config, spec.head)
+        shape = read_shape(spec.model_path, config, spec.head, engine="archon")
         fitting.check_fits(shape, layout, schedule)
         rotary = Rotary.of(spec.model_path, config, shape.head_dim)
         with torch.device("meta"):
             whole = Decoder(shape, Setting(rotary=rotary))
         parameters = parameters_of(shape, whole.named_parameters())
-        folder = Folder.open(spec.model_path, parameters)
-        return cls(config=config, shape=shape, rotary=rotary, parameters=parameters, folder=folder)
+        files = open_folder(spec.model_path, parameters)
+        return cls(config=config, shape=shape, rotary=rotary, parameters=parameters, files=files)
 
     @property
     def experts(self) -> Experts:
@@ -168,7 +169,7 @@ def build(
     built = Built(
         model=_driven(stages, shape, ranks, schedule, dtype, device, config), stages=stages, held=held, weights=weights
     )
-    return built, lambda: blueprint.folder.fill(held.values())
+    return built, lambda: fill(held.values(), blueprint.files)
 
 
 def _cut(

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from areal_archon.config import ArchonConfig
 from areal_archon.models.names import Parameter
-from areal_archon.models.shape import ModelShape
 from areal_archon.schedules import Schedule
 from areal_core.contract.errors import CapabilityError, LayoutError
 from areal_core.training.context import check_context
 from areal_core.training.layout import check_divides, check_shares
+from areal_core.training.shape import ModelShape
 
 
 def check_options(layout: Mapping[str, int], config: ArchonConfig) -> None:

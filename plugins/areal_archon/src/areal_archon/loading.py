@@ -1,105 +1,44 @@
 """Weights come from a model folder: every rank reads the boxes it holds and nothing else.
 
-Knows: safetensors files, which tensors a folder must have.
-Does not know: how parameters came to be cut.
+Knows: which tensors of a folder a parameter is made of.
+Does not know: files, or how parameters came to be cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
-from attrs import frozen
-from safetensors import SafetensorError, safe_open
 
 from areal_archon.models.names import Parameter
 from areal_archon.sharding import Held
-from areal_core.config.model_folder import read_headers
-from areal_core.contract.errors import ModelError
 from areal_core.training.optimizer import local
-
-_HARMLESS = ("rotary_emb.inv_freq", "lm_head.weight", "lm_head.bias", "score.weight", "score.bias")
-"""Endings of tensors that a folder may have and this model not: another head, or what is computed anew."""
-
-Bounds = Sequence[tuple[int, int]]
+from areal_core.training.weight_files import WeightFiles
 
 
-@frozen(eq=False)
-class Folder:
-    """The tensors of a model folder, open. Any: safetensors is not typed."""
+def open_folder(path: str, parameters: Sequence[Parameter]) -> WeightFiles:
+    """Open a folder that must have what these parameters are made of.
 
-    path: str
-    files: Mapping[str, Any]
-
-    @classmethod
-    def open(cls, path: str, parameters: Sequence[Parameter]) -> Folder:
-        """Open every file and refuse what are not the weights of this model.
-
-        Raises:
-            ModelError: no weights, a file that is torn, tensors missing, unknown or of other shapes.
-        """
-        folder = Path(path).expanduser()
-        headers = read_headers(folder)
-        _check(path, headers, parameters)
-        files: dict[str, Any] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            handle: Any = safe_open(file, framework="pt")
-            files |= dict.fromkeys(handle.keys(), handle)
-        return cls(path, files)
-
-    @torch.no_grad()
-    def fill(self, held: Iterable[Held]) -> None:
-        """Read each parameter's box into it. A value head the folder lacks begins at zero.
-
-        Raises:
-            ModelError: a file that cannot be read.
-        """
-        for each in held:
-            names, part = each.parameter.folder_names, local(each.tensor)
-            bounds = [(at, at + size) for at, size in zip(each.box.offset, part.shape, strict=True)]
-            if not part.numel():
-                continue
-            try:
-                if each.parameter.entry.stacked:
-                    for row, name in zip(part, names[slice(*bounds[0])], strict=True):
-                        row.copy_(self._read(name, bounds[1:]))
-                elif names[0] in self.files:
-                    part.copy_(self._read(names[0], bounds))
-                else:
-                    part.zero_()
-            except (OSError, SafetensorError, ValueError) as error:
-                raise ModelError(
-                    f"weights in {self.path!r} cannot be loaded", why=str(error), fix="copy the folder again"
-                ) from error
-
-    def _read(self, name: str, bounds: Bounds) -> torch.Tensor:
-        part: torch.Tensor = self.files[name].get_slice(name)[tuple(slice(*pair) for pair in bounds)]
-        return part
+    Raises:
+        ModelError: it has not, or cannot be read.
+    """
+    return WeightFiles.open(path, {name: each.folder_shape for each in parameters for name in each.folder_names})
 
 
-def _check(path: str, headers: Mapping[str, Any], parameters: Sequence[Parameter]) -> None:
-    wanted = {name: list(each.folder_shape) for each in parameters for name in each.folder_names}
-    missing = set(wanted) - set(headers)
-    if "score.weight" in missing:
-        missing -= {"score.weight", "score.bias"}
-    unknown = {name for name in set(headers) - set(wanted) if not name.endswith(_HARMLESS)}
-    if missing or unknown:
-        raise ModelError(
-            f"weights in {path!r} do not match its config.json",
-            why=f"missing: {_few(missing)}; unknown: {_few(unknown)}",
-            fix="take config.json and *.safetensors from the same model",
-        )
-    for name, shape in wanted.items():
-        if name in headers and list(headers[name]["shape"]) != shape:
-            raise ModelError(
-                f"{name} in {path!r} has the shape {headers[name]['shape']}",
-                why=f"by config.json it is {shape}",
-                fix="take config.json and *.safetensors from the same model",
-            )
+@torch.no_grad()
+def fill(held: Iterable[Held], files: WeightFiles) -> None:
+    """Read each parameter's box into it. A value head the folder lacks begins at zero.
 
-
-def _few(names: set[str]) -> str:
-    shown = sorted(names)[:4]
-    return (", ".join(shown) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "none"
+    Raises:
+        ModelError: a file that cannot be read.
+    """
+    for each in held:
+        names, part = each.parameter.folder_names, local(each.tensor)
+        bounds = [(at, at + size) for at, size in zip(each.box.offset, part.shape, strict=True)]
+        if not part.numel():
+            continue
+        if each.parameter.entry.stacked:
+            for row, name in zip(part, names[slice(*bounds[0])], strict=True):
+                files.read(name, bounds[1:], row)
+        else:
+            files.read(names[0], bounds, part)

@@ -15,10 +15,10 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_archon.models.names import Parameter
-from areal_archon.models.shape import ModelShape
 from areal_archon.ranks import Ranks
 from areal_archon.sharding import Held
 from areal_core.training.pieces import joined
+from areal_core.training.shape import ModelShape
 
 
 @frozen(kw_only=True, eq=False)

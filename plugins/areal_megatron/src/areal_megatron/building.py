@@ -21,18 +21,19 @@ from areal_core.contract.train import Head, TrainSpec
 from areal_core.training import hf
 from areal_core.training.experts import Experts
 from areal_core.training.layout import largest_share
+from areal_core.training.shape import ModelShape
+from areal_core.training.weight_files import WeightFiles
 from areal_megatron import fitting, sharding
 from areal_megatron.config import MegatronConfig
 from areal_megatron.gradients import Gradients
 from areal_megatron.layers import layers_of_a_cpu
 from areal_megatron.library import GPTModel, TransformerConfig, get_gpt_decoder_block_spec, initialize_rng_tracker
-from areal_megatron.loading import Folder
+from areal_megatron.loading import fill, open_folder
 from areal_megatron.names import Parameter, native_names, parameters_of
 from areal_megatron.pipeline import ScheduledModel
 from areal_megatron.ranks import Ranks
 from areal_megatron.rotary import Rotary
 from areal_megatron.routes import obey
-from areal_megatron.shape import ModelShape, read_shape
 from areal_megatron.sharding import Held
 from areal_megatron.stage import Stage
 from areal_megatron.weights import MegatronWeights
@@ -46,7 +47,7 @@ class Blueprint:
     shape: ModelShape
     rotary: Rotary
     parameters: Sequence[Parameter]
-    folder: Folder
+    files: WeightFiles
 
     @classmethod
     def read(cls, spec: TrainSpec, layout: Mapping[str, int], config: MegatronConfig, device: str) -> Blueprint:
@@ -57,12 +58,12 @@ class Blueprint:
             LayoutError: the layout does not divide it.
         """
         source = hf.load_config(spec.model_path, spec.head)
-        shape = read_shape(spec.model_path, source, spec.head)
+        shape = fitting.shape_of(spec.model_path, source, spec.head)
         fitting.check_fits(spec.model_path, shape, layout, config, device)
         rotary = Rotary.of(spec.model_path, source, shape.head_dim)
         parameters = parameters_of(shape)
-        folder = Folder.open(spec.model_path, parameters)
-        return cls(config=source, shape=shape, rotary=rotary, parameters=parameters, folder=folder)
+        files = open_folder(spec.model_path, parameters)
+        return cls(config=source, shape=shape, rotary=rotary, parameters=parameters, files=files)
 
     @property
     def experts(self) -> Experts:
@@ -140,7 +141,7 @@ def build(
         tied=shape.tied,
         device=device,
     )
-    return Built(model=model, held=held, weights=weights), lambda: blueprint.folder.fill(held.values())
+    return Built(model=model, held=held, weights=weights), lambda: fill(held.values(), blueprint.files)
 
 
 def megatron_config(

@@ -24,8 +24,9 @@ from areal_core.conversion import dcp
 from areal_core.conversion.format import Reader, TensorInfo, Writer
 from areal_core.conversion.grouping import FILE_BYTES, size_of
 from areal_core.training.folder import storage_errors
+from areal_core.training.shape import ModelShape
+from areal_megatron.fitting import shape_of
 from areal_megatron.names import EMBEDDING, HEAD, Parameter, parameters_of
-from areal_megatron.shape import ModelShape, read_shape
 
 DESCRIPTION = "metadata.json"
 _FIX = "take config.json of the model the checkpoint is of"
@@ -188,7 +189,7 @@ def _shape(folder: Path) -> ModelShape:
         raise CheckpointError(
             f"config.json in {folder} cannot be read", why=str(error).splitlines()[0], fix="copy that of the model"
         ) from error
-    return read_shape(str(folder), config, Head.CAUSAL_LM)
+    return shape_of(str(folder), config, Head.CAUSAL_LM)
 
 
 def _rows(parameter: Parameter) -> tuple[int, ...]:

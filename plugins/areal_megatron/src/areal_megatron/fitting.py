@@ -7,13 +7,15 @@ Does not know: how anything is built.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from areal_core.contract.errors import LayoutError, ModelError
+from areal_core.contract.train import Head
 from areal_core.training.context import check_context
 from areal_core.training.layout import check_divides, check_shares
+from areal_core.training.shape import ModelShape, read_shape
 from areal_megatron.config import MegatronConfig
 from areal_megatron.names import EMBEDDING, Parameter
-from areal_megatron.shape import ModelShape
 
 
 def check_options(layout: Mapping[str, int], config: MegatronConfig) -> None:
@@ -28,6 +30,22 @@ def check_options(layout: Mapping[str, int], config: MegatronConfig) -> None:
             why="stages of one rank take turns only where other ranks have stages between them",
             fix="leave virtual out, or take p2 or more",
         )
+
+
+def shape_of(path: str, config: Any, head: Head) -> ModelShape:  # Any: transformers is not typed here
+    """Return the shape of a model that is built here.
+
+    Raises:
+        ModelError: a family, an activation or biases that are not.
+    """
+    shape = read_shape(path, config, head, engine="megatron")
+    if shape.out_bias or shape.feed_forward_bias:
+        raise ModelError(
+            f"model {path!r} has biases on all linear layers",
+            why="the families mapped here have them on queries, keys and values at most",
+            fix="use the archon or the fsdp backend",
+        )
+    return shape
 
 
 def check_fits(path: str, shape: ModelShape, layout: Mapping[str, int], config: MegatronConfig, device: str) -> None:

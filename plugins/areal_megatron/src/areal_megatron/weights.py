@@ -15,9 +15,9 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_core.training.pieces import joined
+from areal_core.training.shape import ModelShape
 from areal_megatron.names import Parameter
 from areal_megatron.ranks import Ranks
-from areal_megatron.shape import ModelShape
 from areal_megatron.sharding import Held
 
 

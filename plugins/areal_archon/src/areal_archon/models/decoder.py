@@ -21,7 +21,6 @@ from areal_archon.expert import ExpertRanks
 from areal_archon.models.layers import Attention, FeedForward, Norm, Work
 from areal_archon.models.mixture import Mixture
 from areal_archon.models.rotary import Rotary
-from areal_archon.models.shape import ModelShape
 from areal_archon.tensor import TensorRanks
 from areal_core.contract.train import Head, Output
 from areal_core.data.batch import Batch
@@ -30,6 +29,7 @@ from areal_core.training.context import ContextRanks
 from areal_core.training.experts import KEYWORD, routes_of
 from areal_core.training.layout import largest_share
 from areal_core.training.logprobs import logprobs_and_entropy
+from areal_core.training.shape import ModelShape
 
 Columns = dict[str, Tensor]
 Run = Callable[[Tensor, Work], Tensor]

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from areal_archon.models.rotary import rotate
-from areal_archon.models.shape import ModelShape
 from areal_archon.tensor import TensorRanks
 from areal_core.training import attention
 from areal_core.training.attention import Packing
+from areal_core.training.shape import ModelShape
 
 
 @frozen(eq=False)

@@ -14,8 +14,8 @@ from torch.nn.functional import grouped_mm, linear, silu
 
 from areal_archon.expert import ExpertRanks
 from areal_archon.models.layers import Work
-from areal_archon.models.shape import ModelShape
 from areal_archon.tensor import TensorRanks
+from areal_core.training.shape import ModelShape
 
 
 class Experts(nn.Module):

@@ -1,6 +1,6 @@
-"""Rotary positions: which angles a token's place turns queries and keys by (arXiv:2104.09864).
+"""Rotary positions: how queries and keys are turned by a token's place (arXiv:2104.09864).
 
-Knows: frequencies of a configuration, those of the scaled kinds as transformers computes them.
+Knows: angles of positions.
 Does not know: heads or layers. The frequencies are no parameter and no buffer, so a model built on the meta
 device does not lose them.
 """
@@ -13,10 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from areal_core.contract.errors import ModelError
-
-_FIXED = ("linear", "llama3", "yarn")
-"""Scalings that do not depend on how long a sequence is."""
+from areal_core.training.rotary import CHANGE_ANGLES, CHANGE_SIZES, frequencies_of
 
 
 @frozen(eq=False)
@@ -33,27 +30,7 @@ class Rotary:
         Raises:
             ModelError: a scaling that depends on the length of the sequence.
         """
-        parameters = config.rope_parameters
-        kind = parameters.get("rope_type", "default")
-        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelError(
-                f"model {path!r} turns a part of each head only",
-                why="archon's families turn all of it",
-                fix="use the fsdp backend, which takes any model of transformers",
-            )
-        if kind == "default":
-            steps = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-            return cls(1.0 / (parameters["rope_theta"] ** steps), 1.0)
-        if kind not in _FIXED:
-            raise ModelError(
-                f"model {path!r} has rotary positions of type {kind!r}",
-                why=f"packed sequences share one table of angles, so archon takes default, {', '.join(_FIXED)}",
-                fix="choose another model, or remove the scaling from its config.json",
-            )
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        return cls(frequencies.float(), float(scale))
+        return cls(*frequencies_of(path, config, head_dim, engine="archon", kinds=CHANGE_ANGLES + CHANGE_SIZES))
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosine and sine, each [T, D], of int64 positions [T]."""

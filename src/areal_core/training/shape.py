@@ -1,7 +1,7 @@
-"""What a model of this engine is made of, read from a Hugging Face configuration.
+"""What a decoder is made of, read from a Hugging Face configuration: for engines that build it anew.
 
-Knows: the families that are mapped here, and what of each they cover.
-Does not know: tensors.
+Knows: the families of decoders and what each can be like.
+Does not know: tensors, or which of these an engine builds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class ModelShape:
     norm_eps: float
     tied: bool
     qkv_bias: bool = False
+    out_bias: bool = False
+    feed_forward_bias: bool = False
     qk_norm: bool = False
     mixtures: frozenset[int] = frozenset()
     experts: int = 0
@@ -52,32 +54,26 @@ class ModelShape:
         return FAMILIES[self.family] + _ENDINGS[self.head]
 
 
-def read_shape(path: str, config: Any, head: Head) -> ModelShape:  # Any: transformers is not typed here
+def read_shape(path: str, config: Any, head: Head, *, engine: str) -> ModelShape:  # Any: transformers is not typed
     """Return the shape that a configuration, from `areal_core.training.hf.load_config`, describes.
 
     Raises:
-        ModelError: a family that is not written here, or an option of one that is not.
+        ModelError: a family that is not here, or an option of one that is not. It names `engine`.
     """
     family = str(config.model_type)
     if family not in FAMILIES:
         raise ModelError(
-            f"megatron has no model of type {family!r}, which {path!r} is",
-            why=f"its weights are mapped by a table of names, which has {', '.join(FAMILIES)}",
+            f"{engine} has no model of type {family!r}, which {path!r} is",
+            why=f"it builds models itself, and has {', '.join(FAMILIES)}",
             fix="choose such a model, or the fsdp backend, which takes any model of transformers",
         )
     if config.hidden_act != "silu":
         raise ModelError(
             f"model {path!r} has the activation {config.hidden_act!r}",
-            why="the feed-forward layers built here are SwiGLU, whose activation is silu",
+            why=f"the feed-forward layers {engine} builds are SwiGLU, whose activation is silu",
             fix="use the fsdp backend, which takes any model of transformers",
         )
     attention_bias = bool(getattr(config, "attention_bias", False))
-    if attention_bias or getattr(config, "mlp_bias", False):
-        raise ModelError(
-            f"model {path!r} has biases on all linear layers",
-            why="the families mapped here have them on queries, keys and values at most",
-            fix="use the archon or the fsdp backend",
-        )
     heads = int(config.num_attention_heads)
     return ModelShape(
         family=family,
@@ -91,7 +87,9 @@ def read_shape(path: str, config: Any, head: Head) -> ModelShape:  # Any: transf
         intermediate=int(config.intermediate_size),
         norm_eps=float(config.rms_norm_eps),
         tied=bool(config.tie_word_embeddings) and head is Head.CAUSAL_LM,
-        qkv_bias=family == "qwen2",
+        qkv_bias=attention_bias or family == "qwen2",
+        out_bias=attention_bias,
+        feed_forward_bias=bool(getattr(config, "mlp_bias", False)),
         qk_norm=family.startswith("qwen3"),
         **(_experts(config) if family == "qwen3_moe" else {}),
     )
