@@ -142,7 +142,10 @@ class VersionSpan:
 
 @frozen(kw_only=True)
 class Timings:
-    """Seconds, as the engine saw them: waiting for a slot, until the first token, in all."""
+    """Seconds, as the engine saw them: waiting for a slot, until the first token, in all.
+
+    Where a server tells no time of the first token, `first_token_s` is a lower bound: when it was sent the request.
+    """
 
     queued_s: float = 0.0
     first_token_s: float = 0.0

@@ -22,6 +22,8 @@ from areal_fsdp.engine import FSDPEngine
 class AscendEngine(FSDPEngine):
     """The FSDP engine, on NPUs only. Ranks meet over HCCL."""
 
+    name = "ascend"
+
     def __init__(self, config: AscendConfig | None = None) -> None:
         """Keep the options; `start` builds."""
         super().__init__(config or AscendConfig())
@@ -42,7 +44,6 @@ class AscendEngine(FSDPEngine):
         info = super().start(spec, rank)
         return evolve(
             info,
-            engine="ascend",
             engine_version=installed.torch_npu,
             details={**info.details, "torch": str(torch.__version__), "attention": "npu_fusion_attention"},
         )

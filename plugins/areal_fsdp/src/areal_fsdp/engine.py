@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from attrs import frozen
@@ -67,6 +67,9 @@ class ShardedModel:
 class FSDPEngine:
     """Train a transformers model sharded over ranks. Master weights are float32 shards."""
 
+    name: ClassVar[str] = "fsdp"
+    """Of the backend; what it says of itself names it."""
+
     def __init__(self, config: FSDPConfig | None = None) -> None:
         """Keep the options; `start` builds."""
         self.version = 0
@@ -77,7 +80,7 @@ class FSDPEngine:
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Join the process group, shard the model, make the optimizer."""
         layout = dict(spec.layout) or {"d": rank.world_size}
-        check_layout(layout, rank.world_size, engine="fsdp", can="dtc", fix="use archon or megatron for p and e")
+        check_layout(layout, rank.world_size, engine=self.name, can="dtc", fix="use archon or megatron for p and e")
         sharding.check_options(self._config, layout)
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
@@ -89,7 +92,7 @@ class FSDPEngine:
             self.close()
             raise
         return EngineInfo(
-            engine="fsdp",
+            engine=self.name,
             engine_version=str(torch.__version__),
             device=str(device),
             num_parameters=lora.num_parameters(model),
