@@ -4,15 +4,17 @@
 #   conformance/certify.sh                          levels 0 to 4; reports go to docs/conformance/
 #   conformance/certify.sh --level 2 --out DIR      the levels and the folder
 #   conformance/certify.sh --engine vllm            a served engine and its pairs, where `areal env create vllm` was run
+#   conformance/certify.sh --npu                    the backend of NPUs and its pair, where there are some, or under `python -m areal_ascend.testing`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-LEVEL=4 ENGINE= OUT=docs/conformance/1.2 AREAL=${AREAL:-.venv/bin/areal}
+LEVEL=4 ENGINE= NPU= OUT=docs/conformance/1.2 AREAL=${AREAL:-.venv/bin/areal}
 while [ $# -gt 0 ]; do
   case "$1" in
+    --npu) NPU=1; shift; continue ;;
     --level) LEVEL=$2 ;;
     --out) OUT=$2 ;;
     --engine) ENGINE=$2 ;;
-    *) echo "certify.sh: unknown option $1; options are --level N, --out DIR and --engine NAME" >&2; exit 2 ;;
+    *) echo "certify.sh: unknown option $1; options are --level N, --out DIR, --engine NAME and --npu" >&2; exit 2 ;;
   esac
   shift 2
 done
@@ -31,6 +33,13 @@ if [ -n "$ENGINE" ]; then
     for trainer in reference $SEVERAL_RANKS; do
       certify "pair-$trainer+$ENGINE" --pair "$trainer+$ENGINE"
     done
+  fi
+  exit
+fi
+if [ -n "$NPU" ]; then
+  certify train-ascend --backend ascend --role train --device npu --ranks "$RANKS"
+  if [ "$LEVEL" -ge 3 ]; then
+    certify pair-ascend+reference --pair ascend+reference --device npu
   fi
   exit
 fi

@@ -62,6 +62,9 @@ def test_select_takes_exactly_the_named_rows(batch: Batch, data: st.DataObject) 
             assert torch.equal(batch.tokens[name][old], selected.tokens[name][new]), name
         for name in batch.sequences.keys():  # noqa: SIM118
             assert torch.equal(batch.sequences[name][row], selected.sequences[name][place]), name
+    for name, media in batch.media.items():
+        shown, kept = (each.rows.split(each.counts.tolist()) for each in (media, selected.media[name]))
+        assert all(torch.equal(shown[row], kept[place]) for place, row in enumerate(rows)), name
 
 
 @given(batches())

@@ -17,6 +17,7 @@ from areal_conformance.report.compare import compare, text
 from areal_conformance.report.markdown import markdown
 from areal_conformance.report.page import page
 from areal_conformance.report.parts import FOOTER
+from areal_conformance.report.table import table
 from areal_conformance.run.plan import closed
 from areal_conformance.run.record import (
     SCHEMA,
@@ -98,9 +99,9 @@ def test_the_schema_is_pinned(record: Record) -> None:
         "id", "title", "law", "spec", "level", "tier", "claims", "provisional", "outcome", "message", "seconds",
         "notes", "numbers", "known",
     } == set(data["checks"][0])  # fmt: skip
-    assert {"role", "name", "device", "ranks", "level", "origin", "mutant", "imports", "contract"} == set(
-        data["subject"]
-    )
+    assert {
+        "role", "name", "device", "ranks", "level", "origin", "mutant", "imports", "contract", "stand_ins",
+    } == set(data["subject"])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,21 @@ def test_markdown_holds_every_check_and_the_footer(record: Record) -> None:
     assert "areal conformance run --backend toy" in shown
     assert all(line.count("|") >= 3 for line in shown.splitlines() if line.startswith("|"))
     assert shown.count("```") % 2 == 0
+
+
+def test_a_device_that_was_not_there_is_told_before_anything_else(record: Record, tmp_path: Path) -> None:
+    """In the heading, beside the verdict, in the list of all reports; of the device itself nothing is said."""
+    simulated = attrs.evolve(
+        record, subject=attrs.evolve(record.subject, device="npu", stand_ins="Left open: <speed>.")
+    )
+    write_reports(simulated, tmp_path / "made")
+
+    shown, seen, listed = markdown(simulated), page(simulated), table(tmp_path)
+    assert "No npu computed any of this. Left open: <speed>." in shown[: shown.index("| origin |")]
+    assert "on npu stand-ins, 2 ranks" in shown
+    assert "No npu computed any of this. Left open: &lt;speed&gt;." in seen[: seen.index("<h2>")]
+    assert "| npu stand-ins | 0 to 4 |" in listed
+    assert not [words for words in (markdown(record), page(record)) if "stand-ins" in words or "computed" in words]
 
 
 def test_html_is_well_formed_and_fetches_nothing(record: Record) -> None:

@@ -66,7 +66,7 @@ def test_the_files_of_a_version_are_found_and_one_bit_flips(tmp_path: Path) -> N
     offer = transport.open(1)
     send(transport, offer, {"w": torch.full((64,), 7, dtype=torch.uint8)})
 
-    files = stores(offer, tmp_path)
+    files = [path for path in stores(offer, tmp_path) if tmp_path in path.parents]
     held = next(path for path in files if bytes([7] * 64) in path.read_bytes())
     assert flip(held, held.read_bytes().index(bytes([7] * 64)), bit=1)
 

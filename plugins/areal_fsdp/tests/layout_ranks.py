@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from areal_core.config.backend import parse_backend
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
 from areal_core.data.batch import Batch
+from areal_core.testing.axes.program import LEFT_S, left_alone
 from areal_core.testing.objectives import ValueRegression
 from areal_core.training.model import PackedModel
 from areal_core.training.optimizer import local
@@ -33,7 +34,7 @@ from areal_core.weights.fingerprint import fingerprint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine, ShardedModel
 
-OPTIMIZER = OptimizerSpec(lr=1e-2, weight_decay=0.1)
+OPTIMIZER = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=1e-3)
 ROWS = {1: [list(range(8))], 2: [[0, 3, 4, 7], [1, 2, 5, 6]], 4: [[0], [3, 4, 7], [], [1, 2, 5, 6]]}
 """Which sequences each data rank takes; of four one has none."""
 MICRO = FSDPConfig(wrap="layer", reduce_every_microbatch=False, activation_checkpointing=True)
@@ -95,7 +96,7 @@ class Runner:
         self.rank, self.world, self.folder = rank, world, folder
         self.starts = 0
 
-    def engine(self, case: Case, **spec: Any) -> FSDPEngine:
+    def engine(self, case: Case, timeout_s: float = 60.0, **spec: Any) -> FSDPEngine:
         engine = FSDPEngine(case.config)
         self.starts += 1
         options = {
@@ -111,7 +112,7 @@ class Runner:
             local_rank=self.rank,
             device="cpu",
             init_method=f"file://{self.folder}/store-{self.world}-{self.starts}",
-            timeout_s=60,
+            timeout_s=timeout_s,
         )
         self.info = engine.start(TrainSpec(**{**options, **spec}), context)
         return engine
@@ -229,6 +230,16 @@ def cut(run: Runner) -> dict[str, Any]:
     return out
 
 
+def left(run: Runner) -> dict[str, Any]:
+    """The last rank raises in the middle of a step, and the others wait for it on the mesh."""
+    out = {}
+    for layout in {1: [], 2: ["t2", "c2"], 4: ["d2t2", "d2c2"]}[run.world]:
+        engine = run.engine(Case(layout=layout), LEFT_S)
+        out[layout] = left_alone(engine, run.shard(), raises=run.rank == run.world - 1)
+        engine.close()
+    return out
+
+
 def refusals(run: Runner) -> dict[str, Any]:
     """Layouts that do not fit, told on every rank before weights are read."""
     cases = {
@@ -254,7 +265,7 @@ def main() -> None:
             programs[f"values {layout}"] = lambda layout=layout: values(run, layout)
             programs[f"halves {layout}"] = lambda layout=layout: halves(run, layout)
         programs |= {"cut": lambda: cut(run), "refusals": lambda: refusals(run)}
-    programs |= {"frozen": lambda: frozen_role(run), "relay": lambda: relay(run)}
+    programs |= {"frozen": lambda: frozen_role(run), "relay": lambda: relay(run), "left": lambda: left(run)}
     results = {}
     for name, program in programs.items():
         if only and name not in only:

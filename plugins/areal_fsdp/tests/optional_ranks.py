@@ -1,4 +1,4 @@
-"""Train adapters, on recorded routes, moved away between calls, in one start: `optional_ranks.py RANK WORLD FOLDER`.
+"""Train adapters, on recorded routes, on images, moved away: `optional_ranks.py RANK WORLD FOLDER`, in one start.
 
 Reads FOLDER/MODEL/ and FOLDER/oracle-NAME.safetensors, writes FOLDER/optional-WORLD-RANK.json; `test_optional.py`
 makes the one and reads the other.
@@ -22,6 +22,8 @@ from safetensors.torch import load_file
 
 from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, OptimizerSpec, Output
 from areal_core.data.batch import Batch
+from areal_core.testing.batches import make_episode
+from areal_core.testing.images import make_seeing_trajectory
 from areal_core.testing.objectives import PolicyGradient
 from areal_core.training import lora
 from areal_core.training.optimizer import local
@@ -38,7 +40,7 @@ SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 
 @frozen(kw_only=True)
 class Program:
-    """One ability in one layout. `oracle` names the plain loop it must equal: adapter, biases, routes."""
+    """One ability in one layout. `oracle` names the plain loop it must equal: adapter, biases, routes, images."""
 
     oracle: str
     case: Case
@@ -46,7 +48,7 @@ class Program:
     @property
     def spec(self) -> dict[str, Any]:
         """Return what the spec says besides. Any: its fields."""
-        return {"optimizer": SMOOTH, **({} if self.oracle == "routes" else {"lora": ADAPTER})}
+        return {"optimizer": SMOOTH, **({} if self.oracle in ("routes", "images") else {"lora": ADAPTER})}
 
 
 def _adapter(layout: str, config: FSDPConfig = LAYERS, max_tokens: int = 16384, oracle: str = "adapter") -> Program:
@@ -58,8 +60,12 @@ def _routes(layout: str, config: FSDPConfig = LAYERS, max_tokens: int = 16384) -
     return Program(oracle="routes", case=Case(layout=layout, model="experts", config=config, max_tokens=max_tokens))
 
 
+def _images(layout: str, config: FSDPConfig = LAYERS, max_tokens: int = 16384) -> Program:
+    return Program(oracle="images", case=Case(layout=layout, model="seeing", config=config, max_tokens=max_tokens))
+
+
 PROGRAMS: Mapping[int, Mapping[str, Program]] = {
-    1: {"adapter d1": _adapter("d1"), "routes d1": _routes("d1")},
+    1: {"adapter d1": _adapter("d1"), "routes d1": _routes("d1"), "images d1": _images("d1")},
     2: {
         "adapter d2": _adapter("d2", FSDPConfig()),
         "adapter d2 in pieces": _adapter("d2", MICRO, 15),
@@ -72,8 +78,19 @@ PROGRAMS: Mapping[int, Mapping[str, Program]] = {
         "routes c2": _routes("c2"),
         "routes t2": _routes("t2"),
         "routes compiled d2": _routes("d2", COMPILED, 20),
+        "images d2": _images("d2", FSDPConfig()),
+        "images d2 in pieces": _images("d2", MICRO, 24),
+        "images c2": _images("c2"),
+        "images t2": _images("t2"),
+        "images compiled d2": _images("d2", COMPILED, 24),
     },
-    4: {"adapter d2t2": _adapter("d2t2"), "adapter c2t2": _adapter("c2t2"), "routes d2t2": _routes("d2t2")},
+    4: {
+        "adapter d2t2": _adapter("d2t2"),
+        "adapter c2t2": _adapter("c2t2"),
+        "routes d2t2": _routes("d2t2"),
+        "images d2c2": _images("d2c2"),
+        "images d2t2": _images("d2t2", MICRO, 24),
+    },
 }
 RELAYS = {1: ["d1"], 2: ["d2", "t2", "c2"], 4: ["d2t2"]}
 AWAY = {1: ["d1"], 2: ["d2", "t2"], 4: ["d2t2"]}
@@ -87,15 +104,29 @@ def routed(batch: Batch) -> Batch:
     return batch.with_tokens(**{ROUTED_EXPERTS: routes})
 
 
+SHOWN: tuple[tuple[tuple[int, int], ...], ...] = (((2, 3), (1, 1)), (), (), ((1, 2),), (), (), (), ((3, 1),))
+"""Sizes of the images of each sequence. The second of two data ranks sees none."""
+
+
+def seeing() -> Batch:
+    """Return eight sequences, some with images, with advantages."""
+    rows = [make_seeing_trajectory(sizes, 2 + number, seed=number) for number, sizes in enumerate(SHOWN)]
+    batch = Batch.pack([make_episode(row, group=f"g{number}") for number, row in enumerate(rows)])
+    return batch.with_tokens(advantages=torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(3)))
+
+
+def batch_of(oracle: str) -> Batch:
+    """Return what a plain loop trains on."""
+    return {"routes": lambda: routed(full_batch()), "images": seeing}.get(oracle, full_batch)()
+
+
 def train(run: Runner, program: Program) -> dict[str, Any]:
     """Three steps; the first moments after two tell every gradient: at first B is zero, and so is A's."""
     if program.case.config.compile:
         warnings.simplefilter("ignore")  # dynamo looks at attributes that warn when looked at
     engine = run.engine(program.case, **program.spec)
     trainer = started(engine._trainer)
-    batch = full_batch()
-    batch = routed(batch) if program.oracle == "routes" else batch
-    batch = batch.select(ROWS[run.info.data_size][run.info.data_rank])
+    batch = batch_of(program.oracle).select(ROWS[run.info.data_size][run.info.data_rank])
     oracle = load_file(run.folder / f"oracle-{program.oracle}.safetensors")
     out: dict[str, Any] = {"steps": [report(engine, batch), report(engine, batch)]}
     assert trainer.optimizer is not None

@@ -19,6 +19,7 @@ from transformers import (
     LlamaConfig,
 )
 
+from areal_core.testing.axes.program import LEFT_S
 from areal_core.testing.models import make_tiny_model
 from areal_core.testing.ranks import run_ranks
 
@@ -70,7 +71,7 @@ def plain_loop(path: Path) -> tuple[list[tuple[float, float]], dict[str, torch.T
     batch = full_batch()
     advantages = batch.tokens["advantages"]
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-3)
     reports, kept = [], {}
     for step in range(4):
         loss, scored = torch.zeros(()), 0.0
@@ -248,6 +249,15 @@ def test_bfloat16_layers_are_near_float32(folder: Path) -> None:
 
         assert half != pytest.approx(exact, rel=1e-5)
         assert half == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_rank_that_raises_alone_keeps_nobody_beyond_the_timeout(world: int, folder: Path) -> None:
+    """In the middle of a step, whichever axis the others wait on: groups of every mesh give up when the run says so."""
+    for rank in range(world):
+        for layout, found in _results(folder, world, rank)["left"].items():
+            assert found["raises"] == (found["error"] == "BatchError"), f"{layout} on rank {rank}: {found}"
+            assert found["error"] and found["seconds"] < 3 * LEFT_S, f"{layout} on rank {rank}: {found}"
 
 
 @pytest.mark.parametrize(

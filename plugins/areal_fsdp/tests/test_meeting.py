@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.train import RankContext
@@ -49,6 +51,23 @@ def test_leaving_closes_the_port() -> None:
     del joined
 
     assert ("127.0.0.1", port) not in listening()
+
+
+def test_ranks_meet_before_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo aborts now and then when ranks leave one by one; one that never comes is waited for a while."""
+    joined, waits = join(context(init_method("127.0.0.1")), {"d": 1}), list[timedelta]()
+    meet = dist.monitored_barrier
+
+    def noted(group: dist.ProcessGroup, timeout: timedelta) -> None:
+        assert dist.is_initialized()
+        waits.append(timeout)
+        meet(group, timeout=timeout)
+
+    monkeypatch.setattr(dist, "monitored_barrier", noted)
+    leave(joined)
+
+    assert waits == [timedelta(seconds=10)]
+    assert not dist.is_initialized()
 
 
 def test_a_port_taken_meanwhile_is_an_error_that_names_it(group: ProcessRanks) -> None:

@@ -1,4 +1,4 @@
-"""Adapters, recorded routes and offload on one, two and four real ranks, against a plain loop."""
+"""Adapters, recorded routes, images and offload on one, two and four real ranks, against a plain loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from areal_core.contract.train import TrainSpec
-from areal_core.testing.models import make_tiny_model
+from areal_core.testing.models import WITH_IMAGES, make_tiny_model
 from areal_core.testing.ranks import run_ranks
+from areal_core.testing.serving import model_of
 from areal_core.training import lora
 from areal_core.training.experts import obey_routes
 from areal_core.weights.fingerprint import fingerprint
@@ -31,12 +32,12 @@ def _script(name: str) -> Any:
 Results = dict[str, Any]
 SCRIPT = Path(__file__).with_name("optional_ranks.py")
 _OF_SCRIPT = _script("optional_ranks")
-ADAPTER, PROGRAMS, RELAYS, AWAY, SMOOTH, full_batch, routed = (
-    getattr(_OF_SCRIPT, name) for name in ("ADAPTER", "PROGRAMS", "RELAYS", "AWAY", "SMOOTH", "full_batch", "routed")
+ADAPTER, PROGRAMS, RELAYS, AWAY, SMOOTH, batch_of = (
+    getattr(_OF_SCRIPT, name) for name in ("ADAPTER", "PROGRAMS", "RELAYS", "AWAY", "SMOOTH", "batch_of")
 )
 WORLDS = [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 """One rank states what is claimed; two and four take a start each, of many layouts."""
-MODELS = {"adapter": "qwen3", "biases": "biases", "routes": "experts"}
+MODELS = {"adapter": "qwen3", "biases": "biases", "routes": "experts", "images": "seeing"}
 """By oracle."""
 
 
@@ -46,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("optional")
     make_tiny_model(path / "qwen3", vocab_size=66)
     make_tiny_model(path / "experts", kind="qwen3_moe", vocab_size=66, tied=False)
+    make_tiny_model(path / "seeing", kind=WITH_IMAGES)
     sizes = {"vocab_size": 66, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 40, "eos_token_id": 1}
     torch.manual_seed(5)
@@ -91,27 +93,31 @@ def plain_loop(path: Path, name: str) -> dict[str, Any]:
     Only what computes the layer, or moves a route into its router, is the core's.
     """
     folder = str(path / MODELS[name])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = model_of(path / MODELS[name], torch.float32)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    batch = routed(full_batch()) if name == "routes" else full_batch()
+    batch = batch_of(name)
     if name == "routes":
         obey_routes(model)
-    else:
+    elif name != "images":
         lora.add_adapters(model, TrainSpec(role="actor", model_path=folder, lora=ADAPTER, optimizer=SMOOTH))
     held = lora.select_trained(model, frozen=False)
     adam = torch.optim.AdamW(list(held.values()), lr=SMOOTH.lr, weight_decay=SMOOTH.weight_decay, eps=SMOOTH.eps)
     steps, kept = [], {}
     for step in range(4):
         loss, scored = torch.zeros(()), 0.0
-        for start, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
-            ids, mask = batch.tokens["input_ids"][start:end], batch.tokens["loss_mask"][start:end][1:]
-            routes = {}
+        for row in range(batch.num_sequences):
+            one = batch.select([row])
+            ids, mask = one.tokens["input_ids"], one.tokens["loss_mask"][1:]
+            beside = {}
             if name == "routes":  # row t is of the pass over token t - 1
-                column = batch.tokens["routed_experts"][start:end].to(torch.int64)
-                routes["routes"] = torch.cat([column[1:], torch.full_like(column[:1], -1)])
-            log_p = model(input_ids=ids[None], **routes).logits[0, :-1].log_softmax(-1)
+                column = one.tokens["routed_experts"].to(torch.int64)
+                beside["routes"] = torch.cat([column[1:], torch.full_like(column[:1], -1)])
+            if name == "images" and one.tokens["image_tokens"].any():
+                beside = {name: media.rows for name, media in one.media.items()}
+                beside["mm_token_type_ids"] = one.tokens["image_tokens"].int()[None]
+            log_p = model(input_ids=ids[None], **beside).logits[0, :-1].log_softmax(-1)
             own = log_p.gather(1, ids[1:, None])[:, 0]
-            gain = batch.tokens["advantages"][start:end][1:] * own + 0.01 * -(log_p.exp() * log_p).sum(-1)
+            gain = one.tokens["advantages"][1:] * own + 0.01 * -(log_p.exp() * log_p).sum(-1)
             loss = loss - gain[mask].sum() / batch.tokens["loss_mask"].sum()
             scored += float(own.detach()[mask].double().sum())
         if step == 3:

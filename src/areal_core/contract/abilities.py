@@ -17,6 +17,7 @@ from attrs import frozen
 from areal_core.contract.inference import IMAGES, GenerationRequest, SamplingParams
 from areal_core.contract.optional import (
     SupportsAdapters,
+    SupportsBackgroundState,
     SupportsOffload,
     SupportsScoring,
     SupportsSleep,
@@ -41,6 +42,7 @@ _TRAIN = {
     "parallel.expert": Ability("splits experts over expert ranks"),
     "checkpoint.exact": Ability("a loaded state continues bit for bit"),
     "checkpoint.reshard": Ability("a state loads on another number of ranks"),
+    "checkpoint.background": Ability("writes a state while the next steps are made", SupportsBackgroundState),
     "precision.bfloat16": Ability("computes in bfloat16 over float32 master weights"),
     "precision.float16": Ability("computes in float16 with loss scaling"),
     "memory.offload": Ability("gives its device memory back between steps", SupportsOffload),
@@ -49,6 +51,7 @@ _TRAIN = {
     "head.value": Ability("trains a value head"),
     "packing": Ability("takes sequences of any lengths packed one after another, and none sees its neighbours"),
     "lora": Ability("trains a low-rank adapter and sends merged weights"),
+    "images": Ability("trains on sequences with images"),
     "experts.replay": Ability("routes tokens to the experts recorded while sampling"),
 }
 _INFER = {
@@ -96,7 +99,12 @@ ABILITIES: Mapping[str, Mapping[str, Ability]] = MappingProxyType(
                 )
             }
         ),
-        "workflow": MappingProxyType({"multi_turn": Ability("asks the policy more than once in one episode")}),
+        "workflow": MappingProxyType(
+            {
+                "multi_turn": Ability("asks the policy more than once in one episode"),
+                "images": Ability("shows the policy the images of a row"),
+            }
+        ),
     }
 )
 """Role -> word -> ability."""

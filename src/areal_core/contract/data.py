@@ -32,6 +32,15 @@ class StopReason(StrEnum):
     ABORTED = "aborted"
 
 
+PIXEL_VALUES = "pixel_values"
+"""Among `Trajectory.media`: the patches of a sequence's images, one after another, float32 [patches, width]."""
+IMAGE_GRID = "image_grid_thw"
+"""Among `Trajectory.media`: the patches of each image in time (1), height and width, int64 [images, 3]."""
+IMAGE_TOKENS = "image_tokens"
+"""Token column, bool [T]: True where a token stands for a part of an image. An image is one run of such tokens; all
+runs of a sequence are its images in order. A placeholder that the policy generated is a token like any other."""
+
+
 def _frozen_mapping(value: Mapping[str, object]) -> Mapping[str, object]:
     return MappingProxyType(dict(value))
 
@@ -51,6 +60,11 @@ class Trajectory:
     `token_extras` are per-token columns [L, ...] (routed experts, ...); `sequence_extras`
     are per-sequence tensors of any shape (image features, ...). Both travel with the tokens.
 
+    `images` are image files (PNG, JPEG) in the order of their placeholders in `input_ids`, one token each, as an
+    inference request carries them. Before it is trained on, the core makes `media` of them: what the model's own
+    processor gives, under the names its forward pass takes, with any number of rows: `PIXEL_VALUES`, `IMAGE_GRID`.
+    Then each placeholder has become as many tokens as its image takes, marked in the column `IMAGE_TOKENS`.
+
     Raises:
         BatchError: lengths differ, a dtype is wrong, or a generated token has no version.
     """
@@ -63,6 +77,8 @@ class Trajectory:
     stop_reason: StopReason = field(converter=StopReason)
     token_extras: Mapping[str, Tensor] = field(factory=dict, converter=_frozen_mapping)
     sequence_extras: Mapping[str, Tensor] = field(factory=dict, converter=_frozen_mapping)
+    images: tuple[bytes, ...] = field(default=(), converter=tuple[bytes, ...], repr=False)
+    media: Mapping[str, Tensor] = field(factory=dict, converter=_frozen_mapping)
 
     def __attrs_post_init__(self) -> None:
         length = self.input_ids.shape[0] if self.input_ids.ndim == 1 else -1

@@ -27,6 +27,41 @@ class SupportsOffload(Protocol):
 
 
 @runtime_checkable
+class SupportsBackgroundState(Protocol):
+    """Claim `checkpoint.background`: a train engine writes a state while the next steps are made. Since 1.2.
+
+    At most one state is begun and not finished. Whatever the engine is asked meanwhile, what is written is the state
+    of the moment `begin_state` was called; `close` drops a state that was not finished, and what was written of it.
+    """
+
+    def begin_state(self, path: Path) -> None:
+        """Take what `save_state` would write out of the way of the next step, and return. Collective.
+
+        Nothing is at `path` yet, or what was there before.
+
+        Raises:
+            TrainError: a state was begun and not finished; that one goes on.
+            StorageError: on every rank: no place for it. Nothing is begun then, and nothing left behind.
+        """
+
+    def state_written(self) -> bool:
+        """Tell whether this rank has nothing more to write. Not collective, and waits for nothing.
+
+        True if nothing was begun, and if writing failed: `finish_state` tells how it went.
+        """
+
+    def finish_state(self) -> None:
+        """Wait until every rank has written its part; then the folder is at `path`, complete. Collective.
+
+        Does nothing if nothing was begun.
+
+        Raises:
+            StorageError: on every rank: one could not write its part. What was at `path` before is still there, nothing
+                else is, and another state can be begun.
+        """
+
+
+@runtime_checkable
 class SupportsSleep(Protocol):
     """Claim `memory.sleep`: an inference engine can give its device memory back."""
 

@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
-        "train": (1, 1),
+        "train": (1, 2),
         "infer": (1, 2),
         "scheduler": (1, 0),
         "transport": (1, 1),
-        "workflow": (1, 1),
+        "workflow": (1, 2),
         "objective": (1, 0),
         "dataset": (1, 0),
         "reward": (1, 0),

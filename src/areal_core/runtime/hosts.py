@@ -23,7 +23,7 @@ from areal_core.contract.inference import (
     InferenceSpec,
     PauseMode,
 )
-from areal_core.contract.optional import SupportsOffload
+from areal_core.contract.optional import SupportsBackgroundState, SupportsOffload
 from areal_core.contract.train import (
     EngineInfo,
     Objective,
@@ -80,6 +80,9 @@ class TrainHost:
             "save_weights": lambda path: self._started.save_weights(Path(path)),
             "save_state": lambda path: self._started.save_state(Path(path)),
             "load_state": lambda path: self._started.load_state(Path(path)),
+            "begin_state": lambda path: self._in_background.begin_state(Path(path)),
+            "state_written": lambda: self._in_background.state_written(),
+            "finish_state": lambda: self._in_background.finish_state(),
             "set_version": self._set_version,
             "offload": lambda: self._offloading.offload(),
             "onload": lambda: self._offloading.onload(),
@@ -107,6 +110,17 @@ class TrainHost:
                 f"train backend {self._parts.place.backend!r} cannot give its device memory back",
                 why="it does not claim `memory.offload`",
                 fix="take a backend that claims it (`areal backends`)",
+            )
+        return engine
+
+    @property
+    def _in_background(self) -> SupportsBackgroundState:
+        engine = self._started
+        if not isinstance(engine, SupportsBackgroundState):
+            raise CapabilityError(
+                f"train backend {self._parts.place.backend!r} cannot write a state while it trains",
+                why="it does not claim `checkpoint.background`",
+                fix="set checkpoint.background to false, or take a backend that claims it (`areal backends`)",
             )
         return engine
 

@@ -40,6 +40,7 @@ def make_trajectory(
     versions: Sequence[int] | None = None,
     token_extras: Mapping[str, Tensor] | None = None,
     sequence_extras: Mapping[str, Tensor] | None = None,
+    media: Mapping[str, Tensor] | None = None,
     seed: int = 0,
 ) -> Trajectory:
     """Build one trajectory of `num_prompt` + `num_generated` tokens; ids and log-probs follow `seed`.
@@ -65,6 +66,7 @@ def make_trajectory(
         stop_reason=stop_reason,
         token_extras=token_extras or {},
         sequence_extras=sequence_extras or {},
+        media=media or {},
     )
 
 
@@ -136,7 +138,7 @@ def trajectories(
 
     With `gaps` any token after the first may be on or off the mask (several turns, a masked tail, nothing
     generated at all); without, a prompt is followed by at least one generated token if there is room.
-    Versions differ from token to token. With `extras` it carries a token and a sequence column.
+    Versions differ from token to token. With `extras` it carries a token and a sequence column, and media or none.
     """
     length = draw(st.integers(min_length, max_length))
     num_prompt = min(length, draw(st.integers(1, max(length - 1, 1))))
@@ -144,6 +146,7 @@ def trajectories(
     if gaps and length > 1:
         mask = [False, *draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1))]
     seed = draw(st.integers(0, 10_000))
+    rows = draw(st.integers(0, 3)) if extras else 0
     return make_trajectory(
         num_prompt,
         length - num_prompt,
@@ -153,6 +156,7 @@ def trajectories(
         versions=draw(st.lists(st.integers(0, max_version), min_size=length, max_size=length)),
         token_extras={"routes": torch.arange(2 * length).reshape(length, 2) + seed} if extras else None,
         sequence_extras={"image": torch.full((2, 3), float(seed), dtype=torch.bfloat16)} if extras else None,
+        media={"patches": torch.arange(3 * rows).reshape(rows, 3) + seed} if rows else None,
         seed=seed,
     )
 

@@ -15,11 +15,17 @@ import torch
 from areal_core.data.tokenizers import SPECIAL_TOKENS, SPELL_CHARACTERS, character_tokenizer
 
 WITH_IMAGES = "qwen2_5_vl"
-"""The kind that takes images."""
+"""The kind that takes images, if nothing else matters."""
+SEEING = (WITH_IMAGES, "qwen2_vl", "qwen3_vl")
+"""All kinds that take images."""
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """What a model with images has behind its `vocab_size` ids; the third is the placeholder of an image."""
 IMAGE_SIDE = 28
 """Pixels one token of an image covers in each direction. An image with such sides is not resized."""
+SIDE_IN_PATCHES = 2
+"""Patches one token of an image covers in each direction."""
+PATCH_VALUES = 3 * 2 * 14 * 14
+"""Numbers in a patch: colours, the picture twice (as two frames), height and width."""
 _REST_OF_ASCII = "0123456789 \n" + "".join(chr(code) for code in range(33, 127))
 
 
@@ -42,7 +48,7 @@ def make_tiny_model(
     `head_dim` 0 is `hidden` over `heads`; of the kind with images it is always, and `hidden` follows a given one.
     `kind` is "qwen3", "qwen2" (biases on q, k, v), "llama" or "qwen3_moe" (four experts, two a token).
     "qwen2_5_vl" is a qwen2 with rotary positions in three directions and a small vision tower, up to 64 tokens an
-    image; four ids more than `vocab_size` are its `IMAGE_TOKENS`.
+    image; four ids more than `vocab_size` are its `IMAGE_TOKENS`. "qwen2_vl" and "qwen3_vl" are its relatives.
     Pad is id 0, end is id 1, ids 2 and up are `<unk>`, the letters, ">", "-", digits, space, newline,
     punctuation, capitals. Weights are wide enough that the next token matters (about two thirds of the
     flat entropy), and norms and biases differ from their neutral values, so that a layer left out or
@@ -50,10 +56,10 @@ def make_tiny_model(
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    if kind == WITH_IMAGES and head_dim:
+    if kind in SEEING and head_dim:
         hidden = heads * head_dim
     head_dim = head_dim or hidden // heads
-    builder = AutoModelForImageTextToText if kind == WITH_IMAGES else AutoModelForCausalLM
+    builder = AutoModelForImageTextToText if kind in SEEING else AutoModelForCausalLM
     config = _config(kind, vocab_size, hidden, layers, heads, kv_heads, head_dim, tied, max_position)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -71,7 +77,7 @@ def make_tiny_model(
     if kind == "qwen2":  # AutoTokenizer reads any tokenizer beside a qwen2 model as a byte-level one
         characters = characters.replace(" ", "\u0120").replace("\n", "\u010a")
     tokenizer = character_tokenizer(characters)
-    if kind == WITH_IMAGES:
+    if kind in SEEING:
         tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_TOKENS)})
         (path / "preprocessor_config.json").write_text(json.dumps(_IMAGE_PROCESSOR, indent=2))
     tokenizer.save_pretrained(path)
@@ -84,7 +90,7 @@ _IMAGE_PROCESSOR = {
     "processor_class": "Qwen2_5_VLProcessor",
     "patch_size": _PATCH,
     "temporal_patch_size": 2,
-    "merge_size": IMAGE_SIDE // _PATCH,
+    "merge_size": SIDE_IN_PATCHES,
     "size": {"shortest_edge": IMAGE_SIDE**2, "longest_edge": 64 * IMAGE_SIDE**2},
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
@@ -102,7 +108,15 @@ def _config(
     tied: bool,
     max_position: int,
 ) -> Any:  # Any: transformers is not typed here
-    from transformers import LlamaConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+    from transformers import (
+        LlamaConfig,
+        Qwen2_5_VLConfig,
+        Qwen2Config,
+        Qwen2VLConfig,
+        Qwen3Config,
+        Qwen3MoeConfig,
+        Qwen3VLConfig,
+    )
 
     kinds = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "qwen3_moe": Qwen3MoeConfig}
     options: dict[str, Any] = {} if kind == "qwen2" else {"head_dim": head_dim}
@@ -119,36 +133,42 @@ def _config(
         "max_position_embeddings": max_position,
         **ends,
     }
-    if kind == WITH_IMAGES:
-        return Qwen2_5_VLConfig(**_with_images(text, head_dim), **ends)
+    if kind in SEEING:
+        config = {WITH_IMAGES: Qwen2_5_VLConfig, "qwen2_vl": Qwen2VLConfig, "qwen3_vl": Qwen3VLConfig}[kind]
+        return config(**_with_images(kind, text, head_dim), **ends)
     return kinds[kind](**text, **options)
 
 
-def _with_images(text: dict[str, Any], head_dim: int) -> dict[str, Any]:
+def _with_images(kind: str, text: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Return the arguments of a configuration with images: time, height and width share the pairs of a head."""
     pairs, first = head_dim // 2, text["vocab_size"]
     sections = [pairs - 2 * (pairs * 3 // 8), pairs * 3 // 8, pairs * 3 // 8]
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
-    vision = {
-        "depth": 2,
-        "in_chans": 3,  # the name in released folders, which SGLang reads
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": text["hidden_size"],
-        "num_heads": 2,
-        "fullatt_block_indexes": [0, 1],
-        "patch_size": _PATCH,
-        "spatial_merge_size": IMAGE_SIDE // _PATCH,
-        "temporal_patch_size": 2,
-    }
+    more = {"head_dim": head_dim} if kind == "qwen3_vl" else {}
     return {
-        "text_config": {**text, "vocab_size": first + len(IMAGE_TOKENS), "rope_parameters": rope},
-        "vision_config": vision,
+        "text_config": {**text, **more, "vocab_size": first + len(IMAGE_TOKENS), "rope_parameters": rope},
+        "vision_config": _vision(kind, text["hidden_size"]),
         "vision_start_token_id": first,
         "vision_end_token_id": first + 1,
         "image_token_id": first + 2,
         "video_token_id": first + 3,
     }
+
+
+def _vision(kind: str, hidden: int) -> dict[str, Any]:
+    tower = {
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": _PATCH,
+        "spatial_merge_size": SIDE_IN_PATCHES,
+        "temporal_patch_size": 2,
+    }
+    if kind == "qwen2_vl":
+        return {**tower, "embed_dim": 32, "hidden_size": hidden, "mlp_ratio": 2}
+    tower |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": hidden}
+    if kind == "qwen3_vl":
+        return {**tower, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+    return {**tower, "in_chans": 3, "fullatt_block_indexes": [0, 1]}  # in_chans as in released folders; SGLang reads it
 
 
 def _characters(vocab_size: int) -> str:

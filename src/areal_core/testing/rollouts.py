@@ -154,7 +154,7 @@ class NoTokenizer:
         """Raise."""
         raise AssertionError("this run has no tokenizer")
 
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **options: Any) -> Any:
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         """Raise. Any: as in the contract."""
         raise AssertionError("this run has no tokenizer")
 

@@ -81,7 +81,7 @@ class FolderWeights:
     @property
     def tied(self) -> Mapping[str, str]:
         """Return which parameters are one."""
-        return hf.tied_weights(self.model)
+        return {self._stored(name): self._stored(carrier) for name, carrier in hf.tied_weights(self.model).items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all parameters."""
@@ -95,6 +95,11 @@ class FolderWeights:
         """Yield one parameter at a time."""
         for name, tensor in lora.merged_tensors(self.model, self.gather, dtype):
             yield hf.folder_tensors(self.model, name, tensor)
+
+    def _stored(self, name: str) -> str:
+        """Return the name that a parameter which is one tensor has in a folder."""
+        (stored,) = hf.folder_tensors(self.model, name, torch.empty(0, device="meta"))
+        return stored
 
 
 class Exporter:

@@ -29,9 +29,9 @@ def write_folder(path: Path, group: Group, write: Callable[[Path], None]) -> Non
     partial = path.with_name(path.name + ".partial")
     first = group.rank == 0
     try:
-        agree(group, lambda: _begin(partial) if first else None)
+        agree(group, lambda: make_empty(partial) if first else None)
         agree(group, lambda: _write(partial, write))
-        agree(group, lambda: _commit(partial, path) if first else None)
+        agree(group, lambda: give_name(partial, path) if first else None)
     except BaseException:
         if first:
             shutil.rmtree(partial, ignore_errors=True)
@@ -53,34 +53,45 @@ def storage_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _write(partial: Path, write: Callable[[Path], None]) -> None:
-    with storage_errors(partial):
-        write(partial)
+def make_empty(partial: Path) -> None:
+    """Make a folder to write into, and the folders above it; what lies there is removed.
 
-
-def _begin(partial: Path) -> None:
+    Raises:
+        StorageError: it cannot be made.
+    """
     shutil.rmtree(partial, ignore_errors=True)
     with storage_errors(partial):
         partial.mkdir(parents=True)
 
 
-def _commit(partial: Path, path: Path) -> None:
+def give_name(partial: Path, path: Path) -> None:
+    """Rename a folder that is complete to `path`, all of it on disk; the one there before is replaced.
+
+    Raises:
+        StorageError: what was at `path` is still there.
+    """
     old = path.with_name(path.name + ".old")
     with storage_errors(path):
         for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
+            sync(file)
+        sync(partial)
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         partial.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write(partial: Path, write: Callable[[Path], None]) -> None:
+    with storage_errors(partial):
+        write(partial)

@@ -27,8 +27,8 @@ _VALUE_ENDING = "ForTokenClassification"
 _HARMLESS = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
 
-def load_config(path: str, head: Head) -> Any:  # Any: a transformers configuration
-    """Read config.json and refuse what these engines cannot train.
+def load_config(path: str, head: Head, *, images: bool = False) -> Any:  # Any: a transformers configuration
+    """Read config.json and refuse what these engines cannot train; with `images` it may be of a model that sees.
 
     Raises:
         ModelError: no folder, no causal language model, own code, or attention other than full and causal.
@@ -36,7 +36,7 @@ def load_config(path: str, head: Head) -> Any:  # Any: a transformers configurat
     from transformers import AutoConfig
 
     if not (head is Head.VALUE and _architecture(path).endswith(_VALUE_ENDING)):
-        inspect_model(path)
+        inspect_model(path, images=images and head is Head.CAUSAL_LM)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -46,9 +46,10 @@ def load_config(path: str, head: Head) -> Any:  # Any: a transformers configurat
             fix="use a model that this version of transformers knows; code in model folders is never run",
         ) from error
     _check_attention(path, config)
-    for key, value in list(config.to_dict().items()):
-        if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
-            setattr(config, key, 0.0)  # log-probs must be the same in training and in scoring
+    for part in (config, *(getattr(config, name) for name in config.sub_configs if hasattr(config, name))):
+        for key, value in list(part.to_dict().items()):
+            if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
+                setattr(part, key, 0.0)  # log-probs must be the same in training and in scoring
     if head is Head.VALUE:
         config.num_labels = 1
         config.classifier_dropout = 0.0
@@ -63,8 +64,8 @@ def empty_model(config: Any, head: Head) -> Model:
     """
     try:
         with torch.device("meta"):
-            return _class_of(head).from_config(
-                config, dtype=torch.float32, attn_implementation=attention.register(), trust_remote_code=False
+            return _class_of(head, config).from_config(
+                config, dtype=torch.float32, attn_implementation=_attention_of(config), trust_remote_code=False
             )
     except ValueError as error:
         raise ModelError(
@@ -85,11 +86,11 @@ def load_model(path: str, config: Any, head: Head) -> Model:
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what its load report says, the checks below raise
     try:
-        model, info = _class_of(head).from_pretrained(
+        model, info = _class_of(head, config).from_pretrained(
             path,
             config=config,
             dtype=torch.float32,
-            attn_implementation=attention.register(),
+            attn_implementation=_attention_of(config),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -163,10 +164,22 @@ def folder_config(path: str, architecture: str, dtype: str) -> dict[str, Any]:
     return config
 
 
-def _class_of(head: Head) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+def _class_of(head: Head, config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForTokenClassification
 
-    return AutoModelForTokenClassification if head is Head.VALUE else AutoModelForCausalLM
+    if head is Head.VALUE:
+        return AutoModelForTokenClassification
+    return AutoModelForImageTextToText if _sees(config) else AutoModelForCausalLM
+
+
+def _attention_of(config: Any) -> Any:
+    """Return what transformers is to compute attention with: a vision tower's is not causal, and its own."""
+    ours = attention.register()
+    return {"text_config": ours, "vision_config": "sdpa"} if _sees(config) else ours
+
+
+def _sees(config: Any) -> bool:
+    return getattr(config, "vision_config", None) is not None
 
 
 def _architecture(path: str) -> str:

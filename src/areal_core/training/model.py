@@ -20,6 +20,7 @@ from areal_core.data.batch import Batch
 from areal_core.training.attention import Packing
 from areal_core.training.context import ContextRanks
 from areal_core.training.experts import routes_of
+from areal_core.training.images import Eyes, Vision, seen_inputs
 from areal_core.training.layout import largest_share
 from areal_core.training.logprobs import logprobs_and_entropy
 
@@ -57,6 +58,8 @@ class PackedModel(nn.Module):
         self.autocast = autocast
         self.vocabulary = vocabulary
         self.context = context
+        vision = Vision.of(hf.config)
+        self.eyes = Eyes(hf.base_model, vision) if vision else None
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> dict[str, Tensor]:
         """Compute columns for the tokens of `batch`, which is on the model's device and not empty.
@@ -68,9 +71,8 @@ class PackedModel(nn.Module):
         packing = Packing.of(batch, self.context)
         input_ids, part = batch.tokens["input_ids"], packing.part
         with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
-            hidden = self.hf.base_model(
-                input_ids=packing.filled(input_ids)[part][None],
-                position_ids=packing.positions[part][None],
+            hidden = self._layers(
+                **seen_inputs(self.eyes, batch, packing),
                 attention_mask=None,
                 use_cache=False,
                 packing=packing,
@@ -90,6 +92,11 @@ class PackedModel(nn.Module):
         if self.context is not None:  # collectives, in one order on all ranks: a set has another in every process
             found = {name: self.context.total(column) for name, column in found.items()}
         return found
+
+    @property
+    def _layers(self) -> Any:  # Any: as `hf`
+        base = self.hf.base_model
+        return base if self.eyes is None else base.language_model
 
     def _values(self, hidden: Tensor) -> Tensor:
         score = self.hf.score

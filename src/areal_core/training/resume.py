@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import Factory, field, frozen
 from torch import Tensor
 
+from areal_core.training.background import Background
 from areal_core.training.device import random_state, restore_random_state
+from areal_core.training.folder import write_folder
 from areal_core.training.group import Group
 from areal_core.training.optimizer import Optimizer, local
 from areal_core.training.pieces import Box, box_of
-from areal_core.training.state import Piece, load_state, save_state
+from areal_core.training.state import Part, Piece, load_state
 
 
 @frozen(kw_only=True, eq=False)
@@ -35,6 +37,8 @@ class TrainingState:
     optimizer: Optimizer | None
     facts: Mapping[str, Any]
     box: Callable[[Tensor], Box] = box_of
+    background: Background = field(init=False, default=Factory(lambda self: Background(self.group), takes_self=True))
+    """What was begun and is not finished."""
 
     def save(self, path: Path, version: int) -> None:
         """Write the state. Collective.
@@ -42,8 +46,16 @@ class TrainingState:
         Raises:
             StorageError: on every rank; a state saved before at `path` is kept.
         """
-        progress = {"version": version, "steps": self.optimizer.steps if self.optimizer else 0}
-        save_state(path, self.group, self._pieces(), random_state(self.device), {**self.facts, **progress})
+        write_folder(path, self.group, self._part(version).write)
+
+    def begin(self, path: Path, version: int) -> None:
+        """Copy the state into host memory and have it written meanwhile; `background.finish` tells. Collective.
+
+        Raises:
+            TrainError: another was begun and not finished.
+            StorageError: on every rank; nothing was begun.
+        """
+        self.background.begin(path, self._part(version).copied)
 
     def load(self, path: Path) -> int:
         """Return to a saved state and return its policy version. Collective.
@@ -58,6 +70,10 @@ class TrainingState:
             self.optimizer.restore(int(saved["steps"]))
         restore_random_state(self.device, own)
         return int(saved["version"])
+
+    def _part(self, version: int) -> Part:
+        progress = {"version": version, "steps": self.optimizer.steps if self.optimizer else 0}
+        return Part.of(self.group, self._pieces(), random_state(self.device), {**self.facts, **progress})
 
     def _pieces(self) -> dict[str, Piece]:
         pieces: dict[str, Piece] = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -32,6 +32,7 @@ from areal_core.training.pieces import Box
 from areal_core.weights.fingerprint import fingerprint
 
 FORMAT = 3
+_INDEX = "state.json"
 
 
 @frozen(kw_only=True, eq=False)
@@ -40,6 +41,48 @@ class Piece:
 
     tensor: Tensor
     box: Box
+
+
+@frozen(kw_only=True, eq=False)
+class Part:
+    """What one rank writes of a state. `index` is there on rank 0; Any: json."""
+
+    rank: int
+    tensors: Mapping[str, Tensor]
+    boxes: Mapping[str, tuple[Sequence[int], Sequence[int]]]
+    index: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, group: Group, pieces: Mapping[str, Piece], own: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Part:
+        """Return this rank's part: the pieces it answers for, and tensors of its `own`. The tensors are not copied."""
+        answered = {name: piece for name, piece in pieces.items() if piece.box.mine}
+        return cls(
+            rank=group.rank,
+            tensors={name: piece.tensor.detach() for name, piece in answered.items()}
+            | {f"own/{name}": tensor for name, tensor in own.items()},
+            boxes={name: (piece.box.offset, piece.box.shape) for name, piece in answered.items()},
+            index=None if group.rank else {"format": FORMAT, "ranks": group.size, "facts": dict(facts)},
+        )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the names of the files it writes."""
+        return (_file(self.rank), *(() if self.index is None else (_INDEX,)))
+
+    def copied(self) -> Part:
+        """Return the same part in host memory of its own, which no later step changes."""
+        copies = {name: torch.empty(t.shape, dtype=t.dtype).copy_(t) for name, t in self.tensors.items()}
+        return evolve(self, tensors=copies)
+
+    def write(self, folder: Path) -> None:
+        """Write the files."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
+        fingerprints = {name: fingerprint(tensor) for name, tensor in tensors.items()}
+        header = {"boxes": json.dumps(self.boxes), "fingerprints": json.dumps(fingerprints)}
+        save_file(tensors, folder / _file(self.rank), metadata=header)
+        if self.index is not None:
+            text = json.dumps({**self.index, "digest": _digest(self.index)}, indent=1)
+            (folder / _INDEX).write_text(text)
 
 
 def save_state(
@@ -53,20 +96,7 @@ def save_state(
     Raises:
         StorageError: on every rank; a state saved before at `path` is kept.
     """
-    answered = {name: piece for name, piece in pieces.items() if piece.box.mine}
-    boxes = {name: [piece.box.offset, piece.box.shape] for name, piece in answered.items()}
-
-    def write(partial: Path) -> None:
-        tensors = {name: piece.tensor.detach().cpu().contiguous() for name, piece in answered.items()}
-        tensors |= {f"own/{name}": tensor for name, tensor in own.items()}
-        fingerprints = {name: fingerprint(tensor) for name, tensor in tensors.items()}
-        header = {"boxes": json.dumps(boxes), "fingerprints": json.dumps(fingerprints)}
-        save_file(tensors, partial / _file(group.rank), metadata=header)
-        if group.rank == 0:
-            index = {"format": FORMAT, "ranks": group.size, "facts": dict(facts)}
-            (partial / "state.json").write_text(json.dumps({**index, "digest": _digest(index)}, indent=1))
-
-    write_folder(path, group, write)
+    write_folder(path, group, Part.of(group, pieces, own, facts).write)
 
 
 def load_state(
@@ -157,7 +187,7 @@ def _digest(index: Mapping[str, Any]) -> str:
 
 def _read_index(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        index: dict[str, Any] = json.loads((path / "state.json").read_text())
+        index: dict[str, Any] = json.loads((path / _INDEX).read_text())
         saved, number = index["facts"], index["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
@@ -166,7 +196,7 @@ def _read_index(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     if number != FORMAT:
         raise CheckpointError(f"state in {path} has format {number}", why=f"this version reads format {FORMAT}")
     if index.pop("digest", None) != _digest(index):
-        raise _torn(path / "state.json", "its digest differs")
+        raise _torn(path / _INDEX, "its digest differs")
     for name, value in facts.items():
         if saved.get(name) != value:
             raise CheckpointError(

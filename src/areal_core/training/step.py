@@ -25,6 +25,7 @@ from areal_core.training import hf
 from areal_core.training.device import synchronize
 from areal_core.training.experts import Experts, check_routes
 from areal_core.training.group import Group, agree
+from areal_core.training.images import Vision, check_images
 from areal_core.training.microbatches import check_batch, cut, placeholder
 from areal_core.training.model import check_outputs
 from areal_core.training.optimizer import Optimizer
@@ -72,9 +73,11 @@ class Limits:
     vocab_size: int
     experts: Experts | None = None
     """What recorded routes must be like; None where they are not used."""
+    vision: Vision | None = None
+    """What images must be like; None where none are seen."""
 
     @classmethod
-    def of(cls, spec: TrainSpec, config: Any, experts: Experts | None = None) -> Limits:
+    def of(cls, spec: TrainSpec, config: Any, experts: Experts | None = None, vision: Vision | None = None) -> Limits:
         """Read them from the spec and the transformers configuration (Any: not typed here)."""
         return cls(
             head=spec.head,
@@ -82,6 +85,7 @@ class Limits:
             context_length=hf.context_length(config),
             vocab_size=int(config.get_text_config().vocab_size),
             experts=experts,
+            vision=vision,
         )
 
 
@@ -226,6 +230,7 @@ def _check(batch: Batch, limits: Limits, columns: frozenset[str]) -> None:
         refuse_routes(batch)
     else:
         check_routes(batch, limits.experts)
+    check_images(batch, limits.vision)
     check_batch(
         batch,
         columns=columns,

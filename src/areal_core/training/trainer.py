@@ -59,6 +59,18 @@ class Trainer:
         """See `TrainEngine.save_state`."""
         self.state.save(Path(path), version)
 
+    def begin_state(self, path: Path, version: int) -> None:
+        """See `SupportsBackgroundState.begin_state`."""
+        self.state.begin(Path(path), version)
+
+    def state_written(self) -> bool:
+        """See `SupportsBackgroundState.state_written`."""
+        return self.state.background.written
+
+    def finish_state(self) -> None:
+        """See `SupportsBackgroundState.finish_state`."""
+        self.state.background.finish()
+
     def load_state(self, path: Path) -> int:
         """See `TrainEngine.load_state`; returns the version saved."""
         return self.state.load(Path(path))
@@ -78,7 +90,8 @@ class Trainer:
         self.memory.onload()
 
     def close(self) -> None:
-        """Forget what waits off the device. Idempotent."""
+        """Forget what waits off the device, and drop a state that was begun. Idempotent."""
+        self.state.background.drop()
         if self.memory is not None:
             self.memory.drop()
 

@@ -18,7 +18,7 @@ from areal_conformance.adapter import Adapter, Case
 from areal_conformance.benches.base import Bench
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.inference import SamplingParams
-from areal_core.loop.checkpoint import save_checkpoint
+from areal_core.loop.checkpoint import begin_checkpoint, save_checkpoint
 from areal_core.loop.run_folder import RunFolder
 from areal_core.rollout.groups import Group
 from areal_core.testing.rollouts import RolloutBench, RolloutParts
@@ -30,6 +30,7 @@ class LoopParts:
 
     rollout: RolloutParts = RolloutParts()
     save_checkpoint: Callable[..., Any] = save_checkpoint
+    begin_checkpoint: Callable[..., Any] = begin_checkpoint
     run_folder: Callable[..., RunFolder] = RunFolder
 
 

@@ -33,7 +33,7 @@ def places(offer: Offer) -> set[Path]:
 def stores(offer: Offer, folder: Path) -> list[Path]:
     """Return the files with something in them that hold the version, the temporary folder's among them."""
     seen = {path for place in places(offer) | {folder} for path in _files(place)}
-    return sorted(path for path in seen if path.stat().st_size)
+    return sorted(path for path in seen if _size(path))
 
 
 def flip(path: Path, position: int, bit: int = 4) -> bool:
@@ -53,3 +53,11 @@ def _files(place: Path) -> Iterator[Path]:
         yield from (path for path in place.rglob("*") if path.is_file())
     elif place.exists():
         yield place
+
+
+def _size(path: Path) -> int:
+    """Return how many bytes a file has; other processes' temporary files come and go."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,7 +1,8 @@
 """What a check of a workflow is given: the workflow, and sessions whose generations and rewards follow a script.
 
 The tokenizer merges "ab" and "ba", and every scripted output holds the two letters apart: ids that are decoded and
-encoded again come back as others.
+encoded again come back as others. It has a token that stands for an image; a session refuses, as engines do, another
+number of images than of those.
 
 Knows: how an episode's session behaves, what it was asked, and how an episode is compared with that.
 Does not know: how a workflow makes episodes.
@@ -23,6 +24,7 @@ from attrs import Factory, define, field, frozen
 from areal_conformance.benches.base import Bench
 from areal_conformance.outcome import Inconclusive, Violation
 from areal_core.contract.data import Episode, StopReason, Trajectory
+from areal_core.contract.errors import BatchError
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, Structure, VersionSpan
 from areal_core.contract.optional import ToolParse
@@ -34,6 +36,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}a>{% endif %}"
 )
 _MERGED = ("ab", "ba")
+PLACEHOLDER = "<|image_pad|>"
+"""The token that stands for an image, as it is written in a prompt."""
 
 
 @frozen(kw_only=True)
@@ -42,6 +46,7 @@ class Asked:
 
     input_ids: tuple[int, ...]
     sampling: SamplingParams | None
+    images: tuple[bytes, ...] = ()
     generation: Generation | None = None
 
 
@@ -60,6 +65,7 @@ class ScriptedSession:
     task_id: TaskId = TaskId("train/2/7")
     group_id: GroupId = GroupId("group of train/2/7")
     sampling: SamplingParams = SAMPLING
+    image_token_id: int | None = field(factory=lambda: placeholder_id())
     at_generate: Callable[[int], Awaitable[object]] | None = None
     at_reward: Callable[[], Awaitable[object]] | None = None
     asked: list[Asked] = Factory(list)
@@ -75,16 +81,22 @@ class ScriptedSession:
         sampling: SamplingParams | None = None,
         *,
         structure: Structure | None = None,
+        images: Sequence[bytes] = (),
     ) -> Generation:
         """Give the script's generation of this turn."""
-        turn, ids = next(self._turns), tuple(input_ids)
+        turn, ids, shown = next(self._turns), tuple(input_ids), tuple(images)
         self.begun += 1
         await self._wait(None if self.at_generate is None else self.at_generate(turn))
+        places = 0 if self.image_token_id is None else ids.count(self.image_token_id)
         outcome = self.script(turn)
+        if places != len(shown):
+            outcome = BatchError(
+                f"turn {turn} was asked with {len(shown)} images for {places} tokens that stand for one"
+            )
+        made = None if isinstance(outcome, BaseException) else outcome
+        self.asked.append(Asked(input_ids=ids, sampling=sampling, images=shown, generation=made))
         if isinstance(outcome, BaseException):
-            self.asked.append(Asked(input_ids=ids, sampling=sampling))
             raise outcome
-        self.asked.append(Asked(input_ids=ids, sampling=sampling, generation=outcome))
         return outcome
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
@@ -118,7 +130,7 @@ def drifting_tokenizer() -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokens = ("<pad>", "<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyz>-", *_MERGED)
+    tokens = ("<pad>", "<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyz>-", *_MERGED, PLACEHOLDER)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     model = models.BPE(vocabulary, [(pair[0], pair[1]) for pair in _MERGED], unk_token="<unk>", fuse_unk=False)
     tokenizer = Tokenizer(model)
@@ -129,10 +141,16 @@ def drifting_tokenizer() -> Any:
         pad_token="<pad>",
         eos_token="<eos>",
         unk_token="<unk>",
+        additional_special_tokens=[PLACEHOLDER],
         clean_up_tokenization_spaces=False,
     )
     made.chat_template = TEMPLATE
     return made
+
+
+def placeholder_id() -> int:
+    """Return the id of the token that stands for an image."""
+    return int(drifting_tokenizer().convert_tokens_to_ids(PLACEHOLDER))
 
 
 def generation(number: int = 0, *, length: int = 6, stop: StopReason = StopReason.STOP, **fields: Any) -> Generation:
@@ -195,6 +213,20 @@ class WorkflowBench(Bench):
     def rows(self) -> tuple[Mapping[str, Any], ...]:
         """Return copies of the adapter's rows. Any: the workflow decides."""
         return copy.deepcopy(self.target.adapter.rows)
+
+    def shown_rows(self, *images: bytes) -> list[Mapping[str, Any]]:
+        """Return the adapter's rows, each with these images and as many tokens that stand for one before its prompt.
+
+        Any: the workflow decides.
+
+        Raises:
+            Inconclusive: a row of the adapter has no text `prompt`.
+        """
+        rows = self.rows
+        if not all(isinstance(row.get("prompt"), str) for row in rows):
+            raise Inconclusive("the adapter's rows have no text `prompt` that images could stand in")
+        apart = "".join(f"{PLACEHOLDER}-" for _ in images)
+        return [{**row, "prompt": apart + row["prompt"], "images": list(images)} for row in rows]
 
     def session(self, script: Script | None = None, judge: Judge | None = None, **fields: Any) -> ScriptedSession:
         """Return a session; without a script every turn gives the generation of its number. Any: its fields."""

@@ -15,7 +15,7 @@ import torch
 from areal_conformance.mutants import mutant
 from areal_conformance.second.infer.engine import SecondInferenceEngine
 from areal_conformance.second.infer.requests import Seat
-from areal_conformance.second.infer.vision import Picture
+from areal_conformance.second.vision import Picture
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
 
 

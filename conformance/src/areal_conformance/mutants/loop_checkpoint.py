@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +62,38 @@ async def forgets_totals(folder: RunFolder, learner: Any, progress: Any, *, keep
     from areal_core.loop.checkpoint import save_checkpoint
 
     return await save_checkpoint(folder, learner, attrs.evolve(progress, totals={}), keep=keep)
+
+
+@broken("begin_checkpoint", "loop.checkpoint.background", row="exactly-once")
+async def names_it_at_once(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Any:
+    """Gives a checkpoint its name when it begins, its states still unwritten."""
+    from areal_core.loop.checkpoint import begin_checkpoint
+
+    begun = await begin_checkpoint(folder, learner, progress, keep=keep)
+    begun.folder.close()
+    named = begun.path.with_name(begun.path.name.removesuffix(".partial"))
+    for group in begun.groups:
+        await group.begin_state(named / group.role)
+    return attrs.evolve(begun, folder=ExitStack())
+
+
+@broken("begin_checkpoint", "loop.checkpoint.background_fails")
+async def forgets_failures(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Any:
+    """Names a checkpoint whose states could not be written."""
+    from areal_core.loop.checkpoint import begin_checkpoint
+
+    begun = await begin_checkpoint(folder, learner, progress, keep=keep)
+    deaf: list[Any] = [_Deaf(group) for group in begun.groups]
+    return attrs.evolve(begun, groups=deaf)
+
+
+class _Deaf:
+    """A training role that tells of no error."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    async def finish_state(self) -> None:
+        """Finish, or do not."""
+        with suppress(OSError):
+            await self._group.finish_state()

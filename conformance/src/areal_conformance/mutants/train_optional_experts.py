@@ -20,6 +20,7 @@ from areal_conformance.second.train.columns import Columns
 from areal_conformance.second.train.engine import SecondTrainEngine, Started
 from areal_conformance.second.train.network import Network
 from areal_conformance.second.train.ranks import Ranks
+from areal_conformance.second.train.shown import Shown
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import ROUTED_EXPERTS, Objective, Output, TrainReport, TrainSpec
 from areal_core.data.batch import Batch
@@ -48,9 +49,9 @@ class Routed(SecondTrainEngine):
 class _Rerouted(Network):
     reroute: Callable[[Tensor | None], Tensor | None]
 
-    def hidden(self, ids_NL: Tensor, routes_NLEK: Tensor | None = None) -> Tensor:
+    def hidden(self, ids_NL: Tensor, routes_NLEK: Tensor | None = None, shown: Shown | None = None) -> Tensor:
         """Change the routes first."""
-        return Network.hidden(self, ids_NL, self.reroute(routes_NLEK))
+        return Network.hidden(self, ids_NL, self.reroute(routes_NLEK), shown)
 
 
 @mutant(

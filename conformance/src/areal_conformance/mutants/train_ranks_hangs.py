@@ -187,7 +187,7 @@ class SaveErrorStaysHome(SecondTrainEngine):
     def save_weights(self, path: Path) -> None:
         """Make the folder alone."""
         if self._running().ranks.rank == 0:
-            checkpoint._stored(path, lambda: path.with_name(path.name + ".building").mkdir(parents=True, exist_ok=True))
+            checkpoint.stored(path, lambda: path.with_name(path.name + ".building").mkdir(parents=True, exist_ok=True))
         super().save_weights(path)
 
 

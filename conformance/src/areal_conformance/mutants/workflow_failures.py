@@ -193,9 +193,9 @@ class FailureSticks(Bent):
 class MissingIsEmpty(SingleTurnWorkflow):
     """Takes a row without a prompt for one with an empty prompt."""
 
-    def prompt_ids(self, tokenizer: Any, data: Mapping[str, Any], task_id: str) -> list[int]:
+    def prompt_ids(self, tokenizer: Any, data: Mapping[str, Any], task_id: str, num_images: int = 0) -> list[int]:
         try:
-            return super().prompt_ids(tokenizer, data, task_id)
+            return super().prompt_ids(tokenizer, data, task_id, num_images)
         except DatasetError:
             return [2]
 
@@ -204,9 +204,9 @@ class MissingIsEmpty(SingleTurnWorkflow):
 class NoneIsText(SingleTurnWorkflow):
     """Asks the policy with the word None where a column holds nothing."""
 
-    def prompt_ids(self, tokenizer: Any, data: Mapping[str, Any], task_id: str) -> list[int]:
+    def prompt_ids(self, tokenizer: Any, data: Mapping[str, Any], task_id: str, num_images: int = 0) -> list[int]:
         given = {name: str(value) for name, value in data.items()}
-        return super().prompt_ids(tokenizer, given, task_id)
+        return super().prompt_ids(tokenizer, given, task_id, num_images)
 
 
 @mutant("workflow/single_turn", killers=("workflow.rejection.on_purpose",), row="trained-as-submitted",

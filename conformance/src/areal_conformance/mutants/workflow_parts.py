@@ -25,6 +25,7 @@ class BentSession:
         self.whole = whole
         self.task_id, self.group_id = whole.task_id, whole.group_id
         self.sampling, self.tokenizer = whole.sampling, whole.tokenizer
+        self.image_token_id = whole.image_token_id
 
     async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
         """Generate. Any: token ids, and what else is asked."""

@@ -102,7 +102,7 @@ def disk_full(bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: i
         engine.train_step(mine, OBJECTIVES["gain"]())
         engine.version = 8
         later = bench.sent(engine)
-        with _full(bench.rank == victim):
+        with full_disk(bench.rank == victim):
             out: dict[str, Any] = {"error": error_of(lambda: _save(engine, call, path))}
         bench.share()
         out["left"] = sorted(file.name for file in path.parent.iterdir() if file.name != path.name)
@@ -134,7 +134,7 @@ def killed_saving(bench: RankBench, layout: dict[str, int], rows: Rows, *, victi
     began = time.monotonic()
     if bench.rank == victim:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        with _full(True):
+        with full_disk(True):
             engine.save_state(Path(path))
         return {"survived": True}
     error = error_of(lambda: engine.save_state(Path(path)))
@@ -150,7 +150,7 @@ def load_after(bench: RankBench, layout: dict[str, int], rows: Rows, *, path: st
 
 
 @contextlib.contextmanager
-def _full(applies: bool) -> Iterator[None]:
+def full_disk(applies: bool) -> Iterator[None]:
     """Let no file of this process grow beyond LIMIT_BYTES, as on a disk without room."""
     if not applies:
         yield

@@ -1,6 +1,6 @@
 """Programs of optional abilities on several ranks, and on one to compare with.
 
-Knows: how to train with an adapter, with recorded routes, and moved away between steps.
+Knows: how to train with an adapter, with recorded routes, on images, and moved away between steps.
 Does not know: what is right; the checks judge.
 """
 
@@ -13,14 +13,18 @@ import torch
 from torch import Tensor
 
 from areal_conformance.oracles.train_experts import KIND, RoutedOracle
+from areal_conformance.oracles.train_images import showing
 from areal_conformance.ranks.answers import SHAPES, Rows, gap, shard
 from areal_conformance.ranks.bench import RankBench
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output, TrainEngine
 from areal_core.data.batch import Batch
+from areal_core.testing.models import WITH_IMAGES
 from areal_core.testing.objectives import PolicyGradient
 
 LOGPROBS = frozenset({Output.LOGPROBS})
+SIZES = (((2, 3), (1, 1)), (), (), ((1, 2),), ((2, 2),), (), (), ((1, 3), (1, 1)))
+"""Height and width in tokens of the images of each sequence: those of the second even share have none."""
 Between = Callable[[Any], None]  # Any: an engine with optional methods
 
 
@@ -33,7 +37,18 @@ def lora(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[st
 def experts(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
     """Train a mixture of experts on drawn routes."""
     model = bench.model(kind=KIND)
-    return _compared(bench, layout, plans, "experts.replay", fields={"model": model}, routes=RoutedOracle(model))
+    oracle = RoutedOracle(model)
+    fields = {"model": model}
+    return _compared(bench, layout, plans, "experts.replay", fields=fields, draw=lambda n: _batch(bench, n, oracle))
+
+
+def images(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
+    """Train on images; in some plans one data rank is shown none."""
+
+    def draw(number: int) -> Batch:
+        return showing(SIZES, seed=number).with_sequences(number=torch.arange(len(SIZES)))
+
+    return _compared(bench, layout, plans, "images", fields={"model": bench.model(kind=WITH_IMAGES)}, draw=draw)
 
 
 def offload(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
@@ -73,10 +88,10 @@ def _compared(
     claim: str,
     *,
     fields: Mapping[str, Any],  # Any: fields of TrainSpec
-    routes: RoutedOracle | None = None,
+    draw: Callable[[int], Batch] | None = None,
     between: Between | None = None,
 ) -> dict[str, Any]:
-    batches = [_batch(bench, number, routes) for number in range(len(plans))]
+    batches = [draw(number) if draw else _batch(bench, number) for number in range(len(plans))]
     with bench.engine(claim, layout=layout, **fields) as engine:
         shards = [shard(bench, batch, plan) for batch, plan in zip(batches, plans, strict=True)]
         out, sent = _run(bench, engine, shards, between)
@@ -108,7 +123,7 @@ def _run(
     return {"norms": norms, "scores": scores}, bench.sent(engine)
 
 
-def _batch(bench: RankBench, number: int, oracle: RoutedOracle | None) -> Batch:
+def _batch(bench: RankBench, number: int, oracle: RoutedOracle | None = None) -> Batch:
     batch = bench.batch(SHAPES, seed=number).with_sequences(number=torch.arange(len(SHAPES)))
     if oracle is None:
         return batch

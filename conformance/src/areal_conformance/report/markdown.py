@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from areal_conformance.outcome import Outcome
-from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, title
+from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, stand_ins, title
 from areal_conformance.run.record import Record, Row
 
 
@@ -19,6 +19,7 @@ def markdown(record: Record) -> str:
         record.line,
         f"# Conformance: {title(record)}",
         f"**Verdict: {record.verdict}**",
+        f"**{said}**" if (said := stand_ins(record)) else "",
         _table(
             ("", ""), [(name, _code(value) if name == "command" else value) for name, value in facts(record).items()]
         ),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, title
+from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, stand_ins, title
 from areal_conformance.report.style import SCRIPT, STYLE
 from areal_conformance.run.record import Record, Row
 from areal_conformance.spec import link
@@ -22,6 +22,7 @@ def page(record: Record) -> str:
     body = [
         f"<header><h1>{heading}</h1><span class='verdict {record.verdict}'>{record.verdict}</span></header>",
         f"<p class=line>{escape(record.line)}</p>",
+        f"<p class='card line'><b>{escape(said)}</b></p>" if (said := stand_ins(record)) else "",
         _picture(record.checks),
         _notes(record),
         "<h2>Checks</h2>",

@@ -32,7 +32,8 @@ def title(record: Record) -> str:
     subject = record.subject
     broken = f", broken on purpose: {subject.mutant}" if subject.mutant else ""
     ranks = f", {subject.ranks} ranks" if subject.ranks > 1 else ""
-    return f"{subject.role} {subject.name} on {subject.device}{ranks}, levels 0 to {subject.level}{broken}"
+    device = f"{subject.device} stand-ins" if subject.stand_ins else subject.device
+    return f"{subject.role} {subject.name} on {device}{ranks}, levels 0 to {subject.level}{broken}"
 
 
 def areas(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -68,6 +69,12 @@ def facts(record: Record) -> dict[str, str]:
         "command": record.command,
     }
     return {name: value for name, value in lines.items() if value}
+
+
+def stand_ins(record: Record) -> str:
+    """Return the sentence that has to stand beside the verdict where the device was not the real one."""
+    said = record.subject.stand_ins
+    return f"No {record.subject.device} computed any of this. {said}" if said else ""
 
 
 def law_line(record: Record, number: int) -> str:

@@ -32,8 +32,9 @@ def table(folder: Path) -> str:
 def _line(record: Record, where: Path) -> str:
     subject = record.subject
     name = f"{subject.role} {subject.name}" + (f", {subject.ranks} ranks" if subject.ranks > 1 else "")
+    device = f"{subject.device} stand-ins" if subject.stand_ins else subject.device
     return (
-        f"| {name} | {subject.device} | 0 to {subject.level} | {record.verdict} | {record.line} "
+        f"| {name} | {device} | 0 to {subject.level} | {record.verdict} | {record.line} "
         f"| [read]({where.as_posix()}/report.md) |\n"
     )
 

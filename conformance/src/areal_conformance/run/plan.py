@@ -28,6 +28,7 @@ from areal_conformance.run.suite import Suite
 from areal_conformance.run.verdict import judge, standings
 from areal_conformance.target import Target
 from areal_core.contract.errors import ConfigError
+from areal_core.plugins.stand_ins import stand_ins
 
 LEDGER = "conformance.toml"
 
@@ -69,6 +70,7 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
             mutant=target.locator.mutant,
             imports=tuple(Path(path).name for path in target.locator.imports),
             contract=".".join(map(str, target.manifest.contract)) if target.manifest else "",
+            stand_ins=stand_ins(target.locator.device),
         ),
         left_out=profile.left_out,
         claims=claims_of(target),

@@ -86,6 +86,8 @@ class Subject:
     imports: tuple[str, ...] = ()
     contract: str = ""
     """The version its manifest was written for."""
+    stand_ins: str = ""
+    """What answered for the device, and what that leaves open; empty where it was the device itself."""
 
 
 @frozen(kw_only=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import evolve
+
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import BatchError, DatasetError, RewardFailed
 from areal_core.contract.inference import Generation
@@ -28,12 +30,13 @@ class SecondWorkflow:
             raise DatasetError(
                 f"the row of {engine.task_id} has no text 'prompt'", why=f"it has {list(data)}", fix="check the data"
             )
-        context = self.ids_of(engine, prompt)
-        first = await engine.generate(context)
+        context, images = self.ids_of(engine, prompt), self.images_of(engine, data)
+        first = await engine.generate(context, images=images)
         middle = self.ids_of(engine, BETWEEN)
-        second = await engine.generate([*context, *first.output_ids, *middle])
+        second = await engine.generate([*context, *first.output_ids, *middle], images=images)
         result = await self.scored(engine, data, prompt, second)
         made = self.joined([(context, None), ((), first), (middle, None), ((), second)], self.value(engine, result))
+        made = evolve(made, images=images)
         return Episode(
             trajectories=(made,), task_id=engine.task_id, group_id=engine.group_id, metrics=dict(result.components)
         )
@@ -41,6 +44,13 @@ class SecondWorkflow:
     def ids_of(self, engine: Session, text: str) -> list[int]:
         """Return token ids of a text without special tokens."""
         return engine.tokenizer.encode(text, add_special_tokens=False)
+
+    def images_of(self, engine: Session, data: Mapping[str, Any]) -> tuple[bytes, ...]:
+        """Return the files in a row's column `images`, none if it has none. Any: as in the contract."""
+        images = tuple(data.get("images") or ())
+        if not all(isinstance(image, bytes) for image in images):
+            raise DatasetError(f"the row of {engine.task_id} has images that are no files", fix="give bytes")
+        return images
 
     async def score(self, engine: Session, data: Mapping[str, Any], prompt: str, last: Generation) -> float:
         """Return the reward of the last answer. Any: as in the contract."""

@@ -24,6 +24,7 @@ from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open
 from areal_core.training.experts import obey_routes
 from areal_core.training.export import Exporter, FolderWeights
 from areal_core.training.group import ProcessRanks, agree
+from areal_core.training.images import Vision
 from areal_core.training.layout import check_layout, coordinates
 from areal_core.training.meeting import join, leave
 from areal_core.training.model import PackedModel
@@ -87,7 +88,7 @@ class FSDPEngine:
         self._group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
-            self._trainer, model = self._build(self._group, spec, layout, dtype, device)
+            self._trainer, model = self._build(self._group, spec, rank, layout, dtype, device)
         except BaseException:
             self.close()
             raise
@@ -103,7 +104,13 @@ class FSDPEngine:
         )
 
     def _build(
-        self, group: ProcessRanks, spec: TrainSpec, layout: Mapping[str, int], dtype: torch.dtype, device: torch.device
+        self,
+        group: ProcessRanks,
+        spec: TrainSpec,
+        rank: RankContext,
+        layout: Mapping[str, int],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> tuple[Trainer, hf.Model]:
         """Cut an empty model over tensor ranks, then over the others; fill it from rank 0, which alone read weights."""
         model, source, adapter_facts = _load(group, spec, layout)
@@ -111,7 +118,7 @@ class FSDPEngine:
         lora.select_trained(model.train(), frozen=spec.optimizer is None)
         if self._config.activation_checkpointing:
             hf.recompute_activations(model)
-        meshes = sharding.Meshes.of(layout, self._config.replicas, device)
+        meshes = sharding.Meshes.of(layout, rank, self._config.replicas, device)
         vocabulary = None
         if meshes.tensor is not None:
             tensor.share_out(model, meshes.tensor)
@@ -131,7 +138,7 @@ class FSDPEngine:
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=Limits.of(spec, model.config, experts),
+            limits=Limits.of(spec, model.config, experts, Vision.of(model.config)),
             exporter=Exporter(
                 FolderWeights(model, sharding.gather),
                 spec.model_path,
@@ -178,6 +185,18 @@ class FSDPEngine:
         """Write an exact state, each rank its shards."""
         running(self._trainer).save_state(path, self.version)
 
+    def begin_state(self, path: Path) -> None:
+        """Copy the state out of the way, and have it written meanwhile."""
+        running(self._trainer).begin_state(path, self.version)
+
+    def state_written(self) -> bool:
+        """Tell whether this rank has nothing left to write."""
+        return started(self._trainer).state_written()
+
+    def finish_state(self) -> None:
+        """Wait for a state that was begun, and give it its name."""
+        started(self._trainer).finish_state()
+
     def load_state(self, path: Path) -> None:
         """Return to an exact state, written by any number of ranks."""
         self.version = running(self._trainer).load_state(path)
@@ -211,7 +230,7 @@ def _load(
     source: list[hf.Model] = []
 
     def load() -> dict[str, Any]:  # Any: json
-        config = hf.load_config(spec.model_path, spec.head)
+        config = hf.load_config(spec.model_path, spec.head, images=True)
         empty.append(hf.empty_model(config, spec.head))
         sharding.check(empty[0], layout)
         lora.add_adapters(empty[0], spec)

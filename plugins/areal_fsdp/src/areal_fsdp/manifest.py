@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="train",
     name="fsdp",
-    contract=(1, 1),
+    contract=(1, 2),
     factory="areal_fsdp.engine:FSDPEngine",
     config="areal_fsdp.config:FSDPConfig",
     conformance="areal_fsdp.conformance:ADAPTER",
@@ -23,6 +23,7 @@ MANIFEST = Manifest(
         "parallel.context": full(),
         "parallel.expert": not_yet("tensor ranks share experts out (t); archon and megatron have expert ranks"),
         "checkpoint.exact": full(),
+        "checkpoint.background": full(),
         "checkpoint.reshard": full(),
         "precision.bfloat16": full(),
         "precision.float16": unsupported("float16 needs loss scaling; bfloat16 does not"),
@@ -32,6 +33,7 @@ MANIFEST = Manifest(
         "head.value": full(),
         "packing": full(),
         "lora": full(),
+        "images": full(),
         "experts.replay": full(),
     },
 )

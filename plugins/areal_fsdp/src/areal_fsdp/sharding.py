@@ -7,17 +7,19 @@ Does not know: batches, optimizers, files; how tensor ranks share a layer (`area
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from areal_core.contract.errors import CapabilityError, LayoutError
+from areal_core.contract.train import RankContext
 from areal_core.training.attention import leave_uncompiled
 from areal_core.training.context import ContextRanks, check_context
 from areal_core.training.hf import Model
@@ -43,22 +45,44 @@ class Meshes:
     context: ContextRanks | None = None
 
     @classmethod
-    def of(cls, layout: Mapping[str, int], replicas: int, device: torch.device) -> Meshes:
+    def of(cls, layout: Mapping[str, int], rank: RankContext, replicas: int, device: torch.device) -> Meshes:
         """Build the meshes of a checked layout. Collective."""
         data, context, tensors = (layout.get(letter, 1) for letter in "dct")
         sizes = {"replicas": replicas, "shards": data * context // replicas, "tensor": tensors}
         sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
-        every = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        every = _mesh(sizes, rank, device)
         sequences = None
         if context > 1:
-            names = ("data", "context", "tensor")
-            split = init_device_mesh(device.type, (data, context, tensors), mesh_dim_names=names)
+            split = _mesh({"data": data, "context": context, "tensor": tensors}, rank, device)
             sequences = ContextRanks(split["context"].get_group())
         return cls(
             shards=every[("replicas", "shards") if replicas > 1 else ("shards",)],
             tensor=every["tensor"] if tensors > 1 else None,
             context=sequences,
         )
+
+
+def _mesh(sizes: Mapping[str, int], rank: RankContext, device: torch.device) -> DeviceMesh:
+    """Return a mesh of all ranks. Collective.
+
+    Its groups give up after the timeout of the run; those of `init_device_mesh` would wait for half an hour.
+    """
+    ranks = torch.arange(rank.world_size).view(tuple(sizes.values()))
+    timeout = timedelta(seconds=rank.timeout_s)
+
+    def along(axis: int) -> dist.ProcessGroup:
+        lines = ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis]).tolist()
+        if len(lines) == 1 and dist.group.WORLD is not None:
+            return dist.group.WORLD
+        mine: dist.ProcessGroup
+        mine, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout)  # type: ignore[no-untyped-call]
+        return mine
+
+    groups = [along(axis) for axis in range(ranks.ndim)]
+    mesh: DeviceMesh = DeviceMesh.from_group(
+        groups if len(groups) > 1 else groups[0], device.type, ranks, mesh_dim_names=tuple(sizes)
+    )
+    return mesh
 
 
 def check(model: Model, layout: Mapping[str, int]) -> None:

@@ -11,7 +11,7 @@ _ONE_DEVICE = "the reference generator runs on one device; use vllm or sglang fo
 TRAIN = Manifest(
     role="train",
     name="reference",
-    contract=(1, 1),
+    contract=(1, 2),
     factory="areal_reference.train.engine:ReferenceTrainEngine",
     config="areal_reference.train.config:ReferenceTrainConfig",
     conformance="areal_reference.train.conformance:ADAPTER",
@@ -26,6 +26,7 @@ TRAIN = Manifest(
         "parallel.context": unsupported(_ONE_RANK),
         "parallel.expert": unsupported(_ONE_RANK),
         "checkpoint.exact": full(),
+        "checkpoint.background": full(),
         "checkpoint.reshard": unsupported(_ONE_RANK),
         "precision.bfloat16": full(),
         "precision.float16": unsupported("float16 needs loss scaling; use bfloat16"),
@@ -35,6 +36,7 @@ TRAIN = Manifest(
         "head.value": full(),
         "packing": full(),
         "lora": full(),
+        "images": full(),
         "experts.replay": full(),
     },
 )

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from areal_core.testing.axes.oracle import Oracle, full_batch
+from areal_core.testing.axes.program import LEFT_S
 from areal_core.testing.models import make_tiny_model
 from areal_core.testing.ranks import run_ranks
 from areal_core.weights.fingerprint import fingerprint
@@ -269,6 +270,14 @@ class HeldToAPlainLoop:
 
                 assert name == kind
                 assert says in text
+
+    @pytest.mark.parametrize("world", [2, 4])
+    def test_a_rank_that_raises_alone_keeps_nobody_beyond_the_timeout(self, world: int, folder: Path) -> None:
+        """In the middle of a step, whichever axis the others wait on: every group gives up when the run says so."""
+        for rank in range(world):
+            for layout, found in results(folder, world, rank)["left"].items():
+                assert found["raises"] == (found["error"] == "BatchError"), f"{layout} on rank {rank}: {found}"
+                assert found["error"] and found["seconds"] < 3 * LEFT_S, f"{layout} on rank {rank}: {found}"
 
     def test_what_cannot_be_is_refused_on_every_rank(self, folder: Path) -> None:
         """Before anything loads, with what does not fit and what would."""

@@ -22,8 +22,8 @@ from areal_core.training.hf import folder_tensors
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
 NUM_STEPS = 3
-SMOOTH_EPS = 1e-6
-"""Adam's `eps` where routes are drawn: they leave experts gradients so small that it would step by their rounding."""
+EPS = 1e-3
+"""Adam's `eps`. With its own 1e-8 a gradient of next to nothing is stepped by its sign, which is rounding."""
 
 
 def full_batch() -> Batch:
@@ -63,8 +63,7 @@ class Oracle:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)  # transformers is not typed here
         if recorded:
             obey_routes(model)
-        eps = SMOOTH_EPS if recorded else 1e-8
-        adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=eps)
+        adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=EPS)
         scores = torch.zeros(2, batch.num_tokens)
         steps: list[tuple[float, float]] = []
         gradients: dict[str, Tensor] = {}

@@ -16,22 +16,25 @@ import json
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from attrs import field, frozen
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from areal_core.config.backend import parse_backend
-from areal_core.contract.errors import ArealError
+from areal_core.contract.errors import ArealError, BatchError
 from areal_core.contract.train import ROUTED_EXPERTS, Head, Objective, OptimizerSpec, Output, RankContext, TrainSpec
 from areal_core.data.batch import Batch
-from areal_core.testing.axes.oracle import SMOOTH_EPS, full_batch, routed
+from areal_core.testing.axes.oracle import EPS, full_batch, routed
 from areal_core.testing.batches import make_batch
 from areal_core.testing.memory_weights import MemorySink
 from areal_core.testing.objectives import PolicyGradient, ValueRegression
@@ -43,12 +46,13 @@ Engine = Any  # any class of the contract's TrainEngine, whose privates are read
 Options = Mapping[str, Any]  # Any: the engine's own
 Results = dict[str, Any]  # Any: json
 
-OPTIMIZER = OptimizerSpec(lr=1e-2, weight_decay=0.1)
-SMOOTH = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=SMOOTH_EPS)
+OPTIMIZER = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=EPS)
 SMALL: Mapping[str, Any] = {"max_tokens_per_microbatch": 20}
 """Fields of a TrainSpec that cut the batch into several micro-batches."""
 ROWS = {1: [list(range(8))], 2: [[0, 3, 4, 7], [1, 2, 5, 6]], 4: [[0, 3], [4, 7], [1, 2], [5, 6]]}
 """Which sequences each data rank takes, by the number of data ranks."""
+LEFT_S = 10.0
+"""The timeout of groups in which ranks are left waiting."""
 
 
 @frozen(kw_only=True)
@@ -87,6 +91,14 @@ class Plan:
     """What else is done, told under the function's name."""
 
 
+class Raising(PolicyGradient):
+    """An objective that cannot be computed."""
+
+    def loss(self, columns: Any, batch: Batch, normalizer: Tensor) -> Any:
+        """Raise; Any: nothing is returned."""
+        raise BatchError("this batch cannot be scored")
+
+
 def plain(names: str) -> dict[str, Case]:
     """Return cases without options. Example: plain("qwen3/d2 moe/d2e2")"""
     return {name: Case(model=name.split("/")[0], layout=name.split("/")[1]) for name in names.split()}
@@ -96,7 +108,6 @@ def on_drawn_routes(
     layouts: str, *, options: Options | None = None, spec: Mapping[str, Any] = SMALL
 ) -> dict[str, Case]:
     """Return cases of a mixture whose batch tells which experts each token goes through."""
-    spec = {**spec, "optimizer": SMOOTH}
     return {
         f"routed/{layout}": Case(model="moe", layout=layout, routed=True, options=options or {}, spec=spec)
         for layout in layouts.split()
@@ -113,7 +124,15 @@ class Runner:
         self.place: dict[str, int] = {}
         self.layout: dict[str, int] = {}
 
-    def engine(self, layout: str, options: Options | None = None, *, model: str = "qwen3", **spec: Any) -> Engine:
+    def engine(
+        self,
+        layout: str,
+        options: Options | None = None,
+        *,
+        model: str = "qwen3",
+        timeout_s: float = 300.0,
+        **spec: Any,
+    ) -> Engine:
         """Start an engine; its place tells which shard `shard` gives. Any: fields of the spec."""
         engine = self.plan.make(self.plan.options if options is None else options)
         self.layout = dict(parse_backend(f"{self.plan.name}:{layout}").layout)
@@ -131,7 +150,7 @@ class Runner:
             local_rank=self.rank,
             device="cpu",
             init_method=f"file://{self.folder}/store-{self.world}-{self.starts}",
-            timeout_s=300,
+            timeout_s=timeout_s,
         )
         engine.start(TrainSpec(**{**fields, **spec}), context)
         return engine
@@ -246,7 +265,7 @@ def value_head(run: Runner) -> Results:
     """A critic, on every axis a world of this size has."""
     out: Results = {}
     for layout in {1: ["d1"], 2: ["d2", "t2", "c2", "p2"], 4: ["d2t2", "c2p2"]}[run.world]:
-        engine = run.engine(layout, head=Head.VALUE, optimizer=OptimizerSpec(lr=1e-2))
+        engine = run.engine(layout, head=Head.VALUE)
         out[layout] = [report(engine, run.shard(), ValueRegression()) for _ in range(2)]
         engine.save_weights(run.folder / f"critic-{run.world}-{layout}")
         engine.close()
@@ -329,6 +348,30 @@ def reshard(run: Runner) -> Results:
     return out
 
 
+def left(run: Runner) -> Results:
+    """The last rank raises in the middle of a step, alone: the others wait for it in whatever collective comes next."""
+    out: Results = {}
+    for layout in {1: [], 2: ["d2", "t2", "c2"], 4: ["d2t2"]}[run.world]:
+        engine = run.engine(layout, timeout_s=LEFT_S)
+        out[layout] = left_alone(engine, run.shard(), raises=run.rank == run.world - 1)
+        engine.close()
+    return out
+
+
+def left_alone(engine: Engine, batch: Batch, *, raises: bool) -> Results:
+    """Make a step in which one rank raises; tell how it ended here, and when. Nobody is gone before all have ended."""
+    patience = timedelta(seconds=10 * LEFT_S)
+    patient = dist.new_group(backend="gloo", timeout=patience)
+    began, error = time.perf_counter(), ""
+    try:
+        engine.train_step(batch, Raising() if raises else PolicyGradient())
+    except Exception as raised:  # the others' is whatever the collective library says
+        error = type(raised).__name__
+    seconds = time.perf_counter() - began
+    dist.monitored_barrier(patient, timeout=patience)
+    return {"raises": raises, "error": error, "seconds": seconds}
+
+
 def refusals(run: Runner) -> Results:
     """What goes wrong on the last rank goes wrong on all, and changes nothing."""
     engine = run.engine({1: "d1", 2: "d2", 4: "d4"}[run.world], **SMALL)
@@ -371,7 +414,7 @@ def _refused_on_two(run: Runner) -> Results:
     return out
 
 
-BESIDE = (frozen_role, uneven, value_head, half_precision, away, resume, reshard, refusals)
+BESIDE = (frozen_role, uneven, value_head, half_precision, away, resume, reshard, left, refusals)
 """What every engine does beside its cases."""
 
 

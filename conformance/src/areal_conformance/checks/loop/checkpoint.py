@@ -27,6 +27,15 @@ class _Role:
     async def save_weights(self, path: Path) -> None:
         self._write("save_weights", path)
 
+    async def begin_state(self, path: Path) -> None:
+        self._begun = path
+
+    async def state_written(self) -> bool:
+        return True
+
+    async def finish_state(self) -> None:
+        self._write("finish_state", self._begun)
+
     def _write(self, method: str, path: Path) -> None:
         self._seen()
         path.mkdir(parents=True)
@@ -42,6 +51,12 @@ class _Learner:
         self.critic = None
 
 
+def _progress(version: int) -> Any:
+    from areal_core.loop.checkpoint import Progress
+
+    return Progress(version=version, tasks={"frontier": 2 * version}, totals={"tokens": 8.0 * version})
+
+
 async def _save(
     bench: LoopBench,
     folder: Any,
@@ -50,10 +65,7 @@ async def _save(
     keep: int = 2,
     seen: Callable[[], None] = lambda: None,
 ) -> None:
-    from areal_core.loop.checkpoint import Progress
-
-    progress = Progress(version=version, tasks={"frontier": 2 * version}, totals={"tokens": 8.0 * version})
-    await bench.parts.save_checkpoint(folder, _Learner(fails_at, seen), progress, keep=keep)
+    await bench.parts.save_checkpoint(folder, _Learner(fails_at, seen), _progress(version), keep=keep)
 
 
 @check("loop.checkpoint.whole", level=Level.LOOP, law=4, spec="index#law-by-law")
@@ -110,3 +122,44 @@ async def keeps(bench: LoopBench) -> None:
         await _save(bench, folder, version, seen=still_there)
     names = [path.name for path in folder.checkpoints()]
     expect(names == ["step-000010", "step-000011"], f"of versions 8 to 11 the last two are to be kept, not {names}")
+
+
+@check("loop.checkpoint.background", level=Level.LOOP, law=4, spec="index#law-by-law")
+async def background(bench: LoopBench) -> None:
+    """A checkpoint that was begun is none until its states are finished; the one before stays the newest till then."""
+    from areal_core.loop.checkpoint import read_progress
+
+    folder = bench.parts.run_folder(bench.folder / "run")
+    for version in (1, 2):
+        before = folder.latest()
+        begun = await bench.parts.begin_checkpoint(folder, _Learner(), _progress(version), keep=1)
+        expect(folder.latest() == before, f"begun, not finished: the newest checkpoint is {folder.latest()}")
+        path = await begun.finish()
+        expect(folder.latest() == path, f"finished, the newest checkpoint is {folder.latest()}, not {path}")
+        progress = read_progress(path)
+        found = (progress.version, progress.tasks["frontier"], progress.totals["tokens"])
+        expect(found == (version, 2 * version, 8.0 * version), f"a checkpoint begun at version {version} holds {found}")
+        for part in ("actor", "model"):
+            expect((path / part / "whole").exists(), f"the checkpoint has no {part}")
+    names = [path.name for path in folder.checkpoints()]
+    expect(names == ["step-000002"], f"of versions 1 and 2 the last is to be kept, not {names}")
+
+
+@check("loop.checkpoint.background_fails", level=Level.FAULTS, law=4, spec="index#law-by-law")
+async def background_fails(bench: LoopBench) -> None:
+    """A disk that fills up while states are written is told, and leaves the checkpoint before and nothing else."""
+    from areal_core.contract.errors import StorageError
+
+    for fails_at in ("save_weights", "finish_state"):
+        folder = bench.parts.run_folder(bench.folder / fails_at)
+        await _save(bench, folder, 1)
+        before = folder.latest()
+        try:
+            begun = await bench.parts.begin_checkpoint(folder, _Learner(fails_at), _progress(2), keep=1)
+            await begun.finish()
+        except StorageError as error:
+            expect("previous checkpoint" in str(error), f"the error does not say what is left: {error}")
+        else:
+            expect(False, f"a full disk in {fails_at} was not told")
+        left = [path.name for path in (folder.root / "checkpoints").iterdir() if path != before]
+        expect(folder.latest() == before and not left, f"a state that failed left {folder.latest()}, {left}")

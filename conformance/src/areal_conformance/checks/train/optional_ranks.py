@@ -1,4 +1,4 @@
-"""Optional abilities on several ranks: an adapter, recorded routes and offload give what they give on one.
+"""Optional abilities on several ranks: an adapter, recorded routes, images and offload give what they give on one.
 
 Knows: which layouts to ask for, and what several ranks must agree on.
 Does not know: how the ranks are started; the programs are in `ranks.optional`.
@@ -102,6 +102,21 @@ def refused_on_all(bench: TrainBench) -> None:
                         f"rank; rank {rank} raised {error or 'nothing'}",
                     )
                 expect(answer["stepped"], f"layout {named(layout)}: rank {rank} did not make the step after")
+
+
+@check(
+    "train.images.ranks",
+    level=Level.DISTRIBUTED,
+    law=6,
+    spec="train#images",
+    requires=("images", _DATA),
+    since=(1, 2),
+    ranks=2,
+)
+def images(bench: TrainBench) -> None:
+    """Images travel with the shards, and a rank that is shown none takes part: scores and steps are those of one."""
+    for layout in layouts(bench):
+        _as_one(bench, "images", layout)
 
 
 @check(

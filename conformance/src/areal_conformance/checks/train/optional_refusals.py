@@ -47,6 +47,21 @@ def experts(bench: TrainBench) -> None:
             bench.refuses("experts.replay", lambda given=given: engine.train_step(given, PolicyGradient()))  # type: ignore[misc]
 
 
+@check("train.refuse.images", level=Level.SINGLE, law=8, spec=SPEC, unless=("images",), since=(1, 2))
+def images(bench: TrainBench) -> None:
+    """Images are refused by `forward` and by `train_step`; the tokens that stand for them say nothing by themselves."""
+    from areal_core.data.batch import Batch
+    from areal_core.testing.batches import make_episode
+    from areal_core.testing.images import make_seeing_trajectory
+    from areal_core.testing.objectives import PolicyGradient
+
+    seen = Batch.pack([make_episode(make_seeing_trajectory(vocab_size=60))])
+    batch = seen.with_tokens(advantages=seen.tokens["logprobs"])
+    with bench.engine() as engine:
+        bench.refuses("images", lambda: engine.forward(batch, frozenset({Output.LOGPROBS})))
+        bench.refuses("images", lambda: engine.train_step(batch, PolicyGradient()))
+
+
 @check("train.refuse.bfloat16", level=Level.SINGLE, law=8, spec=SPEC, unless=("precision.bfloat16",))
 def bfloat16(bench: TrainBench) -> None:
     """bfloat16 is refused at start."""
@@ -59,6 +74,14 @@ def offload(bench: TrainBench) -> None:
     with bench.engine() as engine:
         if any(hasattr(engine, name) for name in ("offload", "onload")):
             raise NotRefused("memory.offload")
+
+
+@check("train.refuse.background", level=Level.SINGLE, law=8, spec=SPEC, unless=("checkpoint.background",), since=(1, 2))
+def background(bench: TrainBench) -> None:
+    """A started engine has neither `begin_state` nor `state_written` nor `finish_state`."""
+    with bench.engine() as engine:
+        if any(hasattr(engine, name) for name in ("begin_state", "state_written", "finish_state")):
+            raise NotRefused("checkpoint.background")
 
 
 def _layout(letter: str, word: str) -> Check:

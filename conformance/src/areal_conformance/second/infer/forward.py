@@ -20,7 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_conformance.second.infer.ranks import product
-from areal_conformance.second.infer.vision import Picture, Vision, expanded, positions, seen
+from areal_conformance.second.vision import Picture, Vision, expanded, positions, seen
 from areal_core.contract.errors import ModelError
 
 KINDS = ("qwen2", "qwen3", "qwen3_moe", "llama", "qwen2_5_vl")

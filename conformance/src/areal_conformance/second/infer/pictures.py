@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from areal_conformance.second.infer.vision import Picture, Vision
+from areal_conformance.second.vision import Picture, Vision
 from areal_core.contract.errors import BatchError, CapabilityError
 from areal_core.contract.inference import IMAGES, GenerationRequest
 

@@ -20,7 +20,7 @@ from areal_conformance.second.infer.forward import Delta
 from areal_conformance.second.infer.loading import Loaded
 from areal_conformance.second.infer.pictures import pictures_of
 from areal_conformance.second.infer.structure import StructuredText
-from areal_conformance.second.infer.vision import Picture
+from areal_conformance.second.vision import Picture
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, PromptTooLong
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, SamplingParams, Timings, VersionSpan

@@ -36,50 +36,66 @@ def write_whole(path: Path, ranks: Ranks, write: Callable[[Path], None]) -> None
     Raises:
         StorageError: on every rank; what was at `path` before is still there, and nothing else.
     """
-    building, before = path.with_name(f"{path.name}.building"), path.with_name(f"{path.name}.before")
-    first = ranks.rank == 0
-
-    def begin() -> None:
-        if first:
-            shutil.rmtree(building, ignore_errors=True)
-            building.mkdir(parents=True)
-
-    def name() -> None:
-        if first:
-            for file in (*building.iterdir(), building):
-                _flush(file)
-            shutil.rmtree(before, ignore_errors=True)
-            if path.exists():
-                path.rename(before)
-            building.rename(path)
-            shutil.rmtree(before, ignore_errors=True)
-
+    building = path.with_name(f"{path.name}.building")
     try:
-        for part in (begin, lambda: write(building), name):
-            ranks.agree(lambda part=part: _stored(path, part))  # type: ignore[misc]
+        ranks.agree(lambda: stored(path, lambda: make(building, ranks)))
+        ranks.agree(lambda: stored(path, lambda: write(building)))
+        ranks.agree(lambda: stored(path, lambda: name(building, path, ranks)))
     except BaseException:
-        if first:
+        if ranks.rank == 0:
             shutil.rmtree(building, ignore_errors=True)
         raise
 
 
+def make(building: Path, ranks: Ranks) -> None:
+    """Make an empty folder, on rank 0."""
+    if ranks.rank > 0:
+        return
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+
+
+def name(building: Path, path: Path, ranks: Ranks) -> None:
+    """Give a folder that is complete its name, on rank 0."""
+    if ranks.rank > 0:
+        return
+    before = path.with_name(f"{path.name}.before")
+    for file in (*building.iterdir(), building):
+        _flush(file)
+    shutil.rmtree(before, ignore_errors=True)
+    if path.exists():
+        path.rename(before)
+    building.rename(path)
+    shutil.rmtree(before, ignore_errors=True)
+
+
 def save(path: Path, ranks: Ranks, table: Mapping[str, Tensor], facts: Facts, progress: Facts) -> None:
     """Write the state. `facts` must be equal when it is loaded, `progress` is given back then. Collective."""
+    write_whole(path, ranks, writer(ranks, table, facts, progress))
+
+
+def writer(ranks: Ranks, table: Mapping[str, Tensor], facts: Facts, progress: Facts) -> Callable[[Path], None]:
+    """Return what writes this rank's part of the state as it is now, whenever it is called."""
     file_of = {name: f"part-{number % ranks.size}.safetensors" for number, name in enumerate(table)}
     mine = f"part-{ranks.rank}.safetensors"
 
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in table.items()
+        if file_of[name] == mine
+    }
+    random = _random_states()
+
     def write(folder: Path) -> None:
-        save_file(
-            {name: t.detach().cpu().contiguous() for name, t in table.items() if file_of[name] == mine}, folder / mine
-        )
-        save_file(_random_states(), folder / f"random-{ranks.rank}.safetensors")
+        save_file(copies, folder / mine)
+        save_file(random, folder / f"random-{ranks.rank}.safetensors")
         if ranks.rank == 0:
             index = {"facts": dict(facts), "progress": dict(progress), "ranks": ranks.size, "files": file_of}
             (folder / "index.json").write_text(json.dumps(index))
         own = [mine, f"random-{ranks.rank}.safetensors", *(["index.json"] if ranks.rank == 0 else [])]
         (folder / f"proof-{ranks.rank}.json").write_text(json.dumps({file: _digest(folder / file) for file in own}))
 
-    write_whole(path, ranks, write)
+    return write
 
 
 def load(path: Path, ranks: Ranks, table: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
@@ -161,7 +177,8 @@ def _restore_random(states: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _stored(path: Path, work: Callable[[], None]) -> None:
+def stored(path: Path, work: Callable[[], None]) -> None:
+    """Do what writes to `path`; what the disk says against it is a StorageError."""
     try:
         work()
     except StorageError:

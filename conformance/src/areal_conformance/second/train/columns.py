@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from areal_conformance.second.train.experts import check_routes
 from areal_conformance.second.train.network import Network
+from areal_conformance.second.train.shown import check_shown, shown_of
 from areal_core.contract.errors import BatchError, CapabilityError
 from areal_core.contract.train import ROUTED_EXPERTS, Head, Output, TrainSpec
 from areal_core.data.batch import Batch
@@ -45,7 +46,7 @@ class Columns:
         if routes is not None:
             parts = [_of_passes(part) for part in routes.split(lengths)]
             padded_routes = pad_sequence(parts, batch_first=True, padding_value=-1)
-        hidden_NLD = self.network.hidden(padded, padded_routes)
+        hidden_NLD = self.network.hidden(padded, padded_routes, shown_of(batch, self.network.architecture.vision))
         real_NL = torch.arange(padded.shape[1], device=ids.device) < batch.lengths[:, None]
         before_TD = hidden_NLD[real_NL].roll(1, 0)
         asked = batch.positions > 0
@@ -64,7 +65,8 @@ class Columns:
 
         Raises:
             CapabilityError: columns the head does not give.
-            BatchError: a column is missing, a sequence is too long, an id is not in the vocabulary, routes are unfit.
+            BatchError: a column is missing, a sequence is too long, an id is not in the vocabulary, routes or images
+                are unfit.
         """
         head, architecture = self.spec.head, self.network.architecture
         if outputs - GIVES[head]:
@@ -95,6 +97,7 @@ class Columns:
                 why=f"the vocabulary has {architecture.vocab} entries",
                 fix="take the tokenizer of this model",
             )
+        check_shown(batch, architecture.vision)
         if ROUTED_EXPERTS in held:
             layers = len(architecture.expert_layers)
             check_routes(held[ROUTED_EXPERTS], layers, architecture.num_experts, architecture.experts_per_token)

@@ -29,6 +29,7 @@ from areal_conformance.second.train.folder import (
     write_model,
 )
 from areal_conformance.second.train.network import Network
+from areal_conformance.second.train.pending import Pending
 from areal_conformance.second.train.ranks import Ranks, degrees, join
 from areal_conformance.second.train.sending import send
 from areal_conformance.second.train.spill import Spill
@@ -68,6 +69,7 @@ class SecondTrainEngine:
         self.version = 0
         self._config = config or SecondTrainConfig()
         self._started: Started | None = None
+        self._pending: Pending | None = None
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Read the folder and make optimizer and adapters."""
@@ -207,6 +209,28 @@ class SecondTrainEngine:
         progress = {"version": self.version, "steps": here.adam.steps if here.adam else 0}
         checkpoint.save(Path(path), here.ranks, here.table, _identity(here), progress)
 
+    def begin_state(self, path: Path) -> None:
+        """Copy the table and write the copy in a thread."""
+        here = self._running()
+        if self._pending is not None:
+            raise TrainError(f"{path} is the second state at a time", why="another was begun", fix="finish that one")
+        progress = {"version": self.version, "steps": here.adam.steps if here.adam else 0}
+        self._pending = Pending(
+            Path(path), here.ranks, checkpoint.writer(here.ranks, here.table, _identity(here), progress)
+        )
+
+    def state_written(self) -> bool:
+        """Ask the thread."""
+        self._open()
+        return self._pending is None or self._pending.written
+
+    def finish_state(self) -> None:
+        """Wait for the thread, and for those of the other ranks."""
+        self._open()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.finish()
+
     def load_state(self, path: Path) -> None:
         """Return to a table."""
         here = self._running()
@@ -226,6 +250,9 @@ class SecondTrainEngine:
     def close(self) -> None:
         """Leave the others and let go of everything."""
         started, self._started = self._started, None
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.drop()
         if started is not None:
             started.spill.drop()
             started.ranks.leave()

@@ -1,6 +1,6 @@
 """Hugging Face model folders, read and written without transformers.
 
-Knows: config.json, the names and shapes of every tensor of four architectures, safetensors.
+Knows: config.json, the names and shapes of every tensor of five architectures, safetensors.
 Does not know: what is computed with them, devices, ranks. Nothing is unpickled, no code of a folder is run.
 """
 
@@ -18,17 +18,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from areal_conformance.second.vision import Vision
 from areal_core.contract.errors import ModelError
 from areal_core.contract.train import Head
 
-KINDS = ("llama", "qwen2", "qwen3", "qwen3_moe")
+KINDS = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_5_vl")
 EMBEDDING, LM_HEAD, SCORE = "model.embed_tokens.weight", "lm_head.weight", "score"
 _NOT_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
 @frozen(kw_only=True)
 class Architecture:
-    """The numbers of config.json that decide names, shapes and arithmetic. `num_experts` 0 is a dense model."""
+    """The numbers of config.json that decide names, shapes and arithmetic. `num_experts` 0 is a dense model.
+
+    `sections` are the pairs of a head turned by time, height and width; empty where there is one direction.
+    """
 
     kind: str
     vocab: int
@@ -50,6 +54,8 @@ class Architecture:
     expert_intermediate: int
     normalize_experts: bool
     expert_layers: tuple[int, ...]
+    sections: tuple[int, ...]
+    vision: Vision | None
 
     def shapes(self, head: Head) -> dict[str, tuple[int, ...]]:
         """Return name -> shape of every trainable tensor, tied ones once, in the order they are sent."""
@@ -57,6 +63,7 @@ class Architecture:
         for layer in range(self.layers):
             shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in self._layer(layer).items()}
         shapes["model.norm.weight"] = (self.hidden,)
+        shapes |= self.vision.tensors() if self.vision is not None else {}
         if head is Head.VALUE:
             return shapes | {f"{SCORE}.weight": (1, self.hidden), f"{SCORE}.bias": (1,)}
         return shapes if self.tied else shapes | {LM_HEAD: (self.vocab, self.hidden)}
@@ -97,10 +104,12 @@ def read_architecture(path: str, head: Head) -> Architecture:
     Raises:
         ModelError: no folder, no such model, or a variant that is not computed here.
     """
-    config = _config(path)
-    name = str((config.get("architectures") or ["none"])[0])
-    endings = ("ForCausalLM", "ForTokenClassification") if head is Head.VALUE else ("ForCausalLM",)
-    kind = str(config.get("model_type"))
+    whole = _config(path)
+    config = whole.get("text_config", whole)
+    name, kind = str((whole.get("architectures") or ["none"])[0]), str(whole.get("model_type"))
+    endings: tuple[str, ...] = ("ForConditionalGeneration",) if "vision_config" in whole else ("ForCausalLM",)
+    if head is Head.VALUE:
+        endings = ("ForCausalLM", "ForTokenClassification")
     if kind not in KINDS or not name.endswith(endings):
         raise ModelError(
             f"model folder {path!r} holds {name} ({kind})",
@@ -115,6 +124,9 @@ def read_architecture(path: str, head: Head) -> Architecture:
             why="it knows full attention, unscaled rotary positions and silu",
             fix="choose another backend",
         )
+    vision = Vision.of(whole) if "vision_config" in whole else None
+    if vision is not None and set(whole["vision_config"]["fullatt_block_indexes"]) != set(range(vision.num_layers)):
+        raise ModelError(f"the vision tower of {path!r} attends in windows", why="this engine's attends to everything")
     moe = kind == "qwen3_moe"
     every = range(int(config["num_hidden_layers"]))
     step, dense = int(config.get("decoder_sparse_step", 1)), set(config.get("mlp_only_layers") or ())
@@ -130,15 +142,17 @@ def read_architecture(path: str, head: Head) -> Architecture:
         context=int(config.get("max_position_embeddings") or 0),
         epsilon=float(config["rms_norm_eps"]),
         theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=kind == "qwen2" or bool(config.get("attention_bias")),
-        output_bias=kind != "qwen2" and bool(config.get("attention_bias")),
+        tied=bool(whole.get("tie_word_embeddings", False)),
+        attention_bias=kind.startswith("qwen2") or bool(config.get("attention_bias")),
+        output_bias=not kind.startswith("qwen2") and bool(config.get("attention_bias")),
         mlp_bias=bool(config.get("mlp_bias")),
         num_experts=int(config.get("num_experts") or config["num_local_experts"]) if moe else 0,
         experts_per_token=int(config["num_experts_per_tok"]) if moe else 0,
         expert_intermediate=int(config["moe_intermediate_size"]) if moe else 0,
         normalize_experts=bool(config.get("norm_topk_prob")),
         expert_layers=tuple(layer for layer in every if moe and layer not in dense and (layer + 1) % step == 0),
+        sections=tuple(rope.get("mrope_section") or ()),
+        vision=vision,
     )
 
 

@@ -21,6 +21,8 @@ from areal_conformance.second.train.adapters import Adapters
 from areal_conformance.second.train.experts import choose
 from areal_conformance.second.train.folder import EMBEDDING, LM_HEAD, SCORE, Architecture
 from areal_conformance.second.train.ranks import Ranks
+from areal_conformance.second.train.shown import Shown
+from areal_conformance.second.vision import seen
 
 
 @frozen(kw_only=True, eq=False)
@@ -34,10 +36,13 @@ class Network:
     dtype: torch.dtype
     recompute: bool = False
 
-    def hidden(self, ids_NL: Tensor, routes_NLEK: Tensor | None = None) -> Tensor:
+    def hidden(self, ids_NL: Tensor, routes_NLEK: Tensor | None = None, shown: Shown | None = None) -> Tensor:
         """Return the last hidden states [N, L, D]; `routes_NLEK` are recorded experts, one E per expert layer."""
-        rotation = _rotation(ids_NL.shape[1], self.architecture, ids_NL.device)
+        places = torch.arange(ids_NL.shape[1], device=ids_NL.device).expand(len(ids_NL), 3, -1)
+        rotation = _rotation(places if shown is None else shown.positions(), self.architecture)
         x_NLD = functional.embedding(ids_NL, self.tensors[EMBEDDING])
+        if shown is not None:
+            x_NLD = x_NLD.masked_scatter(shown.marks_NL[..., None], self._seen(shown))
         for layer in range(self.architecture.layers):
             routes = None
             if routes_NLEK is not None and layer in self.architecture.expert_layers:
@@ -47,6 +52,12 @@ class Network:
             else:
                 x_NLD = self._layer(layer, x_NLD, rotation, routes)
         return self._norm("model.norm", x_NLD)
+
+    def _seen(self, shown: Shown) -> Tensor:
+        """Return the features of all pictures, one after another."""
+        vision = self.architecture.vision
+        assert vision is not None, "a checked batch shows pictures only to a model that sees"
+        return torch.cat([seen(vision, self.tensors, picture) for row in shown.pictures for picture in row])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits of some hidden states [.., D]."""
@@ -135,10 +146,13 @@ class Network:
         return x * scale * self.tensors[f"{name}.weight"]
 
 
-def _rotation(length: int, architecture: Architecture, device: torch.device) -> tuple[Tensor, Tensor]:
+def _rotation(places_N3L: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [N, 1, L, K]: each pair of a head turns with time, height or width."""
     size = architecture.head_dim
-    rates = architecture.theta ** -(torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
-    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), rates).repeat(1, 2)
+    rates = architecture.theta ** -(torch.arange(0, size, 2, device=places_N3L.device, dtype=torch.float32) / size)
+    sections = architecture.sections or (size // 2, 0, 0)
+    direction = [which for which, count in enumerate(sections) for _ in range(count)]
+    angles = (places_N3L[:, direction].transpose(1, 2) * rates).repeat(1, 1, 2)[:, None]
     return angles.cos(), angles.sin()
 
 

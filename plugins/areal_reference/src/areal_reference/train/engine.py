@@ -25,6 +25,7 @@ from areal_core.training.device import compute_dtype, open_device, seed_everythi
 from areal_core.training.experts import obey_routes
 from areal_core.training.export import Exporter, FolderWeights, whole
 from areal_core.training.group import SingleRank
+from areal_core.training.images import Vision
 from areal_core.training.layout import check_layout
 from areal_core.training.model import PackedModel
 from areal_core.training.offload import DeviceMemory, own_memory
@@ -68,7 +69,7 @@ class ReferenceTrainEngine:
         device = open_device(rank.device, rank.local_rank)
         seed_everything(device, spec.seed)
 
-        hf_config = hf.load_config(spec.model_path, spec.head)
+        hf_config = hf.load_config(spec.model_path, spec.head, images=True)
         model = hf.load_model(spec.model_path, hf_config, spec.head).to(device)
         own_memory(model)
         lora.add_adapters(model, spec)
@@ -86,7 +87,7 @@ class ReferenceTrainEngine:
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=Limits.of(spec, hf_config, experts),
+            limits=Limits.of(spec, hf_config, experts, Vision.of(hf_config)),
             exporter=Exporter(
                 FolderWeights(model, whole),
                 spec.model_path,
@@ -131,6 +132,18 @@ class ReferenceTrainEngine:
     def save_state(self, path: Path) -> None:
         """Write an exact state."""
         running(self._trainer).save_state(path, self.version)
+
+    def begin_state(self, path: Path) -> None:
+        """Copy the state out of the way, and have it written meanwhile."""
+        running(self._trainer).begin_state(path, self.version)
+
+    def state_written(self) -> bool:
+        """Tell whether this rank has nothing left to write."""
+        return started(self._trainer).state_written()
+
+    def finish_state(self) -> None:
+        """Wait for a state that was begun, and give it its name."""
+        started(self._trainer).finish_state()
 
     def load_state(self, path: Path) -> None:
         """Return to an exact state."""

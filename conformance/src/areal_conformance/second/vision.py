@@ -1,7 +1,7 @@
 """What a model with images sees: patches of an image in, one feature per token out, and where those tokens stand.
 
 Knows: the vision tower of qwen2_5_vl with full attention, positions in three directions.
-Does not know: files of images (`pictures`), or the decoder (`forward`).
+Does not know: files of images, or the decoders of the second engines, which both see by it.
 
 Legend: N patches, P numbers of a patch, V the tower's hidden size, M patches merged into a token, L tokens.
 """

@@ -1,0 +1,254 @@
+"""Claim `checkpoint.background`: a state written while steps are made is the state it was begun with.
+
+Knows: what happens to the engine and to the disk between `begin_state` and `finish_state`.
+Does not know: threads, or where an engine keeps its copy.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from areal_conformance.check import Level, check
+from areal_conformance.checks.train.state import SCHEDULED, ends_equal, steps
+from areal_conformance.outcome import Violation, expect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_conformance.benches.train import TrainBench
+    from areal_core.contract.optional import SupportsBackgroundState
+    from areal_core.contract.train import TrainEngine
+
+SPEC = "train#states-in-the-background"
+CLAIM = ("checkpoint.background",)
+EXACT = (*CLAIM, "checkpoint.exact")
+SINCE = (1, 2)
+_PATIENCE_S = 10.0
+_LOOK_S = 0.01
+
+
+@check("train.background.exact", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
+def exact(bench: TrainBench) -> None:
+    """What is written while steps go on is the state of `begin_state`: weights, moments, steps, random numbers."""
+    with bench.engine(*CLAIM, model=bench.model(hidden=64), optimizer=SCHEDULED) as engine:
+        wanted = []
+        for turn in (0, 1, 2):
+            engine.version = turn
+            _able(engine).begin_state(bench.folder / f"state-{turn}")
+            engine.version = turn + 5
+            reports = steps(bench, engine, 2 * turn + 1, 2 * turn + 2)
+            _able(engine).finish_state()
+            wanted.append((bench.witnessed(engine), reports))
+    for turn, end in enumerate(wanted):
+        with bench.engine(*CLAIM, model=bench.model(hidden=64), optimizer=SCHEDULED, seed=99) as engine:
+            engine.load_state(bench.folder / f"state-{turn}")
+            expect(engine.version == turn, f"version {engine.version} was loaded, begun was a state of {turn}")
+            reports = steps(bench, engine, 2 * turn + 1, 2 * turn + 2)
+            ends_equal(f"two steps after the state begun after {2 * turn}", (bench.witnessed(engine), reports), end)
+
+
+@check("train.background.company", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
+def company(bench: TrainBench) -> None:
+    """Saving, loading, scoring and sending meanwhile work as ever, and the state that was begun stays what it was."""
+    from areal_conformance.oracles.train_compare import same
+
+    early, begun, late = (bench.folder / name for name in ("early", "begun", "late"))
+    with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+        first = bench.witnessed(engine)
+        engine.save_state(early)
+        steps(bench, engine, 1, 2)
+        second = bench.witnessed(engine)
+        _able(engine).begin_state(begun)
+        same("what is sent while a state is written", bench.sent(engine), second)
+        engine.load_state(early)
+        same("weights loaded while a state is written", bench.witnessed(engine), first)
+        engine.save_state(late)
+        _able(engine).finish_state()
+        for path, weights in ((begun, second), (late, first)):
+            engine.load_state(path)
+            same(f"weights of the {path.name} state", bench.witnessed(engine), weights)
+
+
+@check("train.background.unseen", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
+def unseen(bench: TrainBench) -> None:
+    """Until `finish_state` the path holds what it held before, written or not; then the state, and nothing beside."""
+    from areal_conformance.oracles.train_compare import same
+    from areal_conformance.oracles.train_spoil import tree
+
+    folder = bench.folder / "states" / "last"
+    folder.parent.mkdir()
+    with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+        for turn in (1, 2):
+            before = tree(folder) if folder.exists() else None
+            steps(bench, engine, turn, turn)
+            wanted = bench.witnessed(engine)
+            _able(engine).begin_state(folder)
+            _expect_still(folder, before, "after begin_state")
+            steps(bench, engine, 7, 7)
+            _expect_still(folder, before, "a step later")
+            _wait_written(bench, engine)
+            _expect_still(folder, before, "when state_written is True")
+            _able(engine).finish_state()
+            expect(folder.exists(), "finish_state returned and nothing is at the path")
+            beside = sorted(path.name for path in folder.parent.iterdir())
+            expect(beside == ["last"], f"beside the state lies {beside}")
+            engine.load_state(folder)
+            same("weights of the state finished", bench.witnessed(engine), wanted)
+
+
+@check("train.background.order", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
+def order(bench: TrainBench) -> None:
+    """`finish_state` alone does nothing; a second `begin_state` is refused, and the first state is whole."""
+    from areal_conformance.oracles.train_compare import raises, same
+    from areal_core.contract.errors import ArealError
+
+    first, second = bench.folder / "first", bench.folder / "second"
+    with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+        able = _able(engine)
+        expect(able.state_written() is True, "state_written is not True before anything was begun")
+        able.finish_state()
+        steps(bench, engine, 1, 1)
+        wanted = bench.witnessed(engine)
+        able.begin_state(first)
+        steps(bench, engine, 2, 2)
+        raises(ArealError, "a second begin_state before finish_state", lambda: able.begin_state(second))
+        able.finish_state()
+        able.finish_state()
+        expect(able.state_written() is True, "state_written is not True after finish_state")
+        expect(not second.exists(), "the state whose begin_state was refused is there")
+        able.begin_state(second)
+        able.finish_state()
+        expect(second.exists(), "no state can be begun after one was finished")
+        engine.load_state(first)
+        same("weights of the state begun first", bench.witnessed(engine), wanted)
+
+
+@check("train.background.no_effect", level=Level.SINGLE, law=4, spec=SPEC, requires=CLAIM, since=SINCE)
+def no_effect(bench: TrainBench) -> None:
+    """A state that is written changes nothing: the steps made meanwhile are those without it."""
+    ends = []
+    for writing in (False, True):
+        with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+            reports = []
+            for step in range(1, 5):
+                if writing:
+                    _able(engine).begin_state(bench.folder / f"state-{step}")
+                reports += steps(bench, engine, step, step)
+                if writing:
+                    _able(engine).finish_state()
+            ends.append((bench.witnessed(engine), reports))
+    ends_equal("with a state written during every step", ends[1], ends[0])
+
+
+@check("train.background.frozen", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
+def frozen(bench: TrainBench) -> None:
+    """The state of a frozen role, which has no optimizer, is written as well."""
+    from areal_conformance.oracles.train_compare import same
+
+    with bench.engine(*CLAIM, optimizer=None) as engine:
+        wanted = bench.witnessed(engine)
+        _able(engine).begin_state(bench.folder / "frozen")
+        _able(engine).finish_state()
+        engine.load_state(bench.folder / "frozen")
+        same("weights of a frozen role", bench.witnessed(engine), wanted)
+
+
+@check("train.background.in_the_way", level=Level.SINGLE, law=10, spec=SPEC, requires=CLAIM, since=SINCE)
+def in_the_way(bench: TrainBench) -> None:
+    """A state that has no place is a StorageError by `finish_state`; nothing is left, and the engine goes on."""
+    from areal_conformance.oracles.train_compare import raises
+    from areal_conformance.oracles.train_spoil import tree
+    from areal_core.contract.errors import StorageError
+
+    obstacle = bench.folder / "obstacle"
+    obstacle.write_text("a file")
+    before = tree(bench.folder)
+    with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+        for path in (obstacle / "here", obstacle / "deep" / "er"):
+            raises(StorageError, f"a state below the file {obstacle.name}", lambda path=path: _whole(engine, path))  # type: ignore[misc]
+            _able(engine).finish_state()
+            expect(tree(bench.folder) == before, f"after the error the folder holds {sorted(tree(bench.folder))}")
+        steps(bench, engine, 1, 1)
+        _whole(engine, bench.folder / "state")
+    expect((bench.folder / "state").exists(), "after the errors no state is written")
+
+
+@check("train.background.full", level=Level.FAULTS, law=4, spec=SPEC, requires=EXACT, since=SINCE)
+def full(bench: TrainBench) -> None:
+    """A disk that fills up meanwhile is a StorageError by `finish_state`; the state before stays, and nothing else."""
+    from areal_conformance.oracles.train_compare import raises, same
+    from areal_conformance.oracles.train_spoil import files_at_most, tree
+    from areal_core.contract.errors import StorageError
+
+    old = bench.folder / "place" / "old"
+    old.parent.mkdir()
+    with bench.engine(*CLAIM, model=bench.model(hidden=32), optimizer=SCHEDULED) as engine:
+        steps(bench, engine, 1, 1)
+        held = bench.witnessed(engine)
+        _whole(engine, old)
+        before = tree(old.parent)
+        sizes = [path.stat().st_size for path in old.rglob("*") if path.is_file()]
+        steps(bench, engine, 2, 2)
+        for limit in (0, 100, max(sizes) // 2, max(sizes) - 1):
+            for path in (old, old.with_name("new")):
+                with files_at_most(limit):
+                    what = f"a state where no file can have more than {limit} bytes"
+                    raises(StorageError, what, lambda path=path: _whole(engine, path))  # type: ignore[misc]
+                    _able(engine).finish_state()
+                left = sorted(set(tree(old.parent)) ^ set(before))
+                expect(not left, f"after the error at {limit} bytes, files have come or gone: {', '.join(left[:4])}")
+                expect(tree(old.parent) == before, f"after the error at {limit} bytes the state before has changed")
+        later = bench.witnessed(engine)
+        engine.load_state(old)
+        same("weights of the state before", bench.witnessed(engine), held)
+        steps(bench, engine, 2, 2)
+        same("weights a step after the state before", bench.witnessed(engine), later)
+        _whole(engine, old.with_name("new"))
+        engine.load_state(old.with_name("new"))
+
+
+@check("train.background.close", level=Level.SINGLE, law=10, spec=SPEC, requires=CLAIM, since=SINCE)
+def close(bench: TrainBench) -> None:
+    """`close` drops a state that was not finished: twice, nothing of it is left, and the next engine starts."""
+    from areal_conformance.oracles.train_spoil import tree
+
+    place = bench.folder / "place"
+    place.mkdir()
+    for waits in (False, True):
+        with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+            _able(engine).begin_state(place / "state")
+            if waits:
+                _wait_written(bench, engine)
+            engine.close()
+            engine.close()
+            expect(not tree(place), f"after close the folder holds {sorted(tree(place))}")
+    with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+        _whole(engine, place / "state")
+    expect((place / "state").exists(), "the engine started next wrote no state")
+
+
+def _able(engine: TrainEngine) -> SupportsBackgroundState:
+    return engine  # type: ignore[return-value]  # claimed, and `static.claims.protocols` looks
+
+
+def _whole(engine: TrainEngine, path: Path) -> None:
+    _able(engine).begin_state(path)
+    _able(engine).finish_state()
+
+
+def _wait_written(bench: TrainBench, engine: TrainEngine) -> None:
+    limit_s = _PATIENCE_S * bench.target.adapter.patience
+    until = time.monotonic() + limit_s
+    while not _able(engine).state_written():
+        if time.monotonic() > until:
+            raise Violation(f"state_written is still False {limit_s:g} s after begin_state of a tiny model")
+        time.sleep(_LOOK_S)
+
+
+def _expect_still(folder: Path, before: dict[str, Any] | None, when: str) -> None:  # Any: bytes
+    from areal_conformance.oracles.train_spoil import tree
+
+    now = tree(folder) if folder.exists() else None
+    found = "nothing" if now is None else sorted(now)
+    expect(now == before, f"{when}, before finish_state, the path holds {found}: not what was there before")

@@ -1,0 +1,92 @@
+"""What a model that sees computes of sequences with images: transformers in float64, one sequence at a time.
+
+Knows: how transformers is told which tokens stand for images.
+Does not know: engines, packing, micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.models import quiet
+from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
+from areal_core.contract.train import Objective, Output
+from areal_core.data.batch import Batch
+from areal_core.testing.batches import make_episode
+from areal_core.testing.images import make_seeing_trajectory
+from areal_core.testing.models import WITH_IMAGES
+from areal_core.testing.serving import model_of
+from areal_core.training.hf import folder_tensors
+
+KIND = WITH_IMAGES
+Sizes = Sequence[Sequence[tuple[int, int]]]
+SIZES: Sizes = (((2, 3), (1, 1)), (), ((1, 2),), ((2, 2),), (), ((1, 3), (3, 1), (1, 1)))
+"""Height and width in tokens of the images of each sequence."""
+
+
+def showing(sizes: Sizes = SIZES, seed: int = 0) -> Batch:
+    """Return sequences that show images of these sizes, with `advantages` and `returns`."""
+    rows = [make_seeing_trajectory(each, 2 + number, seed=97 * seed + number) for number, each in enumerate(sizes)]
+    batch = Batch.pack([make_episode(row, group=f"g{number}") for number, row in enumerate(rows)])
+    generator = torch.Generator().manual_seed(seed)
+    return batch.with_tokens(
+        advantages=torch.randn(batch.num_tokens, generator=generator),
+        returns=torch.randn(batch.num_tokens, generator=generator),
+    )
+
+
+class SeeingOracle:
+    """A folder of a model that sees, loaded once. Any: transformers is not typed."""
+
+    def __init__(self, folder: Path) -> None:
+        quiet()
+        self.model: Any = model_of(folder, torch.float64, attn_implementation="eager").eval()
+
+    def columns(self, batch: Batch) -> dict[Output, Tensor]:
+        """Return log-probs and entropy, float64 [T] with gradient."""
+        parts: dict[Output, list[Tensor]] = {Output.LOGPROBS: [], Output.ENTROPY: []}
+        for row in range(batch.num_sequences):
+            one = batch.select([row])
+            ids = one.tokens["input_ids"]
+            log_p = self._logits(one, ids)[:-1].log_softmax(-1)
+            mask = one.tokens["loss_mask"][1:]
+            zero = torch.zeros(1, dtype=torch.float64)
+            parts[Output.LOGPROBS].append(torch.cat([zero, log_p.gather(1, ids[1:, None]).squeeze(1) * mask]))
+            parts[Output.ENTROPY].append(torch.cat([zero, -(log_p.exp() * log_p).sum(-1) * mask]))
+        return {name: torch.cat(column) for name, column in parts.items()}
+
+    def gradient(self, batch: Batch, objective: Objective) -> dict[str, Tensor]:
+        """Return the gradient of the whole batch's loss by the names a model folder has."""
+        self.model.zero_grad(set_to_none=True)
+        columns = {str(name): column for name, column in self.columns(batch).items()}
+        loss, _ = objective.loss(columns, batch, objective.normalizer(batch).double())
+        loss.backward()  # type: ignore[no-untyped-call]
+        return {
+            stored: part
+            for name, parameter in self.model.named_parameters()
+            for stored, part in folder_tensors(self.model, name, _slope(parameter)).items()
+        }
+
+    def _logits(self, one: Batch, ids: Tensor) -> Tensor:
+        """Return logits [L, V] of one sequence. A placeholder that stands for no image is embedded as a word is."""
+        marks = one.tokens[IMAGE_TOKENS] if IMAGE_TOKENS in one.tokens else torch.zeros_like(ids, dtype=torch.bool)
+        base = self.model.model
+        embeds, kinds = base.get_input_embeddings()(ids), marks.int()[None]
+        shown: Mapping[str, Tensor] = {name: media.rows for name, media in one.media.items()}
+        if not bool(marks.any()):
+            alone: Tensor = self.model(inputs_embeds=embeds[None]).logits[0]
+            return alone
+        seen = base.get_image_features(shown[PIXEL_VALUES].double(), shown[IMAGE_GRID], return_dict=True)
+        embeds = embeds.masked_scatter(marks[:, None], torch.cat(seen.pooler_output))
+        places, _ = base.get_rope_index(ids[None], kinds, image_grid_thw=shown[IMAGE_GRID])
+        logits: Tensor = self.model(inputs_embeds=embeds[None], position_ids=places).logits[0]
+        return logits
+
+
+def _slope(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
