@@ -5,8 +5,11 @@ A checkpoint is what the loop writes: the exact state of the FSDP engine and the
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,8 @@ def measure(folder: Path, size: str, num_sequences: int, repeats: int) -> dict[s
         {"step": lambda: engine.train_step(batch, objective), "checkpoint": checkpoint}, repeats=repeats
     )
     last = folder / f"{size}-{next(numbers) - 1}" / "actor"
+    stalls = background(engine, lambda: engine.train_step(batch, objective), folder / f"{size}-begun", repeats)
+    saved_alone = frame.compare({"save": lambda: engine.save_state(folder / f"{size}-saved")}, repeats=repeats)
     loaded = frame.compare({"load": lambda: engine.load_state(last)}, repeats=repeats)
     engine.close()
     step, saved = timing["step"].median, timing["checkpoint"].median
@@ -53,7 +58,24 @@ def measure(folder: Path, size: str, num_sequences: int, repeats: int) -> dict[s
         "step_s": step,
         "checkpoint_s": saved,
         "load_s": loaded["load"].median,
+        "state_s": saved_alone["save"].median,
+        "background": {**stalls, "stall": stalls["begin_s"] / saved_alone["save"].median},
     }
+
+
+def background(engine: FSDPEngine, step: Callable[[], object], path: Path, repeats: int) -> dict[str, float]:
+    """Time a state that is written during one step: what begins it, the step, what finishes it. Medians, seconds."""
+    times: dict[str, list[float]] = {"begin_s": [], "step_s": [], "finish_s": []}
+    for _ in range(repeats + 1):
+        for name, call in (
+            ("begin_s", lambda: engine.begin_state(path)),
+            ("step_s", step),
+            ("finish_s", engine.finish_state),
+        ):
+            began = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(found[1:]) for name, found in times.items()}
 
 
 def main() -> int:

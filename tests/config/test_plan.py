@@ -182,6 +182,19 @@ def test_a_critic_needs_a_backend_with_a_value_head(model: Path, claim: Claim | 
         plan(model, "critic.backend=fake:d1", overlay=fake("train", claims))
 
 
+@pytest.mark.parametrize("role", ["actor", "critic", "reference"])
+def test_states_in_the_background_need_every_backend_that_trains(model: Path, role: str) -> None:
+    """A reference model trains nothing and is never saved."""
+    overlay = fake("train", {"head.value": full()})
+    wants = ("checkpoint.background=true", f"{role}.backend=fake:d1")
+    if role == "reference":
+        assert plan(model, *wants, overlay=overlay).config.checkpoint.background
+        return
+    with pytest.raises(CapabilityError, match=r"'fake' cannot do 'checkpoint\.background'"):
+        plan(model, *wants, overlay=overlay)
+    assert plan(model, *wants[1:], overlay=overlay)
+
+
 @pytest.mark.parametrize(
     ("override", "key"),
     [

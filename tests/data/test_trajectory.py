@@ -153,3 +153,16 @@ def test_a_trajectory_needs_a_generation_and_a_finite_reward() -> None:
         TrajectoryBuilder([5]).build(1.0)
     with pytest.raises(BatchError, match="reward is nan"):
         from_generation([5], generation_of([1]), float("nan"))
+
+
+def test_images_are_carried_in_the_order_of_the_turns() -> None:
+    """Those of the prompt, then those of an answer between two turns; each turn is asked with those so far."""
+    turns = TrajectoryBuilder([5, 66], [b"one"])
+    turns.add_generation(generation_of([4]))
+    assert turns.images == (b"one",)
+    turns.add_environment([66, 9, 66], images=[b"two", b"one"])
+    turns.add_generation(generation_of([7]))
+
+    assert turns.images == turns.build(reward=0.0).images == (b"one", b"two", b"one")
+    assert from_generation([66], generation_of([7]), 0.0, images=[b"one"]).images == (b"one",)
+    assert from_generation([5], generation_of([7]), 0.0).images == ()

@@ -99,10 +99,14 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(tmp_path: Path, model: 
     assert sorted(trained) == [f"train/0/{row}" for row in sorted(range(8 * 16), key=lambda r: f"train/0/{r}")]
 
 
-def test_kill_9_between_checkpoints_trains_every_prompt_exactly_once(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("background", ["false", "true"])
+def test_kill_9_between_checkpoints_trains_every_prompt_exactly_once(
+    tmp_path: Path, model: Path, background: str
+) -> None:
     """What was trained after the last checkpoint is gone with its weights, and is trained again on resume."""
     folder = tmp_path / "run"
-    settings = ("steps=9", "checkpoint.every_steps=2", "evaluation.every_steps=0")
+    saving = ("checkpoint.every_steps=2", f"checkpoint.background={background}")
+    settings = ("steps=9", *saving, "evaluation.every_steps=0")
     with live_run(command(folder, model, *settings), folder) as run:
         run.wait_for_step(5)
         run.send(signal.SIGKILL)

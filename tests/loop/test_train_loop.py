@@ -36,7 +36,15 @@ class Everything:
 
     role = "actor"
 
-    def __init__(self, *, unchanged: int = 0, stepped: int = 1, failing_evaluation: int = -1) -> None:
+    def __init__(
+        self,
+        *,
+        unchanged: int = 0,
+        stepped: int = 1,
+        failing_evaluation: int = -1,
+        failing_batch: int = -1,
+        written: bool = True,
+    ) -> None:
         self.log: list[str] = []
         self.events: list[str] = []
         self.records: list[Mapping[str, Any]] = []
@@ -44,8 +52,12 @@ class Everything:
         self.metrics: Mapping[str, float] = {}
         self.actor, self.critic = self, None
         self._unchanged, self._stepped, self._failing = unchanged, stepped, failing_evaluation
+        self._failing_batch, self._written = failing_batch, written
+        self._begun = -1
 
     async def next_batch(self) -> list[Group]:
+        if self.version == self._failing_batch:
+            raise RewardFailed("the reward function raised")
         task = Task(index=self.version, task_id="t", row={})  # type: ignore[arg-type]
         return [Group(task=task, episodes=(make_episode(),), num_generated=3, oldest_versions=(0,), staleness=(0,))]
 
@@ -67,6 +79,17 @@ class Everything:
 
     async def save_state(self, _path: Path) -> None:
         self.log.append(f"saved {self.version}")
+
+    async def begin_state(self, path: Path) -> None:
+        self.log.append(f"begun {self.version}")
+        self._begun = self.version
+        (path.parent / "begun").touch()
+
+    async def state_written(self) -> bool:
+        return self._written
+
+    async def finish_state(self) -> None:
+        self.log.append(f"finished {self._begun}")
 
     async def save_weights(self, _path: Path) -> None:
         """Nothing to write."""
@@ -160,3 +183,80 @@ def test_a_resumed_run_adds_to_its_totals(tmp_path: Path) -> None:
     (record,) = everything.records
     assert (record["step"], record["tokens_trained"]) == (2, 13)
     assert record["wall_s"] >= 100.0
+
+
+BACKGROUND = ("checkpoint.every_steps=1", "checkpoint.background=true", "evaluation.before=false", "steps=3")
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_checkpoint_begun_is_finished_a_step_later_and_the_last_one_at_once(tmp_path: Path, written: bool) -> None:
+    """At the first step after which engines have written it, at the latest before the next one begins."""
+    everything = Everything(written=written)
+    loop, folder = _loop(tmp_path, everything, *BACKGROUND)
+
+    assert asyncio.run(loop.run(0, Totals())) == 3
+
+    saving = [entry for entry in everything.log if not entry.startswith("shown")]
+    assert saving == ["begun 1", "finished 1", "begun 2", "finished 2", "saved 3", "evaluated 3"]
+    assert everything.log.index("shown 1") < everything.log.index("finished 1")
+    assert [path.name for path in folder.checkpoints()] == ["step-000002", "step-000003"]
+    assert everything.events.count("checkpoint") == 3
+
+
+def test_engines_that_are_not_done_are_not_waited_for(tmp_path: Path) -> None:
+    """Steps between two checkpoints go on; the first is finished when the second is due."""
+    everything = Everything(written=False)
+    loop, _ = _loop(tmp_path, everything, *BACKGROUND, "checkpoint.every_steps=2", "steps=5")
+
+    asyncio.run(loop.run(0, Totals()))
+
+    saving = [entry for entry in everything.log if not entry.startswith("evaluated")]
+    first, second = ["begun 2", "shown 2", "shown 3", "finished 2"], ["begun 4", "shown 4", "finished 4"]
+    assert saving == ["shown 1", *first, *second, "saved 5", "shown 5"]
+
+
+def test_a_checkpoint_begun_is_kept_when_something_else_fails(tmp_path: Path) -> None:
+    """The trainers are well; what they have written is worth keeping."""
+    everything = Everything(failing_batch=1, written=False)
+    loop, folder = _loop(tmp_path, everything, *BACKGROUND)
+
+    with pytest.raises(RewardFailed):
+        asyncio.run(loop.run(0, Totals()))
+
+    assert everything.log[-1] == "finished 1"
+    assert [path.name for path in folder.checkpoints()] == ["step-000001"]
+
+
+def test_a_stop_finishes_the_checkpoint_that_was_begun(tmp_path: Path) -> None:
+    """It is of the version reached: no other is written."""
+
+    class Stopping(Everything):
+        def step(self, record: Mapping[str, Any]) -> None:
+            super().step(record)
+            loop._stop.set()
+
+    everything = Stopping(written=False)
+    loop, folder = _loop(tmp_path, everything, *BACKGROUND)
+
+    assert asyncio.run(loop.run(0, Totals())) == 1
+    assert everything.log == ["begun 1", "shown 1", "finished 1"]
+    assert [path.name for path in folder.checkpoints()] == ["step-000001"]
+
+
+def test_a_cancelled_run_leaves_nothing_of_the_checkpoint_that_was_begun(tmp_path: Path) -> None:
+    """Whoever cancels waits for nobody; the checkpoint before is the newest one."""
+
+    class Hanging(Everything):
+        async def next_batch(self) -> list[Group]:
+            if self._begun == 2:
+                raise asyncio.CancelledError
+            return await super().next_batch()
+
+    everything = Hanging(written=False)
+    loop, folder = _loop(tmp_path, everything, *BACKGROUND)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(loop.run(0, Totals()))
+
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+    assert folder.latest() == tmp_path / "checkpoints" / "step-000001"

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from areal_core.contract.abilities import asked_of
 from areal_core.contract.errors import ConfigError, RolloutError, WorkerTimeout
 from areal_core.contract.ids import TaskId
-from areal_core.contract.inference import Grammar, SamplingParams, Structure
+from areal_core.contract.inference import IMAGES, Grammar, PauseMode, SamplingParams, Structure
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.workflow import RewardInput, Session
 from areal_core.rollout.pool import InferencePool
@@ -110,6 +111,48 @@ def test_a_structure_goes_with_the_turn_that_asks_for_it() -> None:
         await drive(bench.clock, session.generate([5], structure=yes))
         await drive(bench.clock, session.generate([5]))
         assert [request.structure for request in bench.engine.requests] == [yes, None]
+
+    run(test)
+
+
+def test_images_go_with_the_turn_that_shows_them() -> None:
+    """The request carries them in their order; one without any asks for nothing an engine would have to claim."""
+
+    async def test() -> None:
+        bench = Bench()
+        session = bench.open()
+        await drive(bench.clock, session.generate([5], images=[b"one", b"two"]))
+        await drive(bench.clock, session.generate([5]))
+        assert [request.extras for request in bench.engine.requests] == [{IMAGES: (b"one", b"two")}, {}]
+        assert [asked_of(request)[-1:] == ("images",) for request in bench.engine.requests] == [True, False]
+
+    run(test)
+
+
+def test_an_interrupted_request_goes_on_with_its_images() -> None:
+    """An engine that was not told them again would go on blind."""
+
+    async def test() -> None:
+        bench = Bench()
+        asked = asyncio.ensure_future(bench.open().generate([5], images=[b"one"]))
+        await bench.clock.advance(1.0)
+        await bench.engine.pause(PauseMode.ABORT)
+        await bench.engine.resume()
+        await drive(bench.clock, asked)
+        assert [request.num_prior for request in bench.engine.requests] == [0, 1]
+        assert [request.extras for request in bench.engine.requests] == [{IMAGES: (b"one",)}] * 2
+
+    run(test)
+
+
+def test_a_session_tells_the_token_that_stands_for_an_image() -> None:
+    """It is the policy's own; None where the policy takes no images."""
+
+    async def test() -> None:
+        bench = Bench()
+        assert bench.open().image_token_id is None
+        bench.sessions.image_token_id = 66
+        assert bench.open().image_token_id == 66
 
     run(test)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from areal_core.serving.slots import Interrupted, Slots
@@ -20,6 +20,8 @@ ACTIONS = st.lists(
 
 
 @given(st.integers(1, 3), ACTIONS)
+@example(2, ["ask", "ask", "ask", "shut", "turn", "open", "ask"])
+@example(1, ["ask", "ask", "ask", "turn"])
 def test_any_order_of_asking_cancelling_shutting_and_releasing(limit, actions):
     """At most `limit` at once, first come first served, and in the end everybody who stays is served."""
 
@@ -30,6 +32,8 @@ def test_any_order_of_asking_cancelling_shutting_and_releasing(limit, actions):
             await slots.acquire()
             served.append(number)
             try:
+                # An earlier one may have a place and not have woken up; none of them still waits for one.
+                assert slots.num_waiting <= sum(later not in served for later in range(number + 1, len(tasks)))
                 await leave.setdefault(number, asyncio.Event()).wait()
             finally:
                 slots.release()
@@ -57,8 +61,6 @@ def test_any_order_of_asking_cancelling_shutting_and_releasing(limit, actions):
             leave.setdefault(number, asyncio.Event()).set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(o is None or isinstance(o, asyncio.CancelledError | Interrupted) for o in outcomes)
-        entries = [n for n in served if n >= 0]
-        assert entries == sorted(entries)
         for _ in range(limit):
             await slots.acquire()  # every place came back
         assert slots.num_waiting == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -33,7 +33,9 @@ class AnsweringSession:
         self.group_id = GroupId("train/2/7")
         self.sampling = SamplingParams()
         self.tokenizer = TOKENIZER
+        self.image_token_id: int | None = None
         self.prompt_ids: list[int] = []
+        self.images: tuple[bytes, ...] = ()
         self.asked: RewardInput | None = None
         self._ids = (*TOKENIZER.encode(answer), TOKENIZER.eos_token_id)
         self._result = result or RewardResult(value=0.5, components={"letters": 5.0})
@@ -42,8 +44,10 @@ class AnsweringSession:
     def prompt(self) -> str:
         return str(TOKENIZER.decode(self.prompt_ids))
 
-    async def generate(self, input_ids: Any, sampling: SamplingParams | None = None) -> Generation:
-        self.prompt_ids = list(input_ids)
+    async def generate(
+        self, input_ids: Any, sampling: SamplingParams | None = None, *, images: Sequence[bytes] = ()
+    ) -> Generation:
+        self.prompt_ids, self.images = list(input_ids), tuple(images)
         half = len(self._ids) // 2
         return Generation(
             output_ids=self._ids,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ _WITH_IMAGES = "ForConditionalGeneration"
 class ModelFolder:
     """The facts a plan needs. `num_parameters` counts stored tensors; tied ones are stored once.
 
-    `experts_per_token` is 0 where every token passes the same layers.
+    `experts_per_token` is 0 where every token passes the same layers. `image_token_id` is the placeholder of an
+    image, None for a model that takes none.
     """
 
     path: Path
@@ -34,6 +36,8 @@ class ModelFolder:
     num_parameters: int
     has_tokenizer: bool
     experts_per_token: int = 0
+    model_type: str = ""
+    image_token_id: int | None = None
 
 
 def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
@@ -68,7 +72,14 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
         num_parameters=sum(math.prod(tensor["shape"]) for tensor in read_headers(folder).values()),
         has_tokenizer=(folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file(),
         experts_per_token=int(text.get("num_experts_per_tok") or 0),
+        model_type=str(config.get("model_type", "")),
+        image_token_id=_image_token(config),
     )
+
+
+def _image_token(config: Mapping[str, Any]) -> int | None:  # Any: JSON
+    token = config.get("image_token_id", config.get("image_token_index"))
+    return int(token) if token is not None and "vision_config" in config else None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
 from areal_core.config.engine_environment import check_environment
+from areal_core.config.images import check_images, check_processor
 from areal_core.config.lora import check_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.optimizer import check_optimizer
@@ -140,14 +141,17 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
         needs.append(f"precision.{dtype}")
     if name == "critic":
         needs.append("head.value")
+    frozen = name == "reference"
+    if config.checkpoint.background and not frozen:
+        needs.append("checkpoint.background")
     if role.lora is not None:
         check_lora(name, role.lora)
         needs.append("lora")
     _require(registry, "train", backend.name, needs, manifest.devices, device)
-    model = inspect_model(role.path or config.model.path)
+    model = inspect_model(role.path or config.model.path, images=True)
+    check_images(name, "train", backend.name, model, registry, device)
     registry.check_engine("train", backend.name)
     registry.options("train", backend.name, role.options, f"{name}.options")
-    frozen = name == "reference"
     if not frozen:
         check_optimizer(name, role.optimizer)
     return RolePlan(
@@ -182,7 +186,10 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
             fix="name the python of an environment with areal-core and the engine: /path/to/venv/bin/python",
         )
     registry.options("infer", backend.name, rollout.options, "rollout.options")
-    model = inspect_model(config.actor.path or config.model.path)  # the fleet serves the actor's starting weights
+    # The fleet serves the actor's starting weights.
+    model = inspect_model(config.actor.path or config.model.path, images=True)
+    check_images("rollout", "infer", backend.name, model, registry, device)
+    check_processor(model)
     dtype = rollout.dtype or config.model.dtype
     return RolePlan(
         role="rollout",
@@ -222,6 +229,21 @@ def _check_vocabularies(roles: list[RolePlan]) -> None:
                 why=f"{role.role} is given the policy's token ids, and would read them as other tokens",
                 fix=f"set {role.role}.path to a model of the same family, or leave it out",
             )
+        if _sight(role.model) != _sight(rollout.model):
+            raise PlanError(
+                f"{role.role} is of kind {_kind(role.model)}, the policy of kind {_kind(rollout.model)}",
+                why=f"{role.role} is given the policy's images as the policy's own processor prepares them",
+                fix=f"set {role.role}.path to a model of the same family, or leave it out",
+            )
+
+
+def _sight(model: ModelFolder) -> tuple[str, int] | None:
+    """Return what a model's images depend on, None if it takes none."""
+    return None if model.image_token_id is None else (model.model_type, model.image_token_id)
+
+
+def _kind(model: ModelFolder) -> str:
+    return f"{model.model_type!r}, which takes {'no ' if model.image_token_id is None else ''}images"
 
 
 def _check_routes(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> None:

@@ -139,6 +139,8 @@ class CheckpointConfig:
 
     every_steps: int = field(default=0, validator=validators.ge(0))
     keep: int = field(default=2, validator=validators.ge(1))
+    background: bool = False
+    """Write training states during the next steps. Takes as much host memory as the states, until they are written."""
 
 
 @frozen(kw_only=True)

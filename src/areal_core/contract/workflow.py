@@ -62,7 +62,7 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
         """Return text."""
 
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **options: Any) -> Any:
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         """Return token ids of a conversation. Any: options and result are transformers' own."""
 
 
@@ -78,6 +78,8 @@ class Session(Protocol):
     group_id: GroupId
     sampling: SamplingParams
     tokenizer: Tokenizer
+    image_token_id: int | None
+    """The token that stands for one image in `input_ids`, None if the policy takes no images. Since 1.2."""
 
     async def generate(
         self,
@@ -85,17 +87,21 @@ class Session(Protocol):
         sampling: SamplingParams | None = None,
         *,
         structure: Structure | None = None,
+        images: Sequence[bytes] = (),
     ) -> Generation:
         """Generate with the run's sampling parameters, or the given ones.
 
         An interruption by a weight update is continued here; the result is whole,
         with one version span per version that computed it.
         `structure` is what the output's text must look like, since 1.1; log-probs are of the tokens it allows.
+        `images` are whole PNG or JPEG files, since 1.2: one for each `image_token_id` of `input_ids`, in order. A
+        later turn gives those of earlier turns again, and the trajectory carries all that its tokens were asked with.
 
         Raises:
             PromptTooLong: the prompt leaves no room.
             NoReplica: every replica is out of service.
-            CapabilityError: the engine does not claim what is asked, for example `sampling.structured`.
+            CapabilityError: the engine does not claim what is asked, for example `sampling.structured` or `images`.
+            BatchError: more or fewer images than tokens that stand for one, or one that cannot be read.
         """
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:

@@ -9,6 +9,8 @@ Example, a conversation of two turns with a tool's answer between them:
     turns.add_environment(tool_answer_ids)
     turns.add_generation(await session.generate(turns.input_ids))
     trajectory = turns.build(reward=1.0)
+
+With images each turn is asked with those so far: generate(turns.input_ids, images=turns.images).
 """
 
 from __future__ import annotations
@@ -37,14 +39,15 @@ def from_generation(
     generation: Generation,
     reward: float,
     *,
+    images: Sequence[bytes] = (),
     sequence_extras: Mapping[str, Tensor] | None = None,
 ) -> Trajectory:
-    """Make the trajectory of one prompt and its one generation, trained on every generated token.
+    """Make the trajectory of one prompt, its images and its one generation, trained on every generated token.
 
     Raises:
         BatchError: the generation's log-probs or version spans do not cover its output.
     """
-    builder = TrajectoryBuilder(prompt_ids)
+    builder = TrajectoryBuilder(prompt_ids, images)
     builder.add_generation(generation)
     return builder.build(reward, sequence_extras=sequence_extras)
 
@@ -52,22 +55,32 @@ def from_generation(
 class TrajectoryBuilder:
     """Collects prompt, generated and environment tokens in order. One per trajectory, inside a workflow."""
 
-    def __init__(self, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(self, prompt_ids: Sequence[int] = (), images: Sequence[bytes] = ()) -> None:
         self._ids: list[int] = []
         self._mask: list[bool] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self._extras: list[tuple[int, Mapping[str, Tensor]]] = []
         self._stop_reason: StopReason | None = None
-        self.add_environment(prompt_ids)
+        self._images: list[bytes] = []
+        self.add_environment(prompt_ids, images)
 
     @property
     def input_ids(self) -> tuple[int, ...]:
         """Return every token so far: what the next `generate` is called with."""
         return tuple(self._ids)
 
-    def add_environment(self, token_ids: Sequence[int]) -> None:
-        """Append tokens the policy did not make: prompts, tool answers, turn markers. Not trained on."""
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """Return every image so far: what the next `generate` is called with, beside the tokens."""
+        return tuple(self._images)
+
+    def add_environment(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> None:
+        """Append tokens the policy did not make: prompts, tool answers, turn markers. Not trained on.
+
+        `images` are PNG or JPEG files, one for each placeholder among the tokens, in their order.
+        """
+        self._images += images
         self._ids += token_ids
         self._mask += [False] * len(token_ids)
         self._logprobs += [0.0] * len(token_ids)
@@ -113,6 +126,7 @@ class TrajectoryBuilder:
             stop_reason=self._stop_reason,
             token_extras=self._token_columns(),
             sequence_extras=sequence_extras or {},
+            images=self._images,
         )
 
     def _token_columns(self) -> dict[str, Tensor]:

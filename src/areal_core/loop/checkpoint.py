@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from areal_core.config.schema import CheckpointConfig
 from areal_core.contract.errors import CheckpointError
 from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
+from areal_core.loop.train_group import TrainGroup
 
 _FORMAT = 1
 
@@ -42,20 +45,110 @@ async def save_checkpoint(folder: RunFolder, learner: Learner, progress: Progres
     Raises:
         StorageError: nothing of it is left behind.
     """
+    groups = _trained(learner)
     with folder.new_checkpoint(progress.version, keep) as path:
-        await learner.actor.save_state(path / "actor")
-        if learner.critic is not None:
-            await learner.critic.save_state(path / "critic")
+        for group in groups:
+            await group.save_state(path / group.role)
         await learner.actor.save_weights(path / "model")
-        record = {
-            "format": _FORMAT,
-            "version": progress.version,
-            "tasks": dict(progress.tasks),
-            "totals": dict(progress.totals),
-            "roles": [group.role for group in (learner.actor, learner.critic) if group is not None],
-        }
-        _write_json(path / "loop.json", record)
-    return folder.root / "checkpoints" / path.name.removesuffix(".partial")
+        _write_progress(path, progress, groups)
+    return _named(path)
+
+
+async def begin_checkpoint(folder: RunFolder, learner: Learner, progress: Progress, *, keep: int) -> BegunCheckpoint:
+    """Write a checkpoint of the current version, all but the states, which engines write during the next steps.
+
+    Raises:
+        StorageError: nothing of it is left behind.
+    """
+    groups = _trained(learner)
+    begun: list[TrainGroup] = []
+    with ExitStack() as stack:
+        path = stack.enter_context(folder.new_checkpoint(progress.version, keep))
+        try:
+            for group in groups:
+                await group.begin_state(path / group.role)
+                begun.append(group)
+            await learner.actor.save_weights(path / "model")
+            _write_progress(path, progress, groups)
+        except Exception:
+            with suppress(Exception):  # what went wrong first is told
+                await _finish_states(begun)
+            raise
+        return BegunCheckpoint(version=progress.version, path=path, groups=groups, folder=stack.pop_all())
+
+
+@frozen(kw_only=True, eq=False)
+class BegunCheckpoint:
+    """A checkpoint whose states are still written: complete after `finish`, absent if it raises, and until then.
+
+    `folder` gives the folder its name when it is closed, or removes it if it is left by an error.
+    """
+
+    version: int
+    path: Path
+    groups: Sequence[TrainGroup]
+    folder: ExitStack
+
+    async def written(self) -> bool:
+        """Tell whether `finish` has nothing left to wait for."""
+        return all([await group.state_written() for group in self.groups])
+
+    async def finish(self) -> Path:
+        """Wait for every state, and return where the checkpoint is.
+
+        Raises:
+            StorageError: nothing of it is left behind.
+        """
+        with self.folder:
+            await _finish_states(self.groups)
+        return _named(self.path)
+
+    def drop(self) -> None:
+        """Give it up, whatever engines still write."""
+        with suppress(_Dropped), self.folder:
+            raise _Dropped
+
+
+class Checkpoints:
+    """The checkpoints of one run, one after another. At most one is begun and not finished."""
+
+    def __init__(
+        self, folder: RunFolder, learner: Learner, config: CheckpointConfig, tell: Callable[[int, Path], None]
+    ) -> None:
+        """Tell of every one that is complete, by version and path."""
+        self._folder, self._learner, self._config, self._tell = folder, learner, config, tell
+        self._begun: BegunCheckpoint | None = None
+
+    async def save(self, progress: Progress) -> None:
+        """Write one; it is complete when this returns."""
+        await self.finish()
+        path = await save_checkpoint(self._folder, self._learner, progress, keep=self._config.keep)
+        self._tell(progress.version, path)
+
+    async def begin(self, progress: Progress) -> None:
+        """Begin one, or write it at once if the run writes none in the background."""
+        if not self._config.background:
+            await self.save(progress)
+            return
+        await self.finish()
+        self._begun = await begin_checkpoint(self._folder, self._learner, progress, keep=self._config.keep)
+
+    async def advance(self) -> None:
+        """Finish the one that was begun if that takes no waiting."""
+        if self._begun is not None and await self._begun.written():
+            await self.finish()
+
+    async def finish(self) -> None:
+        """Wait for the one that was begun, if there is one."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._tell(begun.version, await begun.finish())
+
+    def drop(self) -> None:
+        """Give up the one that was begun, if there is one."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.drop()
 
 
 def read_progress(path: Path) -> Progress:
@@ -83,6 +176,41 @@ async def restore(path: Path, learner: Learner, progress: Progress) -> None:
         if not (path / "critic").exists():
             raise CheckpointError(f"checkpoint {path} has no critic", fix="remove `critic:` or start a new run")
         await learner.critic.load_state(path / "critic")
+
+
+class _Dropped(Exception):
+    """Nobody waits for the states any more."""
+
+
+def _trained(learner: Learner) -> list[TrainGroup]:
+    return [group for group in (learner.actor, learner.critic) if group is not None]
+
+
+async def _finish_states(groups: Sequence[TrainGroup]) -> None:
+    """Finish the states of all groups; raise the first error after that."""
+    errors: list[Exception] = []
+    for group in groups:
+        try:
+            await group.finish_state()
+        except Exception as error:  # raised below, when no group has a state that is begun
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _write_progress(path: Path, progress: Progress, groups: Sequence[TrainGroup]) -> None:
+    record = {
+        "format": _FORMAT,
+        "version": progress.version,
+        "tasks": dict(progress.tasks),
+        "totals": dict(progress.totals),
+        "roles": [group.role for group in groups],
+    }
+    _write_json(path / "loop.json", record)
+
+
+def _named(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".partial"))
 
 
 def _write_json(path: Path, record: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from areal_core.contract.errors import ArealError, DatasetError
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import RolloutWorkflow
+from areal_core.data.images import ImagePreparer
 from areal_core.data.tokenizers import load_tokenizer
 from areal_core.loop.checkpoint import Progress, read_progress, restore
 from areal_core.loop.elastic import ElasticFleet
@@ -132,6 +133,7 @@ class Run:
         """Start the fleet, train, and close everything in the reverse order."""
         async with AsyncExitStack() as stack:
             scheduler = make_scheduler(self._config, self._registry, self._folder.logs)
+            stack.callback(self._folder.drop_partial)
             stack.push_async_callback(scheduler.close)
             supervisor = Supervisor(scheduler)
             parts = await self._start(stack, scheduler, supervisor, events, checkpoint, progress)
@@ -155,6 +157,7 @@ class Run:
         """Start the processes side by side and connect the parts."""
         config, rollout = self._config, self._config.rollout
         rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
+        images = self._images()
         metrics = self._metrics(stack, events, progress.version if checkpoint else None)
         rewards = RewardPool(
             RewardTarget(name=rollout.reward.name, options=rollout.reward.options, imports=self._imports()),
@@ -169,7 +172,7 @@ class Run:
         await together([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
         tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
-        executor = self._executor(pool, rewards, tokenizer, rows, events, progress)
+        executor = self._executor(pool, rewards, tokenizer, rows, images, events, progress)
         stack.push_async_callback(executor.close)
         sync = self._weight_sync(stack, learner, pool)
         if checkpoint is not None:
@@ -260,6 +263,7 @@ class Run:
         rewards: RewardPool,
         tokenizer: Any,  # Any: a transformers tokenizer
         rows: Rows | None,
+        images: ImagePreparer | None,
         events: EventLog,
         progress: Progress,
     ) -> RolloutExecutor:
@@ -269,7 +273,12 @@ class Run:
         )
         assert isinstance(workflow, RolloutWorkflow) and rows is not None
         sessions = PoolSessions(
-            pool=pool, rewards=rewards, tokenizer=tokenizer, sampling=config.rollout.sampling, seed=config.seed
+            pool=pool,
+            rewards=rewards,
+            tokenizer=tokenizer,
+            sampling=config.rollout.sampling,
+            seed=config.seed,
+            image_token_id=self._plan.role("rollout").model.image_token_id,
         )
         executor = RolloutExecutor(
             workflow=workflow,
@@ -278,6 +287,7 @@ class Run:
             config=config.rollout,
             version=progress.version,
             on_event=events.write,
+            prepare=None if images is None else images.prepare,
         )
         if progress.tasks:
             executor.restore(progress.tasks)
@@ -310,6 +320,15 @@ class Run:
             ) from error
         assert isinstance(rows, Sequence)
         return rows
+
+    def _images(self) -> ImagePreparer | None:
+        """Return what prepares images for training, None if the policy takes none."""
+        config, model = self._config, self._plan.role("rollout").model
+        if model.image_token_id is None:
+            return None
+        roles = [role for role in (config.actor, config.critic, config.reference) if role is not None]
+        limits = [role.max_tokens_per_microbatch for role in roles]
+        return ImagePreparer.of(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
 
     def _imports(self) -> tuple[str, ...]:
         return tuple(str(Path(file).absolute()) for file in self._config.imports)

@@ -113,6 +113,7 @@ class RunFolder:
 
     def _prepare(self, *, resume: bool, archive: bool) -> None:
         """Refuse, or move aside, what does not fit with the run about to start."""
+        self.drop_partial()
         checkpoint = self.latest()
         if resume and checkpoint is None:
             raise RunFolderError(
@@ -142,6 +143,11 @@ class RunFolder:
         """Return the newest complete checkpoint."""
         complete = self.checkpoints()
         return complete[-1] if complete else None
+
+    def drop_partial(self) -> None:
+        """Remove what a run that was killed, or its workers, left of checkpoints that were not complete."""
+        for partial in (self.root / "checkpoints").glob(f"{_PREFIX}*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
 
     @contextmanager
     def new_checkpoint(self, step: int, keep: int) -> Iterator[Path]:

@@ -75,6 +75,18 @@ class TrainGroup:
         """Write an exact resume point."""
         await self._call_ranks("save_state", lambda _: (str(path),))
 
+    async def begin_state(self, path: Path) -> None:
+        """Begin a resume point that ranks write during the next steps."""
+        await self._call_ranks("begin_state", lambda _: (str(path),))
+
+    async def state_written(self) -> bool:
+        """Tell whether every rank has written its part of the resume point that was begun."""
+        return all(await self._call_ranks("state_written", lambda _: ()))
+
+    async def finish_state(self) -> None:
+        """Wait for the resume point that was begun; it is complete then."""
+        await self._call_ranks("finish_state", lambda _: ())
+
     async def load_state(self, path: Path) -> None:
         """Return to a resume point."""
         await self._call_ranks("load_state", lambda _: (str(path),))

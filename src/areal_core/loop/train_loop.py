@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import attrs
 
 from areal_core.config.schema import RunConfig
 from areal_core.data.batch import Batch
-from areal_core.loop.checkpoint import Progress, save_checkpoint
+from areal_core.loop.checkpoint import Checkpoints, Progress
 from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.learner import Learner, Update
 from areal_core.loop.meter import FleetMeter
@@ -62,15 +64,26 @@ class TrainLoop:
     """Steps of one run, from a started fleet to the last version."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, parts: Parts, stop: asyncio.Event) -> None:
-        self._config, self._folder, self._parts, self._stop = config, folder, parts, stop
+        self._config, self._parts, self._stop = config, parts, stop
+        self._checkpoints = Checkpoints(folder, parts.learner, config.checkpoint, self._tell_checkpoint)
 
     async def run(self, version: int, totals: Totals) -> int:
         """Train from `version` to the configured number of steps, or until asked to stop.
 
         A checkpoint is written before the evaluation of its version, so that an evaluation
         that fails costs no training. Returns the version reached; its checkpoint is complete.
-        Raises the first error of any part.
+        Raises the first error of any part; a checkpoint that was begun is kept if the engines still answer.
         """
+        try:
+            return await self._steps(version, totals)
+        except Exception:
+            with suppress(Exception):  # what ended the run is told
+                await self._checkpoints.finish()
+            raise
+        finally:
+            self._checkpoints.drop()
+
+    async def _steps(self, version: int, totals: Totals) -> int:
         if self._config.evaluation.before and version == 0:
             await self._evaluate(version)
         await self._parts.meter.read()
@@ -85,12 +98,18 @@ class TrainLoop:
             update, weights = await self._train(groups, version, times)
             version += 1
             self._count.add(groups, update)
+            await self._checkpoints.advance()
             every = self._config.checkpoint.every_steps
-            if version == self._config.steps or (every and version % every == 0):
-                saved = await self._checkpoint(version)
+            if version == self._config.steps:
+                await self._checkpoints.save(self._progress(version))
+                saved = version
+            elif every and version % every == 0:
+                await self._checkpoints.begin(self._progress(version))
+                saved = version
             await self._account(version, groups, update, weights, times)
         if version > saved:
-            await self._checkpoint(version)
+            await self._checkpoints.save(self._progress(version))
+        await self._checkpoints.finish()
         return version
 
     async def _train(self, groups: Sequence[Group], version: int, times: StepTimes) -> tuple[Update, WeightUpdate]:
@@ -145,11 +164,11 @@ class TrainLoop:
         self._parts.view.note(f"version {version}: evaluation reward {score:.3f}")
         return score
 
-    async def _checkpoint(self, version: int) -> int:
-        progress = Progress(version=version, tasks=self._parts.executor.state(), totals=self._count.totals().as_dict())
-        path = await save_checkpoint(self._folder, self._parts.learner, progress, keep=self._config.checkpoint.keep)
+    def _progress(self, version: int) -> Progress:
+        return Progress(version=version, tasks=self._parts.executor.state(), totals=self._count.totals().as_dict())
+
+    def _tell_checkpoint(self, version: int, path: Path) -> None:
         self._parts.events.write("checkpoint", version=version, path=str(path))
-        return version
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """Await the work, or return None as soon as somebody asked the run to stop.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import ArealError, EpisodeFailed, NoReplica
@@ -20,6 +20,9 @@ from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import SamplingParams
 from areal_core.contract.workflow import RolloutWorkflow, Session
 from areal_core.plugins.blame import told
+
+Prepare = Callable[[Trajectory], Trajectory]
+"""Makes a trajectory what the trainer takes. May take long: it never runs in the event loop."""
 
 
 class EpisodeSession(Session, Protocol):
@@ -75,12 +78,14 @@ class EpisodeRunner:
         retries: int,
         timeout_s: float,
         on_event: EventSink = ignore_event,
+        prepare: Prepare | None = None,
     ) -> None:
         """Start nothing yet.
 
         Args:
             retries: further tries after a retryable error, with the same seeds.
             timeout_s: bounds what is awaited under `deadline`.
+            prepare: makes a trajectory what the trainer takes; called in a thread of its own. None leaves it.
         """
         self.num_generated = 0
         """Tokens of every session so far, of rejected, failed and repeated tries too."""
@@ -89,6 +94,7 @@ class EpisodeRunner:
         self._sessions = sessions
         self._retries = retries
         self._timeout_s = timeout_s
+        self._prepare = prepare
 
     async def run(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
         """Return the episode, None if the workflow rejected the row; and how many tokens its last try generated.
@@ -121,6 +127,21 @@ class EpisodeRunner:
                 self.num_generated += session.num_generated
                 await session.close()
         raise AssertionError("the last try returns or raises")
+
+    async def prepared(self, order: EpisodeOrder, episode: Episode) -> Episode:
+        """Return an episode with what its trajectories carry made ready for training, beside the event loop.
+
+        Raises:
+            EpisodeFailed: a trajectory cannot be trained on.
+        """
+        prepare = self._prepare
+        if prepare is None:
+            return episode
+        try:
+            made = await asyncio.to_thread(lambda: [prepare(trajectory) for trajectory in episode.trajectories])
+        except Exception as exc:
+            raise _failed(order, exc) from exc
+        return evolve(episode, trajectories=made)
 
     @asynccontextmanager
     async def deadline(self, task_id: TaskId) -> AsyncIterator[None]:

@@ -22,7 +22,7 @@ from areal_core.contract.inference import SamplingParams
 from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.plugins.blame import told
 from areal_core.rollout.buffer import Buffer
-from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, EventSink, SessionSource, ignore_event
+from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, EventSink, Prepare, SessionSource, ignore_event
 from areal_core.rollout.groups import Group, run_group, stamped
 from areal_core.rollout.staleness import DroppingGate, StalenessGate
 from areal_core.rollout.stats import Counts, RolloutStats
@@ -45,6 +45,7 @@ class RolloutExecutor:
         version: int = 0,
         on_event: EventSink = ignore_event,
         accept: Callable[[Sequence[Episode]], bool] | None = None,
+        prepare: Prepare | None = None,
         episode_timeout_s: float = 1800.0,
     ) -> None:
         """Start nothing yet.
@@ -52,13 +53,19 @@ class RolloutExecutor:
         Args:
             version: the policy version the run starts or resumes at.
             accept: called with each finished group; False rejects it (dynamic sampling).
+            prepare: called in a thread with each trajectory to be trained on, for its images.
         """
         self._tasks = tasks
         self._config = config
         self._on_event = on_event
         self._accept = accept
         self._runner = EpisodeRunner(
-            workflow=workflow, sessions=sessions, retries=config.retries, timeout_s=episode_timeout_s, on_event=on_event
+            workflow=workflow,
+            sessions=sessions,
+            retries=config.retries,
+            timeout_s=episode_timeout_s,
+            on_event=on_event,
+            prepare=prepare,
         )
         kind = StalenessGate if config.staleness_policy is StalenessPolicy.WAIT else DroppingGate
         self._gate = kind(

@@ -74,6 +74,7 @@ async def _member(runner: EpisodeRunner, order: EpisodeOrder) -> tuple[Episode, 
     episode, num_generated = await runner.run(order)
     if episode is None:
         raise _Rejected
+    episode = await runner.prepared(order, episode)
     oldest, newest = version_range(episode)
     runner.on_event(
         "episode_finished",

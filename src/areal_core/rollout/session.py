@@ -15,7 +15,7 @@ from attrs import evolve
 
 from areal_core.contract.errors import ConfigError, RolloutError
 from areal_core.contract.ids import GroupId, RequestId, TaskId
-from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, Structure
+from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, SamplingParams, Structure
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult, Tokenizer
 from areal_core.rollout.pool import InferencePool
@@ -46,6 +46,7 @@ class PoolSession:
         self.group_id = group_id
         self.sampling = sampling
         self.tokenizer = source.tokenizer
+        self.image_token_id = source.image_token_id
         self.num_generated = 0
         self._name = name
         self._affinity = (name, group_id)
@@ -61,6 +62,7 @@ class PoolSession:
         sampling: SamplingParams | None = None,
         *,
         structure: Structure | None = None,
+        images: Sequence[bytes] = (),
     ) -> Generation:
         """Generate one turn; parameters without a seed get one that is the same in every run of the same seed."""
         turn = self._num_turns
@@ -74,6 +76,7 @@ class PoolSession:
             input_ids=tuple(input_ids),
             sampling=chosen,
             structure=structure,
+            extras={IMAGES: tuple(images)} if images else {},
         )
         with _Owned(self):
             generation = await self._source.pool.generate(request, affinity=self._affinity)
@@ -136,13 +139,15 @@ class PoolSessions:
         tokenizer: Tokenizer,
         sampling: SamplingParams,
         seed: int,
+        image_token_id: int | None = None,
     ) -> None:
-        """Remember what every session shares; `seed` is the run's."""
+        """Remember what every session shares; `seed` is the run's, `image_token_id` the policy's."""
         self.pool = pool
         self.rewards = rewards
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.seed = seed
+        self.image_token_id = image_token_id
 
     def open(
         self, *, task_id: TaskId, name: str, seed_name: str, sampling: SamplingParams | None = None

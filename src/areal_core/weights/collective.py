@@ -169,20 +169,7 @@ class _Broadcaster:
         if kept is not None and kept.seat.world_size != first:
             kept.close()
             kept = None
-        seat = (
-            kept.seat
-            if kept
-            else Seat(
-                address=self._board.address,
-                port=self._board.port,
-                group_name=f"areal-{secrets.token_hex(12)}",
-                backend=choose(self._wanted, places),
-                first_rank=0,
-                num_ranks=1,
-                world_size=first,
-                timeout_s=self._board.timeout_s,
-            )
-        )
+        seat = kept.seat if kept else self._seat(first, places)
         self._board.post("group", {"name": seat.group_name, "backend": seat.backend, "world": first, "first": firsts})
         if kept is not None:
             return kept
@@ -190,6 +177,23 @@ class _Broadcaster:
             return Group(seat, self._board.store)
         except RuntimeError as error:
             raise self._broken(error) from error
+
+    def _seat(self, world_size: int, places: Sequence[str]) -> Seat:
+        try:
+            backend = choose(self._wanted, places)
+        except WeightSyncError as error:
+            self._why = str(error).splitlines()[0]
+            raise
+        return Seat(
+            address=self._board.address,
+            port=self._board.port,
+            group_name=f"areal-{secrets.token_hex(12)}",
+            backend=backend,
+            first_rank=0,
+            num_ranks=1,
+            world_size=world_size,
+            timeout_s=self._board.timeout_s,
+        )
 
     def _broken(self, error: RuntimeError) -> WeightSyncError:
         self._why = f"its broadcast failed: {str(error).splitlines()[0]}"

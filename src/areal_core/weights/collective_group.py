@@ -18,26 +18,31 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from areal_core.contract.errors import WeightSyncError
 from areal_core.weights.seat import Seat
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 _LOOK_S = 0.0005
+_WATCHDOGS_PATIENCE = 2
+"""A device backend's own watchdog ends the process over a broadcast that is late; `broadcast` has to give up first."""
 
 
 class Group:
     """One process's rank in a group. Broadcasts come from rank 0.
 
     Raises:
-        RuntimeError: the others did not come in time, or a broadcast failed; the group is of no use afterwards.
+        RuntimeError: this process lacks the backend, the others did not come in time, or a broadcast failed; the
+            group is of no use afterwards.
     """
 
     def __init__(self, seat: Seat, store: Store) -> None:
         self.seat = seat
-        self.device = torch.device(_DEVICES[seat.backend])
+        kind = _DEVICES[seat.backend]
         # The keys of `init_custom_process_group`, as engines have it: one prefix from it, two from torch.
         inner = PrefixStore(seat.group_name, store)
-        inner = PrefixStore(f"{self.device.type}/", PrefixStore(f"{seat.group_name}/", inner))
+        inner = PrefixStore(f"{kind}/", PrefixStore(f"{seat.group_name}/", inner))
         self._group: Any = _make(seat, inner)  # Any: backends have no common typed base
+        self.device = torch.device(kind)
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
 
@@ -53,22 +58,32 @@ class Group:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no broadcast within {self.seat.timeout_s:g} s")
             time.sleep(_LOOK_S)
+        error = work.exception()  # a broadcast that failed is completed, too
+        if error is not None:
+            raise RuntimeError(str(error))
         work.wait()
 
     def close(self) -> None:
         """Leave; whoever is in a broadcast with this rank gets an error. Idempotent."""
         group, self._group = self._group, None
-        if group is not None:
+        if group is None:
+            return
+        if self.seat.backend == "hccl":
+            # torch_npu's group has torch's own abort, which does nothing; what lies unfinished would end the process.
+            group.clear_workmeta_list()
+            group.abort_hccl_comm(f"left {self.seat.group_name}")
+            group.shutdown()
+        else:
             group.abort()
 
 
 def place() -> str:
     """Return what tells this process's device from others, for example `cuda:GPU-7f3c` or `cpu`."""
-    if torch.cuda.is_available():
-        return f"cuda:{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    npu = getattr(torch, "npu", None)
+    npu = getattr(torch, "npu", None)  # first: on NPUs, engines put it in the place of torch.cuda
     if npu is not None and npu.is_available():
         return f"npu:{socket.gethostname()}/{_npu(int(npu.current_device()), os.environ)}"
+    if torch.cuda.is_available():
+        return f"cuda:{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     return "cpu"
 
 
@@ -79,13 +94,24 @@ def _npu(number: int, environ: Mapping[str, str]) -> str:
 
 
 def choose(wanted: str, places: Sequence[str]) -> str:
-    """Return the backend for participants at these places: the fast one where every one has a device of its own."""
-    if wanted != "auto":
-        return wanted
+    """Return the backend for participants at these places: the fast one where every one has a device of its own.
+
+    Raises:
+        WeightSyncError: the one that is wanted needs such devices, and somebody has none.
+    """
     kinds = {where.partition(":")[0] for where in places}
     named = [where for where in places if ":" in where]
-    shared = len(set(named)) < len(named)
-    return "gloo" if len(kinds) > 1 or shared else {"cuda": "nccl", "npu": "hccl"}.get(kinds.pop(), "gloo")
+    shared = sorted({where for where in named if named.count(where) > 1})
+    if wanted == "auto":
+        return "gloo" if len(kinds) > 1 or shared else {"cuda": "nccl", "npu": "hccl"}.get(kinds.pop(), "gloo")
+    if wanted != "gloo" and (shared or kinds != {_DEVICES[wanted]}):
+        raise WeightSyncError(
+            f"weights cannot be streamed over {wanted}",
+            why=f"it needs a device {_DEVICES[wanted]} for every participant alone, and they are on "
+            + ", ".join(places),
+            fix="leave out weight_sync.options.backend, which takes the fastest that fits",
+        )
+    return wanted
 
 
 def _make(seat: Seat, store: Store) -> Any:
@@ -98,13 +124,19 @@ def _make(seat: Seat, store: Store) -> Any:
         options._devices = [gloo.create_device(hostname=_address(seat))]
         return gloo(store, rank, size, options)
     if seat.backend == "nccl":
+        if not dist.is_nccl_available():
+            raise RuntimeError("the torch of this process was built without NCCL")
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
+        options._timeout = timeout * _WATCHDOGS_PATIENCE
         return dist.ProcessGroupNCCL(store, rank, size, options)
-    from torch_npu._C._distributed_c10d import ProcessGroupHCCL
-
+    try:
+        from torch_npu._C._distributed_c10d import ProcessGroupHCCL
+    except ImportError as error:
+        raise RuntimeError(f"HCCL comes with torch_npu, which this process cannot import: {error}") from error
     options = ProcessGroupHCCL.Options()
-    options._timeout = timeout
+    options._timeout = timeout * _WATCHDOGS_PATIENCE
+    options.group_id = seat.group_name
+    options.global_ranks_in_group = list(range(size))  # without ranks it would take the default group's place
     return ProcessGroupHCCL(store, rank, size, options)
 
 

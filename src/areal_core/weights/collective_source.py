@@ -123,7 +123,7 @@ class CollectiveSource:
         try:
             self._group = self._join()
             room = max((_room(specs) for specs in cut), default=0)
-            memory = torch.empty(room, dtype=torch.uint8, pin_memory=self._group.device.type == "cuda")
+            memory = torch.empty(room, dtype=torch.uint8, pin_memory=self._group.device.type != "cpu")
             for specs in cut:
                 self._board.check_open()
                 yield self._receive(specs, memory)

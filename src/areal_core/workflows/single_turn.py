@@ -1,13 +1,15 @@
 """One prompt, one completion, one reward: the workflow of reinforcement learning from verifiable rewards.
 
-Knows: how a row becomes a prompt, and that a bad reward is an error.
+Knows: how a row becomes a prompt with its images, and that a bad reward is an error.
 Does not know: groups (the executor runs a row several times), or what the reward measures.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from attrs import Factory, frozen
@@ -15,13 +17,20 @@ from attrs import Factory, frozen
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.workflow import RewardInput, Session, Tokenizer
+from areal_core.data.image_files import image_file
+from areal_core.data.kept import Kept
 from areal_core.data.trajectory import from_generation
 from areal_core.rollout.rewards import require_ok
+from areal_core.workflows.image_parts import with_image_parts
 
 COLUMNS = ("input_ids", "messages", "prompt")
 """A row needs one of these; the first that is there counts."""
+IMAGES = "images"
+"""A row may have this beside: one image or a list, in the order in which they are shown."""
 REMEMBERED_PROMPTS = 256
 """Prompts whose token ids are kept."""
+REMEMBERED_IMAGES = 64
+"""Rows whose image files are kept."""
 
 
 @frozen(kw_only=True)
@@ -36,6 +45,10 @@ class SingleTurnConfig:
     """Given to the chat template, for example {"enable_thinking": false}."""
     add_special_tokens: bool = True
     """Whether a plain `prompt` gets the special tokens the tokenizer puts around a text."""
+    image_marker: str = "<image>"
+    """Where it stands in the text of a chat, an image of the row goes; without it images go before the user's text."""
+    image_folder: str = ""
+    """Where relative paths among a row's `images` begin; empty for the folder the run is started in."""
 
 
 class SingleTurnWorkflow:
@@ -45,16 +58,22 @@ class SingleTurnWorkflow:
         """Hold no state but the options and the last prompts: one instance serves every episode."""
         self._config = config or SingleTurnConfig()
         self._encoded: OrderedDict[str, list[int]] = OrderedDict()
+        self._files: Kept[tuple[object, tuple[bytes, ...]]] = Kept(REMEMBERED_IMAGES)
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
-        """Make one episode from a row with `prompt`, `messages` or `input_ids`. Any: as in the contract.
+        """Make one episode from a row with `prompt`, `messages` or `input_ids`, and maybe `images`.
+
+        Any: as in the contract.
 
         Raises:
-            DatasetError: the row has none of the columns, or one of the wrong type.
+            DatasetError: the row has none of the columns, or one of the wrong type, or another number of images than
+                its prompt has places for.
             RewardFailed: the reward function raised, hung, died or returned no finite number.
         """
-        prompt_ids = self.prompt_ids(engine.tokenizer, data, engine.task_id)
-        generation = await engine.generate(prompt_ids)
+        images = await self._images(data, engine.task_id)
+        prompt_ids = self.prompt_ids(engine.tokenizer, data, engine.task_id, len(images))
+        _check_places(prompt_ids, engine.image_token_id, len(images), engine.task_id)
+        generation = await engine.generate(prompt_ids, images=images)
         prompt = data.get("prompt")
         result = await engine.reward(
             RewardInput(
@@ -65,13 +84,14 @@ class SingleTurnWorkflow:
                 row=data,
             )
         )
-        trajectory = from_generation(prompt_ids, generation, require_ok(result, f"episode {engine.task_id}"))
+        reward = require_ok(result, f"episode {engine.task_id}")
+        trajectory = from_generation(prompt_ids, generation, reward, images=images)
         return Episode(
             trajectories=(trajectory,), task_id=engine.task_id, group_id=engine.group_id, metrics=result.components
         )
 
-    def prompt_ids(self, tokenizer: Tokenizer, data: Mapping[str, Any], task_id: str) -> list[int]:
-        """Return the prompt's token ids. Any: as in the contract.
+    def prompt_ids(self, tokenizer: Tokenizer, data: Mapping[str, Any], task_id: str, num_images: int = 0) -> list[int]:
+        """Return the prompt's token ids; a conversation gets places for so many images. Any: as in the contract.
 
         Raises:
             DatasetError: names the row's task, the columns wanted and the columns there.
@@ -88,11 +108,11 @@ class SingleTurnWorkflow:
         if column == "input_ids":
             return _checked_ids(value, task_id)
         if column == "messages":
-            return self._from_chat(tokenizer, _checked_messages(value, task_id))
+            return self._from_chat(tokenizer, _checked_messages(value, task_id), num_images)
         if not isinstance(value, str):
             raise _wrong(column, value, "a string", task_id)
         if config.chat or config.system:
-            return self._from_chat(tokenizer, [{"role": "user", "content": value}])
+            return self._from_chat(tokenizer, [{"role": "user", "content": value}], num_images)
         return self._encode(tokenizer, value)
 
     def _encode(self, tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -103,8 +123,30 @@ class SingleTurnWorkflow:
                 self._encoded.popitem(last=False)
         return list(self._encoded[prompt])
 
-    def _from_chat(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    async def _images(self, data: Mapping[str, Any], task_id: str) -> tuple[bytes, ...]:
+        """Return a row's images as files, made beside the event loop, once for all members of its group.
+
+        Any: as in the contract.
+        """
+        value = data.get(IMAGES)
+        if value is None:
+            return ()
+        several = value if isinstance(value, list | tuple) else [value]
+
+        def made() -> tuple[object, tuple[bytes, ...]]:
+            folder = Path(self._config.image_folder).expanduser()
+            where = f"in the row of {task_id}"
+            return value, tuple(image_file(one, folder, f"image {n} {where}") for n, one in enumerate(several))
+
+        # Members share the row. What is kept holds the column, so nothing else has its id meanwhile.
+        _, files = await asyncio.to_thread(self._files.get, id(value), made)
+        return files
+
+    def _from_chat(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], num_images: int) -> list[int]:
+        """Return the ids of a conversation. Any: as in chat templates."""
         config = self._config
+        if num_images:
+            messages = with_image_parts(messages, num_images, config.image_marker)
         system = [{"role": "system", "content": config.system}] if config.system else []
         options = {"add_generation_prompt": True, **config.template, "tokenize": True, "return_dict": False}
         return [int(token) for token in tokenizer.apply_chat_template([*system, *messages], **options)]
@@ -116,10 +158,28 @@ def _checked_ids(value: object, task_id: str) -> list[int]:
     return list(value)
 
 
-def _checked_messages(value: object, task_id: str) -> list[Mapping[str, str]]:
+def _checked_messages(value: object, task_id: str) -> list[Mapping[str, Any]]:  # Any: chat templates read them
     if not isinstance(value, Sequence) or not all(isinstance(message, Mapping) for message in value):
         raise _wrong("messages", value, "a list of {role, content}", task_id)
     return list(value)
+
+
+def _check_places(prompt_ids: Sequence[int], placeholder: int | None, num_images: int, task_id: str) -> None:
+    count = 0 if placeholder is None else prompt_ids.count(placeholder)
+    if count == num_images:
+        return
+    if placeholder is None:
+        raise DatasetError(
+            f"the row of {task_id} has {num_images} images, and the model takes none",
+            why="its config.json names no image_token_id beside a vision_config",
+            fix="take a vision-language model, or a data set without the column 'images'",
+        )
+    raise DatasetError(
+        f"the row of {task_id} has {num_images} images, and its prompt has places for {count}",
+        why=f"each token {placeholder} of the prompt, the model's image_token_id, stands for one image",
+        fix="have the chat template put them there (messages, or chat: true), or write the model's own tokens into a "
+        "plain prompt, such as <|vision_start|><|image_pad|><|vision_end|>",
+    )
 
 
 def _wrong(column: str, value: object, wanted: str, task_id: str) -> DatasetError:

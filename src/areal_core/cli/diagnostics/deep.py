@@ -30,7 +30,8 @@ import torch, torch.distributed as dist
 assert float((torch.ones(64, 64) @ torch.ones(64, 64)).sum()) == 64.0 ** 3, "a matrix product is wrong"
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 total = torch.ones(1); dist.all_reduce(total); dist.destroy_process_group()
-devices = [f"{torch.cuda.device_count()} cuda"] if torch.cuda.is_available() else []
+seen = {kind: getattr(torch, kind, None) for kind in ("cuda", "npu")}
+devices = [f"{module.device_count()} {kind}" for kind, module in seen.items() if module and module.is_available()]
 print(", ".join([f"torch {torch.__version__}: product and gloo work", *devices]))
 """
 
