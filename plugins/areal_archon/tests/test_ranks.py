@@ -29,6 +29,8 @@ class TestArchon(HeldToAPlainLoop):
         "compiled_t": ("CapabilityError", "compile does not go with t"),
         "tied_v": ("LayoutError", "first and the last stage on one rank"),
         "fp8": ("CapabilityError", "no 8-bit matrix products on cpu"),
+        "fp8_experts": ("CapabilityError", "with experts"),
+        "fp8_halves": ("CapabilityError", "fp8 does not go with InterleavedZeroBubble"),
         "family": ("ModelError", "no model of type 'granite'"),
         "missing_shard": ("ModelError", "missing: model.layers.1."),
         "other_weights": ("ModelError", "has the shape [66, 64]"),

@@ -21,6 +21,7 @@ from areal_archon import fitting, sharding
 from areal_archon.checkpointing import keep_products
 from areal_archon.config import ArchonConfig
 from areal_archon.expert import ExpertRanks
+from areal_archon.float8 import multiply_in_8_bits
 from areal_archon.loading import fill, open_folder
 from areal_archon.models.decoder import Block, Decoder, Setting
 from areal_archon.models.names import Parameter, parameters_of
@@ -181,6 +182,7 @@ def _cut(
     device: torch.device,
     config: ArchonConfig,
 ) -> Decoder:
+    multiply_in_8_bits(stage.blocks, config)
     stage.train().requires_grad_(spec.optimizer is not None)
     for block in stage.blocks.values():
         assert isinstance(block, Block)

@@ -18,6 +18,7 @@ _KEPT = (
     "addmm",
     "bmm",
     "_grouped_mm",
+    "_scaled_mm",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",

@@ -28,8 +28,11 @@ class ArchonConfig:
     """Compile each layer, attention itself left out. Costs a minute at the first step."""
     compile_backend: str = "inductor"
     """What torch.compile compiles with."""
-    fp8: bool = False
-    """Matrix products in 8-bit floats."""
+    fp8: str = field(default="none", validator=validators.in_(("none", "tensorwise", "rowwise")))
+    """Multiply the matrices of every layer in 8-bit floats, with one scale for a whole operand (`tensorwise`), or
+    for each of its rows (`rowwise`): closer, and slower."""
+    fp8_emulate: bool = False
+    """Compute in the higher precision what 8-bit products would give, where the device has none. Slow."""
     pipeline_schedule: str = field(
         default="1F1B", validator=validators.in_(("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"))
     )

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from areal_archon import building, fitting, sharding
+from areal_archon import building, fitting, float8, sharding
 from areal_archon.config import ArchonConfig
 from areal_archon.ranks import arrange, check_expert_degree
 from areal_archon.schedules import Schedule
-from areal_core.contract.errors import CapabilityError
 from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
@@ -53,9 +52,10 @@ class ArchonEngine:
         fitting.check_options(layout, self._config)
         schedule = fitting.schedule_of(layout, self._config)
         refuse_lora(spec, engine="archon")
-        _refuse_fp8(self._config, rank)
+        float8.check_options(self._config, schedule)
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
+        float8.check_device(self._config, device)
         self._group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
@@ -77,6 +77,7 @@ class ArchonEngine:
         found: list[building.Blueprint] = []
         agree(group, lambda: found.append(building.Blueprint.read(spec, layout, schedule)))
         (blueprint,) = found
+        float8.check_fits(self._config, blueprint.shape, layout)
         ranks = arrange(layout, rank)
         built, fill = building.build(blueprint, spec, ranks, schedule, dtype, device, self._config)
         agree(group, fill)
@@ -148,6 +149,18 @@ class ArchonEngine:
         """Write an exact state, each rank the boxes it answers for."""
         running(self._trainer).save_state(path, self.version)
 
+    def begin_state(self, path: Path) -> None:
+        """Copy the state out of the way, and have it written meanwhile."""
+        running(self._trainer).begin_state(path, self.version)
+
+    def state_written(self) -> bool:
+        """Tell whether this rank has nothing left to write."""
+        return started(self._trainer).state_written()
+
+    def finish_state(self) -> None:
+        """Wait for a state that was begun, and give it its name."""
+        started(self._trainer).finish_state()
+
     def load_state(self, path: Path) -> None:
         """Return to an exact state, written in any layout."""
         self.version = running(self._trainer).load_state(path)
@@ -173,17 +186,3 @@ class ArchonEngine:
         """Let every parameter be its shard again, which sending and saving read."""
         if self._built is not None:
             self._built.reshard()
-
-
-def _refuse_fp8(config: ArchonConfig, rank: RankContext) -> None:
-    """Refuse 8-bit products.
-
-    Raises:
-        CapabilityError: always, so far.
-    """
-    if config.fp8:
-        raise CapabilityError(
-            f"archon has no 8-bit matrix products on {rank.device}",
-            why="they need a GPU of compute capability 8.9 or above, and no such device was there to prove them on",
-            fix="leave fp8 out and set dtype to bfloat16",
-        )

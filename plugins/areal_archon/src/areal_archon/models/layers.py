@@ -103,7 +103,7 @@ class FeedForward(nn.Module):
 
 def _left(tensor: TensorRanks, x: Tensor, last: nn.Linear) -> Tensor:
     """End a cut part with its last matrix; the bias is added once, to the sum."""
-    out = tensor.leave(linear(x, last.weight))
+    out = tensor.leave(last(x) if last.bias is None else linear(x, last.weight))
     return out if last.bias is None else out + tensor.between(last.bias)
 
 
