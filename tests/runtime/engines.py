@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import os
 import subprocess
@@ -67,6 +68,8 @@ class ProbeInference:
             case "exit":
                 print("these are my last words", flush=True)
                 os._exit(3)
+            case "break the way out":
+                atexit.register(os._exit, 6)
             case "hold the lock":
                 ctypes.PyDLL(None).usleep(int(request.extras["seconds"] * 1e6))
         count = len(request.input_ids)

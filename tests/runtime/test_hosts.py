@@ -213,14 +213,44 @@ def batch() -> Batch:
 class Train:
     """A train host with its fakes."""
 
-    def __init__(self) -> None:
-        self.engine, self.transport = FakeTrain(), MemoryTransport()
+    def __init__(self, engine: FakeTrain | None = None) -> None:
+        self.engine, self.transport = engine or FakeTrain(), MemoryTransport()
         self.registry = StubRegistry(self.engine, self.transport)
         self.host = TrainHost(Place(worker="actor/0", backend="fake", registry=self.registry))
 
     async def started(self) -> Train:
         await self.host.call("start", (TrainSpec(role="actor", model_path="/m"), RANK))
         return self
+
+
+class InBackground(FakeTrain):
+    """An engine that writes states meanwhile."""
+
+    def begin_state(self, path: Path) -> None:
+        self.log.append(f"begin_state {path}")
+
+    def state_written(self) -> bool:
+        return "finish_state" not in self.log
+
+    def finish_state(self) -> None:
+        self.log.append("finish_state")
+
+
+def test_states_in_the_background_reach_an_engine_that_has_them_and_no_other() -> None:
+    """The error names the claim and what to do."""
+
+    async def run(train: Train) -> list[object]:
+        made = await train.started()
+        calls: list[tuple[str, tuple[object, ...]]] = [("begin_state", ("/s",)), ("state_written", ())]
+        return [await made.host.call(method, args) for method, args in (*calls, ("finish_state", ()), *calls[1:])]
+
+    able = Train(InBackground())
+    assert asyncio.run(run(able)) == [None, True, None, False]
+    assert able.engine.log[-2:] == ["begin_state /s", "finish_state"]
+    with pytest.raises(
+        CapabilityError, match=r"'fake' cannot write a state while it trains(.|\n)*checkpoint\.background"
+    ):
+        asyncio.run(run(Train()))
 
 
 def test_train_calls_run_one_by_one_in_arrival_order_on_one_thread() -> None:

@@ -202,6 +202,22 @@ def test_a_worker_that_exits_shows_its_code_and_last_words(tmp_path: Path) -> No
     assert caught.value.why.endswith("these are my last words")
 
 
+def test_a_worker_ends_past_the_interpreters_own_way_out(tmp_path: Path) -> None:
+    """gloo now and then aborts a process there, when all its work is done: nobody may take that for a failure."""
+
+    async def run() -> WorkerStatus:
+        async with scheduler_in(tmp_path) as scheduler:
+            (worker,) = await start(scheduler)
+            await worker.call("generate", asking("break the way out"), timeout_s=10)
+            os.kill(state(scheduler).pid, signal.SIGTERM)
+            assert await until(lambda: state(scheduler).state is WorkerState.ENDED, within_s=10)
+            return state(scheduler)
+
+    ended = asyncio.run(run())
+
+    assert (ended.exit_code, ended.log_tail[-1]) == (0, "closed in good order")
+
+
 def test_a_stopped_worker_is_silent_and_comes_back(tmp_path: Path) -> None:
     """SIGSTOP fails its calls within the heartbeat deadline; after SIGCONT it serves again."""
 

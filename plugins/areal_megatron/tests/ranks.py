@@ -5,19 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from areal_core.contract.errors import BatchError
 from areal_core.contract.train import LoraSpec
-from areal_core.data.batch import Batch
-from areal_core.testing.axes.program import SMALL, Case, Plan, Runner, error_of, main, on_drawn_routes, plain, report
-from areal_core.testing.objectives import PolicyGradient
+from areal_core.testing.axes.program import (
+    SMALL,
+    Case,
+    Plan,
+    Raising,
+    Runner,
+    error_of,
+    main,
+    on_drawn_routes,
+    plain,
+    report,
+)
 from areal_megatron.config import MegatronConfig
 from areal_megatron.engine import MegatronEngine
 
 FULL = {"activation_checkpointing": "full"}
 SHARED = {"distributed_optimizer": True}
 INTERLEAVED = {"virtual": 2}
+CUT_EXPERTS = {"expert_tensor": 2}
+
+
+def on_cut_experts(layouts: str, **options: Any) -> dict[str, Case]:
+    """Return cases of a mixture with every expert cut, in several micro-batches. Any: options beside."""
+    return {
+        f"moe/cut_{'_'.join([*options, layout])}": Case(
+            model="moe", layout=layout, options={**CUT_EXPERTS, **options}, spec=SMALL
+        )
+        for layout in layouts.split()
+    }
+
 
 ON_ONE = {
     **plain("qwen3/d1 qwen2/d1 llama/d1 moe/d1"),
@@ -32,6 +50,8 @@ ON_TWO = {
     **plain("odd/t2 qwen3/d2 qwen3/t2 qwen3/c2 qwen3/p2 qwen2/t2 qwen2/p2 llama/t2 llama/c2"),
     **plain("moe/d2 moe/t2 moe/c2 moe/p2 moe/d2e2 moe/t2e2 moe/c2e2"),
     **on_drawn_routes("d2 t2 c2 p2 t2e2"),
+    **on_cut_experts("d2 t2"),
+    "routed/cut_c2": on_drawn_routes("c2", options=CUT_EXPERTS)["routed/c2"],
     "odd/shared_d2": Case(model="odd", layout="d2", options=SHARED),
     "odd/shared_c2": Case(model="odd", layout="c2", options=SHARED),
     "moe/shared_d2e2": Case(model="moe", layout="d2e2", options=SHARED, spec=SMALL),
@@ -48,20 +68,15 @@ ON_FOUR = {
     **plain("odd/d2t2 odd/t2p2 qwen3/d2t2 qwen3/d2c2 qwen3/t2c2 qwen3/d2p2 qwen3/t2p2 qwen3/c2p2"),
     **plain("qwen2/d2t2 qwen2/c4 moe/d4e4 moe/d2t2e2 moe/d2t2e4 moe/d2p2e2 moe/t2c2e2"),
     **on_drawn_routes("d2p2e2 t2c2e2"),
+    **on_cut_experts("d2t2 d2t2e2 d4e2 d2p2"),
+    **on_cut_experts("d4", distributed_optimizer=True),
+    **on_cut_experts("t2c2e2", activation_checkpointing="full"),
     "odd/shared_d2t2": Case(model="odd", layout="d2t2", options=SHARED),
     "odd/shared_d2p2": Case(model="odd", layout="d2p2", options=SHARED),
     "moe/shared_d4e2": Case(model="moe", layout="d4e2", options=SHARED, spec=SMALL),
     "interleaved_d": Case(model="qwen2", layout="d2p2", options=INTERLEAVED, spec=SMALL),
     "interleaved_t": Case(model="qwen2", layout="t2p2", options=INTERLEAVED, spec=SMALL),
 }
-
-
-class Raising(PolicyGradient):
-    """An objective that cannot be computed."""
-
-    def loss(self, columns: Any, batch: Batch, normalizer: Tensor) -> Any:
-        """Raise; Any: nothing is returned."""
-        raise BatchError("this batch cannot be scored")
 
 
 def unscored(run: Runner) -> dict[str, Any]:
@@ -75,12 +90,28 @@ def unscored(run: Runner) -> dict[str, Any]:
     return out
 
 
+def cut(run: Runner) -> dict[str, Any]:
+    """Save, step, go back, step again, with every expert cut."""
+    if run.world == 1:
+        return {}
+    engine = run.engine({2: "d2", 4: "d2t2e2"}[run.world], CUT_EXPERTS, model="moe")
+    report(engine, run.shard())
+    engine.save_state(run.folder / f"cut-{run.world}")
+    expected = report(engine, run.shard())
+    engine.load_state(run.folder / f"cut-{run.world}")
+    out = {"expected": expected, "actual": report(engine, run.shard())}
+    engine.close()
+    return out
+
+
 def noted(engine: Any) -> Mapping[str, Any]:
     """Tell how many moments this rank keeps, and whether Megatron marked what t cuts. Any: the engine's privates."""
-    cut = [each for each in engine._built.held.values() if each.parameter.name.endswith("linear_fc1.weight")]
+    held = engine._built.held.values()
+    columns = [each for each in held if each.parameter.name.endswith("linear_fc1.weight")]
     return {
         "moments": sum(each.numel() for each in engine._trainer.optimizer.tensors),
-        "marked": any(hasattr(each.weight, "tensor_model_parallel") for each in cut),
+        "marked": any(hasattr(each.weight, "tensor_model_parallel") for each in columns),
+        "experts": sum(each.weight.numel() for each in held if each.parameter.expert is not None),
     }
 
 
@@ -91,11 +122,18 @@ PLAN = Plan(
     halves={"d2": SHARED, "d2t2": SHARED},
     away={1: "qwen3/d1", 2: "qwen3/d2 qwen3/t2 qwen3/p2 moe/d2e2", 4: "moe/d2t2e2"},
     reshards={
-        1: [("2-qwen3-t2", "d1", {}), ("4-qwen3-d2t2", "d1", {}), ("2-odd-t2", "d1", {})],
+        1: [
+            ("2-qwen3-t2", "d1", {}),
+            ("4-qwen3-d2t2", "d1", {}),
+            ("2-odd-t2", "d1", {}),
+            ("2-moe-cut_t2", "d1", {}),
+        ],
         2: [
             ("4-qwen3-t2p2", "p2", {}),
             ("4-moe-d2t2e2", "d2e2", SHARED),
             ("4-odd-d2t2", "t2", {}),
+            ("4-moe-cut_d2t2e2", "d2e2", {}),
+            ("4-moe-d4e4", "t2", CUT_EXPERTS),
             ("4-odd-shared_d2p2", "d2", {}),
         ],
         4: [("4-qwen3-d2c2", "d2p2", {})],
@@ -110,6 +148,9 @@ PLAN = Plan(
         "experts": ("d2e2", {}, {}),
         "too_many_experts": ("d2e4", {}, {}),
         "odd_experts": ("d2e2", {}, {"model": "odd_experts"}),
+        "cut_experts": ("d2", CUT_EXPERTS, {}),
+        "too_many_cuts": ("d2e2", CUT_EXPERTS, {"model": "moe"}),
+        "odd_columns": ("d2", CUT_EXPERTS, {"model": "odd_columns"}),
         "family": ("d2", {}, {"model": "unknown"}),
         "biases": ("d2", {}, {"model": "biased"}),
         "positions": ("d2", {}, {"model": "stretched"}),
@@ -118,7 +159,7 @@ PLAN = Plan(
         "adapter": ("d2", {}, {"lora": LoraSpec(rank=2, alpha=4.0, targets=("q_proj",))}),
     },
     note=noted,
-    others=[unscored],
+    others=[unscored, cut],
 )
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ SHAPES = [(2, 3), (1, 5), (4, 9), (1, 1)]
 def ranks(context: int = 1, tensor: int = 1, place: int = 0) -> Ranks:
     """Return a rank of which only its place is asked. Any: it has no groups."""
     nobody: Any = None
-    groups = ("tensor", "context", "data", "pipeline", "embedding", "expert", "expert_data")
+    groups = ("tensor", "context", "data", "pipeline", "embedding", "expert", "expert_tensor", "expert_data")
     return Ranks(
         place={"p": 0, "d": 0, "c": place, "t": 0},
         degrees={"p": 1, "d": 1, "c": context, "t": tensor, "e": 1},

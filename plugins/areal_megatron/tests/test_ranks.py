@@ -29,6 +29,9 @@ class TestMegatron(HeldToAPlainLoop):
         "experts": ("LayoutError", "e2 is for models with experts"),
         "too_many_experts": ("LayoutError", "e4 does not divide 2 ranks of a stage"),
         "odd_experts": ("LayoutError", "e2 does not divide 3 experts"),
+        "cut_experts": ("LayoutError", "expert_tensor: 2 is for models with experts"),
+        "too_many_cuts": ("LayoutError", "e2 with expert_tensor: 2 does not divide 2 ranks of a stage"),
+        "odd_columns": ("LayoutError", "expert_tensor: 2 does not divide the 31 columns of an expert"),
         "family": ("ModelError", "no model of type 'granite'"),
         "biases": ("ModelError", "biases on all linear layers"),
         "positions": ("ModelError", "rotary positions of type 'yarn'"),
@@ -43,6 +46,7 @@ class TestMegatron(HeldToAPlainLoop):
         make_models(path)
         change(path, "llama", "biased", attention_bias=True)
         change(path, "llama", "stretched", rope_parameters=YARN)
+        change(path, "moe", "odd_columns", moe_intermediate_size=31)
 
     def test_cases_cut_what_they_say_they_cut(self, folder: Path) -> None:
         """Several micro-batches where several are wanted."""
@@ -58,6 +62,22 @@ class TestMegatron(HeldToAPlainLoop):
 
         assert sum(found["odd/shared_d2"]["moments"] for found in ranks) == 2 * numbers
         assert sum(found["qwen3/d2"]["moments"] for found in ranks) > 2 * numbers
+
+    @pytest.mark.parametrize(("world", "name", "shares"), [(2, "cut_d2", 2), (4, "cut_d2t2", 2), (4, "cut_d2t2e2", 4)])
+    def test_experts_are_cut_as_often_as_said(self, world: int, name: str, shares: int, folder: Path) -> None:
+        """Every rank holds that share of all experts, whatever it holds of the layers around them."""
+        tensors = load_file(folder / "moe" / "model.safetensors")
+        whole = sum(each.numel() for key, each in tensors.items() if ".experts." in key)
+
+        for rank in range(world):
+            assert cases(folder, world, rank)[f"moe/{name}"]["experts"] == whole // shares
+
+    @pytest.mark.parametrize("world", [2, 4])
+    def test_resume_with_cut_experts_is_exact(self, world: int, folder: Path) -> None:
+        """The next step after loading is the same bits."""
+        for rank in range(world):
+            resumed = results(folder, world, rank)["cut"]
+            assert resumed["expected"] == resumed["actual"]
 
     def test_the_norm_needs_no_marks_of_megatron(self, folder: Path) -> None:
         """Weights that are not initialised, but read, never get `tensor_model_parallel`, by which Megatron counts.

@@ -170,7 +170,7 @@ def megatron_config(
         virtual_pipeline_model_parallel_size=config.virtual if config.virtual > 1 else None,
         context_parallel_size=degrees["c"],
         expert_model_parallel_size=degrees["e"],
-        expert_tensor_parallel_size=1,
+        expert_tensor_parallel_size=config.expert_tensor,
         sequence_parallel=degrees["t"] > 1,
         params_dtype=dtype,
         pipeline_dtype=dtype,

@@ -41,6 +41,7 @@ ADAPTER = Adapter(
     witness=MegatronWitness,
     patience=4.0,  # a start makes some twenty process groups, which four ranks on two cores do slowly
     anchors=(
+        "megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
         "megatron.core.tensor_parallel.random:_set_cuda_rng_state",
         "megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
     ),

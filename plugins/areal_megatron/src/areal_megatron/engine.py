@@ -50,7 +50,7 @@ class MegatronEngine:
         """Refuse what cannot be, join the process group, build this rank's part of the model."""
         layout = dict(spec.layout) or {"d": rank.world_size}
         check_layout(layout, rank.world_size, engine="megatron", can="dtpce", fix="")
-        ranks.check_expert_degree(layout)
+        ranks.check_expert_degree(layout, self._config)
         fitting.check_options(layout, self._config)
         refuse_lora(spec, engine="megatron")
         dtype = compute_dtype(spec.dtype)
@@ -149,6 +149,18 @@ class MegatronEngine:
     def save_state(self, path: Path) -> None:
         """Write an exact state, each rank the boxes it answers for."""
         running(self._trainer).save_state(path, self.version)
+
+    def begin_state(self, path: Path) -> None:
+        """Copy the state out of the way, and have it written meanwhile."""
+        running(self._trainer).begin_state(path, self.version)
+
+    def state_written(self) -> bool:
+        """Tell whether this rank has nothing left to write."""
+        return started(self._trainer).state_written()
+
+    def finish_state(self) -> None:
+        """Wait for a state that was begun, and give it its name."""
+        started(self._trainer).finish_state()
 
     def load_state(self, path: Path) -> None:
         """Return to an exact state, written in any layout."""

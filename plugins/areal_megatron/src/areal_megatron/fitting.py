@@ -63,11 +63,13 @@ def check_fits(path: str, shape: ModelShape, layout: Mapping[str, int], config: 
         check_divides("t", tensor, shape.intermediate, "feed-forward columns")
     if shape.mixtures:
         check_divides("e", expert, shape.experts, "experts")
-    elif expert > 1:
+        _check_columns(shape.expert_intermediate, config.expert_tensor)
+    elif max(expert, config.expert_tensor) > 1:
+        asked, name = (f"e{expert}", "e") if expert > 1 else (f"expert_tensor: {config.expert_tensor}", "expert_tensor")
         raise LayoutError(
-            f"e{expert} is for models with experts",
+            f"{asked} is for models with experts",
             why=f"this one, a {shape.family}, has none",
-            fix="leave e out; the ranks then share the dense layers as data ranks do",
+            fix=f"leave {name} out; the ranks then share the dense layers as data ranks do",
         )
     if shape.mixtures and shape.experts_per_token == 1 and shape.normalized_gates:
         raise ModelError(
@@ -84,6 +86,16 @@ def check_fits(path: str, shape: ModelShape, layout: Mapping[str, int], config: 
             f"{stages} stages do not divide {shape.layers} layers",
             why=f"each of {layout.get('p', 1)} pipeline ranks has virtual: {config.virtual} stages of equal length",
             fix="choose virtual so that it divides the layers of a rank",
+        )
+
+
+def _check_columns(columns: int, degree: int) -> None:
+    if columns % degree:
+        fitting = ", ".join(str(number) for number in range(1, columns + 1) if columns % number == 0)
+        raise LayoutError(
+            f"expert_tensor: {degree} does not divide the {columns} columns of an expert",
+            why="every rank that shares one takes as many",
+            fix=f"choose expert_tensor from {fitting}",
         )
 
 

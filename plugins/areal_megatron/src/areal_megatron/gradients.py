@@ -30,11 +30,12 @@ class Gradients:
         for each in self._held:
             catch = partial(_catch, self._views[each.parameter.name])
             each.weight.register_post_accumulate_grad_hook(catch)  # type: ignore[no-untyped-call]
-        # Between the cut parts of a layer each tensor rank has a run of the tokens; a value head has all of them.
+        # Between the cut parts of a layer each tensor rank has a run of the tokens; a value head has all of them. Norms
+        # of queries and keys see all, of this rank's heads.
         self._partial = [
             self._views[each.parameter.name]
             for each in self._held
-            if each.parameter.name.startswith("decoder.") and not _is_whole(each)
+            if each.parameter.name.startswith("decoder.") and each.parameter.entry.cut is None
         ]
         self.drop()
 
@@ -73,11 +74,6 @@ class Gradients:
                 dist.all_reduce(buffer, group=group)
         for each in self._held:
             each.master.grad = each.own(each.whole_part(self._views[each.parameter.name])).contiguous()
-
-
-def _is_whole(held: Held) -> bool:
-    """Return whether a tensor rank finds all of its part's gradient: that of a cut, or of an expert added elsewhere."""
-    return held.parameter.entry.cut is not None or held.parameter.entry.of_expert
 
 
 def _buffer(held: Sequence[Held]) -> tuple[Tensor, dict[str, Tensor]]:

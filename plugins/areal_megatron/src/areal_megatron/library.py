@@ -22,7 +22,6 @@ with warnings.catch_warnings():
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 VERSION = str(megatron.core.__version__)
 
@@ -44,7 +43,6 @@ __all__ = [
     "TransformerConfig",
     "get_forward_backward_func",
     "get_gpt_decoder_block_spec",
-    "get_transformer_layer_offset",
     "initialize_rng_tracker",
     "parallel_state",
     "quiet",

@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="train",
     name="megatron",
-    contract=(1, 1),
+    contract=(1, 2),
     factory="areal_megatron.engine:MegatronEngine",
     config="areal_megatron.config:MegatronConfig",
     conformance="areal_megatron.conformance:ADAPTER",
@@ -23,6 +23,7 @@ MANIFEST = Manifest(
         "parallel.context": full(),
         "parallel.expert": full(),
         "checkpoint.exact": full(),
+        "checkpoint.background": full(),
         "checkpoint.reshard": full(),
         "precision.bfloat16": full(),
         "precision.float16": unsupported("float16 needs loss scaling; bfloat16 does not"),
@@ -32,6 +33,7 @@ MANIFEST = Manifest(
         "head.value": full(),
         "packing": full(),
         "lora": not_yet("adapters are not trained"),
+        "images": not_yet("its models have no vision tower"),
         "experts.replay": full(),
     },
 )

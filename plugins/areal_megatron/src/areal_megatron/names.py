@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def of_expert(self) -> bool:
-        """Return whether it belongs to one expert, which is whole on a rank and held by others than the layer is."""
+        """Return whether it belongs to one expert, which is cut and held by other ranks than the rest of its layer."""
         return "{expert}" in self.native
 
 
@@ -70,8 +70,7 @@ def _queries_keys_values(kind: str, *rest: str) -> Entry:
 
 def _gate_up(native: str, folder: str, size: str) -> Entry:
     names = {f"{folder}.{name}_proj.weight": 1 for name in ("gate", "up")}
-    cut = None if "{expert}" in native else 1
-    return Entry(native=f"{native}.linear_fc1.weight", folder=names, sizes=("two", size, "hidden"), cut=cut)
+    return Entry(native=f"{native}.linear_fc1.weight", folder=names, sizes=("two", size, "hidden"), cut=1)
 
 
 _EXPERT = _LAYER + "mlp.experts.{expert}"
@@ -90,7 +89,7 @@ TABLE: tuple[Entry, ...] = (
     _plain(_LAYER + "mlp.linear_fc2.weight", _FOLDER + "mlp.down_proj.weight", "hidden intermediate", cut=1),
     _plain(_LAYER + "mlp.router.weight", _FOLDER + "mlp.gate.weight", "experts hidden"),
     _gate_up(_EXPERT, _FOLDER_EXPERT, "expert_intermediate"),
-    _plain(_EXPERT + ".linear_fc2.weight", _FOLDER_EXPERT + ".down_proj.weight", "hidden expert_intermediate"),
+    _plain(_EXPERT + ".linear_fc2.weight", _FOLDER_EXPERT + ".down_proj.weight", "hidden expert_intermediate", cut=1),
     _plain("decoder.final_layernorm.weight", "model.norm.weight", "hidden"),
     _plain("output_layer.weight", "lm_head.weight", "vocabulary hidden", cut=0),
     _plain("score.weight", "score.weight", "one hidden"),

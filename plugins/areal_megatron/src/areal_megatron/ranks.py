@@ -23,7 +23,8 @@ from areal_megatron.library import parallel_state
 class Ranks:
     """One rank's place, and its groups. `data` are the ranks that differ in d and c: they hold the same weights.
 
-    Experts have an order of their own: different ones lie on `expert` ranks, the same on `expert_data` ranks.
+    Experts have an order of their own: different ones lie on `expert` ranks, parts of each on `expert_tensor` ranks,
+    the same parts of the same ones on `expert_data` ranks.
     `embedding` are the first and the last stage of a pipeline, None between.
     """
 
@@ -35,7 +36,12 @@ class Ranks:
     pipeline: dist.ProcessGroup
     embedding: dist.ProcessGroup | None
     expert: dist.ProcessGroup
+    expert_tensor: dist.ProcessGroup
     expert_data: dist.ProcessGroup
+
+    def cutting(self, *, of_expert: bool) -> dist.ProcessGroup:
+        """Return the ranks that share what is cut: of an expert, or of everything else."""
+        return self.expert_tensor if of_expert else self.tensor
 
 
 def arrange(layout: Mapping[str, int], rank: RankContext, config: MegatronConfig) -> Ranks:
@@ -47,7 +53,7 @@ def arrange(layout: Mapping[str, int], rank: RankContext, config: MegatronConfig
         virtual_pipeline_model_parallel_size=config.virtual if config.virtual > 1 else None,
         context_parallel_size=degrees["c"],
         expert_model_parallel_size=degrees["e"],
-        expert_tensor_parallel_size=1,
+        expert_tensor_parallel_size=config.expert_tensor,
         distributed_timeout_minutes=rank.timeout_s / 60,
         order="tp-cp-ep-dp-pp",
         create_gloo_process_groups=False,
@@ -62,6 +68,7 @@ def arrange(layout: Mapping[str, int], rank: RankContext, config: MegatronConfig
         pipeline=parallel_state.get_pipeline_model_parallel_group(),
         embedding=parallel_state.get_embedding_group() if ends else None,
         expert=parallel_state.get_expert_model_parallel_group(),
+        expert_tensor=parallel_state.get_expert_tensor_parallel_group(),
         expert_data=parallel_state.get_expert_data_parallel_group(),
     )
 
@@ -74,16 +81,19 @@ def forget() -> None:
             setattr(parallel_state, name, None)
 
 
-def check_expert_degree(layout: Mapping[str, int]) -> None:
-    """Refuse a degree of experts that the ranks of one stage cannot hold.
+def check_expert_degree(layout: Mapping[str, int], config: MegatronConfig) -> None:
+    """Refuse degrees of experts that the ranks of one stage cannot hold.
 
     Raises:
-        LayoutError: it does not divide the number of tensor, context and data ranks.
+        LayoutError: together they do not divide the number of tensor, context and data ranks.
     """
-    degree, holders = layout.get("e", 1), prod(layout.get(letter, 1) for letter in "dtc")
-    if holders % degree:
+    degree, shared = layout.get("e", 1), config.expert_tensor
+    holders = prod(layout.get(letter, 1) for letter in "dtc")
+    if holders % (degree * shared):
+        asked = f"e{degree} with expert_tensor: {shared}" if shared > 1 else f"e{degree}"
+        chosen = "e times expert_tensor" if shared > 1 else "e"
         raise LayoutError(
-            f"e{degree} does not divide {holders} ranks of a stage",
+            f"{asked} does not divide {holders} ranks of a stage",
             why="expert ranks are taken from those of d, t and c",
-            fix="choose e from " + ", ".join(str(n) for n in range(1, holders + 1) if holders % n == 0),
+            fix=f"choose {chosen} from " + ", ".join(str(n) for n in range(1, holders + 1) if holders % n == 0),
         )

@@ -97,9 +97,10 @@ def _held(weight: nn.Parameter, parameter: Parameter, ranks: Ranks, *, share_mas
     entry, part = parameter.entry, list(parameter.view)
     offset, cut_from = [0] * len(part), 0
     alike = ranks.expert_data if entry.of_expert else ranks.data
-    first = entry.of_expert or entry.cut is not None or ranks.place["t"] == 0
+    first = entry.cut is not None or ranks.place["t"] == 0
     if entry.cut is not None:
-        cut = share_of(part[entry.cut], ranks.degrees["t"], ranks.place["t"])
+        sharing = ranks.cutting(of_expert=entry.of_expert)
+        cut = share_of(part[entry.cut], sharing.size(), sharing.rank())
         offset[entry.cut], part[entry.cut], cut_from = cut.start, len(cut), cut.start
     dim = part.index(max(part))
     whole = weight.detach().view(-1)[: prod(part)].view(part)

@@ -68,5 +68,7 @@ class MegatronWeights:
 
     def _joined(self, held: Held, dtype: torch.dtype) -> Tensor:
         """Return a parameter whole from the masters of the ranks that share it."""
-        cut, part = held.parameter.entry.cut, held.joined(dtype)
-        return part if cut is None else joined(part, cut, held.parameter.view[cut], self.ranks.tensor)
+        entry, part = held.parameter.entry, held.joined(dtype)
+        if entry.cut is None:
+            return part
+        return joined(part, entry.cut, held.parameter.view[entry.cut], self.ranks.cutting(of_expert=entry.of_expert))

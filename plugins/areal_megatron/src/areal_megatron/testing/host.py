@@ -3,29 +3,32 @@
 Knows: the calls of megatron-core 0.16 that take a GPU for granted.
 Does not know: models. It changes nothing that is computed.
 
-Megatron asks torch.cuda for the current device, makes tensors on "cuda" by name, and dispatches tokens to experts on
-a stream of its own. While `answering` is entered, and only in the thread that entered it for tensors made by name,
-those answers are the CPU's.
+Megatron asks torch.cuda for the current device, makes tensors on "cuda" by name, dispatches tokens to experts on a
+stream of its own, and gathers unlike many tokens of each rank, which gloo does not. While `answering` is entered, and
+only in the thread that entered it for tensors made by name, those answers are the CPU's.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from megatron.core.tensor_parallel import mappings
     from megatron.core.tensor_parallel import random as megatron_random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
 _CPU = torch.device("cpu")
+_gather = mappings._gather_along_first_dim
 
 
 @contextmanager
@@ -37,6 +40,7 @@ def answering() -> Iterator[None]:
         stack.enter_context(patch.object(torch.cuda.random, "get_rng_state", _random_state))
         stack.enter_context(patch.object(megatron_random, "_set_cuda_rng_state", _nothing))
         stack.enter_context(patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", _moved))
+        stack.enter_context(patch.object(mappings, "_gather_along_first_dim", _gathered))
         # Without Transformer Engine this name is read and was never assigned.
         stack.enter_context(patch.object(moe_utils, "te_general_gemm", None, create=True))
         stack.enter_context(_OnCpu())
@@ -87,6 +91,22 @@ def _within(stream: _Stream) -> AbstractContextManager[None]:
 def _moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     """Return the sizes of an uneven exchange as Megatron has them after a copy from the GPU."""
     return tensor.numpy() if isinstance(tensor, Tensor) and as_numpy else tensor
+
+
+def _gathered(
+    part: Tensor,
+    group: dist.ProcessGroup,
+    output_split_sizes: Sequence[int] | None = None,
+    use_global_buffer: bool = False,
+) -> Tensor:
+    """Return the rows of all ranks, `output_split_sizes` of each: filled up to as many, gathered, and cut again."""
+    if output_split_sizes is None:
+        like_many: Tensor = _gather(part, group, None, use_global_buffer)
+        return like_many
+    most = max(1, *output_split_sizes)
+    filled = torch.cat([part, part.new_zeros(most - len(part), *part.shape[1:])])
+    every = _gather(filled, group).split(most)
+    return torch.cat([rows[:size] for rows, size in zip(every, output_split_sizes, strict=True)])
 
 
 _ANSWERS: Mapping[str, Any] = {
