@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -203,7 +204,18 @@ def stream(run: Runner, _: Calls) -> dict[str, Any]:
     flat = numbers.to(torch.uint8).to(group.device)
     group.broadcast(flat)
     out = {"backend": seat.backend, "places": places, "device": str(flat.device), "sum": int(flat.cpu().long().sum())}
+    made = group._group  # held until the end: it is left because it is closed, not because it is forgotten
+    if run.world == 2 and run.rank == 1:  # the sender leaves, and the next broadcast finds nobody
+        started = time.monotonic()
+        try:
+            group.broadcast(flat)
+        except RuntimeError as error:
+            out["left"], out["after_s"] = str(error), time.monotonic() - started
+        store.set("woken", "")
     group.close()
+    if run.world == 2:
+        store.wait(["woken"], timedelta(seconds=60))
+    assert made is not None
     return out
 
 

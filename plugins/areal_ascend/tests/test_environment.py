@@ -99,6 +99,17 @@ def test_what_is_wrong_is_an_error_that_stops_the_engine(
     assert what in raised.value.why and "areal doctor" in raised.value.fix
 
 
+def test_stand_ins_are_never_taken_for_an_npu() -> None:
+    """Where they answer, doctor says so and lets them be used; an NPU machine has no such finding."""
+    installed = Installed(torch="2.13.0+cpu", torch_npu="2.13.0", pin="torch==2.13.0.*", stand_ins="CANN over gloo.")
+
+    found = by_code(environment.check_real(installed))
+
+    assert found["ascend.stand_ins"].level is Level.WARNING
+    assert found["ascend.stand_ins"].what == "there is none in this process. CANN over gloo."
+    assert environment.check_real(GOOD) == []
+
+
 def test_what_is_odd_is_a_warning(machine: Path) -> None:
     """Containers see the NPUs and often neither driver nor libraries; the engine is let try."""
     (machine / "usr/local/Ascend/driver/version.info").unlink()

@@ -61,6 +61,40 @@ def test_every_name_is_there() -> None:
     assert missing == []
 
 
+def test_the_real_group_has_what_weights_are_streamed_with() -> None:
+    """Methods of the group and options it is made with, of torch_npu's own class, which the stand-in hides."""
+    from areal_ascend.testing.hccl import HostHCCL
+
+    group = source("areal_core.weights.collective_group")
+    methods = set(re.findall(r"\b(?:self\._)?group\.(\w+)\(", group))
+    made = group[group.index("ProcessGroupHCCL.Options()") :]
+    options = set(re.findall(r"\boptions\.(\w+) =", made))
+
+    assert {"broadcast", "abort", "abort_hccl_comm", "clear_workmeta_list", "shutdown"} == methods
+    assert {"_timeout", "group_id", "global_ranks_in_group"} == options
+    assert [name for name in methods if not hasattr(HostHCCL.Real, name)] == []
+    assert [name for name in options if not hasattr(HostHCCL.Real.Options(), name)] == []
+
+
+def test_the_real_group_has_no_abort_that_torch_would_call() -> None:
+    """Why groups over HCCL are left in another way than others. Once it overrides torch's, this fails."""
+    import torch_npu
+
+    header = Path(str(torch_npu.__file__)).parent / "include/torch_npu/csrc/distributed/ProcessGroupHCCL.hpp"
+    text = header.read_text()
+
+    assert "bool abort(c10::optional<std::string> abortReason" in text
+    assert text.count("void abort() override") == 1, "that of its works; another would be the group's"
+
+
+def test_an_npu_tells_how_much_memory_is_held() -> None:
+    """What vLLM's workers are asked for on any device, by the name of its kind."""
+    import torch
+
+    assert "getattr(torch, kind).memory_reserved()" in source("areal_vllm.inside.worker")
+    assert isinstance(torch.npu.memory_reserved(), int)  # type: ignore[attr-defined]  # torch_npu adds it
+
+
 def test_the_kernel_has_every_argument_that_is_passed() -> None:
     """By name and by place."""
     import torch

@@ -86,6 +86,14 @@ def test_weights_are_streamed_over_hccl(world: int, rank: int, folder: Path) -> 
     assert sum(range(256)) == found["sum"]
 
 
+def test_who_leaves_a_group_over_hccl_wakes_the_others(folder: Path) -> None:
+    """Long before the time a broadcast is given."""
+    found = results(folder, 2, 1)["stream"]
+
+    assert found["left"]
+    assert found["after_s"] < 30
+
+
 @pytest.mark.parametrize(
     ("case", "kind", "says"),
     [

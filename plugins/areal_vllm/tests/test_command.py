@@ -108,6 +108,54 @@ def test_an_accelerator_takes_its_share() -> None:
     assert "--enforce-eager" not in argv
 
 
+def test_on_npus_weights_stay_in_the_layout_they_are_loaded_in() -> None:
+    """vLLM-Ascend turns them into another, and would put new ones beside it."""
+    made = command(device="npu")
+
+    assert value(made.argv, "--additional-config") == '{"weight_nz_mode": 0}'
+    assert made.environ["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    for device in ("cpu", "cuda"):
+        assert "--additional-config" not in command(device=device).argv
+        assert "VLLM_ASCEND_ENABLE_NZ" not in command(device=device).environ
+
+
+def test_a_server_on_npus_is_started_as_on_any_accelerator() -> None:
+    """Its share of the memory, its ranks, its graphs, our transfer and worker extension; processes are not forked."""
+    made = command(device="npu", layout={"t": 2}, options={"sleep": True, "direct": True})
+
+    assert value(made.argv, "--gpu-memory-utilization") == "0.9"
+    assert value(made.argv, "--tensor-parallel-size") == "2"
+    assert value(made.argv, "--worker-extension-cls") == "areal_vllm.inside.worker.WorkerExtension"
+    assert value(made.argv, "--weight-transfer-config") == '{"backend": "areal"}'
+    assert "--enable-sleep-mode" in made.argv
+    assert "--enforce-eager" not in made.argv
+    assert made.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert made.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+def test_the_npus_of_a_server_are_those_of_its_worker() -> None:
+    """The scheduler names them in the worker's environment, which a server inherits and the command leaves alone."""
+    assert "ASCEND_RT_VISIBLE_DEVICES" not in command(device="npu", layout={"t": 2}).environ
+
+
+def test_of_the_trainers_packages_only_canns_reach_a_server_on_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CANN's script puts its compilers on PYTHONPATH, without which operators are not compiled."""
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/cann/latest")
+    monkeypatch.setenv("PYTHONPATH", "/cann/latest/python/site-packages:/mine:/cann/latest-2:/cann/latest/opp/tbe")
+    assert command(device="npu").environ["PYTHONPATH"] == "/cann/latest/python/site-packages:/cann/latest/opp/tbe"
+
+    monkeypatch.delenv("ASCEND_HOME_PATH")
+    assert command(device="npu").environ["PYTHONPATH"] == ""
+    assert "PYTHONPATH" not in command(device="cuda").environ
+
+
+def test_settings_of_vllm_ascend_may_be_ones_own() -> None:
+    """The last `--additional-config` wins; the workers look whether it keeps weights as they are loaded."""
+    own = ["--additional-config", '{"weight_nz_mode": 0, "enable_cpu_binding": false}']
+
+    assert command(device="npu", options={"server_args": own}).argv[-2:] == tuple(own)
+
+
 def test_replicas_on_a_cpu_share_its_cores() -> None:
     """vLLM would bind each to the same first cores."""
     assert command().environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

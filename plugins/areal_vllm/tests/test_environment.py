@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
+import venv
+from pathlib import Path
 
 import pytest
 
+from areal_core.config.engine_environment import check_environment
+from areal_core.config.schema import RolloutConfig
+from areal_core.contract.errors import EngineMissing
+from areal_core.contract.inference import InferenceSpec
 from areal_core.environments.inventory import recipe_for
 from areal_core.plugins.registry import default_registry
+from areal_core.serving.dialect import Launch
 from areal_core.serving.environment import find
+from areal_vllm.command import command_of
+from areal_vllm.config import VLLMConfig
+from areal_vllm.manifest import MANIFEST
 
 VERSIONS = """
 import json, sys
@@ -53,6 +63,40 @@ def test_the_name_vllm_is_laid_in_with_the_version_of_the_lock() -> None:
     metadata = f"vllm-{version}+cpu.dist-info/METADATA"
     assert set(recipe.laid_files()) == {metadata, "torchvision/__init__.py.prepend"}
     assert f"Version: {version}+cpu" in recipe.laid_files()[metadata].decode().splitlines()
+
+
+def test_for_npus_there_is_none_to_make_and_the_reason_is_told() -> None:
+    """Which package of which version is not to be had, what to take instead, and how to name it."""
+    with pytest.raises(EngineMissing, match=r"triton-ascend(.|\n)*rollout\.options\.python="):
+        find("vllm", "npu")
+
+
+def test_on_npus_an_environment_made_by_hand_serves(tmp_path: Path) -> None:
+    """The interpreter that is named runs the server; so does a server that runs already, without any."""
+    python = tmp_path / "env/bin/python"
+    venv.create(python.parents[1], symlinks=True)
+    (site,) = (tmp_path / "env/lib").glob("python*/site-packages")
+    (site / "vllm").mkdir()
+    (site / "vllm/__init__.py").touch()
+    (site / "vllm-0.33.0.dist-info").mkdir()
+    (site / "vllm-0.33.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
+
+    found = find("vllm", "npu", str(python))
+    launch = Launch(
+        spec=InferenceSpec(model_path="/models/m", device="npu"),
+        python=str(found.path),
+        port=4711,
+        key="k",
+        folder=tmp_path,
+    )
+    named = RolloutConfig(backend="vllm:d1", options={"python": str(python)})
+    running = RolloutConfig(backend="vllm:d1", options={"url": "http://127.0.0.1:8000"})
+
+    assert (found.engine_version, found.origin, found.warnings) == ("0.33.0", "named", ())
+    assert command_of(launch, VLLMConfig()).argv[:3] == (str(python), "-m", "vllm.entrypoints.openai.api_server")
+    assert check_environment(named, MANIFEST, "npu") == check_environment(running, MANIFEST, "npu") == []
+    with pytest.raises(EngineMissing, match="triton-ascend"):
+        check_environment(RolloutConfig(backend="vllm:d1"), MANIFEST, "npu")
 
 
 @pytest.mark.vllm

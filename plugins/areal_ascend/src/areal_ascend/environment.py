@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from areal_core.contract.errors import EngineMissing, ResourceError
 from areal_core.plugins.devices import seen_devices
 from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.stand_ins import stand_ins
 
 SOURCE = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
@@ -36,13 +37,20 @@ class Installed:
     torch: str = ""
     torch_npu: str = ""
     pin: str = ""
+    stand_ins: str = ""
+    """What answers for the NPU where there is none (`areal_ascend.testing`)."""
 
     @classmethod
     def here(cls) -> Installed:
         """Read the metadata of this interpreter's packages."""
         asked = metadata.requires("torch-npu") or [] if _version("torch-npu") else []
         pins = [text for text in asked if Requirement(text).name == "torch"]
-        return cls(torch=_version("torch"), torch_npu=_version("torch-npu"), pin=pins[0] if pins else "")
+        return cls(
+            torch=_version("torch"),
+            torch_npu=_version("torch-npu"),
+            pin=pins[0] if pins else "",
+            stand_ins=stand_ins("npu"),
+        )
 
 
 def examine(environ: Mapping[str, str], installed: Installed, root: Path = Path("/")) -> list[Finding]:
@@ -57,7 +65,7 @@ def examine(environ: Mapping[str, str], installed: Installed, root: Path = Path(
         findings += [check_driver(root), *check_device_files(root), *check_visible(environ, seen)]
     if installed.torch_npu:
         findings += [check_versions(installed), check_toolkit(environ), *check_libraries(environ)]
-    return findings
+    return [*findings, *check_real(installed)]
 
 
 def require(environ: Mapping[str, str], installed: Installed, root: Path = Path("/")) -> None:
@@ -161,6 +169,21 @@ def check_toolkit(environ: Mapping[str, str]) -> Finding:
         + "; torch_npu will not load, nor will torch and transformers, which try to",
         fix=f"{SOURCE}; where there is no NPU: pip uninstall torch-npu",
     )
+
+
+def check_real(installed: Installed) -> list[Finding]:
+    """Say that it is not an NPU which torch_npu finds, where that is so."""
+    if not installed.stand_ins:
+        return []
+    return [
+        Finding(
+            code="ascend.stand_ins",
+            level=Level.WARNING,
+            subject="NPU",
+            what=f"there is none in this process. {installed.stand_ins}",
+            fix="leave out `python -m areal_ascend.testing` where there are NPUs",
+        )
+    ]
 
 
 def check_libraries(environ: Mapping[str, str]) -> list[Finding]:

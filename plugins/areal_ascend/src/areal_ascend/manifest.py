@@ -1,12 +1,22 @@
 """What this plugin can do, for `areal backends` and the plan.
 
-The engine is that of `areal_fsdp`, so are the claims. Where each was tried is in the README.
+The engine is that of `areal_fsdp`, so are the claims; each says where it was tried. More of that is in the README.
 """
 
 from __future__ import annotations
 
+from attrs import evolve
+
+from areal_core.plugins.claims import Claim
 from areal_core.plugins.manifest import Manifest
 from areal_fsdp.manifest import MANIFEST as FSDP
+
+TRIED = "tried over stand-ins for CANN and HCCL, not on an NPU"
+
+
+def _tried(claim: Claim) -> Claim:
+    return evolve(claim, why="; ".join(filter(None, (claim.why, TRIED)))) if claim.claimed else claim
+
 
 MANIFEST = Manifest(
     role="train",
@@ -19,5 +29,5 @@ MANIFEST = Manifest(
     extra="engine",
     devices=("npu",),
     summary="FSDP2 on Ascend NPUs; tested with stand-ins for CANN and HCCL, never run on an NPU",
-    claims=FSDP.claims,
+    claims={key: _tried(claim) for key, claim in FSDP.claims.items()},
 )

@@ -1,12 +1,13 @@
 """The command line and environment of a vLLM server.
 
-Knows: vLLM's arguments and environment variables.
+Knows: vLLM's arguments and environment variables, and those of vLLM-Ascend, which is vLLM on NPUs.
 Does not know: how the process is run, or what it is asked.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from areal_core.serving.dialect import Command, Launch
 from areal_vllm.config import VLLMConfig
@@ -27,6 +28,16 @@ _ENVIRON = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
+
+
+_ON_NPU = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a process that has touched an NPU must not be forked; sleep wants it too
+    "VLLM_ASCEND_ENABLE_NZ": "0",  # as `weight_nz_mode`, for versions that have no such setting
+}
+_ASCEND_SETTINGS = '{"weight_nz_mode": 0}'
+"""Weights stay in the layout they are loaded in; new ones are not turned into the faster one."""
+_CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ATB_HOME_PATH")
+"""Where CANN's scripts say that it lies."""
 
 
 def command_of(launch: Launch, config: VLLMConfig) -> Command:
@@ -61,6 +72,8 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         found["--max-model-len"] = str(spec.context_length)
     if spec.max_concurrent > _DEFAULT_BATCHED_TOKENS:
         found["--max-num-batched-tokens"] = str(spec.max_concurrent)
+    if spec.device == "npu":
+        found["--additional-config"] = _ASCEND_SETTINGS
     if spec.device == "cpu":
         found["--enforce-eager"] = None  # compiling takes minutes and gains little here
         if spec.layout.get("t", 1) == 1:
@@ -74,6 +87,8 @@ def environ(launch: Launch, config: VLLMConfig) -> dict[str, str]:
     found = {**_ENVIRON, "VLLM_API_KEY": launch.key}
     if config.max_adapters:
         found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if launch.spec.device == "npu":
+        found |= {**_ON_NPU, "PYTHONPATH": _compilers_of_cann(os.environ)}
     if launch.spec.device == "cpu":
         # vLLM would bind every replica to the same first cores, and compile the sampler for half a minute
         found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
@@ -81,6 +96,13 @@ def environ(launch: Launch, config: VLLMConfig) -> dict[str, str]:
         if "OMP_NUM_THREADS" not in os.environ:
             found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // launch.spec.layout.get("t", 1)))
     return found
+
+
+def _compilers_of_cann(environ: Mapping[str, str]) -> str:
+    """Return the part of PYTHONPATH that CANN's own script set: its compilers are Python packages there."""
+    homes = [environ[name].rstrip("/") + "/" for name in _CANN if environ.get(name)]
+    parts = environ.get("PYTHONPATH", "").split(":")
+    return ":".join(part for part in parts if part and f"{part}/".startswith(tuple(homes)))
 
 
 def _memory(launch: Launch, config: VLLMConfig) -> dict[str, str | None]:

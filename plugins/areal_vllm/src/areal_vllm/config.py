@@ -79,6 +79,6 @@ class VLLMConfig(ServedOptions):
     max_adapter_rank: int = field(default=16, validator=validators.in_((1, 8, 16, 32, 64, 128, 256, 320, 512)))
     """The highest rank among them; memory is set aside for it."""
     sleep: bool = False
-    """Let the engine give its device memory back between steps; CUDA only."""
+    """Let the engine give its device memory back between steps; GPUs and NPUs only."""
     tool_parser: str = ""
     """vLLM's parser of tool calls for the model, for example hermes, llama3_json, mistral. "" parses none."""

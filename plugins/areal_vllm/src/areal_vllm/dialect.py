@@ -153,7 +153,8 @@ class VLLMDialect:
                 why=str(error),
                 fix=f"start it with VLLM_SERVER_DEV_MODE=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL "
                 f"--served-model-name {BASE_NAME} --enable-scale-out --logprobs-mode processed_logprobs "
-                f"--generation-config vllm --worker-extension-cls {EXTENSION}, with areal-vllm installed beside vLLM",
+                f"--generation-config vllm --worker-extension-cls {EXTENSION}, with areal-vllm installed beside vLLM; "
+                """on NPUs also --additional-config '{"weight_nz_mode": 0}'""",
             ) from error
         for worker in workers:
             if worker["unfit"]:

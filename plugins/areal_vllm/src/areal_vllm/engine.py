@@ -183,7 +183,7 @@ class VLLMEngine(ServedEngine):
             raise CapabilityError(
                 "the server cannot sleep",
                 why="rollout.options.sleep is off; on the CPU vLLM answers and frees nothing",
-                fix="set it on a CUDA device",
+                fix="set it where the device is a GPU or an NPU",
             )
 
 

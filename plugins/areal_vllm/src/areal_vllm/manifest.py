@@ -40,7 +40,9 @@ MANIFEST = Manifest(
         "parallel.tensor": full(),
         "prefix_cache": full(),
         "scoring": full(),
-        "memory.sleep": when("device == cuda", "on the CPU vLLM answers and frees nothing; on cuda it is unverified"),
+        "memory.sleep": when(
+            "device in (cuda, npu)", "on the CPU vLLM answers and frees nothing; on cuda and npu it is unverified"
+        ),
         "tools.parse": when("tool_parser != none", "vLLM has a parser per model family; rollout.options names it"),
         "lora.adapters": when("max_adapters != 0", "places for adapters are set aside at start"),
         "experts.trace": unsupported("vLLM 0.32 records them with its V2 model runner only, which needs Triton"),

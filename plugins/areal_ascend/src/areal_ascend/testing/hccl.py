@@ -31,20 +31,22 @@ def install() -> None:
 
     real = _distributed_c10d.ProcessGroupHCCL
     if not issubclass(real, dist.ProcessGroup):
-        HostHCCL.Options = real.Options
+        HostHCCL.Real, HostHCCL.Options = real, real.Options
         _distributed_c10d.ProcessGroupHCCL = HostHCCL
 
 
 class HostHCCL(dist.ProcessGroup):
     """Made with what ProcessGroupHCCL takes. Any: torch has no types for options."""
 
+    Real: Any = None
+    """The class of torch_npu in whose place this one is."""
     Options: Any = None
 
     def __init__(self, store: Store, rank: int, size: int, options: Any) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # without a store it is for subclasses in Python
         timeout: timedelta = options._timeout
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._group = dist.ProcessGroup(store, rank, size)
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._group: Any = dist.ProcessGroup(store, rank, size)
         self._group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
 
@@ -68,12 +70,18 @@ class HostHCCL(dist.ProcessGroup):
         return "HCCL over gloo"
 
     def abort(self) -> None:
-        """End it; those who wait get an error."""
-        self._gloo.abort()
+        """Do nothing: torch_npu's own has another signature than torch's, so that torch's is what is called."""
+
+    def abort_hccl_comm(self, reason: str | None) -> None:
+        """End it; those who wait get an error. gloo's connections close when nobody has them any more."""
+        self._gloo = self._group = None
+
+    def clear_workmeta_list(self) -> None:
+        """Forget what lies unfinished: nothing does, each collective is done when it returns."""
 
     def shutdown(self) -> None:
         """End it."""
-        self._gloo.shutdown()
+        self._gloo = self._group = None
 
 
 def _collective(name: str) -> Callable[..., Any]:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from areal_vllm.inside import ascend
+
 
 def why_unfit(runner: Any) -> str:
     """Return why the model cannot be served on this device, "" if it can. Any: vLLM's runner."""
+    if runner.device.type == "npu":
+        return ascend.why_unfit()
     if runner.device.type != "cpu":
         return ""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend

@@ -75,7 +75,10 @@ class SeatedWeightTransferEngine(WeightTransferEngine[SeatInfo, BroadcastInfo]):
         self._wanted = loading.open_layers(self.model, self.device)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive and load; the base class waits for an accelerator, which the CPU does not have."""
+        """Receive and load; the base class then waits for the accelerator, which the CPU does not have."""
+        if self.device.type != "cpu":
+            super().update_weights(update_info)
+            return
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: BroadcastInfo) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.weights.collective_group import place
-from areal_vllm.inside import kernels, loading, reading, sampling, scoring
+from areal_vllm.inside import ascend, kernels, loading, reading, sampling, scoring
 from areal_vllm.inside import tools as tool_calls
 from areal_vllm.inside.proof import Proof
 
@@ -32,6 +32,8 @@ class WorkerExtension:
         if self.__dict__.get("_areal_prepared") is None:
             runner = self.model_runner
             kernels.allow_tiles(runner)
+            if runner.device.type == "npu":
+                ascend.tell_processed(runner)
             self._areal_prepared = {
                 "pid": os.getpid(),
                 "runner": type(runner).__name__,
@@ -90,5 +92,6 @@ class WorkerExtension:
         resident = 0
         with contextlib.suppress(OSError):
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        device = torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
+        kind = self.model_runner.device.type
+        device = 0 if kind == "cpu" else getattr(torch, kind).memory_reserved()
         return {"resident": resident, "device": device}
