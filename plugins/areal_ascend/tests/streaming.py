@@ -6,10 +6,8 @@ does. Each sees the NPUs its environment names, as the scheduler has it. Writes 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_core.contract.weights import Offer
 from areal_core.testing.batches import make_batch
 from areal_core.testing.objectives import PolicyGradient
+from areal_core.testing.ranks import hear, tell
 from areal_core.weights.collective import CollectiveTransport
 from areal_core.weights.collective_group import place
 from areal_core.weights.config import CollectiveConfig
@@ -30,23 +29,6 @@ from areal_core.weights.fingerprint import fingerprint
 
 VERSIONS = {1: "auto", 2: "auto", 3: "gloo", 4: "hccl"}
 """What is asked for, version by version; the group of the first is there for the second."""
-_LIMIT_S = 100.0
-
-
-def tell(folder: Path, name: str, said: Any) -> None:  # Any: JSON
-    """Leave a file for the other rank, whole or not at all."""
-    part = folder / f"{name}.part"
-    part.write_text(json.dumps(said))
-    part.replace(folder / name)
-
-
-def hear(folder: Path, name: str) -> Any:  # Any: JSON
-    """Wait for a file of the other rank's."""
-    deadline = time.monotonic() + _LIMIT_S
-    while not (folder / name).exists():
-        assert time.monotonic() < deadline, f"{name} did not come"
-        time.sleep(0.01)
-    return json.loads((folder / name).read_text())
 
 
 def train(folder: Path) -> dict[str, Any]:

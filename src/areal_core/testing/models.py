@@ -24,7 +24,8 @@ IMAGE_SIDE = 28
 """Pixels one token of an image covers in each direction. An image with such sides is not resized."""
 SIDE_IN_PATCHES = 2
 """Patches one token of an image covers in each direction."""
-PATCH_VALUES = 3 * 2 * 14 * 14
+_PATCH = 14
+PATCH_VALUES = 3 * 2 * _PATCH**2
 """Numbers in a patch: colours, the picture twice (as two frames), height and width."""
 _REST_OF_ASCII = "0123456789 \n" + "".join(chr(code) for code in range(33, 127))
 
@@ -84,7 +85,6 @@ def make_tiny_model(
     return path
 
 
-_PATCH = 14
 _IMAGE_PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "processor_class": "Qwen2_5_VLProcessor",

@@ -1,20 +1,26 @@
 """Run a script as the ranks of one role: real processes, as many as asked for, with a log each.
 
-Knows: how ranks are started together and ended together.
+Knows: how ranks are started together and ended together, and how they tell each other things without a group.
 Does not know: what they compute; the script writes its results into the folder, and the test reads them there.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 SHOWN = 3000
 """Characters at the end of each log that a failure shows."""
+_LIMIT_S = 100.0
+"""How long a rank listens for another."""
+_LOOK_S = 0.01
 
 
 def run_ranks(
@@ -52,3 +58,19 @@ def run_ranks(
                 process.wait()
     if any(codes):
         raise AssertionError(f"ranks ended with {codes}:\n" + "\n".join(log.read_text()[-SHOWN:] for log in logs))
+
+
+def tell(folder: Path, name: str, said: Any) -> None:  # Any: JSON
+    """Leave a file for the other rank, whole or not at all."""
+    part = folder / f"{name}.part"
+    part.write_text(json.dumps(said))
+    part.replace(folder / name)
+
+
+def hear(folder: Path, name: str) -> Any:  # Any: JSON
+    """Wait for a file of the other rank's."""
+    deadline = time.monotonic() + _LIMIT_S
+    while not (folder / name).exists():
+        assert time.monotonic() < deadline, f"{name} did not come"
+        time.sleep(_LOOK_S)
+    return json.loads((folder / name).read_text())

@@ -40,12 +40,16 @@ def check_divides(letter: str, degree: int, size: int, what: str) -> None:
         LayoutError: it leaves a rest.
     """
     if size % degree:
-        fitting = ", ".join(str(number) for number in range(1, size + 1) if size % number == 0)
         raise LayoutError(
             f"{letter}{degree} does not divide {size} {what}",
             why=f"every {LETTERS[letter]} rank takes as many",
-            fix=f"choose {letter} from {fitting}",
+            fix=f"choose {letter} from {divisors(size)}",
         )
+
+
+def divisors(size: int) -> str:
+    """Return the degrees that cut `size` things into equal parts. Example: divisors(6) == "1, 2, 3, 6"."""
+    return ", ".join(str(number) for number in range(1, size + 1) if size % number == 0)
 
 
 def largest_share(size: int, degree: int) -> int:

@@ -34,8 +34,7 @@ class Trainer:
     limits: step.Limits
     exporter: Exporter
     state: TrainingState
-    memory: DeviceMemory | None = None
-    """Of an engine that claims `memory.offload`."""
+    memory: DeviceMemory
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """See `TrainEngine.train_step`."""
@@ -77,7 +76,6 @@ class Trainer:
 
     def offload(self) -> None:
         """See `SupportsOffload.offload`. Collective: if one rank has no room elsewhere, all keep their memory."""
-        assert self.memory is not None, "an engine that does not claim memory.offload has no such method"
         try:
             agree(self.group, self.memory.offload)
         except BaseException:
@@ -86,14 +84,12 @@ class Trainer:
 
     def onload(self) -> None:
         """See `SupportsOffload.onload`."""
-        assert self.memory is not None, "an engine that does not claim memory.offload has no such method"
         self.memory.onload()
 
     def close(self) -> None:
         """Forget what waits off the device, and drop a state that was begun. Idempotent."""
         self.state.background.drop()
-        if self.memory is not None:
-            self.memory.drop()
+        self.memory.drop()
 
 
 def running(trainer: Trainer | None) -> Trainer:
@@ -103,7 +99,7 @@ def running(trainer: Trainer | None) -> Trainer:
         TrainError: `start` was not called, or `close` was, or `offload` last.
     """
     trainer = started(trainer)
-    if trainer.memory is not None and trainer.memory.away:
+    if trainer.memory.away:
         raise TrainError("weights and optimizer are off the device", why="offload was called", fix="call onload first")
     return trainer
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from areal_core.contract.errors import LayoutError
 from areal_core.contract.train import RankContext
 from areal_core.training.context import ContextRanks
-from areal_core.training.layout import ORDER, coordinates
+from areal_core.training.layout import ORDER, coordinates, divisors
 
 
 @frozen(kw_only=True, eq=False)
@@ -90,7 +90,7 @@ def check_expert_degree(layout: Mapping[str, int]) -> None:
         raise LayoutError(
             f"e{degree} does not divide {holders} data and context ranks",
             why="expert ranks are taken from those of d and c",
-            fix="choose e from " + ", ".join(str(n) for n in range(1, holders + 1) if holders % n == 0),
+            fix=f"choose e from {divisors(holders)}",
         )
 
 

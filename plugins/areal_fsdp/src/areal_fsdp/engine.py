@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, TrainReport, TrainSpec
-from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
 from areal_core.training import hf, lora
 from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_core.training.engine import TrainerEngine
 from areal_core.training.experts import obey_routes
 from areal_core.training.export import Exporter, FolderWeights
 from areal_core.training.group import ProcessRanks, agree
@@ -32,7 +31,7 @@ from areal_core.training.offload import DeviceMemory
 from areal_core.training.optimizer import Optimizer
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer, running, started
+from areal_core.training.trainer import Trainer, running
 from areal_fsdp import sharding, tensor
 from areal_fsdp.config import FSDPConfig
 
@@ -65,7 +64,7 @@ class ShardedModel:
                 module.reshard()
 
 
-class FSDPEngine:
+class FSDPEngine(TrainerEngine):
     """Train a transformers model sharded over ranks. Master weights are float32 shards."""
 
     name: ClassVar[str] = "fsdp"
@@ -73,10 +72,9 @@ class FSDPEngine:
 
     def __init__(self, config: FSDPConfig | None = None) -> None:
         """Keep the options; `start` builds."""
-        self.version = 0
+        super().__init__()
         self._config = config or FSDPConfig()
         self._group: ProcessRanks | None = None
-        self._trainer: Trainer | None = None
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Join the process group, shard the model, make the optimizer."""
@@ -173,48 +171,10 @@ class FSDPEngine:
         finally:
             _reshard(trainer)
 
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        """Send every parameter, gathered one bucket at a time."""
-        return running(self._trainer).send_weights(sink, version)
-
-    def save_weights(self, path: Path) -> None:
-        """Write a model folder, gathered one file at a time."""
-        running(self._trainer).save_weights(path)
-
-    def save_state(self, path: Path) -> None:
-        """Write an exact state, each rank its shards."""
-        running(self._trainer).save_state(path, self.version)
-
-    def begin_state(self, path: Path) -> None:
-        """Copy the state out of the way, and have it written meanwhile."""
-        running(self._trainer).begin_state(path, self.version)
-
-    def state_written(self) -> bool:
-        """Tell whether this rank has nothing left to write."""
-        return started(self._trainer).state_written()
-
-    def finish_state(self) -> None:
-        """Wait for a state that was begun, and give it its name."""
-        started(self._trainer).finish_state()
-
-    def load_state(self, path: Path) -> None:
-        """Return to an exact state, written by any number of ranks."""
-        self.version = running(self._trainer).load_state(path)
-
-    def offload(self) -> None:
-        """Move this rank's shards of weights and moments off the device."""
-        started(self._trainer).offload()
-
-    def onload(self) -> None:
-        """Bring them back."""
-        started(self._trainer).onload()
-
     def close(self) -> None:
         """Leave the process group, together if the others still answer."""
-        trainer, self._trainer = self._trainer, None
+        super().close()
         group, self._group = self._group, None
-        if trainer is not None:
-            trainer.close()
         if group is not None:
             leave(group)
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
-from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.data.batch import Batch
 from areal_core.training import hf
 from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_core.training.engine import TrainerEngine
 from areal_core.training.export import Exporter
 from areal_core.training.group import ProcessRanks, agree
 from areal_core.training.layout import check_layout
@@ -28,22 +28,21 @@ from areal_core.training.pieces import Box
 from areal_core.training.refusals import refuse_lora
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer, running, started
+from areal_core.training.trainer import Trainer, running
 from areal_megatron import building, fitting, ranks, sharding
 from areal_megatron.config import MegatronConfig
 from areal_megatron.library import VERSION, quiet
 
 
-class MegatronEngine:
+class MegatronEngine(TrainerEngine):
     """Train a Megatron-Core model. Masters are float32; layers compute in the dtype of the run."""
 
     def __init__(self, config: MegatronConfig | None = None) -> None:
         """Keep the options; `start` builds."""
-        self.version = 0
+        super().__init__()
         self._config = config or MegatronConfig()
         self._device = "cpu"
         self._group: ProcessRanks | None = None
-        self._trainer: Trainer | None = None
         self._built: building.Built | None = None
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
@@ -138,50 +137,17 @@ class MegatronEngine:
         with self._calling():
             return trainer.forward(batch, outputs)
 
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        """Send every parameter, gathered one bucket at a time."""
-        return running(self._trainer).send_weights(sink, version)
-
-    def save_weights(self, path: Path) -> None:
-        """Write a model folder, gathered one file at a time."""
-        running(self._trainer).save_weights(path)
-
-    def save_state(self, path: Path) -> None:
-        """Write an exact state, each rank the boxes it answers for."""
-        running(self._trainer).save_state(path, self.version)
-
-    def begin_state(self, path: Path) -> None:
-        """Copy the state out of the way, and have it written meanwhile."""
-        running(self._trainer).begin_state(path, self.version)
-
-    def state_written(self) -> bool:
-        """Tell whether this rank has nothing left to write."""
-        return started(self._trainer).state_written()
-
-    def finish_state(self) -> None:
-        """Wait for a state that was begun, and give it its name."""
-        started(self._trainer).finish_state()
-
     def load_state(self, path: Path) -> None:
         """Return to an exact state, written in any layout."""
-        self.version = running(self._trainer).load_state(path)
+        super().load_state(path)
         assert self._built is not None
         self._built.refresh()
 
-    def offload(self) -> None:
-        """Move this rank's weights, masters and moments off the device."""
-        started(self._trainer).offload()
-
-    def onload(self) -> None:
-        """Bring them back."""
-        started(self._trainer).onload()
-
     def close(self) -> None:
         """Leave the process group, together if the others still answer."""
-        trainer, self._trainer, self._built = self._trainer, None, None
+        super().close()
+        self._built = None
         group, self._group = self._group, None
-        if trainer is not None:
-            trainer.close()
         if group is not None:
             leave(group)
             ranks.forget()

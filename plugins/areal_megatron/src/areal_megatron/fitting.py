@@ -12,7 +12,7 @@ from typing import Any
 from areal_core.contract.errors import LayoutError, ModelError
 from areal_core.contract.train import Head
 from areal_core.training.context import check_context
-from areal_core.training.layout import check_divides, check_shares
+from areal_core.training.layout import check_divides, check_shares, divisors
 from areal_core.training.shape import ModelShape, read_shape
 from areal_megatron.config import MegatronConfig
 from areal_megatron.names import EMBEDDING, Parameter
@@ -91,11 +91,10 @@ def check_fits(path: str, shape: ModelShape, layout: Mapping[str, int], config: 
 
 def _check_columns(columns: int, degree: int) -> None:
     if columns % degree:
-        fitting = ", ".join(str(number) for number in range(1, columns + 1) if columns % number == 0)
         raise LayoutError(
             f"expert_tensor: {degree} does not divide the {columns} columns of an expert",
             why="every rank that shares one takes as many",
-            fix=f"choose expert_tensor from {fitting}",
+            fix=f"choose expert_tensor from {divisors(columns)}",
         )
 
 

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from areal_core.contract.errors import LayoutError
 from areal_core.contract.train import RankContext
-from areal_core.training.layout import ORDER, coordinates
+from areal_core.training.layout import ORDER, coordinates, divisors
 from areal_megatron.config import MegatronConfig
 from areal_megatron.library import parallel_state
 
@@ -95,5 +95,5 @@ def check_expert_degree(layout: Mapping[str, int], config: MegatronConfig) -> No
         raise LayoutError(
             f"{asked} does not divide {holders} ranks of a stage",
             why="expert ranks are taken from those of d, t and c",
-            fix=f"choose {chosen} from " + ", ".join(str(n) for n in range(1, holders + 1) if holders % n == 0),
+            fix=f"choose {chosen} from {divisors(holders)}",
         )

@@ -7,10 +7,8 @@ tensors. Writes FOLDER/result-RANK.json.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from areal_core.contract.weights import Offer
+from areal_core.testing.ranks import hear, tell
 from areal_core.weights.bucketing import buckets
 from areal_core.weights.collective import CollectiveTransport
 from areal_core.weights.config import CollectiveConfig
@@ -28,7 +27,6 @@ from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import manifest_of
 
 DEVICE = os.environ["AREAL_TEST_DEVICE"]
-_LIMIT_S = 60.0
 
 
 class WeightTransferEngine:
@@ -168,22 +166,6 @@ def serve(folder: Path) -> dict[str, Any]:
     engine.shutdown()
     transport.close()
     return out
-
-
-def tell(folder: Path, name: str, said: Any) -> None:  # Any: JSON
-    """Leave a file for the other rank, whole or not at all."""
-    part = folder / f"{name}.part"
-    part.write_text(json.dumps(said))
-    part.replace(folder / name)
-
-
-def hear(folder: Path, name: str) -> Any:  # Any: JSON
-    """Wait for a file of the other rank's."""
-    deadline = time.monotonic() + _LIMIT_S
-    while not (folder / name).exists():
-        assert time.monotonic() < deadline, f"{name} did not come"
-        time.sleep(0.01)
-    return json.loads((folder / name).read_text())
 
 
 if __name__ == "__main__":

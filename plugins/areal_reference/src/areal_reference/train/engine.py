@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
-from areal_core.contract.weights import Receipt, WeightSink
+from areal_core.contract.train import EngineInfo, Output, RankContext, TrainSpec
 from areal_core.data.batch import Batch
 from areal_core.training import hf, lora
 from areal_core.training.device import compute_dtype, open_device, seed_everything
+from areal_core.training.engine import TrainerEngine
 from areal_core.training.experts import obey_routes
 from areal_core.training.export import Exporter, FolderWeights, whole
 from areal_core.training.group import SingleRank
@@ -32,7 +31,7 @@ from areal_core.training.offload import DeviceMemory, own_memory
 from areal_core.training.optimizer import Optimizer
 from areal_core.training.resume import TrainingState
 from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer, running, started
+from areal_core.training.trainer import Trainer
 from areal_reference.train.config import ReferenceTrainConfig
 
 
@@ -52,14 +51,13 @@ class PlainModel:
         torch.autograd.backward(loss)
 
 
-class ReferenceTrainEngine:
+class ReferenceTrainEngine(TrainerEngine):
     """Train a transformers model in one process. Master weights are float32; bfloat16 is autocast."""
 
     def __init__(self, config: ReferenceTrainConfig | None = None) -> None:
         """Keep the options; `start` builds."""
-        self.version = 0
+        super().__init__()
         self._config = config or ReferenceTrainConfig()
-        self._trainer: Trainer | None = None
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Load the model and make the optimizer."""
@@ -112,53 +110,3 @@ class ReferenceTrainEngine:
             num_parameters=lora.num_parameters(model),
             context_length=hf.context_length(hf_config),
         )
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Make one optimizer step."""
-        return running(self._trainer).train_step(batch, objective)
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Add columns, without gradient."""
-        return running(self._trainer).forward(batch, outputs)
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        """Send every parameter."""
-        return running(self._trainer).send_weights(sink, version)
-
-    def save_weights(self, path: Path) -> None:
-        """Write a model folder."""
-        running(self._trainer).save_weights(path)
-
-    def save_state(self, path: Path) -> None:
-        """Write an exact state."""
-        running(self._trainer).save_state(path, self.version)
-
-    def begin_state(self, path: Path) -> None:
-        """Copy the state out of the way, and have it written meanwhile."""
-        running(self._trainer).begin_state(path, self.version)
-
-    def state_written(self) -> bool:
-        """Tell whether this rank has nothing left to write."""
-        return started(self._trainer).state_written()
-
-    def finish_state(self) -> None:
-        """Wait for a state that was begun, and give it its name."""
-        started(self._trainer).finish_state()
-
-    def load_state(self, path: Path) -> None:
-        """Return to an exact state."""
-        self.version = running(self._trainer).load_state(path)
-
-    def offload(self) -> None:
-        """Move model and optimizer off the device."""
-        started(self._trainer).offload()
-
-    def onload(self) -> None:
-        """Bring them back."""
-        started(self._trainer).onload()
-
-    def close(self) -> None:
-        """Let go of model and optimizer."""
-        trainer, self._trainer = self._trainer, None
-        if trainer is not None:
-            trainer.close()
