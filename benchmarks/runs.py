@@ -16,15 +16,15 @@ from typing import Any
 import frame
 from attrs import asdict, frozen
 
-from areal_core.cli.quickstart import preset_path
-from areal_core.cli.warm_start import RECIPES, cached_model, warm_start
 from areal_core.config.load import load_config
 from areal_core.config.schema import RunConfig
-from areal_core.data.tiny import make_spell_model
 from areal_core.observe.events import read_events
 from areal_core.observe.metrics import read_metrics
-from areal_core.observe.summary import evaluation_points
 from areal_core.plugins.registry import default_registry
+from areal_report.summary import evaluation_points
+from areal_tasks.quickstart.quickstart import preset_path
+from areal_tasks.quickstart.warm_start import RECIPES, cached_model, warm_start
+from areal_tasks.tiny import make_spell_model
 
 TIMEOUT_S = 1800
 

@@ -35,11 +35,11 @@ import torch
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import GenerationRequest, InferenceSpec, SamplingParams
 from areal_core.plugins.registry import default_registry
-from areal_core.serving import environment
-from areal_core.serving.engine import ServedEngine
-from areal_core.serving.http import Api, ServerGone
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.serving import FolderWeights
+from areal_serving import environment
+from areal_serving.engine import ServedEngine
+from areal_serving.http import Api, ServerGone
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.serving import FolderWeights
 
 PROMPT, OUTPUT = 32, 96
 HEAD = 32

@@ -28,8 +28,8 @@ from torch.distributed.fsdp import fully_shard
 
 from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.config.backend import parse_backend
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainEngine, TrainSpec
-from areal_core.data.batch import Batch
 from areal_core.plugins.registry import default_registry
 
 TIMEOUT_S = 1800

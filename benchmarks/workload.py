@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from areal_core.data.batch import Batch
-from areal_core.data.tiny import make_spell_model
-from areal_core.testing.batches import make_batch
-from areal_core.testing.models import make_tiny_model
-from areal_core.training.attention import Packing, register
+from areal_core.contract.batch import Batch
+from areal_tasks.tiny import make_spell_model
+from areal_torch.attention import Packing, register
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.models import make_tiny_model
 
 LR = 1e-3
 WORDS, WEIGHTS = (1, 2, 3, 4, 6), (50, 25, 12, 8, 5)

@@ -23,7 +23,7 @@ def is_there(target: str) -> bool:
     slugs = {re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") for heading in HEADING.findall(text)}
     if not anchor or anchor in slugs:
         return True
-    for module in (*MODULES.values(), "areal_core.data.batch"):
+    for module in (*MODULES.values(), "areal_core.contract.batch"):
         if anchor.startswith(f"{module}.") and f"::: {module}" in text:
             return _has(importlib.import_module(module), anchor.removeprefix(f"{module}."))
     return False

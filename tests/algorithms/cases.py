@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from areal_core.contract.batch import STOP_CODES, Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.train import Objective, Output, Sum
-from areal_core.data.batch import STOP_CODES, Batch
-from areal_core.testing.batches import VOCAB_SIZE
+from areal_torch.testing.batches import VOCAB_SIZE
 
 
 def packed(

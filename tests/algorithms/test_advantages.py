@@ -20,10 +20,10 @@ from areal_core.algorithms.config import (
     OverlongConfig,
 )
 from areal_core.algorithms.gae import gae
+from areal_core.contract.batch import STOP_CODES, Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError
-from areal_core.data.batch import STOP_CODES, Batch
-from areal_core.testing.batches import assert_same_batch, batches
+from areal_torch.testing.batches import assert_same_batch, batches
 
 from . import oracle
 from .cases import packed, rows, with_columns

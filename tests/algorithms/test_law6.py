@@ -12,9 +12,9 @@ from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.algorithms.objectives.value import ValueConfig, ValueObjective
 from areal_core.algorithms.reduction import Normalizer
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import batches
+from areal_torch.testing.batches import batches
 
 from .cases import Bigram, with_columns
 

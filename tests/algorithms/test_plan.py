@@ -13,8 +13,8 @@ from areal_core.algorithms.config import AlgorithmConfig
 from areal_core.algorithms.manifest import PPO, SFT, VALUE
 from areal_core.algorithms.objectives.ppo import PPOConfig
 from areal_core.algorithms.plan import check, critic_spec, objective_spec
-from areal_core.config.structure import structure, unstructure
 from areal_core.contract.errors import ConfigError, PlanError
+from areal_core.plugins.structure import structure, unstructure
 
 
 def _config(**algorithm: Any) -> AlgorithmConfig:

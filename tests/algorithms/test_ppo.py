@@ -16,9 +16,9 @@ from areal_core.algorithms.kl import kl_estimate
 from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.ratios import behaviour_weight, policy_ratio
 from areal_core.algorithms.reduction import Normalizer, sequence_mean
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective, Output, Sum
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import batches
+from areal_torch.testing.batches import batches
 
 from . import oracle
 from .cases import packed, rows, with_columns

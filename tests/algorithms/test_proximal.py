@@ -8,8 +8,8 @@ import torch
 from areal_core.algorithms.config import AlgorithmConfig, Proximal
 from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.proximal import add_proximal, needs_forward
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
-from areal_core.data.batch import Batch
 
 from .cases import packed
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.algorithms.objectives.value import Distance, ValueConfig, ValueObjective
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import batches
+from areal_torch.testing.batches import batches
 
 from . import oracle
 from .cases import packed, rows, with_columns

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from areal_core.cli import quickstart as quickstart_command
 from areal_core.cli import train as train_command
 from areal_core.cli.main import main
-from areal_core.cli.quickstart import preset_path
 from areal_core.config.load import dump_config, load_config
 from areal_core.config.schema import RunConfig
-from areal_core.data.tiny import make_spell_model
+from areal_tasks.quickstart import quickstart as quickstart_command
+from areal_tasks.quickstart.quickstart import preset_path
+from areal_tasks.tiny import make_spell_model
 
 from .conftest import Run
 

@@ -10,10 +10,10 @@ import pytest
 from areal_core.config.engine_environment import check_environment
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import ConfigError, EngineMissing
-from areal_core.environments import places
-from areal_core.environments.recipe import read_recipe
 from areal_core.plugins.manifest import Manifest
 from areal_core.testing.plugins import write_distribution
+from areal_serving.environments import places
+from areal_serving.environments.recipe import read_recipe
 
 OWN = Manifest(role="infer", name="tiny", contract=(1, 0), factory="a:b", environment="areal_tiny_env:locks")
 SHARED = Manifest(role="infer", name="tiny", contract=(1, 0), factory="a:b")

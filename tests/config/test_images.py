@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from areal_core.cli.quickstart import preset_path
 from areal_core.config.images import PROCESSOR_FILES
 from areal_core.config.load import load_config
 from areal_core.config.model_folder import inspect_model
@@ -17,6 +16,7 @@ from areal_core.contract.version import CONTRACT
 from areal_core.plugins.claims import Claim, full, not_yet
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Overlay, default_registry
+from areal_tasks.quickstart.quickstart import preset_path
 
 from .conftest import MakeFolder
 

@@ -9,8 +9,8 @@ import yaml
 
 from areal_core.config.load import dump_config, load_config
 from areal_core.config.schema import RunConfig, StalenessPolicy
-from areal_core.config.structure import structure, unstructure
 from areal_core.contract.errors import ConfigError, UnknownKey, WrongType
+from areal_core.plugins.structure import structure, unstructure
 
 
 def test_overrides_win_over_the_file_and_the_file_over_the_base(tmp_path: Path) -> None:

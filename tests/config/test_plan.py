@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from areal_core.cli.quickstart import preset_path
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.plan_text import describe_plan
@@ -31,6 +30,7 @@ from areal_core.contract.version import CONTRACT
 from areal_core.plugins.claims import Claim, full, not_yet, unsupported, when
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Overlay, default_registry
+from areal_tasks.quickstart.quickstart import preset_path
 
 from .conftest import MakeFolder
 

@@ -13,7 +13,6 @@ import yaml
 from attrs import frozen
 
 from areal_core.cli.main import make_app, plugin_commands
-from areal_core.cli.quickstart import preset_path
 from areal_core.config.backend import parse_backend
 from areal_core.config.load import load_config
 from areal_core.config.plan import make_plan
@@ -21,7 +20,8 @@ from areal_core.config.schema import RunConfig
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Registry
 from areal_core.rollout.reward_child import judge
-from areal_core.testing.models import make_tiny_model
+from areal_tasks.quickstart.quickstart import preset_path
+from areal_torch.testing.models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

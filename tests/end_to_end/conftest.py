@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.data.tiny import make_spell_model
+from areal_tasks.tiny import make_spell_model
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 from attrs import define, field
 
-from areal_core.cli.quickstart import preset_path
 from areal_core.observe.events import read_events
+from areal_tasks.quickstart.quickstart import preset_path
 
 PATIENCE_S = 120.0
 """A deadline for a run on a busy machine, never a measure of speed."""

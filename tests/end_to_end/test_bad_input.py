@@ -21,8 +21,8 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job
 from areal_core.contract.train import RankContext, TrainSpec
 from areal_core.loop.run_folder import RunFolder
-from areal_core.runtime.config import LocalConfig
-from areal_core.runtime.local_scheduler import LocalScheduler
+from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.local_scheduler import LocalScheduler
 
 from .live_run import LiveRun, command, live_run, shared_memory
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_core.plugins.registry import default_registry
-from areal_core.testing.batches import make_batch
-from areal_core.testing.models import make_tiny_model
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.models import make_tiny_model
 
 KINDS = ("qwen3", "qwen2", "llama", "qwen3_moe")
 OPTIMIZER = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=1e-3, max_grad_norm=1.0)

@@ -11,15 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, VersionSpan
 from areal_core.contract.train import Output, RankContext, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.data.images import ImagePreparer
-from areal_core.data.trajectory import from_generation
+from areal_core.contract.trajectory import from_generation
 from areal_core.plugins.registry import default_registry
-from areal_core.testing.models import SEEING, make_tiny_model
+from areal_torch.prepare_images import ImagePreparer
+from areal_torch.testing.models import SEEING, make_tiny_model
 
 START, END, PLACEHOLDER = 64, 65, 66
 ENGINES = ("reference", "fsdp")

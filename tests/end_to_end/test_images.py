@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from areal_core.data.tokenizers import load_tokenizer
-from areal_core.testing.models import make_tiny_model
+from areal_core.config.tokenizer import load_tokenizer
+from areal_torch.testing.models import make_tiny_model
 
 TASK = Path(__file__).with_name("colours.py")
 TEMPLATE = (

@@ -12,20 +12,20 @@ from safetensors.torch import load_file
 from areal_core.algorithms.advantages import compute_advantages
 from areal_core.algorithms.plan import objective_spec
 from areal_core.algorithms.proximal import add_proximal
-from areal_core.cli.quickstart import preset_path
 from areal_core.config.load import load_config
 from areal_core.config.schema import RunConfig
+from areal_core.config.tokenizer import load_tokenizer
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode
 from areal_core.contract.ids import GroupId, RequestId, TaskId
 from areal_core.contract.inference import GenerationRequest, InferenceSpec, SamplingParams
 from areal_core.contract.train import RankContext, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.data.rewards.gym import ReasoningGym, ReasoningGymConfig
-from areal_core.data.tokenizers import load_tokenizer
-from areal_core.data.trajectory import from_generation
+from areal_core.contract.trajectory import from_generation
 from areal_core.plugins.registry import default_registry
 from areal_core.rollout.session import derive_seed
-from areal_core.testing.memory_weights import MemorySink, MemorySource
+from areal_tasks.quickstart.quickstart import preset_path
+from areal_tasks.rewards.gym import ReasoningGym, ReasoningGymConfig
+from areal_torch.testing.memory_weights import MemorySink, MemorySource
 
 from .live_run import command, live_run
 

@@ -20,9 +20,9 @@ from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.contract.train import Head, OptimizerSpec, RankContext, TrainSpec
 from areal_core.loop.learner import Learner
 from areal_core.loop.train_group import TrainGroup
-from areal_core.runtime.hosts import Place, TrainHost
-from areal_core.testing.batches import make_batch
-from areal_core.testing.models import make_tiny_model
+from areal_core.worker.service import Place, TrainHost
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.models import make_tiny_model
 
 pytest.importorskip("areal_reference")
 

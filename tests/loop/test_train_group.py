@@ -12,11 +12,11 @@ from attrs import Factory, define
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import WorkerDied
 from areal_core.contract.train import EngineInfo, ObjectiveSpec, Output, RankContext, TrainReport, TrainSpec
-from areal_core.data.batch import Batch
 from areal_core.loop.train_group import TrainGroup
-from areal_core.testing.batches import batches, make_batch
+from areal_torch.testing.batches import batches, make_batch
 
 
 @define

@@ -14,15 +14,15 @@ import pytest
 from areal_core.config.load import load_config
 from areal_core.contract.errors import RewardFailed
 from areal_core.contract.train import TrainReport
+from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Update
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_loop import Parts, TrainLoop
-from areal_core.loop.weight_sync import WeightUpdate
 from areal_core.rollout.groups import Group
 from areal_core.rollout.stats import RolloutStats
 from areal_core.rollout.tasks import Task
-from areal_core.testing.batches import make_episode
+from areal_torch.testing.batches import make_episode
 
 REPORT = TrainReport(loss=0.0, grad_norm=1.0, lr=0.1, stepped=True, num_microbatches=1, num_tokens=5, seconds=0.1)
 STATS = RolloutStats(

@@ -14,8 +14,8 @@ from areal_core.contract.data import Trajectory
 from areal_core.contract.errors import BatchError, EpisodeFailed
 from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
+from areal_core.contract.trajectory import from_generation
 from areal_core.contract.workflow import Session
-from areal_core.data.trajectory import from_generation
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare
 from areal_core.rollout.groups import run_group
 from areal_core.rollout.tasks import Task

@@ -14,7 +14,7 @@ from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import IMAGES, Grammar, PauseMode, SamplingParams, Structure
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.workflow import RewardInput, Session
-from areal_core.rollout.pool import InferencePool
+from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.session import PoolSession, PoolSessions, derive_seed
 from areal_core.testing.clock import StepClock
 from areal_core.testing.engines import ScriptedEngine, ScriptedWorker

@@ -18,12 +18,12 @@ from areal_core.contract.errors import DatasetError
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
 from areal_core.contract.workflow import RewardInput, RewardResult
-from areal_core.data.datasets.hub import HubConfig, hub
-from areal_core.data.image_files import decoded
-from areal_core.data.tokenizers import character_tokenizer
-from areal_core.testing.models import IMAGE_TOKENS
 from areal_core.workflows.image_parts import with_image_parts
 from areal_core.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
+from areal_tasks.datasets.hub import HubConfig, hub
+from areal_torch.image_files import decoded
+from areal_torch.testing.models import IMAGE_TOKENS
+from areal_torch.tokenizers import character_tokenizer
 
 START, END, PLACE, _ = IMAGE_TOKENS
 SHOWN = f"{START}{PLACE}{END}"

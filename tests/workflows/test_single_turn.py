@@ -13,9 +13,9 @@ from areal_core.contract.errors import DatasetError, RewardFailed
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus, RolloutWorkflow
-from areal_core.data.tokenizers import character_tokenizer
 from areal_core.plugins.registry import Registry
 from areal_core.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
+from areal_torch.tokenizers import character_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] }}>{{ m['content'] }}-{% endfor %}"

@@ -108,7 +108,7 @@ class Adapter:
     """Claim -> the options that switch the ability on; "" -> options for every check. `weights.kv_recomputed`, the
     opposite of the claim `weights.kv_kept`, may have options too."""
     models: tuple[str, ...] = field(default=("qwen3",), converter=tuple[str, ...])
-    """Kinds of tiny model (`areal_core.testing.models`) it takes; the first is the default."""
+    """Kinds of tiny model (`areal_torch.testing.models`) it takes; the first is the default."""
     tiny: Mapping[str, Any] = Factory(dict)
     """Arguments of `make_tiny_model` that hold for every tiny model: kernels that take heads of certain sizes only.
     Any: they are numbers."""

@@ -1,6 +1,6 @@
-"""The command the suite adds to `areal`.
+"""The commands the suite adds to `areal`.
 
-Knows: its name. Imports nothing heavy: `areal --help` imports this module.
+Knows: their names. Imports nothing heavy: `areal --help` imports this module.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from areal_core.plugins.hooks import Command, hookimpl
 
 @hookimpl
 def areal_cli_commands() -> list[Command]:
-    """Add `areal conformance`."""
+    """Add `areal conformance` and `areal new`."""
     return [
         Command(
             name="conformance",
             target="areal_conformance.cli.app:app",
             help="Hold a backend to the contract: run, list, explain, compare, self-test.",
-        )
+        ),
+        Command(
+            name="new",
+            target="areal_conformance.new.command:app",
+            help="Write the beginnings of a package: areal new backend NAME --role ROLE.",
+        ),
     ]

@@ -39,6 +39,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Open the door if a target is named."""
     if any(config.getoption(name, "") for name in TARGETS):
-        from areal_conformance.door import open_door
+        from areal_conformance.pytest_plugin import open_door
 
         open_door(config)

@@ -1,6 +1,6 @@
 """What backends with servers tell the suite alike: weights that workers read back, harm to a server's processes.
 
-Knows: engines of `areal_core.serving`.
+Knows: engines of `areal_serving`.
 Does not know: any server's routes, or any check.
 """
 
@@ -23,7 +23,7 @@ from areal_conformance.adapter import Fault
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from areal_core.serving.engine import ServedEngine
+    from areal_serving.engine import ServedEngine
 
 _TIMEOUT_S = 60.0
 

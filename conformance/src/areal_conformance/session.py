@@ -16,9 +16,9 @@ from areal_conformance.benches import bench_for
 from areal_conformance.benches.base import Bench
 from areal_conformance.check import Check
 from areal_conformance.checks import checks_of
-from areal_conformance.lane import Hung, Lane
 from areal_conformance.laws import LAWS
 from areal_conformance.outcome import HarnessError, Inconclusive, NotRefused, Outcome, Result, Violation
+from areal_conformance.runner import Hung, Lane
 from areal_conformance.target import Target
 from areal_core.contract.version import CONTRACT
 

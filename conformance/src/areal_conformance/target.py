@@ -13,6 +13,7 @@ from typing import Any
 from attrs import Factory, field, frozen
 
 from areal_conformance.adapter import Adapter
+from areal_conformance.proof import proof
 from areal_core.contract.errors import CapabilityError, PluginError
 from areal_core.plugins.claims import Support
 from areal_core.plugins.conditions import holds
@@ -91,9 +92,7 @@ def locate(locator: Locator) -> Target:
         PluginError: no such plugin, mutant or device; says which there are.
     """
     if locator.mutant:
-        from areal_conformance.mutants import mutant_named
-
-        return mutant_named(locator.mutant).target(locator)
+        return proof().mutant_named(locator.mutant).target(locator)
     registry = Registry()
     for path in locator.imports:
         registry.add_file(path)

@@ -55,7 +55,7 @@ def test_a_role_without_checks_is_refused() -> None:
 
 def test_a_mutant_brings_its_backend_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it needs nothing else on the command line."""
-    import areal_conformance.mutants as mutants
+    import areal_proof.mutants as mutants
 
     found = mutants.Mutant(name="Torn", of="train/second", sin="s", killers=(), ranks=2, breaks=lambda whole: whole)
     monkeypatch.setattr(mutants, "mutant_named", lambda name: found)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from areal_conformance.new.command import NOUNS, write_backend
 from areal_conformance.run.record import read_record
-from areal_core.cli.new import NOUNS, write_backend
 from areal_core.testing.plugins import write_distribution
 
 AREAL = [sys.executable, "-m", "areal_core.cli.main"]

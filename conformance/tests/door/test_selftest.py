@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from areal_conformance.check import Check, Level
-from areal_conformance.mutants import Mutant
 from areal_conformance.outcome import Outcome
-from areal_conformance.selftest import judge
-from areal_conformance.selftest.crew import do_all
-from areal_conformance.selftest.matrix import Line, differences, read_matrix, renewed, write_matrix
-from areal_conformance.selftest.references import REFERENCES, present
-from areal_conformance.selftest.work import CHUNK, Ended, Item, mutant_items, reference_items
 from areal_conformance.target import Locator
+from areal_proof.mutants import Mutant
+from areal_proof.selftest import judge
+from areal_proof.selftest.crew import do_all
+from areal_proof.selftest.matrix import Line, differences, read_matrix, renewed, write_matrix
+from areal_proof.selftest.references import REFERENCES, present
+from areal_proof.selftest.work import CHUNK, Ended, Item, mutant_items, reference_items
 
 
 def mutant(name: str, *killers: str, row: str = "", ranks: int = 1) -> Mutant:

@@ -7,8 +7,8 @@ import sys
 from collections import Counter
 
 from areal_conformance.checks import all_checks
-from areal_conformance.incidents import ROWS
-from areal_conformance.mutants import all_mutants
+from areal_proof.incidents import ROWS
+from areal_proof.mutants import all_mutants
 
 
 def test_every_check_has_a_killer() -> None:

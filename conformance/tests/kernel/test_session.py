@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from areal_conformance import lane as lanes
+from areal_conformance import runner as lanes
 from areal_conformance import session as sessions
 from areal_conformance.adapter import Adapter, Tolerance
 from areal_conformance.benches.base import Bench

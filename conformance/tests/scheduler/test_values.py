@@ -76,7 +76,7 @@ def test_a_difference_is_seen(sent: object, given: object) -> None:
         ("7Fq0zWb2LxY9mKd4RtNs8VhJc3PgAe6U", True),
         ("--key=7Fq0zWb2LxY9mKd4RtNs8VhJc3PgAe6U", True),
         ("deadbeef0123456789abcdef0123456789abcdef", True),
-        ("areal_conformance.second.scheduler_worker", False),
+        ("areal_proof.second.scheduler_worker", False),
         ("/tmp/areal-conformance-k3j2h4g5/check-0001/python", False),
         ("2026-11-20", False),
     ],

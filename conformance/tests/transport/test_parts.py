@@ -15,10 +15,10 @@ from areal_conformance.benches.transport_audit import audited
 from areal_conformance.benches.transport_ends import receive, send
 from areal_conformance.benches.transport_footprint import look
 from areal_conformance.benches.transport_stores import flip, places, stores
-from areal_conformance.second.transport import SecondTransport
 from areal_core.contract.errors import WeightSyncError
-from areal_core.weights.config import DiskConfig
-from areal_core.weights.disk import DiskTransport
+from areal_local.transports.config import DiskConfig
+from areal_local.transports.disk import DiskTransport
+from areal_proof.second.transport import SecondTransport
 
 
 def test_the_second_transport_turns_away_who_has_another_key() -> None:

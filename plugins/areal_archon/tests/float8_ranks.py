@@ -19,10 +19,10 @@ import torch
 from areal_archon.config import ArchonConfig
 from areal_archon.engine import ArchonEngine
 from areal_core.config.backend import parse_backend
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import make_batch
-from areal_core.testing.objectives import PolicyGradient
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.objectives import PolicyGradient
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
 EIGHT = {"fp8": "rowwise", "fp8_emulate": True}

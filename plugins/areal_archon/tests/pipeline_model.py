@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import VOCAB_SIZE, make_batch
-from areal_core.training.attention import Packing, attend
-from areal_core.training.logprobs import logprobs_and_entropy
+from areal_torch.attention import Packing, attend
+from areal_torch.logprobs import logprobs_and_entropy
+from areal_torch.testing.batches import VOCAB_SIZE, make_batch
 
 HIDDEN, HEADS, LAYERS = 16, 2, 8
 CPU = torch.device("cpu")

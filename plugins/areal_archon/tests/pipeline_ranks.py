@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from areal_archon.pipeline import PipelinedModel
 from areal_archon.schedules import Schedule
 from areal_core.contract.errors import ArealError, ModelError
-from areal_core.training.context import ContextRanks
+from areal_torch.context import ContextRanks
 
 CASES_OF_SCHEDULES = [
     ("1F1B", 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from areal_archon.config import ArchonConfig
 from areal_archon.engine import ArchonEngine
-from areal_core.testing.axes.program import SMALL, Case, Plan, main, on_drawn_routes, plain
+from areal_torch.testing.axes.program import SMALL, Case, Plan, main, on_drawn_routes, plain
 
 FULL = {"wrap": "layer", "activation_checkpointing": "full"}
 SELECTED = {"wrap": "layer", "activation_checkpointing": "selective"}

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from areal_archon import float8
 from areal_archon.config import ArchonConfig
 from areal_archon.engine import ArchonEngine
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CapabilityError, LayoutError
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import make_batch
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.objectives import PolicyGradient
-from areal_core.testing.ranks import run_ranks
-from areal_core.training.shape import ModelShape
+from areal_torch.shape import ModelShape
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.objectives import PolicyGradient
+from areal_torch.testing.ranks import run_ranks
 
 pytest.importorskip("torchao")
 

@@ -26,14 +26,14 @@ from areal_archon.models.mixture import _grouped
 from areal_archon.models.names import parameters_of
 from areal_archon.models.rotary import Rotary
 from areal_archon.sharding import Held
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import LayoutError, ModelError
 from areal_core.contract.train import ROUTED_EXPERTS, Head, Output
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import make_batch
-from areal_core.training import hf
-from areal_core.training.attention import Packing
-from areal_core.training.pieces import box_of
-from areal_core.training.shape import read_shape
+from areal_torch import hf
+from areal_torch.attention import Packing
+from areal_torch.pieces import box_of
+from areal_torch.shape import read_shape
+from areal_torch.testing.batches import make_batch
 
 SIZES = {
     "vocab_size": 64,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.testing.axes.claims import WORLDS, HeldToAPlainLoop, cases
+from areal_torch.testing.axes.claims import WORLDS, HeldToAPlainLoop, cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # two and four real ranks, many layouts in one start
 

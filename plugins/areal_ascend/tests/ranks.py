@@ -23,19 +23,19 @@ from torch import distributed as dist
 
 from areal_ascend.config import AscendConfig
 from areal_ascend.engine import AscendEngine
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import make_batch
-from areal_core.testing.memory_weights import MemorySink
-from areal_core.testing.objectives import PolicyGradient, ValueRegression
-from areal_core.training.optimizer import local
-from areal_core.training.trainer import running
-from areal_core.weights.collective_group import Group, choose, place
 from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.seat import Seat
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_torch.collective.group import Group, choose, place
+from areal_torch.collective.rank_slot import Seat
+from areal_torch.optimizer import local
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.memory_weights import MemorySink
+from areal_torch.testing.objectives import PolicyGradient, ValueRegression
+from areal_torch.trainer import running
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
 HALVES = [[0, 3, 4, 7], [1, 2, 5, 6]]

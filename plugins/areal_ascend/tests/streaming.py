@@ -19,13 +19,13 @@ from areal_ascend.engine import AscendEngine
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_core.contract.weights import Offer
-from areal_core.testing.batches import make_batch
-from areal_core.testing.objectives import PolicyGradient
-from areal_core.testing.ranks import hear, tell
-from areal_core.weights.collective import CollectiveTransport
-from areal_core.weights.collective_group import place
-from areal_core.weights.config import CollectiveConfig
 from areal_core.weights.fingerprint import fingerprint
+from areal_local.transports.collective import CollectiveTransport
+from areal_local.transports.config import CollectiveConfig
+from areal_torch.collective.group import place
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.objectives import PolicyGradient
+from areal_torch.testing.ranks import hear, tell
 
 VERSIONS = {1: "auto", 2: "auto", 3: "gloo", 4: "hccl"}
 """What is asked for, version by version; the group of the first is there for the second."""

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ModelError
-from areal_core.data.batch import Batch
-from areal_core.training.attention import Packing, attend
+from areal_torch.attention import Packing, attend
 
 pytestmark = pytest.mark.ascend
 

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.ascend
 READERS = (
     "areal_ascend.attention",
     "areal_ascend.engine",
-    "areal_core.training.device",
-    "areal_core.weights.collective_group",
+    "areal_torch.device",
+    "areal_torch.collective.group",
 )
 
 
@@ -65,7 +65,7 @@ def test_the_real_group_has_what_weights_are_streamed_with() -> None:
     """Methods of the group and options it is made with, of torch_npu's own class, which the stand-in hides."""
     from areal_ascend.testing.hccl import HostHCCL
 
-    group = source("areal_core.weights.collective_group")
+    group = source("areal_torch.collective.group")
     methods = set(re.findall(r"\b(?:self\._)?group\.(\w+)\(", group))
     made = group[group.index("ProcessGroupHCCL.Options()") :]
     options = set(re.findall(r"\boptions\.(\w+) =", made))

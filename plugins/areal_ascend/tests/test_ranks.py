@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from areal_core.testing.ranks import run_ranks
+from areal_torch.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.ascend
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -24,7 +24,7 @@ RANKS = [(1, 0), (2, 0), (2, 1)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all cases on one rank, then on two, in three processes."""
-    from areal_core.testing.models import make_tiny_model
+    from areal_torch.testing.models import make_tiny_model
 
     path = tmp_path_factory.mktemp("ascend")
     make_tiny_model(path / "model", vocab_size=66)

@@ -61,7 +61,7 @@ def test_a_scheduler_has_npus_to_give_out() -> None:
     """As many as the stand-ins show, though no driver has left a device file."""
     import torch
 
-    from areal_core.runtime.devices import visible
+    from areal_core.worker.devices import visible
 
     assert len(visible("npu", os.environ)) == torch.npu.device_count() > 1  # type: ignore[attr-defined]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from areal_core.testing.ranks import run_ranks
+from areal_torch.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.ascend
 SCRIPT = Path(__file__).with_name("streaming.py")
@@ -19,7 +19,7 @@ SEES = {"apart": ("3", "5"), "together": ("3", "3"), "hidden": ("3", "")}
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Run the trainer and the reader; return what each tells, by what they see."""
-    from areal_core.testing.models import make_tiny_model
+    from areal_torch.testing.models import make_tiny_model
 
     path = tmp_path_factory.mktemp("streaming")
     make_tiny_model(path / "model", vocab_size=66)

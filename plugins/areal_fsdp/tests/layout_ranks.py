@@ -22,17 +22,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from areal_core.config.backend import parse_backend
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.testing.axes.program import LEFT_S, left_alone
-from areal_core.testing.objectives import ValueRegression
-from areal_core.training.model import PackedModel
-from areal_core.training.optimizer import local
-from areal_core.training.pieces import box_of
-from areal_core.training.trainer import Trainer, running
 from areal_core.weights.fingerprint import fingerprint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine, ShardedModel
+from areal_torch.model import PackedModel
+from areal_torch.optimizer import local
+from areal_torch.pieces import box_of
+from areal_torch.testing.axes.program import LEFT_S, left_alone
+from areal_torch.testing.objectives import ValueRegression
+from areal_torch.trainer import Trainer, running
 
 OPTIMIZER = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=1e-3)
 ROWS = {1: [list(range(8))], 2: [[0, 3, 4, 7], [1, 2, 5, 6]], 4: [[0], [3, 4, 7], [], [1, 2, 5, 6]]}

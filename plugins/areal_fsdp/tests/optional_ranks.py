@@ -20,16 +20,16 @@ from layout_ranks import COMPILED, MICRO, ROWS, Case, Runner, copies, gaps
 from ranks import error_of, full_batch, report, weights
 from safetensors.torch import load_file
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, OptimizerSpec, Output
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import make_episode
-from areal_core.testing.images import make_seeing_trajectory
-from areal_core.testing.objectives import PolicyGradient
-from areal_core.training import lora
-from areal_core.training.optimizer import local
-from areal_core.training.trainer import started
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine, ShardedModel
+from areal_torch import lora
+from areal_torch.optimizer import local
+from areal_torch.testing.batches import make_episode
+from areal_torch.testing.images import make_seeing_trajectory
+from areal_torch.testing.objectives import PolicyGradient
+from areal_torch.trainer import started
 
 ADAPTER = LoraSpec(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))
 SMOOTH = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=1e-2)

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import make_batch
-from areal_core.testing.memory_weights import MemorySink
-from areal_core.testing.objectives import PolicyGradient, ValueRegression
-from areal_core.training.trainer import running
 from areal_core.weights.fingerprint import fingerprint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.memory_weights import MemorySink
+from areal_torch.testing.objectives import PolicyGradient, ValueRegression
+from areal_torch.trainer import running
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
 

@@ -19,9 +19,9 @@ from transformers import (
     LlamaConfig,
 )
 
-from areal_core.testing.axes.program import LEFT_S
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.ranks import run_ranks
+from areal_torch.testing.axes.program import LEFT_S
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.ranks import run_ranks
 
 
 def _script(name: str) -> Any:

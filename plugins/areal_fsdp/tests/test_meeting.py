@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.train import RankContext
-from areal_core.runtime.rendezvous import free_port, init_method
-from areal_core.training.group import ProcessRanks
-from areal_core.training.meeting import join, leave
+from areal_core.worker.rendezvous import free_port, init_method
+from areal_torch.group import ProcessRanks
+from areal_torch.process_group import join, leave
 
 
 def listening() -> set[tuple[str, int]]:

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from areal_core.contract.train import TrainSpec
-from areal_core.testing.models import WITH_IMAGES, make_tiny_model
-from areal_core.testing.ranks import run_ranks
-from areal_core.testing.serving import model_of
-from areal_core.training import lora
-from areal_core.training.experts import obey_routes
 from areal_core.weights.fingerprint import fingerprint
+from areal_torch import lora
+from areal_torch.experts import obey_routes
+from areal_torch.testing.models import WITH_IMAGES, make_tiny_model
+from areal_torch.testing.ranks import run_ranks
+from areal_torch.testing.serving import model_of
 
 
 def _script(name: str) -> Any:

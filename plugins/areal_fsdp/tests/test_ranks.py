@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from areal_core.testing.batches import make_batch
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.ranks import run_ranks
 from areal_core.weights.fingerprint import fingerprint
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.ranks import run_ranks
 
 Results = dict[str, dict[str, Any]]
 SCRIPT = Path(__file__).with_name("ranks.py")

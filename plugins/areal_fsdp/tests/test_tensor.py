@@ -22,9 +22,9 @@ from transformers import (
 
 from areal_core.contract.errors import LayoutError, ModelError
 from areal_core.contract.train import Head
-from areal_core.testing.models import make_tiny_model
-from areal_core.training import hf
 from areal_fsdp.tensor import Cut, check, cuts
+from areal_torch import hf
+from areal_torch.testing.models import make_tiny_model
 
 _ENDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
 _SIZES: dict[str, Any] = {

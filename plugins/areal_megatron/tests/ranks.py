@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_core.contract.train import LoraSpec
-from areal_core.testing.axes.program import (
+from areal_megatron.config import MegatronConfig
+from areal_megatron.engine import MegatronEngine
+from areal_torch.testing.axes.program import (
     SMALL,
     Case,
     Plan,
@@ -18,8 +20,6 @@ from areal_core.testing.axes.program import (
     plain,
     report,
 )
-from areal_megatron.config import MegatronConfig
-from areal_megatron.engine import MegatronEngine
 
 FULL = {"activation_checkpointing": "full"}
 SHARED = {"distributed_optimizer": True}

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from areal_core.contract.errors import CheckpointError
-from areal_core.conversion.convert import Converted, convert
-from areal_core.conversion.format import Format
-from areal_core.conversion.formats import detected, formats
-from areal_core.conversion.hf import HFFolder
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.ranks import run_ranks
 from areal_megatron.checkpoint import MegatronFolder
+from areal_torch.conversion.convert import Converted, convert
+from areal_torch.conversion.format import Format
+from areal_torch.conversion.formats import detected, formats
+from areal_torch.conversion.hf import HFFolder
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.ranks import run_ranks
 
 KINDS = {"qwen3": "qwen3", "qwen2": "qwen2", "moe": "qwen3_moe"}
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
@@ -50,7 +50,7 @@ def test_there_and_back_is_bit_for_bit(model: str, written: Path, tmp_path: Path
 
 def test_layers_that_are_alike_lie_in_one_tensor(written: Path) -> None:
     """As Megatron has them: a first dimension of layers, and of experts behind it."""
-    from areal_core.conversion.dcp import Folder
+    from areal_torch.conversion.dcp import Folder
 
     dense = {info.name: info.shape for info in Folder(written / "qwen2-written").tensors()}
     mixed = {info.name: info.shape for info in Folder(written / "moe-written").tensors()}

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from areal_core.contract.train import Head
-from areal_core.testing.models import make_tiny_model
-from areal_core.training import hf
 from areal_megatron.fitting import shape_of
 from areal_megatron.names import native_names, parameters_of
+from areal_torch import hf
+from areal_torch.testing.models import make_tiny_model
 
 KINDS = ("qwen3", "qwen2", "llama", "qwen3_moe")
 

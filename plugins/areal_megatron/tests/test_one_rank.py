@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from areal_core.contract.train import OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.testing.batches import make_batch
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.objectives import PolicyGradient
-from areal_core.training.hf import folder_tensors
 from areal_megatron.engine import MegatronEngine
+from areal_torch.hf import folder_tensors
+from areal_torch.testing.batches import make_batch
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.objectives import PolicyGradient
 
 
 def batch() -> Any:

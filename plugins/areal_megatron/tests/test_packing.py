@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import make_batch
+from areal_core.contract.batch import Batch
 from areal_megatron.packing import Pass, passes
 from areal_megatron.ranks import Ranks
+from areal_torch.testing.batches import make_batch
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (1, 1)]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from areal_core.testing.axes.claims import WORLDS, HeldToAPlainLoop, cases, change, make_models, results
-from areal_core.testing.axes.oracle import Oracle
+from areal_torch.testing.axes.claims import WORLDS, HeldToAPlainLoop, cases, change, make_models, results
+from areal_torch.testing.axes.oracle import Oracle
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # two and four real ranks, many layouts in one start
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}

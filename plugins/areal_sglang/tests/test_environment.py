@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.environments.inventory import recipe_for
 from areal_core.plugins.registry import default_registry
-from areal_core.serving.environment import find
+from areal_serving.environment import find
+from areal_serving.environments.inventory import recipe_for
 
 VERSIONS = """
 import json, sys

@@ -10,9 +10,9 @@ from attrs import evolve
 
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import IMAGES, GenerationRequest, Grammar, SamplingParams, Structure, VersionSpan
-from areal_core.serving.dialect import Call
-from areal_core.serving.http import ServerAnswer
-from areal_sglang.bodies import generate_body, reply_of, score_body, scores_of, server_name
+from areal_serving.dialect import Call
+from areal_serving.http import ServerAnswer
+from areal_sglang.payloads import generate_body, reply_of, score_body, scores_of, server_name
 
 ANSWER: dict[str, Any] = {
     "text": "?gg",

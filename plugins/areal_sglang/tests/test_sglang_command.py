@@ -9,10 +9,10 @@ import pytest
 
 from areal_core.contract.errors import PlanError
 from areal_core.contract.inference import InferenceSpec
-from areal_core.serving.dialect import Launch
-from areal_core.testing.models import make_tiny_model
+from areal_serving.dialect import Launch
 from areal_sglang.command import SPARE_TOKENS, cache_tokens, command
 from areal_sglang.config import SGLangConfig
+from areal_torch.testing.models import make_tiny_model
 
 KEY = "a-key-nobody-may-see"
 

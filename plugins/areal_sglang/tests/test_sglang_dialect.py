@@ -14,7 +14,7 @@ from attrs import define, field
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch, WeightSyncError, WorkerError
 from areal_core.contract.inference import PauseMode
-from areal_core.serving.http import Api, ServerAnswer
+from areal_serving.http import Api, ServerAnswer
 from areal_sglang.dialect import SGLangDialect
 
 P = ParamSpec("P")

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import WeightManifest
-from areal_core.serving.http import Api, ServerAnswer
-from areal_core.serving.supervision import SupervisedServer
-from areal_core.weights.seat import Seat
 from areal_core.weights.specs import manifest_of
+from areal_serving.http import Api, ServerAnswer
+from areal_serving.server_lifecycle import SupervisedServer
 from areal_sglang.direct import Direct, stamp
+from areal_torch.collective.rank_slot import Seat
 
 MANIFEST = manifest_of([("a", torch.zeros(2, 3)), ("b", torch.zeros(4))], version=3)
 WHOLE = {"fingerprints": {"a": "1", "b": "2"}, "passed_over": []}

@@ -18,15 +18,15 @@ from areal_conformance.oracles.experts import Routers
 from areal_core.contract.inference import Generation, InferenceSpec, PauseMode
 from areal_core.contract.train import ROUTED_EXPERTS
 from areal_core.contract.weights import Receipt
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.serving import FolderWeights, ask, full_logits, until_generated
-from areal_core.weights.collective import CollectiveTransport
-from areal_core.weights.config import CollectiveConfig
 from areal_core.weights.fingerprint import fingerprint
+from areal_local.transports.collective import CollectiveTransport
+from areal_local.transports.config import CollectiveConfig
 from areal_sglang import asking
 from areal_sglang.config import SGLangConfig
 from areal_sglang.conformance import witness
 from areal_sglang.engine import SGLangEngine
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.serving import FolderWeights, ask, full_logits, until_generated
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -22,14 +22,14 @@ from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, CapabilityError
 from areal_core.contract.inference import Generation, Grammar, InferenceSpec, PauseMode, Structure
 from areal_core.contract.weights import Receipt
-from areal_core.serving.http import Api, ServerAnswer
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.serving import FolderWeights, ask, full_logits, until_generated
-from areal_core.weights.collective import CollectiveTransport
-from areal_core.weights.config import CollectiveConfig
+from areal_local.transports.collective import CollectiveTransport
+from areal_local.transports.config import CollectiveConfig
+from areal_serving.http import Api, ServerAnswer
 from areal_sglang.config import SGLangConfig
 from areal_sglang.dialect import SGLangDialect
 from areal_sglang.engine import SGLangEngine
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.serving import FolderWeights, ask, full_logits, until_generated
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 

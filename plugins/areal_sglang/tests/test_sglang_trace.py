@@ -9,9 +9,9 @@ import torch
 
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.train import ROUTED_EXPERTS
-from areal_core.serving.dialect import Call, Reply
-from areal_core.testing.serving import ask
+from areal_serving.dialect import Call, Reply
 from areal_sglang.trace import Trace, told
+from areal_torch.testing.serving import ask
 
 FORM = Trace(num_layers=3, layers=(1, 2), per_token=2)
 """Of a model whose first layer is dense."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from areal_core.serving.http import Api, ServerAnswer
+from areal_serving.http import Api, ServerAnswer
 
 ANSWERS = Path(__file__).parent / "answers"
 

@@ -10,10 +10,10 @@ from attrs import evolve
 
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.inference import IMAGES, Grammar, SamplingParams, Structure, VersionSpan
-from areal_core.serving.dialect import Call
-from areal_core.testing.serving import ask
-from areal_vllm.bodies import body_of, id_inside, reply_of, salt_of, score_body, scores_of
+from areal_serving.dialect import Call
+from areal_torch.testing.serving import ask
 from areal_vllm.inside.asked import NUM_PRIOR, TEMPERATURE
+from areal_vllm.payloads import body_of, id_inside, reply_of, salt_of, score_body, scores_of
 
 from .recorded import answer
 

@@ -9,7 +9,7 @@ import pytest
 
 from areal_core.contract.errors import PlanError
 from areal_core.contract.inference import InferenceSpec
-from areal_core.serving.dialect import Command, Launch
+from areal_serving.dialect import Command, Launch
 from areal_vllm.command import command_of
 from areal_vllm.config import OWN_ARGUMENTS, VLLMConfig
 

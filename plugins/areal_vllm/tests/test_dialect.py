@@ -11,9 +11,9 @@ from attrs import evolve
 
 from areal_core.contract.errors import FingerprintMismatch, GenerationFailed, ModelError, WorkerError
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE, PauseMode
-from areal_core.serving.dialect import Call, Dialect
-from areal_core.serving.http import ServerAnswer
-from areal_core.testing.serving import ask
+from areal_serving.dialect import Call, Dialect
+from areal_serving.http import ServerAnswer
+from areal_torch.testing.serving import ask
 from areal_vllm.config import VLLMConfig
 from areal_vllm.dialect import FORGET_IMAGES, GENERATE, VLLMDialect
 

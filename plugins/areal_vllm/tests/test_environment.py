@@ -13,10 +13,10 @@ from areal_core.config.engine_environment import check_environment
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import EngineMissing
 from areal_core.contract.inference import InferenceSpec
-from areal_core.environments.inventory import recipe_for
 from areal_core.plugins.registry import default_registry
-from areal_core.serving.dialect import Launch
-from areal_core.serving.environment import find
+from areal_serving.dialect import Launch
+from areal_serving.environment import find
+from areal_serving.environments.inventory import recipe_for
 from areal_vllm.command import command_of
 from areal_vllm.config import VLLMConfig
 from areal_vllm.manifest import MANIFEST

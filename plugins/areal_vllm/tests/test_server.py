@@ -25,15 +25,15 @@ import torch
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, CapabilityError
 from areal_core.contract.inference import Generation, Grammar, InferenceSpec, PauseMode, Structure
-from areal_core.serving import environment
-from areal_core.serving.http import Api, ServerAnswer
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.serving import FolderWeights, ask, full_logits, until_generated
-from areal_vllm.bodies import id_inside, reply_of
+from areal_serving import environment
+from areal_serving.http import Api, ServerAnswer
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.serving import FolderWeights, ask, full_logits, until_generated
 from areal_vllm.config import VLLMConfig
 from areal_vllm.conformance import ADAPTER, witness
 from areal_vllm.dialect import GENERATE, rpc
 from areal_vllm.engine import VLLMEngine
+from areal_vllm.payloads import id_inside, reply_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,9 +15,9 @@ from areal_core.algorithms.kl import kl_estimate
 from areal_core.algorithms.normalize import normalize
 from areal_core.algorithms.reduction import generated_lengths
 from areal_core.algorithms.rewards import is_truncated, overlong_penalty, shape_rewards
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import Sum
-from areal_core.data.batch import Batch
 
 _ZERO = 1e-8
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_core.data.batch import Batch
+from areal_core.contract.batch import Batch
 
 
 def gae(batch: Batch, rewards: Tensor, values: Tensor, truncated: Tensor, *, gamma: float, lam: float) -> Tensor:

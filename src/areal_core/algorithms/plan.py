@@ -17,9 +17,9 @@ from areal_core.algorithms.config import (
     NormLevel,
     Proximal,
 )
-from areal_core.config.structure import unstructure
 from areal_core.contract.errors import PlanError
 from areal_core.contract.train import ObjectiveSpec
+from areal_core.plugins.structure import unstructure
 
 _SHARED = ("proximal", "behaviour")
 _DEFAULT = AlgorithmConfig()

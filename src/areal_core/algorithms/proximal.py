@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from areal_core.algorithms.config import AlgorithmConfig, Proximal
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
-from areal_core.data.batch import Batch
 
 
 def needs_forward(config: AlgorithmConfig) -> bool:

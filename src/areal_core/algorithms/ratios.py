@@ -12,7 +12,7 @@ from torch import Tensor
 
 from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Level
 from areal_core.algorithms.reduction import sequence_mean
-from areal_core.data.batch import Batch
+from areal_core.contract.batch import Batch
 
 LOG_RATIO_BOUND = 20.0
 """Policy log-ratios are held inside +-20, where exp and its gradient are finite in every dtype but float16."""

@@ -12,8 +12,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Sum
-from areal_core.data.batch import Batch
 
 
 class Normalizer(StrEnum):

@@ -12,9 +12,9 @@ from torch import Tensor
 from areal_core.algorithms.config import AdvantageConfig, OverlongConfig
 from areal_core.algorithms.normalize import normalize
 from areal_core.algorithms.reduction import generated_lengths
+from areal_core.contract.batch import STOP_CODES, Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError
-from areal_core.data.batch import STOP_CODES, Batch
 
 _TRUNCATED = tuple(STOP_CODES.index(reason) for reason in (StopReason.LENGTH, StopReason.ABORTED))
 

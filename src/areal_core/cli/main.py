@@ -24,13 +24,9 @@ if TYPE_CHECKING:
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "train": ("areal_core.cli.train:train", "Train a model as a yaml file says."),
-        "quickstart": ("areal_core.cli.quickstart:quickstart", "Train a small model on this machine, now."),
         "scale": ("areal_core.cli.scale:scale", "Change the number of replicas of a run that goes on."),
         "backends": ("areal_core.cli.backends:backends", "List what is installed and what it can do."),
         "doctor": ("areal_core.cli.doctor:doctor", "Examine this machine and the plugins on it."),
-        "convert": ("areal_core.cli.convert:convert", "Convert a checkpoint between formats, comparing every tensor."),
-        "env": ("areal_core.cli.env:app", "Make and find environments for inference engines."),
-        "new": ("areal_core.cli.new:app", "Write the beginnings of a package: areal new backend NAME --role ROLE."),
     }
 )
 """Command -> where it is, and its line in `areal --help`."""

@@ -23,8 +23,10 @@ from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError, RunFolderError
 from areal_core.loop.run_folder import RunFolder
+from areal_core.observe.plain_view import PlainView
+from areal_core.plugins.extensions import RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
-from areal_core.runtime.devices import count_visible
+from areal_core.worker.devices import count_visible
 
 if TYPE_CHECKING:
     from areal_core.loop.run import Outcome
@@ -102,11 +104,12 @@ def execute(
 
 async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool, archive: bool) -> Outcome:
     from areal_core.loop.run import Run
-    from areal_core.observe.progress import Progress
 
     stop = asyncio.Event()
     _on_interrupt(stop, console)
-    with Progress(plan.config.steps, title=plan.config.name, console=console) as view:
+    report: RunReport | None = extension("report")
+    steps, title = plan.config.steps, plan.config.name
+    with report.view(steps, title=title, console=console) if report else PlainView(steps, console) as view:
         return await Run(plan, registry, view=view, stop=stop).execute(resume=resume, archive=archive)
 
 
@@ -129,18 +132,14 @@ def _on_interrupt(stop: asyncio.Event, console: Console) -> None:
 
 def _close(outcome: Outcome, console: Console) -> int:
     """Draw the curve, say where everything is, and return the exit code."""
-    from areal_core.observe.curve import draw_curve
-    from areal_core.observe.events import read_events
-    from areal_core.observe.metrics import read_metrics
-    from areal_core.observe.summary import evaluation_points, reward_points
-
     folder = outcome.folder
-    records, events = list(read_metrics(folder.metrics)), list(read_events(folder.events))
-    if records:
-        marks = evaluation_points(records, events)
-        curve = draw_curve(reward_points(records), marks=marks, title="reward, and evaluation (marked)")
+    report: RunReport | None = extension("report")
+    if report is not None and folder.metrics.exists() and (curve := report.curve(folder)):
         console.print(curve, highlight=False, markup=False)
-    for name, path in (("report", folder.report), ("picture", folder.picture), ("summary", folder.summary)):
+    left = {"metrics": folder.metrics}
+    if report is not None:
+        left = {"report": folder.report, "picture": folder.picture, "summary": folder.summary}
+    for name, path in left.items():
         console.print(f"{name:8}{path}", highlight=False, markup=False, soft_wrap=True)
     if outcome.finished:
         return 0

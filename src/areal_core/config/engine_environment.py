@@ -1,15 +1,14 @@
 """Is there an interpreter that runs the inference engine?
 
 Knows: the three keys that decide it: rollout.options.url, rollout.options.python, rollout.python.
-Does not know: where environments lie (`areal_core.environments`).
+Does not know: where environments lie (the extension `environments`).
 """
 
 from __future__ import annotations
 
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import ConfigError
-from areal_core.environments import lookup
-from areal_core.environments.recipe import read_recipe
+from areal_core.plugins.extensions import EngineEnvironments, need
 from areal_core.plugins.manifest import Manifest
 
 
@@ -26,4 +25,5 @@ def check_environment(rollout: RolloutConfig, manifest: Manifest, device: str) -
     named = rollout.options.get("python") or None
     if named is not None and not isinstance(named, str):
         raise ConfigError(f"rollout.options.python={named!r} is no path of an interpreter", fix="write a string")
-    return list(lookup.find(read_recipe(manifest, device), python=named, worker=rollout.python).warnings)
+    environments: EngineEnvironments = need("environments", f"inference backend {manifest.name!r}")
+    return list(environments.find(manifest, device, python=named, worker=rollout.python).warnings)

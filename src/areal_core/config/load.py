@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.config.schema import RunConfig
-from areal_core.config.structure import structure, unstructure
 from areal_core.contract.errors import ConfigError
+from areal_core.plugins.structure import structure, unstructure
 
 _SECRET = re.compile(
     r"(^|_)(apikey|key|key_id|token|secret|password|passwd|passphrase|credential|auth|authorization|cookie)s?$"

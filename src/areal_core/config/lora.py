@@ -1,7 +1,7 @@
 """What an adapter's settings must satisfy, told before a process starts.
 
 Knows: ranges, and which roles have an adapter.
-Does not know: layers (`areal_core.training.lora` refuses targets a model lacks).
+Does not know: layers (`areal_torch.lora` refuses targets a model lacks).
 """
 
 from __future__ import annotations

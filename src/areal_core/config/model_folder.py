@@ -1,7 +1,7 @@
 """What a Hugging Face model folder says of itself, read without torch or transformers.
 
 Knows: config.json and safetensors headers.
-Does not know: how to build the model (`areal_core.training.hf`).
+Does not know: how to build the model (`areal_torch.hf`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an optimizer's settings must satisfy, told before a process starts.
 
 Knows: ranges and schedules.
-Does not know: how a schedule is computed (`areal_core.training.optimizer`).
+Does not know: how a schedule is computed (`areal_torch.optimizer`).
 """
 
 from __future__ import annotations

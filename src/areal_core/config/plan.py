@@ -24,12 +24,12 @@ from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.optimizer import check_optimizer
 from areal_core.config.sampling import check_sampling
 from areal_core.config.schema import RoleConfig, RunConfig
-from areal_core.config.structure import unstructure
 from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import CapabilityError, PlanError, ResourceError
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.registry import Registry
+from areal_core.plugins.structure import unstructure
 
 _PARALLEL = {"t": "parallel.tensor", "p": "parallel.pipeline", "c": "parallel.context", "e": "parallel.expert"}
 _MASTER_BYTES = 4

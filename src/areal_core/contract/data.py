@@ -1,7 +1,7 @@
 """What rollouts hand to training: tokens that carry their origin.
 
 Knows: one trajectory and one episode.
-Does not know: how many are packed together (`areal_core.data.batch`) or who trains on them.
+Does not know: how many are packed together (`areal_core.contract.batch`) or who trains on them.
 
 Alignment, everywhere in areal: a column at position t describes the token at position t.
 `logprobs[t] = log p(token t | tokens < t)`. Nothing is shifted by one.
@@ -89,7 +89,7 @@ class Trajectory:
                 raise BatchError(
                     f"trajectory column {name!r} is {column.dtype} {tuple(column.shape)}",
                     why=f"it must be {dtype} [{max(length, 0)}], one entry per token",
-                    fix="build trajectories with areal_core.data.trajectory.from_generation",
+                    fix="build trajectories with areal_core.contract.trajectory.from_generation",
                 )
         for name, column in self.token_extras.items():
             if column.shape[0] != length:

@@ -17,7 +17,7 @@ from areal_core.contract.weights import Receipt, WeightSink
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from areal_core.data.batch import Batch
+    from areal_core.contract.batch import Batch
 
 
 class Output(StrEnum):

@@ -19,11 +19,11 @@ from areal_core.contract.errors import WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import EngineInfo, Head, RankContext, TrainSpec
-from areal_core.loop.together import together
+from areal_core.fleet.pool import InferencePool, PoolPolicy
+from areal_core.fleet.task_groups import together
 from areal_core.loop.train_group import TrainGroup
-from areal_core.rollout.pool import InferencePool, PoolPolicy
-from areal_core.runtime.rendezvous import init_method
-from areal_core.runtime.supervise import failure
+from areal_core.worker.rendezvous import init_method
+from areal_core.worker.supervise import failure
 
 if TYPE_CHECKING:
     from areal_core.plugins.registry import Registry

@@ -14,9 +14,9 @@ from attrs import frozen
 from areal_core.algorithms.advantages import compute_advantages
 from areal_core.algorithms.config import AlgorithmConfig
 from areal_core.algorithms.proximal import add_proximal, needs_forward
+from areal_core.contract.balance import balance
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import ObjectiveSpec, Output, Sum, TrainReport
-from areal_core.data.balance import balance
-from areal_core.data.batch import Batch
 from areal_core.loop.train_group import TrainGroup
 
 

@@ -1,25 +1,23 @@
-"""What a run leaves behind for people: summary.json, report.html, reward.png.
+"""What a run leaves behind for people, written by whoever offers the extension `report`.
 
-Knows: where the records are, and what belongs on the page besides them.
-Does not know: how any of it is drawn (`areal_core.observe`).
+Knows: the facts of a plan that belong beside the records.
+Does not know: what is written or drawn; without the extension metrics.jsonl and events.jsonl are all there is.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from areal_core.config.plan import Plan
 from areal_core.config.plan_text import describe_plan
 from areal_core.loop.run_folder import RunFolder
-from areal_core.observe.events import EventLog, read_events
-from areal_core.observe.metrics import read_metrics
-from areal_core.observe.report import write_picture, write_report
-from areal_core.observe.summary import summarize, write_summary
+from areal_core.observe.events import EventLog
+from areal_core.plugins.extensions import RunReport, extension
 
-_PACKAGES = ("areal-core", "areal-reference", "areal-fsdp", "torch", "transformers", "tensordict")
+_ENGINES = ("torch", "transformers", "tensordict")
 
 
 def write_results(
@@ -29,38 +27,32 @@ def write_results(
     status: str,
     more_lines: Callable[[Mapping[str, Any]], list[str]] = lambda _summary: [],
 ) -> Mapping[str, Any]:
-    """Write the three files from what was recorded so far; return the summary. Any: as `summary.json`.
+    """Have the report written from what was recorded so far; return the summary, empty without a report.
 
-    Called once when a run ends, however it ends. `more_lines` are what plugins add to the page.
+    Called once when a run ends, however it ends. `more_lines` are what plugins add to the page. Any: plain data.
     """
-    records = list(read_metrics(folder.metrics)) if folder.metrics.exists() else []
-    happened = list(read_events(folder.events))
-    summary = summarize(
-        records,
-        happened,
-        status=status,
-        max_staleness=plan.config.rollout.max_staleness,
-        train_backend=str(plan.role("actor").backend),
-        infer_backend=str(plan.role("rollout").backend),
-    )
-    write_summary(folder.summary, summary)
-    write_report(
-        folder.report,
-        title=plan.config.name,
-        summary=summary,
-        records=records,
-        events=happened,
-        plan="\n".join([describe_plan(plan), *more_lines(summary)]),
-        versions=_versions(),
-        config=folder.config.read_text(),
-    )
-    write_picture(folder.picture, records, happened, events)
-    return summary
+    report: RunReport | None = extension("report")
+    if report is None:
+        return {}
+    facts = {
+        "title": plan.config.name,
+        "status": status,
+        "max_staleness": plan.config.rollout.max_staleness,
+        "train_backend": str(plan.role("actor").backend),
+        "infer_backend": str(plan.role("rollout").backend),
+    }
+
+    def lines(summary: Mapping[str, Any]) -> Sequence[str]:
+        return [describe_plan(plan), *more_lines(summary)]
+
+    return report.write(folder, facts=facts, versions=_versions(), lines=lines, tell=events.write)
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions of the interpreter, of everything of ours that is installed, and of the engines' parts."""
     found = {"python": platform.python_version(), "machine": platform.platform()}
-    for name in _PACKAGES:
+    ours = {name for each in metadata.distributions() if (name := each.metadata["Name"] or "").startswith("areal-")}
+    for name in (*sorted(ours), *_ENGINES):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -18,40 +18,39 @@ from attrs import frozen
 from areal_core.config.load import dump_config, redact
 from areal_core.config.plan import Plan
 from areal_core.config.schema import DataConfig
-from areal_core.config.structure import unstructure
+from areal_core.config.tokenizer import load_tokenizer
 from areal_core.contract.errors import ArealError, DatasetError
 from areal_core.contract.scheduler import Scheduler
+from areal_core.contract.storage import storage_errors
 from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import RolloutWorkflow
-from areal_core.data.images import ImagePreparer
-from areal_core.data.tokenizers import load_tokenizer
+from areal_core.fleet.elastic import ElasticFleet
+from areal_core.fleet.fleet_news import FleetNews
+from areal_core.fleet.meter import FleetMeter
+from areal_core.fleet.pool import InferencePool, PoolPolicy
+from areal_core.fleet.task_groups import together
+from areal_core.fleet.weight_sync import WeightSync
 from areal_core.loop.checkpoint import Progress, read_progress, restore
-from areal_core.loop.elastic import ElasticFleet
 from areal_core.loop.evaluate import Evaluator
-from areal_core.loop.fleet_news import FleetNews
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner
-from areal_core.loop.meter import FleetMeter
 from areal_core.loop.results import write_results
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.scaling import Inbox, clear
 from areal_core.loop.step_record import Totals
-from areal_core.loop.together import together
-from areal_core.loop.train_loop import Parts, TrainLoop, View
-from areal_core.loop.weight_sync import WeightSync
-from areal_core.observe.events import EventLog
+from areal_core.loop.train_loop import Parts, TrainLoop
+from areal_core.observe.events import RUN_ENDED, RUN_STARTED, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
-from areal_core.observe.summary import RUN_ENDED, RUN_STARTED
 from areal_core.plugins.blame import told
+from areal_core.plugins.extensions import ImagePreparer, ImageSupport, RunView, need
 from areal_core.plugins.registry import Registry
+from areal_core.plugins.structure import unstructure
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.pool import InferencePool, PoolPolicy
 from areal_core.rollout.reward_child import RewardTarget
 from areal_core.rollout.rewards import RewardPool
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
-from areal_core.runtime.supervise import Supervisor
-from areal_core.training.folder import storage_errors
+from areal_core.worker.supervise import Supervisor
 
 Rows = Sequence[Mapping[str, Any]]  # Any: the data set decides what a row holds
 
@@ -69,7 +68,7 @@ class Outcome:
 class Run:
     """One run of one plan. `execute` is all there is to call, once."""
 
-    def __init__(self, plan: Plan, registry: Registry, *, view: View, stop: asyncio.Event) -> None:
+    def __init__(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> None:
         self._plan, self._config, self._registry = plan, plan.config, registry
         self._view, self._stop = view, stop
         self._folder = RunFolder.of(plan.config)
@@ -328,7 +327,8 @@ class Run:
             return None
         roles = [role for role in (config.actor, config.critic, config.reference) if role is not None]
         limits = [role.max_tokens_per_microbatch for role in roles]
-        return ImagePreparer.of(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
+        support: ImageSupport = need("images", "a policy that takes images")
+        return support.preparer(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
 
     def _imports(self) -> tuple[str, ...]:
         return tuple(str(Path(file).absolute()) for file in self._config.imports)

@@ -32,9 +32,9 @@ from areal_core.contract.errors import (
     StorageError,
     WorkerTimeout,
 )
-from areal_core.loop.elastic import ElasticFleet
+from areal_core.fleet.elastic import ElasticFleet
 from areal_core.loop.run_folder import RunFolder
-from areal_core.runtime.clock import Clock, SystemClock
+from areal_core.worker.clock import Clock, SystemClock
 
 PERIOD_S = 1.0
 """Between two looks of a run at its requests."""

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import attrs
 from attrs import frozen
 
+from areal_core.fleet.meter import FleetMeter
+from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Learner, Update
-from areal_core.loop.meter import FleetMeter
-from areal_core.loop.weight_sync import WeightUpdate
 from areal_core.rollout.groups import Group, episode_reward
 from areal_core.rollout.stats import RolloutStats
 

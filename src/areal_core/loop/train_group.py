@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from areal_core.contract.balance import balance
+from areal_core.contract.batch import Batch
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo, ObjectiveSpec, Output, RankContext, TrainReport, TrainSpec
-from areal_core.data.balance import balance
-from areal_core.data.batch import Batch
-from areal_core.loop.together import together
+from areal_core.fleet.task_groups import together
 
 
 class TrainGroup:

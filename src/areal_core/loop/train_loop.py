@@ -11,39 +11,29 @@ Does not know: how any part does its work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import attrs
 
 from areal_core.config.schema import RunConfig
-from areal_core.data.batch import Batch
+from areal_core.contract.batch import Batch
+from areal_core.fleet.meter import FleetMeter
+from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
 from areal_core.loop.checkpoint import Checkpoints, Progress
 from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.learner import Learner, Update
-from areal_core.loop.meter import FleetMeter
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Count, StepTimes, Totals, step_record
-from areal_core.loop.weight_sync import WeightSync, WeightUpdate
-from areal_core.observe.events import EventLog
+from areal_core.observe.events import EVALUATED, EventLog
 from areal_core.observe.metrics import MetricsStream
-from areal_core.observe.summary import EVALUATED
+from areal_core.plugins.extensions import RunView
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import Group
 
 T = TypeVar("T")
-
-
-class View(Protocol):
-    """Who watches a run: the terminal, or nobody."""
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Show one finished step. Any: what `metrics.jsonl` got."""
-
-    def note(self, text: str) -> None:
-        """Show one line that is not a step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +47,7 @@ class Parts:
     evaluator: Evaluator | None
     metrics: MetricsStream
     events: EventLog
-    view: View
+    view: RunView
 
 
 class TrainLoop:

@@ -13,6 +13,13 @@ from typing import Any
 
 from areal_core.observe.jsonl import JsonLines, read_lines
 
+RUN_STARTED = "run_started"
+"""Event with `max_staleness`, `train_backend` and `infer_backend`; the last one counts."""
+RUN_ENDED = "run_ended"
+"""Event with `status`: finished, stopped or failed. A run without one crashed."""
+EVALUATED = "evaluated"
+"""Event with `version` and `reward`."""
+
 MAX_FIELD = 4000
 """Characters kept of a text field: an event must not grow with a log."""
 

@@ -87,7 +87,7 @@ class Specification:
 
     @hookspec
     def areal_checkpoint_formats(self) -> list[object]:  # type: ignore[empty-body]
-        """Add formats to `areal convert`: objects of the protocol `areal_core.conversion.format.Format`.
+        """Add formats to `areal convert`: objects of the protocol `areal_torch.conversion.format.Format`.
 
         Called by `areal convert` alone, in its process. Importing the module must import nothing heavy.
         """

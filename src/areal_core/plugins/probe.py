@@ -16,8 +16,7 @@ from attrs import Factory, evolve, frozen
 from packaging.requirements import InvalidRequirement, Requirement
 
 from areal_core.contract.errors import EngineMissing, ManifestError
-from areal_core.environments import lookup
-from areal_core.environments.recipe import read_recipe
+from areal_core.plugins.extensions import EnginePython, need
 from areal_core.plugins.manifest import Manifest
 
 IMPORT_NAMES: Mapping[str, str] = MappingProxyType(
@@ -48,7 +47,7 @@ class Probe:
     devices: tuple[str, ...] = ()
     """Device kinds the plugin supports and this machine shows."""
     wanted_devices: tuple[str, ...] = ()
-    environments: Mapping[str, lookup.EnginePython] = Factory(dict)
+    environments: Mapping[str, EnginePython] = Factory(dict)
     """Device kind -> the interpreter that runs the engine there, for an engine with environments of its own."""
     no_environment: str = ""
     """Why there is none for any device seen; empty if there is one, or none is needed."""
@@ -101,12 +100,12 @@ def probe(manifest: Manifest, distribution: str, seen: Iterable[str]) -> Probe:
 
 def _with_environments(found: Probe, manifest: Manifest) -> Probe:
     """Add where the engine's own interpreters are; only the first device's absence is told."""
-    pythons: dict[str, lookup.EnginePython] = {}
+    pythons: dict[str, EnginePython] = {}
     absent: list[EngineMissing] = []
     # A machine with accelerators runs the engine on them; what its processor lacks is of no interest.
     for device in sorted(found.devices, key=lambda kind: kind == "cpu"):
         try:
-            pythons[device] = lookup.find(read_recipe(manifest, device))
+            pythons[device] = need("environments", f"inference backend {manifest.name!r}").find(manifest, device)
         except EngineMissing as exc:
             absent.append(exc)
     lonely = absent[0] if absent and not pythons else None

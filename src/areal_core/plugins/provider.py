@@ -55,7 +55,7 @@ def structured(config: type, options: Mapping[str, Any], path: str) -> object:
     """Turn options into an instance of a config class; one that is an instance already passes."""
     if isinstance(options, config):
         return options
-    from areal_core.config.structure import structure  # here: cattrs is not paid for by a listing
+    from areal_core.plugins.structure import structure  # here: cattrs is not paid for by a listing
 
     return structure(config, options, path)
 

@@ -18,7 +18,7 @@ from areal_core.contract.ids import GroupId, RequestId, TaskId
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, SamplingParams, Structure
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult, Tokenizer
-from areal_core.rollout.pool import InferencePool
+from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.rewards import RewardPool
 
 

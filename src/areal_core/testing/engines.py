@@ -26,7 +26,7 @@ from areal_core.contract.inference import (
 )
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Offer, Receipt
-from areal_core.runtime.clock import Clock
+from areal_core.worker.clock import Clock
 
 END_TOKEN = 1
 FIRST_TOKEN = 3

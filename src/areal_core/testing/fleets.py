@@ -10,8 +10,8 @@ from areal_core.contract.errors import ResourceError, WorkerDied, WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
-from areal_core.runtime.clock import Clock
 from areal_core.testing.engines import Length, ScriptedEngine, ScriptedWorker
+from areal_core.worker.clock import Clock
 
 
 class EndableWorker(ScriptedWorker):

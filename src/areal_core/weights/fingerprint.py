@@ -24,7 +24,7 @@ def raw_bytes(tensor: Tensor) -> Tensor:
 def octets(raw: Tensor) -> memoryview:
     """Return what `raw_bytes` returned as a buffer over the same memory, valid as long as the tensor lives.
 
-    Not through numpy: a storage that numpy has seen can never be freed for a while (`areal_core.training.offload`).
+    Not through numpy: a storage that numpy has seen can never be freed for a while (`areal_torch.offload`).
     """
     return memoryview((ctypes.c_ubyte * raw.numel()).from_address(raw.data_ptr())).cast("B")
 

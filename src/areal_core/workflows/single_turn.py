@@ -16,10 +16,9 @@ from attrs import Factory, frozen
 
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import DatasetError
+from areal_core.contract.trajectory import from_generation
 from areal_core.contract.workflow import RewardInput, Session, Tokenizer
-from areal_core.data.image_files import image_file
-from areal_core.data.kept import Kept
-from areal_core.data.trajectory import from_generation
+from areal_core.plugins.extensions import ImageReader, ImageSupport, need
 from areal_core.rollout.rewards import require_ok
 from areal_core.workflows.image_parts import with_image_parts
 
@@ -58,7 +57,7 @@ class SingleTurnWorkflow:
         """Hold no state but the options and the last prompts: one instance serves every episode."""
         self._config = config or SingleTurnConfig()
         self._encoded: OrderedDict[str, list[int]] = OrderedDict()
-        self._files: Kept[tuple[object, tuple[bytes, ...]]] = Kept(REMEMBERED_IMAGES)
+        self._reader: ImageReader | None = None
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
         """Make one episode from a row with `prompt`, `messages` or `input_ids`, and maybe `images`.
@@ -131,16 +130,11 @@ class SingleTurnWorkflow:
         value = data.get(IMAGES)
         if value is None:
             return ()
-        several = value if isinstance(value, list | tuple) else [value]
-
-        def made() -> tuple[object, tuple[bytes, ...]]:
-            folder = Path(self._config.image_folder).expanduser()
-            where = f"in the row of {task_id}"
-            return value, tuple(image_file(one, folder, f"image {n} {where}") for n, one in enumerate(several))
-
-        # Members share the row. What is kept holds the column, so nothing else has its id meanwhile.
-        _, files = await asyncio.to_thread(self._files.get, id(value), made)
-        return files
+        if self._reader is None:
+            support: ImageSupport = need("images", "a data set with images")
+            self._reader = support.reader(REMEMBERED_IMAGES)
+        folder, where = Path(self._config.image_folder), f"in the row of {task_id}"
+        return await asyncio.to_thread(self._reader.read, value, folder, where)
 
     def _from_chat(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], num_images: int) -> list[int]:
         """Return the ids of a conversation. Any: as in chat templates."""

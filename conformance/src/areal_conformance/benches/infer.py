@@ -37,7 +37,7 @@ from areal_core.contract.workflow import Tokenizer
 
 if TYPE_CHECKING:
     from areal_conformance.oracles.infer import Oracle
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class InferBench(Bench):
         """Return the tensors of a model folder in the dtype served, ready to be offered; read once, never written."""
         import torch
 
-        from areal_core.testing.serving import FolderWeights
+        from areal_torch.testing.serving import FolderWeights
 
         folder = model or self.model()
         if folder not in self._weights:

@@ -1,7 +1,7 @@
 """Tiny models for benches, each made once per process and copied for whoever wants one.
 
 Knows: where the originals are, until the process ends.
-Does not know: what is in them (`areal_core.testing.models`).
+Does not know: what is in them (`areal_torch.testing.models`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def quiet() -> None:
 
 @functools.cache
 def _original(arguments: tuple[tuple[str, Any], ...]) -> Path:
-    from areal_core.testing.models import make_tiny_model
+    from areal_torch.testing.models import make_tiny_model
 
     quiet()
     return make_tiny_model(_store() / f"model-{_original.cache_info().currsize:03d}", **dict(arguments))

@@ -27,18 +27,18 @@ from areal_conformance.target import Target
 from areal_core.contract.inference import GenerationRequest, InferenceSpec, PauseMode, SamplingParams
 from areal_core.contract.scheduler import Job, Worker
 from areal_core.contract.train import ObjectiveSpec, OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.runtime.hosts import InferenceHost, Place, TrainHost
-from areal_core.runtime.rendezvous import init_method
+from areal_core.worker.rendezvous import init_method
+from areal_core.worker.service import InferenceHost, Place, TrainHost
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from areal_core.contract.batch import Batch
     from areal_core.contract.inference import Generation
     from areal_core.contract.weights import WeightTransport
-    from areal_core.data.batch import Batch
+    from areal_core.fleet.pool import InferencePool
+    from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
     from areal_core.loop.train_group import TrainGroup
-    from areal_core.loop.weight_sync import WeightSync, WeightUpdate
-    from areal_core.rollout.pool import InferencePool
 
 _Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], Coroutine[Any, Any, None]]
 
@@ -97,9 +97,9 @@ class Pair:
 
     def batch(self, generations: Sequence[Generation], prompts: Sequence[Sequence[int]] = PROMPTS) -> Batch:
         """Return what the core makes of generations: sampled ids, their log-probs and versions."""
-        from areal_core.data.batch import Batch
-        from areal_core.data.trajectory import from_generation
-        from areal_core.testing.batches import make_episode
+        from areal_core.contract.batch import Batch
+        from areal_core.contract.trajectory import from_generation
+        from areal_torch.testing.batches import make_episode
 
         return Batch.pack(
             [
@@ -185,9 +185,9 @@ class PairBench(Bench):
 
         With `processes` every worker is a process of the local scheduler, unless the target is a mutant.
         """
+        from areal_core.fleet.pool import InferencePool
+        from areal_core.fleet.weight_sync import WeightSync
         from areal_core.loop.train_group import TrainGroup
-        from areal_core.loop.weight_sync import WeightSync
-        from areal_core.rollout.pool import InferencePool
 
         folder = model or self.model()
         name = transport or self.transports[0]

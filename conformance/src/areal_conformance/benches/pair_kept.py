@@ -17,7 +17,7 @@ from areal_core.contract.inference import InferenceEngine, InferenceSpec, PauseM
 from areal_core.contract.train import EngineInfo
 
 if TYPE_CHECKING:
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 KEPT = 2
 REST_S = 30.0
@@ -87,7 +87,7 @@ class KeptEngines:
     def _folder(self, spec: InferenceSpec) -> FolderWeights:
         import torch
 
-        from areal_core.testing.serving import FolderWeights
+        from areal_torch.testing.serving import FolderWeights
 
         if spec.model_path not in self._weights:
             self._weights[spec.model_path] = FolderWeights.of(Path(spec.model_path), getattr(torch, spec.dtype))

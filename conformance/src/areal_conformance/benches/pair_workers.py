@@ -13,8 +13,8 @@ from typing import Any
 
 from areal_core.contract.errors import ArealError, RemoteError, WorkerDied, WorkerTimeout
 from areal_core.contract.train import EngineInfo
-from areal_core.runtime.codec import decode, encode
-from areal_core.runtime.hosts import Host
+from areal_core.worker.codec import decode, encode
+from areal_core.worker.service import Host
 
 Sin = Exception | Callable[[Any], Any]
 """Raised in place of a call, or applied to its answer. Any: the answer of the method it is for."""

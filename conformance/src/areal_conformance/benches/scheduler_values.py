@@ -187,7 +187,7 @@ def tensor_values() -> dict[str, Any]:
     """Return tensors and what holds them, by name. Any: torch is imported here only."""
     import torch
 
-    from areal_core.data.batch import Batch
+    from areal_core.contract.batch import Batch
 
     generator = torch.Generator().manual_seed(7)
     base = torch.randn(6, 5, generator=generator)

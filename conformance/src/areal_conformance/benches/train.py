@@ -22,12 +22,12 @@ from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import tiny_model
 from areal_conformance.target import Target
 from areal_core.contract.train import EngineInfo, OptimizerSpec, RankContext, TrainEngine, TrainSpec
-from areal_core.runtime.rendezvous import init_method
+from areal_core.worker.rendezvous import init_method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from areal_core.data.batch import Batch
+    from areal_core.contract.batch import Batch
 
 Shape = tuple[int, int] | str
 """One sequence: (prompt tokens, generated tokens), or its loss mask spelled out, "00110"."""
@@ -118,8 +118,8 @@ class TrainBench(Bench):
         """
         import torch
 
-        from areal_core.data.batch import Batch
-        from areal_core.testing.batches import make_episode, make_trajectory
+        from areal_core.contract.batch import Batch
+        from areal_torch.testing.batches import make_episode, make_trajectory
 
         trajectories = []
         for number, shape in enumerate(shapes):
@@ -138,7 +138,7 @@ class TrainBench(Bench):
 
     def sent(self, engine: TrainEngine, version: int = 1) -> dict[str, Tensor]:
         """Return what the engine sends, by name."""
-        from areal_core.testing.memory_weights import MemorySink
+        from areal_torch.testing.memory_weights import MemorySink
 
         sink = MemorySink()
         engine.send_weights(sink if self.rank == 0 else None, version)

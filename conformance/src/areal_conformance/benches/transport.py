@@ -205,7 +205,7 @@ class TransportBench(Bench):
 
     def travelled(self, offer: Offer) -> Offer:
         """Return the offer as another process gets it."""
-        from areal_core.runtime.codec import decode, encode
+        from areal_core.worker.codec import decode, encode
 
         arrived: Offer = decode([bytes(frame) for frame in encode(offer)])
         return arrived

@@ -12,7 +12,7 @@ import inspect
 from areal_conformance.check import Check
 from areal_conformance.checks import all_checks
 from areal_conformance.laws import LAWS
-from areal_conformance.mutants import all_mutants
+from areal_conformance.proof import known_mutants
 from areal_conformance.spec import link
 from areal_core.contract.errors import ConfigError
 
@@ -30,7 +30,7 @@ def explain(check: str) -> int:
             f"there is no check {check!r}",
             fix=f"did you mean {' or '.join(near)}?" if near else "areal conformance list",
         )
-    killed = {name: mutant.sin for name, mutant in all_mutants().items() if check in mutant.killers}
+    killed = {name: mutant.sin for name, mutant in known_mutants().items() if check in mutant.killers}
     print(explained(found, killed))
     return 0
 

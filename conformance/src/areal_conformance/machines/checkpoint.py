@@ -91,7 +91,7 @@ class Machine:
 
         from areal_conformance.oracles.train_compare import raises, same
         from areal_core.contract.errors import CheckpointError
-        from areal_core.testing.objectives import PolicyGradient
+        from areal_torch.testing.objectives import PolicyGradient
 
         slot = operation[-1]
         if operation == "train" and self.steps < MOST_STEPS:

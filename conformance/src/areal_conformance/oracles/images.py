@@ -21,7 +21,7 @@ class ImageOracle:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoImageProcessor
 
-        from areal_core.testing.serving import model_of
+        from areal_torch.testing.serving import model_of
 
         self._model: Any = model_of(folder, torch.float32, attn_implementation="eager").eval()
         self._processor: Any = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")

@@ -28,7 +28,7 @@ class Oracle:
     """A model folder, loaded once."""
 
     def __init__(self, folder: Path) -> None:
-        from areal_core.testing.serving import model_of
+        from areal_torch.testing.serving import model_of
 
         self._model: Any = model_of(folder, torch.float32, attn_implementation="eager").eval()  # Any: transformers
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from areal_conformance.benches.models import quiet
 from areal_conformance.oracles.train_experts import in_folder
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Head, Objective, Output, Sum
-from areal_core.data.batch import Batch
 
 
 @frozen(kw_only=True, eq=False)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from areal_conformance.benches.models import quiet
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS, Objective, Output
-from areal_core.data.batch import Batch
 
 KIND = "qwen3_moe"
 

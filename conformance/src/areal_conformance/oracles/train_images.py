@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from areal_conformance.benches.models import quiet
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
 from areal_core.contract.train import Objective, Output
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import make_episode
-from areal_core.testing.images import make_seeing_trajectory
-from areal_core.testing.models import WITH_IMAGES
-from areal_core.testing.serving import model_of
-from areal_core.training.hf import folder_tensors
+from areal_torch.hf import folder_tensors
+from areal_torch.testing.batches import make_episode
+from areal_torch.testing.images import make_seeing_trajectory
+from areal_torch.testing.models import WITH_IMAGES
+from areal_torch.testing.serving import model_of
 
 KIND = WITH_IMAGES
 Sizes = Sequence[Sequence[tuple[int, int]]]

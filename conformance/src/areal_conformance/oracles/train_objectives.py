@@ -1,7 +1,7 @@
 """Objectives that watch, count, draw or fail: what an engine does with an objective, seen from inside.
 
 Knows: the Objective protocol.
-Does not know: engines. Losses are those of `areal_core.testing.objectives` unless said otherwise.
+Does not know: engines. Losses are those of `areal_torch.testing.objectives` unless said otherwise.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
-from areal_core.data.batch import Batch
-from areal_core.testing.objectives import PolicyGradient
+from areal_torch.testing.objectives import PolicyGradient
 
 
 class Watcher(PolicyGradient):

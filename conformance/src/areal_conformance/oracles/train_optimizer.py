@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from areal_conformance.oracles.train import Oracle
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective, OptimizerSpec
-from areal_core.data.batch import Batch
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:

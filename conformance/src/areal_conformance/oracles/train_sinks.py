@@ -12,7 +12,7 @@ import attrs
 from torch import Tensor
 
 from areal_core.contract.weights import Receipt, WeightManifest
-from areal_core.testing.memory_weights import MemorySink
+from areal_torch.testing.memory_weights import MemorySink
 
 
 class RecordingSink(MemorySink):

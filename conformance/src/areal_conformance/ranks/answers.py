@@ -14,9 +14,9 @@ from torch import Tensor
 
 from areal_conformance.benches.train import Shape
 from areal_conformance.ranks.bench import RankBench
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import TrainReport
-from areal_core.data.batch import Batch
 
 Rows = Sequence[Sequence[int]]
 """Which sequences of the whole batch belong to which shard."""

@@ -21,7 +21,7 @@ from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, 
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES
 from areal_core.contract.train import Output
-from areal_core.testing.memory_weights import MemorySink
+from areal_torch.testing.memory_weights import MemorySink
 
 LIMIT_BYTES = 16 << 10
 """Files may grow to this where the disk is "full": more than an index, less than the weights of a tiny model."""

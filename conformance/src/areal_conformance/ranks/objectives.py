@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
-from areal_core.data.batch import Batch
-from areal_core.testing.objectives import ValueRegression
+from areal_torch.testing.objectives import ValueRegression
 
 LONG = 10
 """Tokens of a sequence that gives the metric `long`, which most shards do not have."""

@@ -16,11 +16,11 @@ from areal_conformance.oracles.train_experts import KIND, RoutedOracle
 from areal_conformance.oracles.train_images import showing
 from areal_conformance.ranks.answers import SHAPES, Rows, gap, shard
 from areal_conformance.ranks.bench import RankBench
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output, TrainEngine
-from areal_core.data.batch import Batch
-from areal_core.testing.models import WITH_IMAGES
-from areal_core.testing.objectives import PolicyGradient
+from areal_torch.testing.models import WITH_IMAGES
+from areal_torch.testing.objectives import PolicyGradient
 
 LOGPROBS = frozenset({Output.LOGPROBS})
 SIZES = (((2, 3), (1, 1)), (), (), ((1, 2),), ((2, 2),), (), (), ((1, 3), (1, 1)))

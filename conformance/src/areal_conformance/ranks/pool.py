@@ -22,7 +22,7 @@ from attrs import define, field
 
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_conformance.ranks import wire
-from areal_conformance.ranks.nursery import Child, Nursery, nursery, tail
+from areal_conformance.ranks.fork_server import Child, Nursery, nursery, tail
 from areal_conformance.target import Target
 
 APART_S = 15.0
@@ -116,7 +116,7 @@ class RankPool:
             return gang
         self._end(world_size)
         self._nursery = nursery()
-        warm = "areal_conformance.mutants:all_mutants" if self._target.locator.mutant else ""
+        warm = "areal_proof.mutants:all_mutants" if self._target.locator.mutant else ""
         gang = _Gang(children=[self._nursery.fork(warm) for _ in range(world_size)])
         self._gangs[world_size] = gang
         return gang

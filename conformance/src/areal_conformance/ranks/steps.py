@@ -29,8 +29,8 @@ from areal_conformance.ranks.answers import (
 )
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import LoraSpec, Output, TrainEngine
-from areal_core.data.batch import Batch
 
 
 def train(

@@ -20,8 +20,8 @@ from areal_conformance.ranks.objectives import OBJECTIVES
 from areal_core.contract.errors import StorageError
 from areal_core.contract.train import TrainEngine
 from areal_core.contract.weights import Receipt, WeightManifest
-from areal_core.testing.memory_weights import MemorySink
 from areal_core.weights.fingerprint import fingerprint
+from areal_torch.testing.memory_weights import MemorySink
 
 
 class FailingSink(MemorySink):

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_conformance.ranks import wire
-from areal_core.runtime.warden import die_with_parent
+from areal_core.worker.watchdog import die_with_parent
 
 _WARM = (
     "torch",
@@ -36,9 +36,9 @@ _WARM = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3",
-    "areal_core.testing.batches",
-    "areal_core.testing.memory_weights",
-    "areal_core.testing.models",
+    "areal_torch.testing.batches",
+    "areal_torch.testing.memory_weights",
+    "areal_torch.testing.models",
     "areal_conformance.ranks.bench",
 )
 """Imported before the first fork: what nearly every rank needs, and takes seconds."""

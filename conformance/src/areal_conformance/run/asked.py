@@ -13,6 +13,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from areal_conformance.check import CHECKED_ROLES
+from areal_conformance.proof import proof
 from areal_conformance.target import Locator
 from areal_core.contract.errors import BackendNotFound, ConfigError
 from areal_core.contract.version import ROLES
@@ -84,9 +85,7 @@ def locator_of(asked: Asked) -> Locator:
 
 
 def _mutant(asked: Asked) -> Locator:
-    from areal_conformance.mutants import mutant_named
-
-    found = mutant_named(asked.mutant)
+    found = proof().mutant_named(asked.mutant)
     role, _, name = found.of.partition("/")
     ranks = asked.ranks or found.ranks
     return Locator(role=role, name=name, device=asked.device, ranks=ranks, imports=asked.imports, mutant=found.name)

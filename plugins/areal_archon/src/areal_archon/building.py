@@ -32,14 +32,14 @@ from areal_archon.schedules import Schedule
 from areal_archon.sharding import Held
 from areal_archon.tensor import TensorRanks
 from areal_archon.weights import ShardedWeights
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Head, Output, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.training import hf
-from areal_core.training.attention import Packing
-from areal_core.training.context import ContextRanks
-from areal_core.training.experts import Experts
-from areal_core.training.shape import ModelShape, read_shape
-from areal_core.training.weight_files import WeightFiles
+from areal_torch import hf
+from areal_torch.attention import Packing
+from areal_torch.context import ContextRanks
+from areal_torch.experts import Experts
+from areal_torch.shape import ModelShape, read_shape
+from areal_torch.weight_files import WeightFiles
 
 
 @frozen(kw_only=True, eq=False)
@@ -90,7 +90,7 @@ class Blueprint:
 
 @frozen(eq=False)
 class ShardedModel:
-    """The whole model as one stage, in shards, as `areal_core.training.step` drives it."""
+    """The whole model as one stage, in shards, as `areal_torch.step` drives it."""
 
     root: FSDPModule
     context: ContextRanks | None

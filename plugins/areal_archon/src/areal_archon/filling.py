@@ -12,10 +12,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from areal_core.data.batch import Batch
-from areal_core.training.attention import Packing
-from areal_core.training.context import ContextRanks
-from areal_core.training.microbatches import placeholder
+from areal_core.contract.batch import Batch
+from areal_torch.attention import Packing
+from areal_torch.context import ContextRanks
+from areal_torch.microbatches import placeholder
 
 
 @frozen(kw_only=True)

@@ -12,9 +12,9 @@ from areal_archon.config import ArchonConfig
 from areal_archon.models.names import Parameter
 from areal_archon.schedules import Schedule
 from areal_core.contract.errors import CapabilityError, LayoutError
-from areal_core.training.context import check_context
-from areal_core.training.layout import check_divides, check_shares
-from areal_core.training.shape import ModelShape
+from areal_torch.context import check_context
+from areal_torch.layout import check_divides, check_shares
+from areal_torch.shape import ModelShape
 
 
 def check_options(layout: Mapping[str, int], config: ArchonConfig) -> None:

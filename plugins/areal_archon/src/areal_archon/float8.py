@@ -19,7 +19,7 @@ from torch import nn
 from areal_archon.config import ArchonConfig
 from areal_archon.schedules import Schedule
 from areal_core.contract.errors import CapabilityError, LayoutError
-from areal_core.training.shape import ModelShape
+from areal_torch.shape import ModelShape
 
 MULTIPLE = 16
 """What the sides of a matrix must be multiples of; tokens are filled up by torchao."""

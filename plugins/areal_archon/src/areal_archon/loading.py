@@ -12,8 +12,8 @@ import torch
 
 from areal_archon.models.names import Parameter
 from areal_archon.sharding import Held
-from areal_core.training.optimizer import local
-from areal_core.training.weight_files import WeightFiles
+from areal_torch.optimizer import local
+from areal_torch.weight_files import WeightFiles
 
 
 def open_folder(path: str, parameters: Sequence[Parameter]) -> WeightFiles:

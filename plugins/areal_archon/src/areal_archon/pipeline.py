@@ -1,4 +1,4 @@
-"""A model cut into stages over pipeline ranks, as `areal_core.training.step` drives it.
+"""A model cut into stages over pipeline ranks, as `areal_torch.step` drives it.
 
 Knows: torch's pipeline schedules, packed micro-batches of unequal lengths, when FSDP2 reduces gradients.
 Does not know: what a stage computes, how its weights are sharded, losses.
@@ -25,13 +25,13 @@ from torch.distributed.pipelining import PipelineStage
 from areal_archon.filling import Pass, filled
 from areal_archon.schedules import Schedule
 from areal_archon.units import apart, check_units
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError, LayoutError, ModelError, TrainError
 from areal_core.contract.train import Output
-from areal_core.data.batch import Batch
-from areal_core.training.attention import Packing
-from areal_core.training.context import ContextRanks
-from areal_core.training.optimizer import local
-from areal_core.training.step import Columns, Score
+from areal_torch.attention import Packing
+from areal_torch.context import ContextRanks
+from areal_torch.optimizer import local
+from areal_torch.step import Columns, Score
 
 
 class Stage(Protocol):
@@ -54,7 +54,7 @@ class Stage(Protocol):
 
 
 class PipelinedModel:
-    """This rank's stages of a model; a `Pipeline` of `areal_core.training.step`.
+    """This rank's stages of a model; a `Pipeline` of `areal_torch.step`.
 
     Example, on rank r of the pipeline:
         schedule = Schedule(name="Interleaved1F1B", num_ranks=2, num_virtual=2)

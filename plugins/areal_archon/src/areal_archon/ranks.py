@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from areal_core.contract.errors import LayoutError
 from areal_core.contract.train import RankContext
-from areal_core.training.context import ContextRanks
-from areal_core.training.layout import ORDER, coordinates, divisors
+from areal_torch.context import ContextRanks
+from areal_torch.layout import ORDER, coordinates, divisors
 
 
 @frozen(kw_only=True, eq=False)

@@ -18,8 +18,8 @@ from areal_archon.models.decoder import Block, Decoder
 from areal_archon.models.mixture import Mixture
 from areal_archon.models.names import Parameter
 from areal_archon.ranks import Ranks
-from areal_core.training.layout import share_of
-from areal_core.training.pieces import Box, box_of
+from areal_torch.layout import share_of
+from areal_torch.pieces import Box, box_of
 
 SMALL_BYTES = 64 << 20
 

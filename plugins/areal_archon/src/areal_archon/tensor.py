@@ -17,7 +17,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.functional import pad
 
-from areal_core.training.layout import share_of
+from areal_torch.layout import share_of
 
 # Any: torch renamed both in 2.13 and warns of the names that 2.11 has.
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

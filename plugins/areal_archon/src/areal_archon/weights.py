@@ -1,7 +1,7 @@
 """Weights made whole under the names of a model folder, from the parts that ranks and stages hold.
 
 Knows: the order of gathering: d and c, then t, then e, then from the stage that has it to the others.
-Does not know: buckets or sinks; `areal_core.training.export` does.
+Does not know: buckets or sinks; `areal_torch.export` does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from areal_archon.models.names import Parameter
 from areal_archon.ranks import Ranks
 from areal_archon.sharding import Held
-from areal_core.training.pieces import joined
-from areal_core.training.shape import ModelShape
+from areal_torch.pieces import joined
+from areal_torch.shape import ModelShape
 
 
 @frozen(kw_only=True, eq=False)

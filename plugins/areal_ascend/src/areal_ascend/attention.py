@@ -18,7 +18,7 @@ import torch_npu
 from torch import Tensor
 
 from areal_core.contract.errors import ModelError
-from areal_core.training.attention import Packing
+from areal_torch.attention import Packing
 
 MOST_SEQUENCES = 1024
 MOST_TOKENS = 1 << 20

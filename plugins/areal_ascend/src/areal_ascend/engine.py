@@ -15,8 +15,8 @@ from areal_ascend import environment
 from areal_ascend.config import AscendConfig
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
-from areal_core.training.attention import use_kernel
 from areal_fsdp.engine import FSDPEngine
+from areal_torch.attention import use_kernel
 
 
 class AscendEngine(FSDPEngine):

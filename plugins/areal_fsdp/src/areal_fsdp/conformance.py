@@ -25,8 +25,8 @@ class FSDPWitness:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return copies of all parameters, whole, as a folder has them."""
-        from areal_core.training import hf
         from areal_fsdp.sharding import gather
+        from areal_torch import hf
 
         trainer = self.engine._trainer
         model = trainer.model.root.hf

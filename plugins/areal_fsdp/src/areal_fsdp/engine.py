@@ -1,7 +1,7 @@
 """FSDP2 as a TrainEngine: one rank of any number, gloo on the CPU, NCCL on GPUs, HCCL on NPUs.
 
 Knows: the process group, in which order a model is cut, when gradients are reduced.
-Does not know: algorithms, micro-batches, files; `areal_core.training` does all that for every engine.
+Does not know: algorithms, micro-batches, files; `areal_torch` does all that for every engine.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, TrainReport, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.training import hf, lora
-from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
-from areal_core.training.engine import TrainerEngine
-from areal_core.training.experts import obey_routes
-from areal_core.training.export import Exporter, FolderWeights
-from areal_core.training.group import ProcessRanks, agree
-from areal_core.training.images import Vision
-from areal_core.training.layout import check_layout, coordinates
-from areal_core.training.meeting import join, leave
-from areal_core.training.model import PackedModel
-from areal_core.training.offload import DeviceMemory
-from areal_core.training.optimizer import Optimizer
-from areal_core.training.resume import TrainingState
-from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer, running
 from areal_fsdp import sharding, tensor
 from areal_fsdp.config import FSDPConfig
+from areal_torch import hf, lora
+from areal_torch.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_torch.engine import TrainerEngine
+from areal_torch.experts import obey_routes
+from areal_torch.export import Exporter, FolderWeights
+from areal_torch.group import ProcessRanks, agree
+from areal_torch.images import Vision
+from areal_torch.layout import check_layout, coordinates
+from areal_torch.model import PackedModel
+from areal_torch.offload import DeviceMemory
+from areal_torch.optimizer import Optimizer
+from areal_torch.process_group import join, leave
+from areal_torch.resume import TrainingState
+from areal_torch.step import Limits
+from areal_torch.trainer import Trainer, running
 
 
 @frozen
 class ShardedModel:
-    """A model in shards, as `areal_core.training.step` drives it. `num_shares` ranks saw different tokens."""
+    """A model in shards, as `areal_torch.step` drives it. `num_shares` ranks saw different tokens."""
 
     root: FSDPModule
     num_shares: int

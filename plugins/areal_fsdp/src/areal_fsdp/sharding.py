@@ -20,15 +20,15 @@ from torch.distributed.tensor import DTensor
 
 from areal_core.contract.errors import CapabilityError, LayoutError
 from areal_core.contract.train import RankContext
-from areal_core.training.attention import leave_uncompiled
-from areal_core.training.context import ContextRanks, check_context
-from areal_core.training.hf import Model
-from areal_core.training.layout import share_of
-from areal_core.training.model import PackedModel
-from areal_core.training.optimizer import local
-from areal_core.training.pieces import box_of, joined
 from areal_fsdp import tensor
 from areal_fsdp.config import FSDPConfig
+from areal_torch.attention import leave_uncompiled
+from areal_torch.context import ContextRanks, check_context
+from areal_torch.hf import Model
+from areal_torch.layout import share_of
+from areal_torch.model import PackedModel
+from areal_torch.optimizer import local
+from areal_torch.pieces import box_of, joined
 
 SMALL_BYTES = 64 << 20
 

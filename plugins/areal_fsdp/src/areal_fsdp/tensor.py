@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from areal_core.contract.errors import ModelError
-from areal_core.training.hf import Model
-from areal_core.training.layout import check_divides, check_shares, share_of
-from areal_core.training.lora import LoraLinear
+from areal_torch.hf import Model
+from areal_torch.layout import check_divides, check_shares, share_of
+from areal_torch.lora import LoraLinear
 
 
 class Cut(StrEnum):

@@ -18,11 +18,6 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from areal_core.contract.train import Head, TrainSpec
-from areal_core.training import hf
-from areal_core.training.experts import Experts
-from areal_core.training.layout import largest_share
-from areal_core.training.shape import ModelShape
-from areal_core.training.weight_files import WeightFiles
 from areal_megatron import fitting, sharding
 from areal_megatron.config import MegatronConfig
 from areal_megatron.gradients import Gradients
@@ -37,6 +32,11 @@ from areal_megatron.routes import obey
 from areal_megatron.sharding import Held
 from areal_megatron.stage import Stage
 from areal_megatron.weights import MegatronWeights
+from areal_torch import hf
+from areal_torch.experts import Experts
+from areal_torch.layout import largest_share
+from areal_torch.shape import ModelShape
+from areal_torch.weight_files import WeightFiles
 
 
 @frozen(kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """Distributed checkpoints of Megatron-Core (`torch_dist`), for `areal convert`.
 
 Knows: what Megatron calls its parameters in a checkpoint, and that layers which are alike lie in one tensor.
-Does not know: optimizers, whose tensors are left where they are; how pieces are stored (`areal_core.conversion.dcp`).
+Does not know: optimizers, whose tensors are left where they are; how pieces are stored (`areal_torch.conversion.dcp`).
 
 Its index is a pickle and is read as that of a `dcp`: by a reader that refuses every name which is no part of an index.
 `common.pt`, which holds no weights, is not read at all.
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from areal_core.contract.errors import CheckpointError
 from areal_core.contract.train import Head
-from areal_core.conversion import dcp
-from areal_core.conversion.format import Reader, TensorInfo, Writer
-from areal_core.conversion.grouping import FILE_BYTES, size_of
-from areal_core.training.folder import storage_errors
-from areal_core.training.shape import ModelShape
 from areal_megatron.fitting import shape_of
 from areal_megatron.names import EMBEDDING, HEAD, Parameter, parameters_of
+from areal_torch.conversion import dcp
+from areal_torch.conversion.format import Reader, TensorInfo, Writer
+from areal_torch.conversion.grouping import FILE_BYTES, size_of
+from areal_torch.folder import storage_errors
+from areal_torch.shape import ModelShape
 
 DESCRIPTION = "metadata.json"
 _FIX = "take config.json of the model the checkpoint is of"

@@ -1,7 +1,7 @@
 """Megatron-Core as a TrainEngine: its GPTModel over data, tensor, pipeline, context and expert ranks.
 
 Knows: the order in which a rank starts and what it is then made of.
-Does not know: algorithms, micro-batches, files; `areal_core.training` does all that for every engine.
+Does not know: algorithms, micro-batches, files; `areal_torch` does all that for every engine.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.training import hf
-from areal_core.training.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
-from areal_core.training.engine import TrainerEngine
-from areal_core.training.export import Exporter
-from areal_core.training.group import ProcessRanks, agree
-from areal_core.training.layout import check_layout
-from areal_core.training.meeting import join, leave
-from areal_core.training.offload import DeviceMemory
-from areal_core.training.optimizer import Optimizer
-from areal_core.training.pieces import Box
-from areal_core.training.refusals import refuse_lora
-from areal_core.training.resume import TrainingState
-from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer, running
 from areal_megatron import building, fitting, ranks, sharding
 from areal_megatron.config import MegatronConfig
 from areal_megatron.library import VERSION, quiet
+from areal_torch import hf
+from areal_torch.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_torch.engine import TrainerEngine
+from areal_torch.export import Exporter
+from areal_torch.group import ProcessRanks, agree
+from areal_torch.layout import check_layout
+from areal_torch.offload import DeviceMemory
+from areal_torch.optimizer import Optimizer
+from areal_torch.pieces import Box
+from areal_torch.process_group import join, leave
+from areal_torch.refusals import refuse_lora
+from areal_torch.resume import TrainingState
+from areal_torch.step import Limits
+from areal_torch.trainer import Trainer, running
 
 
 class MegatronEngine(TrainerEngine):

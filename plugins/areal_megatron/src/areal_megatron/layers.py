@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from areal_core.training.attention import attend
-from areal_core.training.context import ContextRanks
 from areal_megatron.library import TransformerBlockSubmodules, get_gpt_decoder_block_spec
 from areal_megatron.packing import PackedSequences
+from areal_torch.attention import attend
+from areal_torch.context import ContextRanks
 
 
 class Norm(nn.Module):

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from areal_core.training.weight_files import Bounds, WeightFiles
 from areal_megatron.names import FolderTensor, Parameter
 from areal_megatron.sharding import Held
+from areal_torch.weight_files import Bounds, WeightFiles
 
 
 def open_folder(path: str, parameters: Sequence[Parameter]) -> WeightFiles:

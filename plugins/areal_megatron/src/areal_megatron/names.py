@@ -20,7 +20,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from areal_core.contract.train import Head
-from areal_core.training.shape import ModelShape
+from areal_torch.shape import ModelShape
 
 
 @frozen(kw_only=True)

@@ -18,12 +18,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS
-from areal_core.data.batch import Batch
-from areal_core.training.attention import Packing
-from areal_core.training.microbatches import placeholder
 from areal_megatron.library import PackedSeqParams
 from areal_megatron.ranks import Ranks
+from areal_torch.attention import Packing
+from areal_torch.microbatches import placeholder
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The stages of one rank driven by Megatron's schedules, as `areal_core.training.step` drives a model.
+"""The stages of one rank driven by Megatron's schedules, as `areal_torch.step` drives a model.
 
 Knows: one pass after another, 1F1B, and interleaved 1F1B; when gradients begin and end.
 Does not know: what a stage computes, losses.
@@ -15,15 +15,15 @@ import torch.distributed as dist
 from attrs import define, frozen
 from torch import Tensor
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import TrainError
 from areal_core.contract.train import Output
-from areal_core.data.batch import Batch
-from areal_core.training.step import Columns, Score
 from areal_megatron.gradients import Gradients
 from areal_megatron.library import get_forward_backward_func
 from areal_megatron.packing import Pass, passes
 from areal_megatron.ranks import Ranks
 from areal_megatron.stage import Stage
+from areal_torch.step import Columns, Score
 
 Numbered = tuple[int, Pass]
 

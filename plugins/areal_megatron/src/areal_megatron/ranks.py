@@ -14,9 +14,9 @@ from attrs import frozen
 
 from areal_core.contract.errors import LayoutError
 from areal_core.contract.train import RankContext
-from areal_core.training.layout import ORDER, coordinates, divisors
 from areal_megatron.config import MegatronConfig
 from areal_megatron.library import parallel_state
+from areal_torch.layout import ORDER, coordinates, divisors
 
 
 @frozen(kw_only=True, eq=False)

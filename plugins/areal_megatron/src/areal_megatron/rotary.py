@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from areal_core.training.rotary import CHANGE_ANGLES, frequencies_of
+from areal_torch.rotary import CHANGE_ANGLES, frequencies_of
 
 
 @frozen(eq=False)

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
 
-from areal_core.training.layout import share_of
-from areal_core.training.pieces import Box, joined
 from areal_megatron.names import EMBEDDING, HEAD, Parameter
 from areal_megatron.ranks import Ranks
+from areal_torch.layout import share_of
+from areal_torch.pieces import Box, joined
 
 
 @frozen(kw_only=True, eq=False)

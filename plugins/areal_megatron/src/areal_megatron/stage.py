@@ -13,14 +13,14 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from areal_core.contract.train import Head, Output
-from areal_core.training.context import ContextRanks
-from areal_core.training.layout import largest_share, share_of
-from areal_core.training.logprobs import logprobs_and_entropy
-from areal_core.training.shape import ModelShape
 from areal_megatron.library import tensor_parallel
 from areal_megatron.packing import Pass
 from areal_megatron.ranks import Ranks
 from areal_megatron.rotary import Rotary
+from areal_torch.context import ContextRanks
+from areal_torch.layout import largest_share, share_of
+from areal_torch.logprobs import logprobs_and_entropy
+from areal_torch.shape import ModelShape
 
 
 @frozen(kw_only=True, eq=False)

@@ -2,7 +2,7 @@
 
 Knows: the order of gathering: over ranks that share a master, that share a tensor, that share experts, then from
 the stage that has it.
-Does not know: buckets or sinks; `areal_core.training.export` does.
+Does not know: buckets or sinks; `areal_torch.export` does.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from areal_core.training.pieces import joined
-from areal_core.training.shape import ModelShape
 from areal_megatron.names import Parameter
 from areal_megatron.ranks import Ranks
 from areal_megatron.sharding import Held
+from areal_torch.pieces import joined
+from areal_torch.shape import ModelShape
 
 
 @frozen(kw_only=True, eq=False)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from areal_core.contract.inference import InferenceSpec
-from areal_core.testing.models import make_tiny_model
 from areal_reference.infer.config import ReferenceInferenceConfig
 from areal_reference.infer.engine import ReferenceInferenceEngine
+from areal_torch.testing.models import make_tiny_model
 
 
 @pytest.fixture(autouse=True, scope="session")

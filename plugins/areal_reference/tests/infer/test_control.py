@@ -12,9 +12,9 @@ import torch
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.inference import InferenceEngine, InferenceSpec, PauseMode
-from areal_core.testing.serving import ask, until_generated
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.infer.loop import GenerationLoop
+from areal_torch.testing.serving import ask, until_generated
 
 ROOM = 4096
 LONG = {"max_new_tokens": 3500, "ignore_eos": True}

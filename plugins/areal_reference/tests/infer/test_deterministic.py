@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from areal_core.contract.inference import PauseMode
-from areal_core.testing.serving import ask, until_generated
 from areal_reference.infer.runner import largest_invariant_tile
+from areal_torch.testing.serving import ask, until_generated
 
 PROMPTS = [(5,), (5, 9, 7), (5, 9, 7, 8), (11, 12, 13, 14, 15, 16, 17, 18, 19), (6,) * 61, (7,) * 70]
 SAMPLING = [

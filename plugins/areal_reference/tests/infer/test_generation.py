@@ -19,7 +19,7 @@ from transformers import (
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError, PromptTooLong
 from areal_core.contract.inference import PauseMode
-from areal_core.testing.serving import ask, full_logits, until_generated
+from areal_torch.testing.serving import ask, full_logits, until_generated
 
 PROMPTS = [(5, 9, 7), (4,), (5, 9, 7), (11, 3, 8, 20, 6, 6, 9, 30), (5, 9), (40, 41, 42, 43, 44)]
 

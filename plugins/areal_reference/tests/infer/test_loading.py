@@ -15,9 +15,9 @@ from transformers.models.mistral import MistralConfig
 
 from areal_core.contract.errors import GenerationFailed, ModelError
 from areal_core.contract.inference import InferenceSpec
-from areal_core.testing.serving import FolderWeights, ask, full_logits
 from areal_reference.infer.attention import ATTENTION_NAME, ProbeStep
 from areal_reference.infer.loading import _agrees_with_eager, _few_tokens, load_model
+from areal_torch.testing.serving import FolderWeights, ask, full_logits
 
 FULL = ["full_attention"] * 2
 SMALL = {

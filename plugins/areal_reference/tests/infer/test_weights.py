@@ -11,9 +11,9 @@ from attrs import evolve
 
 from areal_core.contract.errors import CoverageError, GenerationFailed, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import PauseMode
-from areal_core.testing.serving import FolderWeights, ask, full_logits, until_generated
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import manifest_of
+from areal_torch.testing.serving import FolderWeights, ask, full_logits, until_generated
 
 ROOM = 4096
 LONG = {"max_new_tokens": 3500, "ignore_eos": True, "temperature": 0.0}

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import (
     BatchError,
     CapabilityError,
@@ -35,15 +36,14 @@ from areal_core.contract.train import (
     TrainReport,
     TrainSpec,
 )
-from areal_core.data.batch import Batch
-from areal_core.testing.batches import assert_same_batch, make_batch
-from areal_core.testing.memory_weights import MemorySink
-from areal_core.testing.models import make_tiny_model
-from areal_core.testing.objectives import PolicyGradient, ValueRegression
-from areal_core.training.trainer import running
-from areal_core.training.trainer import started as started_trainer
 from areal_reference.train.config import ReferenceTrainConfig
 from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch.testing.batches import assert_same_batch, make_batch
+from areal_torch.testing.memory_weights import MemorySink
+from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.objectives import PolicyGradient, ValueRegression
+from areal_torch.trainer import running
+from areal_torch.trainer import started as started_trainer
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
 RANK = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method="unused")

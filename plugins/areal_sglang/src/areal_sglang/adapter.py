@@ -1,7 +1,7 @@
 """Adapters as SGLang takes them: it fuses layers, and ends with an error if an adapter has some of a fused group only.
 
 Knows: which layers are fused; a missing one is one whose update is zero.
-Does not know: whether an adapter fits the model (`areal_core.serving.adapter_folder`).
+Does not know: whether an adapter fits the model (`areal_serving.adapter_folder`).
 """
 
 from __future__ import annotations

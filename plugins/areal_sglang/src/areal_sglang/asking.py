@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from areal_core.serving.http import Api
+from areal_serving.http import Api
 
 
 async def ask(api: Api, action: str) -> list[dict[str, Any]]:

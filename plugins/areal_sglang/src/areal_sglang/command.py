@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_core.config.model_folder import inspect_model
 from areal_core.contract.inference import InferenceSpec
-from areal_core.serving.dialect import Command, Launch
+from areal_serving.dialect import Command, Launch
+from areal_serving.weights import inspect_model
 from areal_sglang.config import SGLangConfig
 from areal_sglang.site import make_site
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attrs import Attribute, field, frozen, validators
 
 from areal_core.contract.errors import PlanError
-from areal_core.serving.options import ServedOptions
+from areal_serving.options import ServedOptions
 
 TAKEN = (
     *("--model-path", "--model", "--host", "--port", "--api-key", "--admin-api-key", "--config", "--dtype", "--device"),

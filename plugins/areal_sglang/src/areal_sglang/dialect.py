@@ -1,7 +1,7 @@
 """How an SGLang server is spoken to, version 0.5.23 with the hooks of `inside`.
 
 Knows: routes, bodies and answers, and what each answer means.
-Does not know: processes, pauses, versions, retries (`areal_core.serving.engine`).
+Does not know: processes, pauses, versions, retries (`areal_serving.engine`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from attrs import define
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch, ModelError, WeightSyncError, WorkerError
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE, PauseMode
-from areal_core.serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
-from areal_core.serving.http import Api, ServerAnswer
+from areal_serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
+from areal_serving.http import Api, ServerAnswer
 from areal_sglang.asking import ask
-from areal_sglang.bodies import generate_body, reply_of, server_name
 from areal_sglang.command import SPARE_TOKENS, command
 from areal_sglang.config import SGLangConfig
+from areal_sglang.payloads import generate_body, reply_of, server_name
 from areal_sglang.trace import Trace, told
 
 _LOAD_TIMEOUT_S = 600.0

@@ -15,13 +15,12 @@ from attrs import frozen
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch, WeightSyncError
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
-from areal_core.serving.http import Api
-from areal_core.serving.supervision import SupervisedServer
-from areal_core.weights.bucketing import bucket_specs
-from areal_core.weights.seat import Seat, SeatedSource
-from areal_core.weights.specs import num_bytes
+from areal_serving.http import Api
+from areal_serving.server_lifecycle import SupervisedServer
+from areal_serving.weights import bucket_specs, num_bytes
 from areal_sglang.asking import ask
 from areal_sglang.dialect import flush
+from areal_torch.collective.rank_slot import Seat, SeatedSource
 
 _BUCKET_BYTES = 512 * 2**20
 """Held beside the weights while they are loaded."""

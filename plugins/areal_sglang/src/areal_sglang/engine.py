@@ -1,7 +1,7 @@
 """The inference contract over SGLang servers, and the optional abilities they have.
 
 Knows: scoring, adapters, sleep, tool calls as SGLang offers them.
-Does not know: everything all servers share (`areal_core.serving.engine`), bodies (`bodies`), routes (`dialect`).
+Does not know: everything all servers share (`areal_serving.engine`), bodies (`bodies`), routes (`dialect`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from areal_core.contract.inference import (
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
-from areal_core.serving.adapters import ServedAdapter
-from areal_core.serving.adapting import Adapting
-from areal_core.serving.engine import ServedEngine
-from areal_core.serving.http import Api, ServerAnswer, ServerGone
-from areal_core.serving.images import check_images
-from areal_core.serving.options import CacheOnUpdate
-from areal_core.serving.requests import refuse_extras
-from areal_core.serving.scoring import scores
-from areal_core.weights.seat import SeatedSource
+from areal_serving.adapters import ServedAdapter
+from areal_serving.adapting import Adapting
+from areal_serving.engine import ServedEngine
+from areal_serving.http import Api, ServerAnswer, ServerGone
+from areal_serving.images import check_images
+from areal_serving.options import CacheOnUpdate
+from areal_serving.requests import refuse_extras
+from areal_serving.scoring import scores
 from areal_sglang.adapter import completed
-from areal_sglang.bodies import score_body, scores_of, server_name
 from areal_sglang.config import SGLangConfig
 from areal_sglang.dialect import SGLangDialect
 from areal_sglang.direct import Direct, SeatedWeights, stamp
 from areal_sglang.manifest import MANIFEST
+from areal_sglang.payloads import score_body, scores_of, server_name
+from areal_torch.collective.rank_slot import SeatedSource
 
 _MEMORY_TIMEOUT_S = 300.0
 _ADAPTER_TIMEOUT_S = 300.0

@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.train import ROUTED_EXPERTS
-from areal_core.serving.dialect import Call, Reply
+from areal_serving.dialect import Call, Reply
 
 
 @frozen(kw_only=True)

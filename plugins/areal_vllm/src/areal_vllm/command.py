@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from areal_core.serving.dialect import Command, Launch
+from areal_serving.dialect import Command, Launch
 from areal_vllm.config import VLLMConfig
 from areal_vllm.inside.asked import TRANSFER
 

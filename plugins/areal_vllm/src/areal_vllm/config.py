@@ -11,7 +11,7 @@ from typing import Any
 from attrs import Attribute, field, frozen, validators
 
 from areal_core.contract.errors import PlanError
-from areal_core.serving.options import ServedOptions
+from areal_serving.options import ServedOptions
 
 OWN_ARGUMENTS = frozenset(
     {

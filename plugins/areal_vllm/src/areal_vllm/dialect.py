@@ -1,7 +1,7 @@
 """How a vLLM server is spoken to, 0.32 and 0.33.
 
 Knows: routes, in which order they are called, what their answers mean.
-Does not know: bodies (`bodies`), the command (`command`), when anything is asked (`areal_core.serving.engine`).
+Does not know: bodies (`bodies`), the command (`command`), when anything is asked (`areal_serving.engine`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from areal_core.contract.errors import FingerprintMismatch, GenerationFailed, ModelError, WorkerError
 from areal_core.contract.inference import PauseMode
-from areal_core.serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
-from areal_core.serving.http import Api, ServerAnswer
-from areal_vllm.bodies import body_of, id_inside, reply_of
+from areal_serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
+from areal_serving.http import Api, ServerAnswer
 from areal_vllm.command import BASE_NAME, EXTENSION, command_of
 from areal_vllm.config import VLLMConfig
 from areal_vllm.metrics import gauges_of
+from areal_vllm.payloads import body_of, id_inside, reply_of
 
 GENERATE = "/inference/v1/generate"
 FORGET_IMAGES = "/reset_encoder_cache"

@@ -1,7 +1,7 @@
 """Weights from the sender's group straight into vLLM's workers, in place: no host copy, and no way back.
 
 Knows: in which order the two sides meet.
-Does not know: the group itself (`areal_core.weights.seat`, `inside.transfer`).
+Does not know: the group itself (`areal_torch.collective.rank_slot`, `inside.transfer`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import attrs
 
 from areal_core.contract.errors import FingerprintMismatch, VersionRegressed
 from areal_core.contract.weights import Receipt, WeightManifest
-from areal_core.serving.http import Api
-from areal_core.serving.model import ServedModel
-from areal_core.weights.seat import SeatedSource
-from areal_core.weights.specs import num_bytes
+from areal_serving.http import Api
+from areal_serving.model import ServedModel
+from areal_serving.weights import num_bytes
+from areal_torch.collective.rank_slot import SeatedSource
 from areal_vllm.dialect import FORGET_IMAGES, rpc
 
 

@@ -1,7 +1,7 @@
 """The inference contract over vLLM servers, and the optional abilities they have.
 
 Knows: scoring, adapters, sleep, tool calls as vLLM offers them.
-Does not know: everything all servers share (`areal_core.serving.engine`), bodies (`bodies`), routes (`dialect`).
+Does not know: everything all servers share (`areal_serving.engine`), bodies (`bodies`), routes (`dialect`).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from areal_core.contract.errors import CapabilityError, WeightSyncError
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.weights import Receipt, WeightSource
-from areal_core.serving.adapters import ServedAdapter
-from areal_core.serving.adapting import Adapting
-from areal_core.serving.engine import ServedEngine
-from areal_core.serving.http import Api, ServerAnswer, ServerGone
-from areal_core.serving.images import check_images
-from areal_core.serving.options import CacheOnUpdate
-from areal_core.serving.requests import refuse_extras
-from areal_core.serving.scoring import scores
-from areal_core.weights.seat import SeatedSource
-from areal_vllm.bodies import score_body, scores_of
+from areal_serving.adapters import ServedAdapter
+from areal_serving.adapting import Adapting
+from areal_serving.engine import ServedEngine
+from areal_serving.http import Api, ServerAnswer, ServerGone
+from areal_serving.images import check_images
+from areal_serving.options import CacheOnUpdate
+from areal_serving.requests import refuse_extras
+from areal_serving.scoring import scores
+from areal_torch.collective.rank_slot import SeatedSource
 from areal_vllm.config import VLLMConfig
 from areal_vllm.dialect import GENERATE, VLLMDialect
 from areal_vllm.direct import DirectTransfer
+from areal_vllm.payloads import score_body, scores_of
 
 _ADAPTER_TIMEOUT_S = 300.0
 _NOT_THERE = 404

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE
-from areal_core.serving.dialect import Gauges
+from areal_serving.dialect import Gauges
 
 _PREFIX = "vllm:"
 _WANTED = frozenset(

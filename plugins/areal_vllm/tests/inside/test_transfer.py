@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from areal_core.testing.ranks import run_ranks
+from areal_torch.testing.ranks import run_ranks
 
 SCRIPT = Path(__file__).with_name("transfer_ranks.py")
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Level, Proximal
 from areal_core.algorithms.ratios import LOG_RATIO_BOUND, behaviour_weight, policy_ratio
 from areal_core.algorithms.reduction import Normalizer, count, divide, sequence_mean, token_sums, total
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
-from areal_core.data.batch import Batch
 
 
 @frozen(kw_only=True)

@@ -12,8 +12,8 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_core.algorithms.reduction import Normalizer, count, divide, total
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
-from areal_core.data.batch import Batch
 
 
 @frozen(kw_only=True)

@@ -14,8 +14,8 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from areal_core.algorithms.reduction import Normalizer, count, divide, token_sums, total
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
-from areal_core.data.batch import Batch
 
 
 class Distance(StrEnum):

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from areal_core.environments.lookup import EnginePython, create_command
 from areal_core.plugins.describe import noun
+from areal_core.plugins.extensions import EnginePython
 from areal_core.plugins.findings import Finding, Level
 from areal_core.plugins.inventory import Row
 
@@ -104,7 +104,7 @@ def _imported(row: Row, python: EnginePython, limit_s: float) -> Finding:
             level=Level.ERROR,
             subject=subject,
             what=f"importing {python.engine} under {python.path} failed: {failure}",
-            fix=f"{create_command(row.name, python.device)} --force",
+            fix=f"{python.create_command} --force",
         )
     return Finding(code="plugins.environment", level=Level.OK, subject=subject, what=f"{python} can be imported")
 

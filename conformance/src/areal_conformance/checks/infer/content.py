@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.contract.inference import InferenceEngine
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 PROMPT = (5, 9, 30, 41, 12, 7, 55, 20)
 
@@ -152,8 +152,8 @@ async def cast(bench: InferBench) -> None:
     """Weights of another floating dtype are fingerprinted as they came, and served as cast."""
     import torch
 
-    from areal_core.testing.serving import FolderWeights
     from areal_core.weights.fingerprint import fingerprint
+    from areal_torch.testing.serving import FolderWeights
 
     new = bench.weights(bench.model(seed=5))
     dtype = torch.bfloat16 if bench.dtype == "float32" else torch.float32
@@ -175,7 +175,7 @@ async def cast_refused(bench: InferBench) -> None:
     """An engine that does not claim to cast refuses weights of another dtype."""
     import torch
 
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
     new = bench.weights(bench.model(seed=5))
     dtype = torch.bfloat16 if bench.dtype == "float32" else torch.float32

@@ -21,7 +21,7 @@ from areal_core.contract.errors import CoverageError, WeightSyncError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.testing.serving import FolderWeights, OfferedWeights
+    from areal_torch.testing.serving import FolderWeights, OfferedWeights
 
 Spoil = Callable[["FolderWeights", int], "OfferedWeights"]
 NORM = "model.norm.weight"

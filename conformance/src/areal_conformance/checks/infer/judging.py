@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from areal_conformance.benches.infer import InferBench
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 VOCABULARY = 64
 FIRST_TELLING = 2

@@ -17,7 +17,7 @@ from areal_conformance.outcome import expect
 
 if TYPE_CHECKING:
     from areal_conformance.benches.infer import InferBench
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 STREAM = 200
 """Random numbers looked at of each request."""

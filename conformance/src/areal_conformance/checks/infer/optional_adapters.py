@@ -21,7 +21,7 @@ from areal_core.contract.inference import Generation, GenerationRequest, Inferen
 
 if TYPE_CHECKING:
     from areal_conformance.benches.infer import InferBench
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 ADAPTERS = ("lora.adapters",)
 ATTENTION = ("q_proj", "v_proj")
@@ -40,7 +40,7 @@ def _make(
     bench: InferBench, name: str, *, seed: int, rank: int = 4, alpha: float = 16.0, targets: tuple[str, ...] = ATTENTION
 ) -> _Made:
     from areal_conformance.oracles.adapters import write_adapter
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
     path = bench.folder / name
     base = bench.weights()

@@ -18,7 +18,7 @@ from areal_core.contract.weights import Receipt, WeightSource
 
 if TYPE_CHECKING:
     from areal_conformance.benches.infer import InferBench
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 CAST = ("weights.cast",)
 COARSE = 0.2
@@ -29,7 +29,7 @@ def cast(bench: InferBench, *dtypes: str, seed: int = 21) -> tuple[FolderWeights
     """Return other weights in these dtypes, taking turns, and what they are worth in float32."""
     import torch
 
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
     whole = FolderWeights.of(bench.model(seed=seed))
     sent = {

@@ -91,7 +91,7 @@ async def after_update(bench: InferBench) -> None:
     """After an update the trace is of the new weights, for prompts known from before too."""
     from safetensors.torch import load_file
 
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
     folder, other = model_with_experts(bench), model_with_experts(bench, seed=21)
     async with bench.engine(*TRACE, model=folder, fresh=True) as engine:
@@ -132,7 +132,7 @@ async def paused(bench: InferBench) -> None:
 )
 async def continued(bench: InferBench) -> None:
     """A request aborted and continued, as the pool does it, has the whole trace: no row is missing or twice there."""
-    from areal_core.rollout.continuation import Continuation
+    from areal_core.fleet.continuation import Continuation
 
     folder = model_with_experts(bench)
     async with bench.engine("experts.trace", "pause.abort", model=folder, fresh=True) as engine:

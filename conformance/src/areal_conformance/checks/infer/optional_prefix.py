@@ -38,7 +38,7 @@ async def cross_talk(bench: InferBench) -> None:
 @check("infer.prefix_cache.follows_updates", level=Level.SINGLE, law=7, spec="infer#prefix-cache", requires=PREFIX)
 async def follows_updates(bench: InferBench) -> None:
     """After an update nothing kept under the old weights serves a new request, also when they come back."""
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
     other, third = (FolderWeights.of(bench.model(seed=seed)) for seed in (21, 22))
     asked = [LONG, LONG[:16], *prompts(3, seed=17)]
@@ -62,7 +62,7 @@ async def follows_updates(bench: InferBench) -> None:
 )
 async def update_in_flight(bench: InferBench) -> None:
     """What a request that lived through an update leaves behind serves no new request of the same tokens."""
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
     other = FolderWeights.of(bench.model(seed=21))
     async with bench.engine("prefix_cache", "weights.in_flight") as engine:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from areal_conformance.benches.infer import InferBench
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 SLEEP = ("memory.sleep",)
 
@@ -28,7 +28,7 @@ def _pause(bench: InferBench) -> PauseMode:
 
 
 def _other(bench: InferBench) -> FolderWeights:
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
     return FolderWeights.of(bench.model(seed=21))
 

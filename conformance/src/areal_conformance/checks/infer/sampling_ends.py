@@ -21,7 +21,7 @@ from areal_core.contract.inference import Generation, GenerationRequest, Inferen
 
 if TYPE_CHECKING:
     from areal_conformance.benches.infer import InferBench
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 END = 1
 LENGTH = 24
@@ -30,7 +30,7 @@ PATHS = ((5, 9, 7), (11, 30, 8), (44,), (20, 21, 22, 23))
 
 def ending(bench: InferBench) -> FolderWeights:
     """Return weights under which the end token is by far the likeliest everywhere; the other tokens keep their odds."""
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
     whole = bench.weights()
     tensors = dict(whole.tensors)
@@ -363,7 +363,7 @@ async def stop_strings_min(bench: InferBench) -> None:
 
 def _text_ends(bench: InferBench, path: tuple[int, ...]) -> list[str]:
     """Return the text of the first 0, 1, 2, ... tokens of a path."""
-    from areal_core.data.tokenizers import load_tokenizer
+    from areal_core.config.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(bench.model())
     return [

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from areal_core.contract.weights import WeightManifest
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 STALL_S = 10.0
 """The most a stalled source waits for its check, so that nothing hangs with it: longer than a check waits."""

@@ -18,7 +18,7 @@ from areal_core.contract.errors import ArealError
 if TYPE_CHECKING:
     from areal_conformance.benches.infer import InferBench
     from areal_core.contract.inference import InferenceEngine
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 
 def all_changed(weights: FolderWeights, seed: int) -> FolderWeights:

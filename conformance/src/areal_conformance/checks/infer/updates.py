@@ -28,7 +28,7 @@ from areal_core.contract.errors import VersionRegressed, WeightSyncError
 
 if TYPE_CHECKING:
     from areal_core.contract.inference import InferenceEngine
-    from areal_core.testing.serving import FolderWeights
+    from areal_torch.testing.serving import FolderWeights
 
 
 async def serves(bench: InferBench, engine: InferenceEngine, version: int, told: str) -> None:

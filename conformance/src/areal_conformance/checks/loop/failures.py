@@ -173,7 +173,7 @@ async def turns_elsewhere(bench: LoopBench) -> None:
 @check("loop.pool.silent_replica", level=Level.FAULTS, law=9, spec="index#law-by-law")
 async def silent_replica(bench: LoopBench) -> None:
     """A replica that never answers costs its deadline, not the run."""
-    from areal_core.rollout.pool import PoolPolicy
+    from areal_core.fleet.pool import PoolPolicy
 
     policy = PoolPolicy(request_timeout_s=30.0)
     async with bench.rollouts(num_replicas=2, prompts=2, group=1, retries=2, policy=policy) as side:

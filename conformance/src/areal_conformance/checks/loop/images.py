@@ -27,7 +27,7 @@ class _Showing:
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
         """Generate from `input_ids` and `images`. Any: as in the contract."""
-        from areal_core.data.trajectory import from_generation
+        from areal_core.contract.trajectory import from_generation
 
         made = await engine.generate(data["input_ids"], images=data["images"])
         return from_generation(data["input_ids"], made, 1.0, images=data["images"])

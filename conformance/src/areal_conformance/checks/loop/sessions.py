@@ -28,7 +28,7 @@ class _Turns:
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
         """Generate turn by turn; the last turn is trained on. Any: as in the contract."""
-        from areal_core.data.trajectory import from_generation
+        from areal_core.contract.trajectory import from_generation
 
         context = list(data["input_ids"])
         for turn in range(_TURNS):

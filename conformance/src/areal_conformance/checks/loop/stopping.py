@@ -48,7 +48,7 @@ class _Tidy:
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
         """Generate. Any: as in the contract."""
-        from areal_core.data.trajectory import from_generation
+        from areal_core.contract.trajectory import from_generation
 
         self.begun += 1
         try:

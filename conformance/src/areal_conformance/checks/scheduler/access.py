@@ -120,7 +120,7 @@ def _call_without_key(host: str, port: int) -> list[bytes] | None:
     import msgspec
     import zmq
 
-    from areal_core.runtime.codec import encode
+    from areal_core.worker.codec import encode
 
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)

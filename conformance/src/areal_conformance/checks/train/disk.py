@@ -97,7 +97,7 @@ def weights_full(bench: TrainBench) -> None:
 def state_full(bench: TrainBench) -> None:
     """On a full disk `save_state` raises a StorageError, leaves nothing, and keeps the state saved before."""
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     with bench.engine(model=bench.model(hidden=32)) as engine:
         engine.train_step(bench.batch(), PolicyGradient())

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from areal_conformance.benches.train import TrainBench
+    from areal_core.contract.batch import Batch
     from areal_core.contract.train import TrainEngine
-    from areal_core.data.batch import Batch
 
 ATOL = 2e-5
 SPEC = "train#areal_core.contract.train.TrainEngine.forward"
@@ -114,7 +114,7 @@ def causal(bench: TrainBench) -> None:
     )
 
 
-@check("train.forward.leaves_batch", level=Level.SINGLE, law=1, spec="data#areal_core.data.batch.Batch")
+@check("train.forward.leaves_batch", level=Level.SINGLE, law=1, spec="data#areal_core.contract.batch.Batch")
 def leaves_batch(bench: TrainBench) -> None:
     """`forward` keeps every other column, the tables and their order, and writes into nothing it was given."""
     import torch
@@ -191,7 +191,7 @@ def follows_weights(bench: TrainBench) -> None:
     """After each step, `forward` scores with the weights the engine then holds."""
     from areal_conformance.oracles.train import Oracle
     from areal_conformance.oracles.train_compare import close
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     for tied in (True, False):
         model = bench.model(tied=tied)

@@ -28,8 +28,8 @@ LOGPROBS = frozenset({Output.LOGPROBS})
 
 def calls(bench: TrainBench, engine: TrainEngine) -> dict[str, Callable[[], Any]]:
     """Return a call of every method that needs a model. Any: what they return is not looked at."""
-    from areal_core.testing.memory_weights import MemorySink
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.memory_weights import MemorySink
+    from areal_torch.testing.objectives import PolicyGradient
 
     folder = bench.folder
     return {
@@ -76,7 +76,7 @@ def after_close(bench: TrainBench) -> None:
 def again(bench: TrainBench) -> None:
     """After `close` another engine starts in the same process, four times over, and gives the same bits."""
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     results = []
     for _ in range(4):
@@ -95,7 +95,7 @@ def lets_go(bench: TrainBench) -> None:
     import psutil
     import torch.distributed
 
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     me = psutil.Process()
 
@@ -149,7 +149,7 @@ def frozen_role(bench: TrainBench) -> None:
     from areal_conformance.oracles.train import Oracle
     from areal_conformance.oracles.train_compare import close, raises, same
     from areal_core.contract.errors import ArealError
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     batch = bench.batch()
     wanted = Oracle(bench.model()).columns(batch)[Output.LOGPROBS]

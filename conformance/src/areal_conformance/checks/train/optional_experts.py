@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from areal_conformance.benches.train import Shape, TrainBench
     from areal_conformance.oracles.train_experts import RoutedOracle
-    from areal_core.data.batch import Batch
+    from areal_core.contract.batch import Batch
 
 SPEC = "train#experts"
 CLAIM = ("experts.replay",)
@@ -165,7 +165,7 @@ def gradient(bench: TrainBench) -> None:
     from areal_conformance.benches.train import read_folder
     from areal_conformance.oracles.train_compare import close
     from areal_conformance.oracles.train_specs import DESCENT
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model, oracle = oracle_of(bench)
     base = read_folder(model)

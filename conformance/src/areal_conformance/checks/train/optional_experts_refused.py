@@ -53,7 +53,7 @@ def refused(bench: TrainBench) -> None:
     """Routes of another shape, of no expert, of one expert twice, or torn are a BatchError, and change nothing."""
     from areal_conformance.oracles.train_compare import raises, same
     from areal_core.contract.errors import BatchError
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model, oracle = oracle_of(bench)
     batch = bench.batch([(2, 3), (4, 9), (1, 5)])
@@ -76,7 +76,7 @@ def dense(bench: TrainBench) -> None:
     """Routes for a model without experts are refused: they were recorded by another model."""
     from areal_conformance.oracles.train_compare import raises
     from areal_core.contract.errors import ArealError
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     _, oracle = oracle_of(bench)
     batch = bench.batch([(2, 3), (4, 9)])

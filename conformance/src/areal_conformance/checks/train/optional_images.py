@@ -105,7 +105,7 @@ def gradient(bench: TrainBench) -> None:
     from areal_conformance.oracles.train_compare import close
     from areal_conformance.oracles.train_images import SIZES, showing
     from areal_conformance.oracles.train_specs import DESCENT
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model, oracle = oracle_of(bench)
     base = read_folder(model)

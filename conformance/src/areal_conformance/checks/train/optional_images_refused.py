@@ -16,14 +16,14 @@ from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
 
 if TYPE_CHECKING:
     from areal_conformance.benches.train import TrainBench
-    from areal_core.data.batch import Batch
+    from areal_core.contract.batch import Batch
 
 
 def _unfit(batch: Batch) -> dict[str, Batch]:
     """Return batches by what is wrong with their images."""
     import torch
 
-    from areal_core.data.batch import Batch
+    from areal_core.contract.batch import Batch
 
     flat = batch.flat()
     pixels, grid, marks = flat[f"media/{PIXEL_VALUES}"], flat[f"media/{IMAGE_GRID}"], flat[f"tokens/{IMAGE_TOKENS}"]
@@ -56,7 +56,7 @@ def refused(bench: TrainBench) -> None:
     from areal_conformance.oracles.train_compare import raises, same
     from areal_conformance.oracles.train_images import SIZES, showing
     from areal_core.contract.errors import BatchError
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model, _ = oracle_of(bench)
     batch = showing(SIZES, seed=6)

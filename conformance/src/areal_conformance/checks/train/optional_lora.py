@@ -288,6 +288,6 @@ def _along(deltas: Mapping[str, Tensor], gradient: Mapping[str, Tensor], names: 
 
 
 def _objective() -> Any:  # Any: an Objective, whose module imports torch
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     return PolicyGradient()

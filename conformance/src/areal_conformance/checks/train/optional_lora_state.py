@@ -132,7 +132,7 @@ def _continues(
 
 
 def _step(bench: TrainBench, engine: TrainEngine, number: int) -> float:
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     return engine.train_step(bench.batch(seed=number), PolicyGradient()).grad_norm
 

@@ -194,6 +194,6 @@ def _call(engine: TrainEngine, order: tuple[str, ...]) -> None:
 
 
 def _objective() -> Any:  # Any: an Objective, whose module imports torch
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     return PolicyGradient()

@@ -35,7 +35,7 @@ def experts(bench: TrainBench) -> None:
     """Recorded routes are refused by `forward` and by `train_step`; ignoring them would score another computation."""
     import torch
 
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     batch = bench.batch([(2, 3), (1, 5)])
     routes = torch.tensor([[[0, 1], [1, 0]]], dtype=torch.int32).expand(batch.num_tokens, 2, 2).contiguous()
@@ -50,10 +50,10 @@ def experts(bench: TrainBench) -> None:
 @check("train.refuse.images", level=Level.SINGLE, law=8, spec=SPEC, unless=("images",), since=(1, 2))
 def images(bench: TrainBench) -> None:
     """Images are refused by `forward` and by `train_step`; the tokens that stand for them say nothing by themselves."""
-    from areal_core.data.batch import Batch
-    from areal_core.testing.batches import make_episode
-    from areal_core.testing.images import make_seeing_trajectory
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_core.contract.batch import Batch
+    from areal_torch.testing.batches import make_episode
+    from areal_torch.testing.images import make_seeing_trajectory
+    from areal_torch.testing.objectives import PolicyGradient
 
     seen = Batch.pack([make_episode(make_seeing_trajectory(vocab_size=60))])
     batch = seen.with_tokens(advantages=seen.tokens["logprobs"])

@@ -47,7 +47,7 @@ def bfloat16_forward(bench: TrainBench) -> None:
 def bfloat16_steps(bench: TrainBench) -> None:
     """In bfloat16 loss and gradient norm are near the oracle's, whatever the micro-batches."""
     from areal_conformance.oracles.train import Oracle
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     batch = bench.batch([(2, 9), (1, 14), (4, 9), (3, 20), (1, 30)])
     wanted = Oracle(bench.model()).gradient(batch, PolicyGradient())
@@ -64,7 +64,7 @@ def bfloat16_steps(bench: TrainBench) -> None:
 @check("train.bfloat16.tiny_steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)
 def bfloat16_tiny_steps(bench: TrainBench) -> None:
     """Steps far smaller than bfloat16 can add to a weight are not lost: fifty of them move it."""
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     tiny = OptimizerSpec(lr=4e-5, weight_decay=0.0, max_grad_norm=0.0)
     with bench.engine(model=bench.model(hidden=32), dtype="bfloat16", optimizer=tiny) as engine:
@@ -86,7 +86,7 @@ def bfloat16_sent(bench: TrainBench) -> None:
     import torch
 
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     with bench.engine(dtype="bfloat16") as engine:
         for seed in range(2):
@@ -106,7 +106,7 @@ def checkpointing(bench: TrainBench) -> None:
     """With activations computed twice, columns, losses, norms and weights are those computed once."""
     from areal_conformance.oracles.train_compare import close, number, weights_close
     from areal_conformance.oracles.train_specs import SCALED
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     batch = bench.batch()
     results = []

@@ -40,7 +40,7 @@ def loads(bench: TrainBench) -> None:
     from areal_conformance.benches.train import read_folder
     from areal_conformance.oracles.train import Oracle
     from areal_conformance.oracles.train_compare import close, same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     for kind in bench.target.adapter.models:
         for tied in (True, False):
@@ -60,7 +60,7 @@ def loads(bench: TrainBench) -> None:
 def starts(bench: TrainBench) -> None:
     """The folder starts an engine of the same kind, with the same weights, bit for bit."""
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     folder = bench.folder / "weights"
     with bench.engine() as engine:
@@ -97,7 +97,7 @@ def replaces(bench: TrainBench) -> None:
     """A folder saved over another replaces it as a whole: new weights, and no file of the old one is left."""
     from areal_conformance.benches.train import read_folder
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     folder = bench.folder / "weights"
     with bench.engine() as engine:
@@ -136,7 +136,7 @@ def dtype(bench: TrainBench) -> None:
     """Folder and config are in the dtype of the spec, and their tensors are those sent."""
     from areal_conformance.benches.train import read_folder
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     for name in bench.target.adapter.dtypes:
         folder = bench.folder / name

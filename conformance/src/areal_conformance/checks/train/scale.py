@@ -62,7 +62,7 @@ def many_sequences(bench: TrainBench) -> None:
 def step_of_many_sequences(bench: TrainBench) -> None:
     """Every one of 70 sequences trains with its own advantages, and of 36 with its own row of the table."""
     from areal_conformance.oracles.train_objectives import Quadratic
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model = bench.model(hidden=32)
     batch = bench.batch(_MANY[:70], seed=9)  # more than 64
@@ -76,7 +76,7 @@ def adamw_long(bench: TrainBench) -> None:
     from areal_conformance.oracles.train import Oracle
     from areal_conformance.oracles.train_compare import weights_close
     from areal_conformance.oracles.train_optimizer import OracleTrainer
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model = bench.model(hidden=32, layers=1)
     spec = OptimizerSpec(lr=2e-3, betas=_SLOW, eps=1e-2, weight_decay=0.0, max_grad_norm=0.0)
@@ -98,7 +98,7 @@ def large_norm(bench: TrainBench) -> None:
     from areal_conformance.oracles.train_compare import number, weights_close
     from areal_conformance.oracles.train_optimizer import OracleTrainer
     from areal_conformance.oracles.train_specs import DESCENT
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model = bench.model(hidden=32)
     plain = bench.batch([(2, 3), (1, 4)], seed=4)
@@ -129,7 +129,7 @@ def large_norm(bench: TrainBench) -> None:
 def accumulates(bench: TrainBench) -> None:
     """In bfloat16 many small micro-batches beside a large one are not rounded away: gradients add up in float32."""
     from areal_conformance.oracles.train_specs import DESCENT
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     shape: Shape = (1, 5)
     model = bench.model(hidden=32)

@@ -24,7 +24,7 @@ SINK = "weights#areal_core.contract.weights.WeightSink"
 def names(bench: TrainBench) -> None:
     """Every tensor of the model is sent exactly once under its Hugging Face name and shape, and nothing else."""
     from areal_conformance.oracles.train import Oracle
-    from areal_core.testing.memory_weights import MemorySink
+    from areal_torch.testing.memory_weights import MemorySink
 
     for kind in bench.target.adapter.models:
         for tied in (True, False):
@@ -51,7 +51,7 @@ def names(bench: TrainBench) -> None:
 @check("train.send.tied", level=Level.SINGLE, law=7, spec=MANIFEST)
 def tied(bench: TrainBench) -> None:
     """`tied` names exactly the tensors that are not sent and whose bytes another one carries."""
-    from areal_core.testing.memory_weights import MemorySink
+    from areal_torch.testing.memory_weights import MemorySink
 
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     for is_tied, wanted in ((True, {head: embedding}), (False, {})):
@@ -71,7 +71,7 @@ def tied(bench: TrainBench) -> None:
 def current(bench: TrainBench) -> None:
     """What is sent is what the engine holds now: before training, after each step, and after scoring."""
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     for is_tied in (True, False):
         model = bench.model(tied=is_tied)
@@ -110,7 +110,7 @@ def original(bench: TrainBench) -> None:
 @check("train.send.manifest", level=Level.SINGLE, law=7, spec=MANIFEST)
 def manifest(bench: TrainBench) -> None:
     """The manifest tells version, shapes and dtypes as they are written; the dtype is the spec's."""
-    from areal_core.testing.memory_weights import MemorySink
+    from areal_torch.testing.memory_weights import MemorySink
 
     for dtype in bench.target.adapter.dtypes:
         with bench.engine(dtype=dtype) as engine:
@@ -136,9 +136,9 @@ def manifest(bench: TrainBench) -> None:
 @check("train.send.receipt", level=Level.SINGLE, law=7, spec="weights#areal_core.contract.weights.Receipt")
 def receipt(bench: TrainBench) -> None:
     """The receipt is the sink's: every tensor with the fingerprint of the bytes the engine holds."""
-    from areal_core.testing.memory_weights import MemorySink
-    from areal_core.testing.objectives import PolicyGradient
     from areal_core.weights.fingerprint import fingerprint
+    from areal_torch.testing.memory_weights import MemorySink
+    from areal_torch.testing.objectives import PolicyGradient
 
     with bench.engine() as engine:
         engine.train_step(bench.batch(), PolicyGradient())
@@ -174,7 +174,7 @@ def protocol(bench: TrainBench) -> None:
 )
 def buckets(bench: TrainBench) -> None:
     """Buckets are cut near the size the sink asks for: above it only for a single tensor, and not needlessly many."""
-    from areal_core.testing.memory_weights import MemorySink
+    from areal_torch.testing.memory_weights import MemorySink
 
     with bench.engine() as engine:
         for size in (1, 20_000, 100_000, 1 << 30):
@@ -212,7 +212,7 @@ def kept(bench: TrainBench) -> None:
     """What was sent stays what it was while training goes on, and a sink that writes into it harms nobody."""
     from areal_conformance.oracles.train_compare import same
     from areal_conformance.oracles.train_sinks import RecordingSink
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     with bench.engine() as engine:
         first = bench.sent(engine)
@@ -229,7 +229,7 @@ def kept(bench: TrainBench) -> None:
 def value_head(bench: TrainBench) -> None:
     """A critic sends its head too, and no language-model head."""
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import ValueRegression
+    from areal_torch.testing.objectives import ValueRegression
 
     with bench.engine(head=Head.VALUE) as engine:
         engine.train_step(bench.batch(), ValueRegression())

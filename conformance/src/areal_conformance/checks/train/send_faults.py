@@ -82,7 +82,7 @@ def raising_sink(bench: TrainBench) -> None:
     from areal_conformance.oracles.train_compare import same
     from areal_conformance.oracles.train_sinks import RaisingSink
     from areal_core.contract.errors import CoverageError, StorageError
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     with bench.engine() as engine:
         places: tuple[str | int, ...] = ("begin", 0, 1, 3, "finish")

@@ -84,7 +84,7 @@ def exact_untied(bench: TrainBench) -> None:
 def exact_critic(bench: TrainBench) -> None:
     """The same for a critic: its head is part of the state."""
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import ValueRegression
+    from areal_torch.testing.objectives import ValueRegression
 
     results = []
     folder = bench.folder / "critic"
@@ -128,7 +128,7 @@ def loaded_weights(bench: TrainBench) -> None:
     """After `load_state` the engine scores and sends the weights it loaded, at once."""
     from areal_conformance.oracles.train import Oracle
     from areal_conformance.oracles.train_compare import close, same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     asked = frozenset({Output.LOGPROBS})
     folder = bench.folder / "state"
@@ -168,7 +168,7 @@ def skipped_step(bench: TrainBench) -> None:
     """A step that was skipped before saving counts no more after loading than it did before."""
     import torch
 
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     folder = bench.folder / "state"
     with bench.engine(optimizer=SCHEDULED) as engine:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from areal_conformance.benches.train import TrainBench
     from areal_conformance.oracles.train_objectives import Watcher
+    from areal_core.contract.batch import Batch
     from areal_core.contract.train import TrainReport
-    from areal_core.data.batch import Batch
 
 SPEC = "train#areal_core.contract.train.Objective"
 BUDGET = 15
@@ -47,7 +47,7 @@ def watched(bench: TrainBench, batch: Batch, tokens: int = BUDGET) -> tuple[Watc
 def stepped(bench: TrainBench, batch: Batch, tokens: int) -> Mapping[str, Tensor]:
     """Return the weights after two steps with this budget."""
     from areal_conformance.oracles.train_specs import SCALED
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     with bench.engine(optimizer=SCALED, max_tokens_per_microbatch=tokens) as engine:
         for _ in range(2):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from areal_conformance.benches.train import TrainBench
+    from areal_core.contract.batch import Batch
     from areal_core.contract.train import TrainEngine
-    from areal_core.data.batch import Batch
 
 SPEC = "train#areal_core.contract.train.TrainEngine.train_step"
 REPORT = "train#areal_core.contract.train.TrainReport"
@@ -31,7 +31,7 @@ def unharmed(bench: TrainBench, what: str, bad: Callable[[TrainEngine], Any], **
     """
     from areal_conformance.oracles.train_compare import same
     from areal_core.contract.train import OptimizerSpec
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     schedule = OptimizerSpec(lr=1e-2, weight_decay=0.1, schedule="linear", warmup_steps=2, total_steps=5)
     ends, rates = [], []
@@ -56,7 +56,7 @@ def not_finite(bench: TrainBench) -> None:
 
     import torch
 
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     batch = bench.batch(["0111", "01111", (2, 6)])
     for place, value in ((1, torch.nan), (-1, torch.inf), (6, -torch.inf)):
@@ -95,7 +95,7 @@ def not_finite_twice(bench: TrainBench) -> None:
     """Several steps that are not finite, one after another, are each skipped, and told as the good ones never are."""
     import torch
 
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     def bad(engine: TrainEngine) -> None:
         for seed in range(3):
@@ -111,7 +111,7 @@ def overflow(bench: TrainBench) -> None:
     import math
 
     from areal_core.contract.train import OptimizerSpec
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     for scale in (1e4, 1e15, 1e37):
         with bench.engine(optimizer=OptimizerSpec(lr=1e-3)) as engine:
@@ -132,7 +132,7 @@ def too_long(bench: TrainBench) -> None:
     from areal_conformance.oracles.train_compare import raises
     from areal_core.contract.errors import BatchError
     from areal_core.contract.train import Output
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     def bad(engine: TrainEngine) -> None:
         batch = bench.batch([(2, 3), (1, 13), (1, 2)])
@@ -156,9 +156,9 @@ def too_long(bench: TrainBench) -> None:
 def missing_column(bench: TrainBench) -> None:
     """A batch without a column the objective needs is a BatchError that names it, before anything changes."""
     from areal_conformance.oracles.train_compare import raises
+    from areal_core.contract.batch import Batch
     from areal_core.contract.errors import BatchError
-    from areal_core.data.batch import Batch
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     flat = bench.batch().flat()
     del flat["tokens/advantages"]
@@ -177,7 +177,7 @@ def unknown_token(bench: TrainBench) -> None:
     from areal_conformance.oracles.train_compare import raises
     from areal_core.contract.errors import ArealError
     from areal_core.contract.train import Output
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     batch = bench.batch([(2, 3), (1, 4)])
 
@@ -239,7 +239,7 @@ def objective_raises(bench: TrainBench) -> None:
 def version(bench: TrainBench) -> None:
     """The version is the core's to set: no step, score or transfer changes it."""
     from areal_core.contract.train import Output
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     with bench.engine() as engine:
         for wanted in (engine.version, 7, 8):
@@ -253,11 +253,11 @@ def version(bench: TrainBench) -> None:
             expect(engine.version == wanted, f"forward, send or save changed {wanted} to {engine.version}")
 
 
-@check("train.step.leaves_batch", level=Level.SINGLE, law=1, spec="data#areal_core.data.batch.Batch")
+@check("train.step.leaves_batch", level=Level.SINGLE, law=1, spec="data#areal_core.contract.batch.Batch")
 def leaves_batch(bench: TrainBench) -> None:
     """A step writes into no column of its batch and adds none."""
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     batch = bench.batch()
     kept = {name: column.clone() for name, column in batch.flat().items()}

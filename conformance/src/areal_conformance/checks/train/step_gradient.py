@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_conformance.benches.train import TrainBench
+    from areal_core.contract.batch import Batch
     from areal_core.contract.train import Objective
-    from areal_core.data.batch import Batch
 
 SPEC = "train#areal_core.contract.train.TrainEngine.train_step"
 OBJECTIVE = "train#areal_core.contract.train.Objective"
@@ -45,7 +45,7 @@ def one_step(bench: TrainBench, model: Path, batch: Batch, objective: Objective,
 @check("train.step.gradient", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def gradient(bench: TrainBench) -> None:
     """Loss, gradient norm and the gradient of every tensor are those of plain autograd, for every kind of model."""
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     for kind in bench.target.adapter.models:
         for tied in (True, False):
@@ -55,7 +55,7 @@ def gradient(bench: TrainBench) -> None:
 @check("train.step.gradient_masks", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def gradient_masks(bench: TrainBench) -> None:
     """The gradient is right for any lengths and masks, in one micro-batch or many."""
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model = bench.model(hidden=32)
     for seed, tokens in ((1, 16384), (2, 12), (3, 25), (4, 12)):
@@ -66,7 +66,7 @@ def gradient_masks(bench: TrainBench) -> None:
 @check("train.step.gradient_temperature", level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.TrainSpec")
 def gradient_temperature(bench: TrainBench) -> None:
     """The loss is of log-probs at the temperature of the spec, and so is its gradient."""
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     for temperature in (0.5, 1.4):
         one_step(bench, bench.model(hidden=32), bench.batch(seed=6), PolicyGradient(), temperature=temperature)
@@ -75,7 +75,7 @@ def gradient_temperature(bench: TrainBench) -> None:
 @check("train.step.entropy_gradient", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def entropy_gradient(bench: TrainBench) -> None:
     """An objective of entropy alone has its gradient: the column is part of the graph, also beside log-probs."""
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model = bench.model(hidden=32)
     one_step(bench, model, bench.batch(advantages=0.0), PolicyGradient(entropy=1.0))
@@ -111,7 +111,7 @@ def off_mask(bench: TrainBench) -> None:
 
     from areal_conformance.oracles.train_compare import same
     from areal_conformance.oracles.train_specs import SCALED
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     batch = bench.batch([*shapes_drawn(5, 4), (3, 4)])
     mask, advantages = batch.tokens["loss_mask"], batch.tokens["advantages"]
@@ -133,7 +133,7 @@ def everywhere(bench: TrainBench) -> None:
     """Every tensor of the model is trained: one step changes each of them, where the oracle's gradient is not 0."""
     from areal_conformance.oracles.train import Oracle
     from areal_core.contract.train import OptimizerSpec
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     for kind in bench.target.adapter.models:
         model = bench.model(kind=kind, tied=False)

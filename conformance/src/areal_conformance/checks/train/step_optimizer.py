@@ -31,7 +31,7 @@ def follow(bench: TrainBench, spec: OptimizerSpec, num_steps: int, *, atol: floa
     from areal_conformance.oracles.train import Oracle
     from areal_conformance.oracles.train_compare import number, weights_close
     from areal_conformance.oracles.train_optimizer import OracleTrainer
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     model = bench.model(hidden=32)
     oracle = OracleTrainer(Oracle(model), spec)
@@ -114,7 +114,7 @@ def schedule(bench: TrainBench) -> None:
 def zero_rate(bench: TrainBench) -> None:
     """With learning rate 0 a step is reported as made and changes no bit, weight decay or not."""
     from areal_conformance.oracles.train_compare import same
-    from areal_core.testing.objectives import PolicyGradient
+    from areal_torch.testing.objectives import PolicyGradient
 
     with bench.engine(optimizer=OptimizerSpec(lr=0.0, weight_decay=0.1)) as engine:
         before = bench.witnessed(engine)

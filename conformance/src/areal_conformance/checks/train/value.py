@@ -28,7 +28,7 @@ def forward(bench: TrainBench) -> None:
     """`values` at token t is read before token t is known, for any packing, and follows the weights as they train."""
     from areal_conformance.oracles.train import Oracle
     from areal_conformance.oracles.train_compare import close
-    from areal_core.testing.objectives import ValueRegression
+    from areal_torch.testing.objectives import ValueRegression
 
     for kind in bench.target.adapter.models:
         batch = bench.batch(["0110", (2, 7), (1, 1), "00001", "0"], seed=3)
@@ -56,7 +56,7 @@ def step(bench: TrainBench) -> None:
     from areal_conformance.oracles.train_compare import number, weights_close
     from areal_conformance.oracles.train_optimizer import OracleTrainer
     from areal_conformance.oracles.train_specs import SCALED
-    from areal_core.testing.objectives import ValueRegression
+    from areal_torch.testing.objectives import ValueRegression
 
     first = bench.folder / "critic"
     with bench.engine(head=Head.VALUE) as engine:
@@ -78,7 +78,7 @@ def step(bench: TrainBench) -> None:
 def saved(bench: TrainBench) -> None:
     """A critic's folder starts a critic with the same weights and values, its head included."""
     from areal_conformance.oracles.train_compare import close, same
-    from areal_core.testing.objectives import ValueRegression
+    from areal_torch.testing.objectives import ValueRegression
 
     folder = bench.folder / "critic"
     with bench.engine(head=Head.VALUE) as engine:
@@ -96,7 +96,7 @@ def outputs(bench: TrainBench) -> None:
     """A critic refuses log-probs and entropy, a language model refuses values, in `forward` and in `train_step`."""
     from areal_conformance.oracles.train_compare import raises, same
     from areal_core.contract.errors import CapabilityError
-    from areal_core.testing.objectives import PolicyGradient, ValueRegression
+    from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
     batch = bench.batch()
     wrong: dict[Head, tuple[list[set[Output]], Objective]] = {

@@ -22,14 +22,14 @@ from areal_archon.models.layers import Attention, FeedForward, Norm, Work
 from areal_archon.models.mixture import Mixture
 from areal_archon.models.rotary import Rotary
 from areal_archon.tensor import TensorRanks
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import Head, Output
-from areal_core.data.batch import Batch
-from areal_core.training.attention import Packing
-from areal_core.training.context import ContextRanks
-from areal_core.training.experts import KEYWORD, routes_of
-from areal_core.training.layout import largest_share
-from areal_core.training.logprobs import logprobs_and_entropy
-from areal_core.training.shape import ModelShape
+from areal_torch.attention import Packing
+from areal_torch.context import ContextRanks
+from areal_torch.experts import KEYWORD, routes_of
+from areal_torch.layout import largest_share
+from areal_torch.logprobs import logprobs_and_entropy
+from areal_torch.shape import ModelShape
 
 Columns = dict[str, Tensor]
 Run = Callable[[Tensor, Work], Tensor]

@@ -15,9 +15,9 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from areal_archon.models.rotary import rotate
 from areal_archon.tensor import TensorRanks
-from areal_core.training import attention
-from areal_core.training.attention import Packing
-from areal_core.training.shape import ModelShape
+from areal_torch import attention
+from areal_torch.attention import Packing
+from areal_torch.shape import ModelShape
 
 
 @frozen(eq=False)

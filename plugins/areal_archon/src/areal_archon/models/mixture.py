@@ -15,7 +15,7 @@ from torch.nn.functional import grouped_mm, linear, silu
 from areal_archon.expert import ExpertRanks
 from areal_archon.models.layers import Work
 from areal_archon.tensor import TensorRanks
-from areal_core.training.shape import ModelShape
+from areal_torch.shape import ModelShape
 
 
 class Experts(nn.Module):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from attrs import field, frozen
 from torch import Tensor
 
-from areal_core.training.shape import ModelShape
+from areal_torch.shape import ModelShape
 
 
 @frozen

@@ -25,7 +25,7 @@ class LoadedTensors:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return copies of them on the CPU, under the names of the model's folder."""
-        from areal_core.training import hf
+        from areal_torch import hf
 
         running = self._engine._running
         assert running is not None, "a witness is of a started engine"

@@ -27,8 +27,6 @@ from areal_core.contract.inference import (
 )
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
-from areal_core.serving.requests import check_request
-from areal_core.serving.stopping import StopStrings
 from areal_reference.infer.cache import CacheSlab
 from areal_reference.infer.config import ReferenceInferenceConfig
 from areal_reference.infer.loading import LoadedModel, load_model
@@ -37,6 +35,8 @@ from areal_reference.infer.rows import Ticket
 from areal_reference.infer.runner import ModelRunner
 from areal_reference.infer.sampling import request_key
 from areal_reference.infer.weights import WeightStage
+from areal_serving.requests import check_request
+from areal_serving.stopping import StopStrings
 
 
 @frozen(kw_only=True, eq=False)

@@ -20,9 +20,9 @@ from areal_core.contract.errors import CapabilityError, ModelError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.train import Head
 from areal_core.contract.workflow import Tokenizer
-from areal_core.training import hf
-from areal_core.training.device import open_device
 from areal_reference.infer.attention import ATTENTION_NAME, LayerShape, ProbeStep, slab_attention
+from areal_torch import hf
+from areal_torch.device import open_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})

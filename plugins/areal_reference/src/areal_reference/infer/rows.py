@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest, Timings, VersionSpan
-from areal_core.serving.stopping import StopStrings
 from areal_reference.infer.sampling import RowSampling, uniforms
+from areal_serving.stopping import StopStrings
 
 Ints = NDArray[np.int64]
 Number = TypeVar("Number", bound=np.generic)

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, ModelError, VersionRegressed, WeightSyncError
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
-from areal_core.training import hf
-from areal_core.weights.coverage import Coverage, check_names
-from areal_core.weights.specs import torch_dtype
+from areal_serving.weights import Coverage, check_names, torch_dtype
+from areal_torch import hf
 
 
 @frozen(kw_only=True)

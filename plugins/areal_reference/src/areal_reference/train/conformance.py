@@ -25,7 +25,7 @@ class ReferenceWitness:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return copies of all parameters."""
-        from areal_core.training import hf
+        from areal_torch import hf
 
         trainer = self.engine._trainer
         model = trainer.model.packed.hf

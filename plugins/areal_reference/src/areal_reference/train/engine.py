@@ -3,7 +3,7 @@
 Knows: how to build one model, and how to run it forward and backward.
 Does not know: other ranks, algorithms, files, or where weights go.
 
-Written to be read: `start` puts together parts that every engine shares (`areal_core.training`);
+Written to be read: `start` puts together parts that every engine shares (`areal_torch`);
 an engine of your own differs in how it builds and cuts the model, and in `PlainModel`.
 """
 
@@ -16,28 +16,28 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, Output, RankContext, TrainSpec
-from areal_core.data.batch import Batch
-from areal_core.training import hf, lora
-from areal_core.training.device import compute_dtype, open_device, seed_everything
-from areal_core.training.engine import TrainerEngine
-from areal_core.training.experts import obey_routes
-from areal_core.training.export import Exporter, FolderWeights, whole
-from areal_core.training.group import SingleRank
-from areal_core.training.images import Vision
-from areal_core.training.layout import check_layout
-from areal_core.training.model import PackedModel
-from areal_core.training.offload import DeviceMemory, own_memory
-from areal_core.training.optimizer import Optimizer
-from areal_core.training.resume import TrainingState
-from areal_core.training.step import Limits
-from areal_core.training.trainer import Trainer
 from areal_reference.train.config import ReferenceTrainConfig
+from areal_torch import hf, lora
+from areal_torch.device import compute_dtype, open_device, seed_everything
+from areal_torch.engine import TrainerEngine
+from areal_torch.experts import obey_routes
+from areal_torch.export import Exporter, FolderWeights, whole
+from areal_torch.group import SingleRank
+from areal_torch.images import Vision
+from areal_torch.layout import check_layout
+from areal_torch.model import PackedModel
+from areal_torch.offload import DeviceMemory, own_memory
+from areal_torch.optimizer import Optimizer
+from areal_torch.resume import TrainingState
+from areal_torch.step import Limits
+from areal_torch.trainer import Trainer
 
 
 @frozen
 class PlainModel:
-    """A model in one piece, as `areal_core.training.step` drives it."""
+    """A model in one piece, as `areal_torch.step` drives it."""
 
     packed: PackedModel
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR, FINISH_MATCHED_TOKEN
 
-from areal_core.serving.stopping import StopStrings
+from areal_serving.stopping import StopStrings
 
 PRIOR = "areal_num_prior"
 """Custom parameter of a request: how many tokens at the end of its input an earlier part generated."""

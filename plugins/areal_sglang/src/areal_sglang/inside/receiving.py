@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from areal_core.weights.fingerprint import fingerprint
+from areal_serving.weights import fingerprint
 from areal_sglang.inside.loading import Watch
 
 Original = Callable[..., Any]  # Any: SGLang's own

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from sglang.srt.managers.io_struct import CheckWeightsReqInput, CheckWeightsReqOutput
 
-from areal_core.weights.fingerprint import fingerprint
+from areal_serving.weights import fingerprint
 from areal_sglang.inside import experts, loading, parts, receiving
 from areal_sglang.inside.hooks import missing
 

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from areal_core.weights.fingerprint import fingerprint
+from areal_serving.weights import fingerprint
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

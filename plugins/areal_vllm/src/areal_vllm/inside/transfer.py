@@ -1,7 +1,7 @@
 """A weight-transfer engine of vLLM's own kind: its workers take part in the group a sender broadcasts in.
 
 vLLM's own, for NCCL and CUDA IPC, meet a sender that runs vLLM's trainer side; this one meets any that keeps to
-`areal_core.weights.seat`, on any device, gloo included.
+`areal_torch.collective.rank_slot`, on any device, gloo included.
 
 Knows: vLLM's weight-transfer interface, the group of a `Seat`.
 Does not know: who sends, or versions.
@@ -21,9 +21,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from areal_core.weights.collective_group import Group
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.seat import Seat
+from areal_serving.weights import fingerprint
+from areal_torch.collective.group import Group
+from areal_torch.collective.rank_slot import Seat
 from areal_vllm.inside import loading
 
 

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from areal_core.weights.collective_group import place
+from areal_torch.collective.group import place
 from areal_vllm.inside import ascend, kernels, loading, reading, sampling, scoring
 from areal_vllm.inside import tools as tool_calls
 from areal_vllm.inside.proof import Proof

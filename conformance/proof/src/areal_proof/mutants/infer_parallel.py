@@ -1,0 +1,77 @@
+"""Engines whose ranks do not agree.
+
+Knows: how the second inference engine holds weights, and how its layers are cut.
+Does not know: how it is caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from areal_core.contract.inference import InferenceSpec
+from areal_core.contract.train import EngineInfo
+from areal_proof.mutants import mutant
+from areal_proof.second.infer.engine import SecondInferenceEngine
+from areal_proof.second.infer.ranks import CUT_BY_INPUT
+from areal_proof.second.infer.requests import Seat
+
+
+def of_two(first: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights whose linear layers are of `first` in the first rank of two and of `last` in the other."""
+    found = {}
+    for name, tensor in first.items():
+        dim = 1 if name.removesuffix(".weight").endswith(CUT_BY_INPUT) else 0
+        halves = tensor.chunk(2, dim)[0], last[name].chunk(2, dim)[1]
+        found[name] = tensor if tensor.ndim == 1 else torch.cat(halves, dim)
+    return found
+
+
+@mutant("infer/second", killers=("infer.parallel.tokens",))
+class OneRankOfTheSum(SecondInferenceEngine):
+    """Leaves out the results of the last rank where results are to be summed."""
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        info = await super().start(spec)
+        if spec.layout.get("t", 1) > 1:
+            whole = self._require_weights()
+            empty = {n: t * 0 if n.removesuffix(".weight").endswith(CUT_BY_INPUT) else t for n, t in whole.items()}
+            self._weights = of_two(whole, empty)
+        return info
+
+
+@mutant("infer/second", killers=("infer.parallel.update",))
+class OneRankKeepsTheOld(SecondInferenceEngine):
+    """Loads an update in the first rank only."""
+
+    async def commit_weights(self, version: int) -> None:
+        before = self._require_weights()
+        await super().commit_weights(version)
+        if self._require().ranks > 1:
+            self._weights = of_two(self._require_weights(), before)
+
+
+@mutant("infer/second", killers=("infer.parallel.in_flight",))
+class OneRankIsLate(SecondInferenceEngine):
+    """Has the first rank compute three more tokens with the old weights after the others changed."""
+
+    _late: dict[str, Tensor] | None = None
+    _turns = 0
+
+    async def commit_weights(self, version: int) -> None:
+        before = self._require_weights()
+        await super().commit_weights(version)
+        if self._require().ranks > 1:
+            self._late, self._turns = of_two(before, self._require_weights()), 3
+
+    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
+        if self._late is None or not self._turns:
+            return super()._next_logits(seat)
+        self._turns -= 1
+        weights, self._weights = self._weights, self._late
+        try:
+            return super()._next_logits(seat)
+        finally:
+            self._weights = weights

@@ -1,0 +1,57 @@
+"""Broken loops: images that are lost on the way, or not made ready.
+
+Knows: how one part of the loop is put in the place of the core's own.
+Does not know: how it is caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from areal_core.contract.data import Episode
+from areal_core.contract.inference import Generation
+from areal_core.fleet.continuation import Continuation
+from areal_core.fleet.pool import InferencePool
+from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
+from areal_core.rollout.executor import RolloutExecutor
+from areal_proof.mutants.loop_part import broken
+
+
+@broken("pool", "loop.images.again", row="token-fidelity")
+class GoesOnBlind(InferencePool):
+    """Sends a request that goes on without its images."""
+
+    async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
+        if not whole.num_parts:
+            return await super()._part(whole, affinity)
+        request = attrs.evolve(whole.next_request(), extras={})
+        return await self._somewhere(
+            lambda replica: replica.generate(request, self._policy.request_timeout_s), affinity
+        )
+
+
+@broken("executor", "loop.images.prepared")
+class HandsOverUnprepared(RolloutExecutor):
+    """Hands trajectories over as workflows made them."""
+
+    def __init__(self, *, prepare: Any = None, **options: Any) -> None:  # Any: as RolloutExecutor
+        super().__init__(**options)
+
+
+class _InTheLoop(EpisodeRunner):
+    async def prepared(self, order: EpisodeOrder, episode: Episode) -> Episode:
+        if self._prepare is None:
+            return episode
+        return attrs.evolve(episode, trajectories=[self._prepare(one) for one in episode.trajectories])
+
+
+@broken("executor", "loop.images.prepared")
+class PreparesInTheLoop(RolloutExecutor):
+    """Prepares trajectories in the event loop."""
+
+    def __init__(self, **options: Any) -> None:  # Any: as RolloutExecutor
+        super().__init__(**options)
+        self._runner.__class__ = _InTheLoop

@@ -1,0 +1,31 @@
+"""How one part of the loop is put in the place of the core's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+
+from areal_conformance.benches.loop import LoopParts
+from areal_conformance.target import Target
+from areal_core.testing.rollouts import RolloutParts
+from areal_proof.mutants import mutant
+
+Broken = TypeVar("Broken", bound=Callable[..., Any])
+
+
+def broken(part: str, *killers: str, incident: str = "", row: str = "") -> Callable[[Broken], Broken]:
+    """Mark a class that stands in for one part of the loop: a field of RolloutParts or of LoopParts."""
+
+    def mark(cls: Broken) -> Broken:
+        rollout = part in attrs.fields_dict(RolloutParts)
+        parts = attrs.evolve(LoopParts(), **({"rollout": RolloutParts(**{part: cls})} if rollout else {part: cls}))
+
+        def breaks(whole: Target) -> Target:
+            return attrs.evolve(whole, adapter=attrs.evolve(whole.adapter, build=lambda _case: parts))
+
+        marked: Broken = mutant("loop/areal", killers=killers, incident=incident, row=row, breaks=breaks)(cls)
+        return marked
+
+    return mark

@@ -1,0 +1,192 @@
+"""Broken pairs, the replicas' side: what arrives is not what is served, or not when.
+
+Knows: one sin a class.
+Does not know: which check sees it, but for the names of its killers.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+import torch
+
+from areal_core.contract.errors import WeightSyncError
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceSpec, VersionSpan
+from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import Receipt, WeightSource
+from areal_proof.mutants import mutant
+from areal_reference.infer.engine import ReferenceInferenceEngine
+
+_OF = "pair/reference+reference"
+
+
+class _Serving(ReferenceInferenceEngine):
+    """Reaches the model it serves."""
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters in use, by name."""
+        return dict(self._require().stage.model.named_parameters())
+
+
+@mutant(_OF, side="infer", killers=("pair.update.one_by_one",), incident="sglang#9379", row="one-destination")
+class KeepsItsHead(_Serving):
+    """The head of an untied model stays as it was loaded."""
+
+    async def commit_weights(self, version: int) -> None:
+        kept = {n: p.detach().clone() for n, p in self.parameters().items() if n.endswith("lm_head.weight")}
+        await super().commit_weights(version)
+        for name, tensor in kept.items():
+            self.parameters()[name].data.copy_(tensor)
+
+
+@mutant(_OF, side="infer", killers=("pair.update.one_by_one", "pair.update.witness"), row="one-destination")
+class LayersInOtherPlaces(_Serving):
+    """Two layers' tensors of one shape are put into each other's place."""
+
+    async def commit_weights(self, version: int) -> None:
+        await super().commit_weights(version)
+        own = self.parameters()
+        first, second = (own[f"model.layers.{number}.mlp.up_proj.weight"] for number in (0, 1))
+        first.data, second.data = second.data.clone(), first.data.clone()
+
+
+class _Stamping(ReferenceInferenceEngine):
+    """Alters what comes out."""
+
+    def alter(self, generation: Generation) -> Generation:
+        """Return what is told in its place."""
+        return generation
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Tell it."""
+        return self.alter(await super().generate(request))
+
+
+@mutant(_OF, side="infer", killers=("pair.versions.stamped", "pair.update.regressed"), row="version-spans")
+class CountsUpdates(_Stamping):
+    """Tokens are stamped with the number of updates, not with the version they brought."""
+
+    count = 0
+
+    async def commit_weights(self, version: int) -> None:
+        await super().commit_weights(version)
+        self.count += 1
+
+    def alter(self, generation: Generation) -> Generation:
+        spans = [attrs.evolve(span, version=min(span.version, self.count)) for span in generation.version_spans]
+        return attrs.evolve(generation, version_spans=tuple(spans))
+
+
+@mutant(_OF, side="infer", killers=("pair.versions.in_flight",), incident="vLLM#54443", row="version-spans")
+class StampsTheFirstVersion(_Stamping):
+    """Every token of an output is stamped with the version of the first."""
+
+    def alter(self, generation: Generation) -> Generation:
+        first = generation.version_spans[0].version
+        whole = VersionSpan(start=0, stop=len(generation.output_ids), version=first)
+        return attrs.evolve(generation, version_spans=(whole,))
+
+
+@mutant(_OF, side="infer", killers=("pair.fault.spoiled", "pair.fault.replica"), incident="NeMo-RL sparse delta")
+class ServesOnArrival(ReferenceInferenceEngine):
+    """New weights are served as soon as they have arrived, before anybody compared them."""
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        receipt = await super().receive_weights(source, version)
+        await super().commit_weights(version)
+        return receipt
+
+    async def commit_weights(self, version: int) -> None:
+        """Do nothing: it is done."""
+
+
+@mutant(_OF, side="infer", killers=("pair.fault.spoiled",), row="update-chain")
+class AbortCommits(ReferenceInferenceEngine):
+    """`abort_weights` serves what is staged."""
+
+    async def abort_weights(self) -> None:
+        stage = self._require().stage
+        if stage.staged is not None:
+            await super().commit_weights(stage.staged)
+        await super().abort_weights()
+
+
+@mutant(_OF, side="infer", killers=("pair.update.regressed",), row="update-chain")
+class TakesOldVersions(ReferenceInferenceEngine):
+    """A version that is not newer is taken, and told to have been staged."""
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        stage = self._require().stage
+        served, stage.version = stage.version, -1
+        try:
+            return await super().receive_weights(source, version)
+        finally:
+            stage.version = served
+
+
+@mutant(_OF, side="infer", killers=("pair.fault.renamed", "pair.fault.replica"))
+class NeverForgivesARefusal(ReferenceInferenceEngine):
+    """After one version that could not be received, none is received any more."""
+
+    spoiled = False
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        if self.spoiled:
+            raise WeightSyncError("an earlier version could not be received")
+        try:
+            return await super().receive_weights(source, version)
+        except Exception:
+            self.spoiled = True
+            raise
+
+
+@mutant(_OF, side="infer", killers=("pair.fault.replica",), incident="TRL#6913", row="dead-peer")
+class TellsNoReason(ReferenceInferenceEngine):
+    """Whatever goes wrong while weights arrive is told as "update failed"."""
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        try:
+            return await super().receive_weights(source, version)
+        except Exception:
+            raise WeightSyncError("update failed") from None
+
+
+@mutant(_OF, side="infer", killers=("pair.fault.replica_died",), row="dead-peer")
+class WaitsForTheFirstReplica(ReferenceInferenceEngine):
+    """A replica takes a version only if the first replica received it too."""
+
+    arrived: ClassVar[set[str]] = set()
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        self.first = spec.replica == 0
+        if self.first:
+            WaitsForTheFirstReplica.arrived.clear()
+        return await super().start(spec)
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        receipt = await super().receive_weights(source, version)
+        if self.first:
+            self.arrived.add(f"{version}")
+        return receipt
+
+    async def commit_weights(self, version: int) -> None:
+        if f"{version}" in self.arrived:
+            await super().commit_weights(version)
+
+
+@mutant(_OF, side="infer", killers=("pair.update.cast",))
+class CastsCoarsely(_Serving):
+    """Weights that arrive in bfloat16 are cast by way of eight bits."""
+
+    narrow = False
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        self.narrow = any(spec.dtype == "bfloat16" for spec in source.manifest.tensors)
+        return await super().receive_weights(source, version)
+
+    async def commit_weights(self, version: int) -> None:
+        await super().commit_weights(version)
+        if self.narrow:
+            for parameter in self.parameters().values():
+                parameter.data.copy_(parameter.data.to(torch.float8_e5m2).to(parameter.dtype))

@@ -1,0 +1,150 @@
+"""Worker processes of the second scheduler that sin on their own side of the stream.
+
+    python -m areal_proof.mutants.scheduler_workers SIN DESCRIPTOR
+
+Knows: what each sin replaces in the worker's module, in the worker's own process.
+Does not know: which mutant starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Any
+
+from areal_core.contract.errors import ArealError, RemoteError, WorkerError
+from areal_core.worker import service as hosts
+from areal_core.worker.codec import decode, encode
+from areal_proof.second import scheduler_wire as wire
+from areal_proof.second import scheduler_worker as worker
+
+
+def send_pickled(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
+    """Queue one pickled message. Any: whatever can be pickled."""
+    body = pickle.dumps(message)
+    writer.write(struct.pack("<Q", len(body)) + body)
+
+
+async def receive_pickled(reader: asyncio.StreamReader) -> Any:
+    """Return the next message. Any: whatever was pickled."""
+    (size,) = struct.unpack("<Q", await reader.readexactly(8))
+    return pickle.loads(await reader.readexactly(size))
+
+
+def _pickles() -> None:
+    wire.send, wire.receive = send_pickled, receive_pickled
+
+
+def _outlives() -> None:
+    worker._watch_for_end = lambda descriptor: None
+    worker.os.killpg = lambda _group, _signal: threading.Event().wait()  # type: ignore[attr-defined]
+
+
+def _listens_everywhere() -> None:
+    held = socket.create_server(("0.0.0.0", 0))
+    _KEPT.append(held)
+
+
+def _serves_strangers() -> None:
+    answer = worker._answer
+
+    async def open_door(host: hosts.Host) -> None:
+        import msgspec
+        import zmq
+        import zmq.asyncio
+
+        router = zmq.asyncio.Context().socket(zmq.ROUTER)
+        router.bind("tcp://127.0.0.1:*")
+        while True:
+            client, head, *body = await router.recv_multipart()
+            _, number, method = msgspec.msgpack.decode(head)
+            result = await host.call(method, decode(body))
+            await router.send_multipart([client, msgspec.msgpack.encode((2, number)), *encode(result)])
+
+    doors: list[asyncio.Task[None]] = []
+
+    async def answering(writer: Any, host: Any, number: int, method: str, args: Any) -> None:
+        if not doors:
+            doors.append(asyncio.create_task(open_door(host)))
+        await answer(writer, host, number, method, args)
+
+    worker._answer = answering
+
+
+def _overlaps() -> None:
+    class Many(ThreadPoolExecutor):
+        def __init__(self, **_options: Any) -> None:
+            super().__init__(max_workers=4)
+
+    hosts.ThreadPoolExecutor = Many  # type: ignore[assignment,attr-defined]
+
+
+def _last_in_first_out() -> None:
+    call = hosts.TrainHost.call
+
+    async def lazily(self: hosts.TrainHost, method: str, args: tuple[Any, ...]) -> Any:
+        if method == "save_weights":
+            await asyncio.sleep(0.02)
+        return await call(self, method, args)
+
+    hosts.TrainHost.call = lazily  # type: ignore[method-assign]
+
+
+def _loads_torch() -> None:
+    import torch  # noqa: F401
+
+
+def _own_kinds_are_remote() -> None:
+    call = hosts.InferenceHost.call
+
+    async def flattened(self: hosts.InferenceHost, method: str, args: tuple[Any, ...]) -> Any:
+        try:
+            return await call(self, method, args)
+        except ArealError as error:
+            if type(error).__module__ != ArealError.__module__:
+                raise RemoteError(f"{method!r} raised {type(error).__name__}", why=error.why) from error
+            raise
+
+    hosts.InferenceHost.call = flattened  # type: ignore[method-assign]
+
+
+def _calls_anything() -> None:
+    call = hosts.InferenceHost.call
+
+    async def anything(self: hosts.InferenceHost, method: str, args: tuple[Any, ...]) -> Any:
+        try:
+            return await call(self, method, args)
+        except WorkerError:
+            return getattr(self._engine, method, None)
+
+    hosts.InferenceHost.call = anything  # type: ignore[method-assign]
+
+
+_KEPT: list[socket.socket] = []
+SINS: Mapping[str, Callable[[], None]] = MappingProxyType(
+    {
+        "pickles": _pickles,
+        "outlives": _outlives,
+        "listens-everywhere": _listens_everywhere,
+        "serves-strangers": _serves_strangers,
+        "overlaps": _overlaps,
+        "last-in-first-out": _last_in_first_out,
+        "loads-torch": _loads_torch,
+        "own-kinds-are-remote": _own_kinds_are_remote,
+        "calls-anything": _calls_anything,
+        "key-in-arguments": lambda: None,
+    }
+)
+
+
+if __name__ == "__main__":
+    SINS[sys.argv[1]]()
+    sys.argv[1:] = sys.argv[-1:]
+    worker.main()

@@ -1,0 +1,196 @@
+"""Trainers that do not give their memory back, or do not get it back whole.
+
+Knows: the spill of the second trainer.
+Does not know: checks, beyond the names of those that must find each sin.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from areal_core.contract.train import TrainSpec
+from areal_proof.mutants import mutant
+from areal_proof.second.train.engine import SecondTrainEngine, Started
+from areal_proof.second.train.ranks import Ranks
+from areal_proof.second.train.spill import Spill
+
+ENGINE = "train/second"
+
+
+@mutant(
+    ENGINE,
+    killers=("train.offload.frees", "train.offload.frozen"),
+    incident="vLLM#45585",
+    row="sleep-is-real",
+)
+class OffloadIsAFlag(SecondTrainEngine):
+    """Remembers that it was offloaded, and frees nothing."""
+
+    def offload(self) -> None:
+        """Do nothing but check that there is an engine."""
+        self._open()
+
+    def onload(self) -> None:
+        """Do nothing."""
+        self._open()
+
+
+class Spilling(SecondTrainEngine):
+    """Moves another part of the table away than all of it."""
+
+    def _build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
+        here = super()._build(spec, ranks, device, dtype)
+        return attrs.evolve(here, spill=Spill([tensor for name, tensor in here.table.items() if self.moves(name)]))
+
+    def moves(self, name: str) -> bool:
+        """Tell whether a tensor is moved away."""
+        return True
+
+
+@mutant(ENGINE, killers=("train.offload.frees",), row="sleep-is-real")
+class OptimizerStays(Spilling):
+    """Moves the weights away; both moments of the optimizer stay on the device."""
+
+    def moves(self, name: str) -> bool:
+        """Move weights only."""
+        return name.startswith("weights/")
+
+
+@mutant(ENGINE, killers=("train.offload.frees", "train.offload.frozen"), row="sleep-is-real")
+class WeightsStay(Spilling):
+    """Moves the optimizer away; the weights stay on the device."""
+
+    def moves(self, name: str) -> bool:
+        """Move moments only."""
+        return not name.startswith("weights/")
+
+
+@mutant(ENGINE, killers=("train.offload.frees",), row="sleep-is-real")
+class OffloadsOnlyOnce(SecondTrainEngine):
+    """Frees its memory at the first `offload`, and at no later one."""
+
+    _turns = 0
+
+    def offload(self) -> None:
+        """Look whether it was done before."""
+        if self._turns == 0:
+            super().offload()
+        self._turns += 1
+
+
+@mutant(ENGINE, killers=("train.offload.exact",))
+class OnloadForgetsSecondMoments(SecondTrainEngine):
+    """Brings weights and first moments back; second moments begin at zero again."""
+
+    def onload(self) -> None:
+        """Empty what came back."""
+        out = self._open().spill.out
+        super().onload()
+        if out:
+            _empty({n: t for n, t in self._running().table.items() if n.startswith("second/")})
+
+
+@mutant(ENGINE, killers=("train.offload.ranks",), ranks=2)
+class OtherRanksForget(SecondTrainEngine):
+    """Brings everything back on rank 0; on the other ranks the moments begin at zero again."""
+
+    def onload(self) -> None:
+        """Empty what came back, not on rank 0."""
+        here = self._open()
+        out = here.spill.out
+        super().onload()
+        if out and here.ranks.rank > 0:
+            _empty(here.adam.moments if here.adam is not None else {})
+
+
+@mutant(ENGINE, killers=("train.offload.exact", "train.offload.state"))
+class OnloadsTheFirstCopy(SecondTrainEngine):
+    """Writes the weights out once, and brings that copy back ever after."""
+
+    _first: dict[str, Tensor] | None = None
+
+    def offload(self) -> None:
+        """Keep the first copy."""
+        here = self._open()
+        if self._first is None and not here.spill.out:
+            self._first = {name: tensor.detach().clone() for name, tensor in here.table.items()}
+        super().offload()
+
+    def onload(self) -> None:
+        """Bring the first copy back."""
+        out = self._open().spill.out
+        super().onload()
+        if out and self._first is not None:
+            with torch.no_grad():
+                for name, tensor in self._running().table.items():
+                    tensor.copy_(self._first[name])
+
+
+@mutant(ENGINE, killers=("train.offload.exact",))
+class SecondOffloadLosesAll(SecondTrainEngine):
+    """Offloads what is already gone: a second `offload` overwrites the copy with nothing."""
+
+    _calls = 0
+
+    def offload(self) -> None:
+        """Count calls since the last `onload`."""
+        self._calls += 1
+        super().offload()
+
+    def onload(self) -> None:
+        """Bring zeros back if there were two."""
+        super().onload()
+        if self._calls > 1:
+            _empty(dict(self._running().table))
+        self._calls = 0
+
+
+@mutant(ENGINE, killers=("train.offload.exact",))
+class VersionLostOnloadOffDevice(SecondTrainEngine):
+    """Comes back as version 0."""
+
+    def onload(self) -> None:
+        """Begin at 0."""
+        super().onload()
+        self.version = 0
+
+
+@mutant(ENGINE, killers=("train.offload.use",), row="sleep-is-real")
+class ComputesWithNothing(SecondTrainEngine):
+    """Answers calls while offloaded, with weights of zero."""
+
+    _kept: dict[str, Tensor] | None = None
+
+    def offload(self) -> None:
+        """Put the weights aside and empty them."""
+        if self._kept is None:
+            table = self._open().table
+            self._kept = {name: tensor.detach().clone() for name, tensor in table.items()}
+            _empty(dict(table))
+
+    def onload(self) -> None:
+        """Put them back."""
+        kept, self._kept = self._kept, None
+        with torch.no_grad():
+            for name, tensor in self._open().table.items():
+                if kept is not None:
+                    tensor.copy_(kept[name])
+
+
+@mutant(ENGINE, killers=("train.offload.close",))
+class CloseNeedsTheDevice(SecondTrainEngine):
+    """Cannot be closed while it is offloaded."""
+
+    def close(self) -> None:
+        """Look at the weights first."""
+        if self._started is not None:
+            self.weights_in_use()
+        super().close()
+
+
+def _empty(tensors: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.zero_()

@@ -1,0 +1,278 @@
+"""Trainers that send something else than the weights they hold.
+
+Knows: what each sends instead.
+Does not know: the checks beyond their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from areal_core.contract.batch import Batch
+from areal_core.contract.errors import FingerprintMismatch
+from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
+from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
+from areal_proof.mutants import mutant
+from areal_proof.mutants.train_parts import OtherExporter, parameters
+from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch.export import Exporter, FolderWeights
+
+ENGINE = "train/reference"
+
+
+def _model(exporter: Exporter) -> Any:
+    """Return the transformers model of an exporter. Any: not typed here."""
+    assert isinstance(exporter._weights, FolderWeights)
+    return exporter._weights.model
+
+
+def _parameters(exporter: Exporter) -> dict[str, Tensor]:
+    return dict(_model(exporter).named_parameters())
+
+
+@mutant(ENGINE, killers=("train.send.names", "train.send.tied"), incident="torchtitan#2402", row="one-destination")
+class TiedSentTwice(OtherExporter):
+    """Sends a tied head as well as the embedding it is."""
+
+    class kind(Exporter):
+        """Adds the head."""
+
+        def manifest(self, version: int) -> WeightManifest:
+            """Announce the head."""
+            told = super().manifest(version)
+            by_name = {spec.name: spec for spec in told.tensors}
+            more = [attrs.evolve(by_name[carrier], name=name) for name, carrier in told.tied.items()]
+            return attrs.evolve(told, tensors=(*told.tensors, *more))
+
+        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+            yield from super()._buckets(bucket_bytes)
+            own = _parameters(self)
+            for name, carrier in super().manifest(0).tied.items():
+                yield {name: own[carrier].detach().to(getattr(torch, self._dtype))}
+
+
+@mutant(ENGINE, killers=("train.send.tied",), row="one-destination")
+class TiesUntold(OtherExporter):
+    """Does not say which tensors are tied."""
+
+    class kind(Exporter):
+        """No ties."""
+
+        def manifest(self, version: int) -> WeightManifest:
+            """Announce no ties."""
+            return attrs.evolve(super().manifest(version), tied={})
+
+
+class _Without(Exporter):
+    """An exporter that leaves tensors out."""
+
+    ending: ClassVar[str] = ""
+
+    def manifest(self, version: int) -> WeightManifest:
+        """Announce the others."""
+        told = super().manifest(version)
+        return attrs.evolve(told, tensors=[spec for spec in told.tensors if not spec.name.endswith(self.ending)])
+
+    def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+        for bucket in super()._buckets(bucket_bytes):
+            yield {name: tensor for name, tensor in bucket.items() if not name.endswith(self.ending)}
+
+
+@mutant(ENGINE, killers=("train.send.names", "train.send.current"), incident="sglang#9379", row="one-destination")
+class BiasesNotSent(OtherExporter):
+    """Leaves biases out of what it sends, and norms of queries and keys."""
+
+    class kind(_Without):
+        """Without them."""
+
+        ending = ("bias", "q_norm.weight", "k_norm.weight")  # type: ignore[assignment]  # endswith takes several
+
+
+@mutant(ENGINE, killers=("train.send.names",), incident="UniRL#166", row="one-destination")
+class WrapperInNames(OtherExporter):
+    """Sends tensors under the names its own wrapper gives them."""
+
+    class kind(Exporter):
+        """With a prefix."""
+
+        def manifest(self, version: int) -> WeightManifest:
+            """Announce the wrapper's names."""
+            told = super().manifest(version)
+            return attrs.evolve(told, tensors=[attrs.evolve(spec, name=f"module.{spec.name}") for spec in told.tensors])
+
+        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+            for bucket in super()._buckets(bucket_bytes):
+                yield {f"module.{name}": tensor for name, tensor in bucket.items()}
+
+
+@mutant(ENGINE, killers=("train.send.names",), row="one-destination")
+class BuffersSentToo(OtherExporter):
+    """Sends the rotary frequencies besides the parameters."""
+
+    class kind(Exporter):
+        """With buffers."""
+
+        def manifest(self, version: int) -> WeightManifest:
+            """Announce the buffers."""
+            told = super().manifest(version)
+            more = [
+                TensorSpec(name=name, shape=tuple(buffer.shape), dtype=str(buffer.dtype).removeprefix("torch."))
+                for name, buffer in _model(self).named_buffers()
+            ]
+            return attrs.evolve(told, tensors=(*told.tensors, *more))
+
+        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+            yield from super()._buckets(bucket_bytes)
+            yield dict(_model(self).named_buffers())
+
+
+@mutant(
+    ENGINE,
+    killers=("train.send.current", "train.send.receipt"),
+    incident="verl#7495",
+    row="served-policy-changes",
+)
+class SendsStepBefore(ReferenceTrainEngine):
+    """Sends the weights as they were before the last step."""
+
+    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
+        self._before = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
+        return super().train_step(batch, objective)
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        if not hasattr(self, "_before") or self._trainer is None:
+            return super().send_weights(sink, version)
+        now = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
+        with torch.no_grad():
+            for name, tensor in parameters(self).items():
+                tensor.copy_(self._before[name])
+            try:
+                return super().send_weights(sink, version)
+            finally:
+                for name, tensor in parameters(self).items():
+                    tensor.copy_(now[name])
+
+
+@mutant(
+    ENGINE,
+    killers=("train.send.original", "train.send.current", "train.save.loads"),
+    incident="ms-swift#9855",
+    row="served-policy-changes",
+)
+class SendsRounded(OtherExporter):
+    """Sends float32 tensors that were rounded to bfloat16 on the way."""
+
+    class kind(Exporter):
+        """Rounded."""
+
+        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+            for bucket in super()._buckets(bucket_bytes):
+                yield {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in bucket.items()}
+
+
+@mutant(ENGINE, killers=("train.bfloat16.sent",))
+class SendsCutOff(OtherExporter):
+    """Cuts float32 off to bfloat16 instead of rounding it."""
+
+    class kind(Exporter):
+        """Towards zero."""
+
+        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+            own = _parameters(self)
+            for bucket in super()._buckets(bucket_bytes):
+                if self._dtype != "bfloat16":
+                    yield bucket
+                    continue
+                cut = {n: (own[n].detach().view(torch.int32) & -65536).view(torch.float32).bfloat16() for n in bucket}
+                yield cut
+
+
+@mutant(ENGINE, killers=("train.send.manifest",))
+class VersionOfTheEngine(ReferenceTrainEngine):
+    """Announces the engine's version instead of the one asked for."""
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        return super().send_weights(sink, self.version)
+
+
+@mutant(ENGINE, killers=("train.send.manifest",))
+class AlwaysSendsSingle(ReferenceTrainEngine):
+    """Sends float32 whatever the spec says."""
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        info = super().start(spec, rank)
+        assert self._trainer is not None
+        self._trainer.exporter._dtype = "float32"
+        return info
+
+
+@mutant(ENGINE, killers=("train.send.receipt", "train.send.manifest"))
+class NoReceipt(ReferenceTrainEngine):
+    """Keeps the receipt to itself."""
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        super().send_weights(sink, version)
+        return None
+
+
+@mutant(ENGINE, killers=("train.send.no_effect",))
+class SendingDraws(ReferenceTrainEngine):
+    """Draws a random name for every transfer."""
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        torch.randint(1 << 30, ())
+        return super().send_weights(sink, version)
+
+
+@mutant(ENGINE, killers=("train.send.no_effect",))
+class SendingCastsWeights(ReferenceTrainEngine):
+    """Rounds the weights it trains to what it sends."""
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        with torch.no_grad():
+            for tensor in parameters(self).values():
+                tensor.copy_(tensor.bfloat16())
+        return super().send_weights(sink, version)
+
+
+@mutant(ENGINE, killers=("train.send.kept",))
+class ParametersHandedOver(OtherExporter):
+    """Hands its parameters themselves to the sink, gradients and all."""
+
+    class kind(Exporter):
+        """The parameters."""
+
+        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+            own = _parameters(self)
+            for bucket in super()._buckets(bucket_bytes):
+                yield {name: own[name].to(tensor.dtype) for name, tensor in bucket.items()}
+
+
+@mutant(ENGINE, killers=("train.send.value_head", "train.value.saved"))
+class HeadNotSent(OtherExporter):
+    """Sends and saves a critic without its head."""
+
+    class kind(_Without):
+        """Without it."""
+
+        ending = ("score.weight", "score.bias")  # type: ignore[assignment]  # endswith takes several
+
+
+@mutant(ENGINE, killers=("train.send.flipped",), incident="slime delta", row="update-chain")
+class SinkTrusted(OtherExporter):
+    """Does not compare the sink's fingerprints with its own."""
+
+    class kind(Exporter):
+        """Without comparing."""
+
+        def send(self, sink: WeightSink | None, version: int) -> Receipt | None:
+            """Send; whatever the receipt says is fine."""
+            try:
+                return super().send(sink, version)
+            except FingerprintMismatch:
+                return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints={})

@@ -1,0 +1,165 @@
+"""Trainers that treat their sink badly: its protocol, its buckets, its receipt, its errors.
+
+Knows: what each does to a sink.
+Does not know: the checks beyond their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+from torch import Tensor
+
+from areal_core.contract.errors import StorageError
+from areal_core.contract.weights import Receipt, WeightManifest, WeightSink
+from areal_core.weights.fingerprint import fingerprint
+from areal_proof.mutants import mutant
+from areal_proof.mutants.weight_parts import PassingSink
+from areal_reference.train.engine import ReferenceTrainEngine
+
+ENGINE = "train/reference"
+
+
+class OtherSink(ReferenceTrainEngine):
+    """The reference trainer, which talks to its sink otherwise. Not a sin by itself."""
+
+    passing: ClassVar[type[PassingSink]] = PassingSink
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        """Send through the other sink."""
+        return super().send_weights(None if sink is None else self.passing(sink), version)
+
+
+@mutant(ENGINE, killers=("train.send.protocol",))
+class EmptyLastBucket(OtherSink):
+    """Ends with a bucket that holds nothing."""
+
+    class passing(PassingSink):
+        """Writes nothing once more."""
+
+        def finish(self) -> Receipt:
+            """Write nothing, then finish."""
+            self.inner.write({})
+            return super().finish()
+
+
+@mutant(ENGINE, killers=("train.send.protocol",))
+class FinishesTwice(OtherSink):
+    """Finishes its sink twice, to be sure."""
+
+    class passing(PassingSink):
+        """Twice."""
+
+        def finish(self) -> Receipt:
+            """Finish twice."""
+            self.inner.finish()
+            return super().finish()
+
+
+@mutant(ENGINE, killers=("train.send.buckets",))
+class OneBucket(OtherSink):
+    """Gathers the whole model in one bucket."""
+
+    class passing(PassingSink):
+        """As large as can be."""
+
+        @property
+        def bucket_bytes(self) -> int:
+            """Return a size nothing exceeds."""
+            return 1 << 60
+
+
+@mutant(ENGINE, killers=("train.send.buckets",))
+class BucketPerTensor(OtherSink):
+    """Makes a bucket of every tensor."""
+
+    class passing(PassingSink):
+        """As small as can be."""
+
+        @property
+        def bucket_bytes(self) -> int:
+            """Return a size everything exceeds."""
+            return 1
+
+
+@mutant(ENGINE, killers=("train.send.coverage",), row="one-destination")
+class ReceiptNamesNotCompared(OtherSink):
+    """Compares only fingerprints that are on both sides."""
+
+    class passing(PassingSink):
+        """Fills the receipt up."""
+
+        def __init__(self, inner: WeightSink) -> None:
+            super().__init__(inner)
+            self._own: dict[str, str] = {}
+
+        def write(self, bucket: Mapping[str, Tensor]) -> None:
+            """Note the fingerprints."""
+            self._own.update({name: fingerprint(tensor) for name, tensor in bucket.items()})
+            super().write(bucket)
+
+        def finish(self) -> Receipt:
+            """Add what is missing, drop what is too much."""
+            told = super().finish()
+            both = {name: told.fingerprints.get(name, value) for name, value in self._own.items()}
+            return attrs.evolve(told, fingerprints=both)
+
+
+@mutant(ENGINE, killers=("train.send.raising_sink", "train.send.flipped", "train.send.coverage"))
+class AbortForgotten(OtherSink):
+    """Leaves a sink it could not fill as it is."""
+
+    class passing(PassingSink):
+        """Does not abort."""
+
+        def abort(self) -> None:
+            """Do nothing."""
+
+
+@mutant(ENGINE, killers=("train.send.raising_sink",))
+class FullDiskSwallowed(ReferenceTrainEngine):
+    """Takes a sink without room for one that is done."""
+
+    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
+        try:
+            return super().send_weights(sink, version)
+        except StorageError:
+            return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints={})
+
+
+@mutant(ENGINE, killers=("train.send.foreign_error",))
+class AbortsOnOwnErrorsOnly(OtherSink):
+    """Aborts a sink only after errors of areal's own."""
+
+    class passing(PassingSink):
+        """Notes other errors."""
+
+        foreign = False
+
+        def _watched(self, action: object, *arguments: object) -> object:
+            try:
+                return action(*arguments)  # type: ignore[operator]
+            except ConnectionError:
+                self.foreign = True
+                raise
+
+        def begin(self, manifest: WeightManifest) -> None:
+            """Begin."""
+            self._watched(self.inner.begin, manifest)
+
+        def write(self, bucket: Mapping[str, Tensor]) -> None:
+            """Write."""
+            self._watched(self.inner.write, bucket)
+
+        def finish(self) -> Receipt:
+            """Finish."""
+            receipt = self._watched(self.inner.finish)
+            assert isinstance(receipt, Receipt)
+            return receipt
+
+        def abort(self) -> None:
+            """Abort, perhaps."""
+            if not self.foreign:
+                self.inner.abort()

@@ -1,0 +1,400 @@
+"""The second inference engine: requests take turns, each turn one whole forward, in the event loop.
+
+Knows: which calls are allowed when, whose turn it is, and what serves: weights, version, adapters.
+Does not know: how logits are computed (`forward`), drawn from (`sampling`) or when an output ends (`requests`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_core.contract.data import StopReason
+from areal_core.contract.errors import ArealError, GenerationFailed, VersionRegressed, WeightSyncError
+from areal_core.contract.inference import (
+    PREFIX_HIT_SHARE,
+    EngineStatus,
+    Generation,
+    GenerationRequest,
+    InferenceSpec,
+    PauseMode,
+)
+from areal_core.contract.optional import ToolParse
+from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
+from areal_proof.second.infer.adapters import Adapter, loaded_adapter, read_adapter
+from areal_proof.second.infer.config import SecondInferenceConfig
+from areal_proof.second.infer.forward import forward
+from areal_proof.second.infer.loading import Loaded, load
+from areal_proof.second.infer.requests import Seat, Token, check_request
+from areal_proof.second.infer.sampling import distribution, draw, penalised, uniform
+from areal_proof.second.infer.scoring import scores
+from areal_proof.second.infer.stage import Stage
+from areal_proof.second.infer.structure import StructuredText
+from areal_proof.second.infer.tools import parse
+
+
+class SecondInferenceEngine:
+    """Plain and slow: what a request gets depends on its own tokens and the weights of the moment alone."""
+
+    def __init__(self, config: SecondInferenceConfig | None = None, *, clock: Callable[[], float] = time.perf_counter):
+        self._config = config or SecondInferenceConfig()
+        self._clock = clock
+        self._loaded: Loaded | None = None
+        self._weights: Mapping[str, Tensor] | None = None
+        self._version = 0
+        self._staged: Stage | None = None
+        self._receiving: object | None = None
+        self._adapters: dict[str, Adapter] = {}
+        self._prefixes: dict[tuple[object, ...], tuple[Tensor, Tensor | None]] = {}
+        self._running: deque[Seat] = deque()
+        self._waiting: deque[Seat] = deque()
+        self._paused, self._asleep, self._closed, self._turn = False, False, False, asyncio.Event()
+        self._server: asyncio.Task[None] | None = None
+        self._num_tokens, self._busy_s, self._num_hits, self._num_prompts = 0, 0.0, 0, 0
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        """Read the folder and begin to take turns, as version 0.
+
+        Raises:
+            ModelError: no folder, or a model or dtype this engine cannot serve.
+            CapabilityError: a layout that cuts anything but tensors.
+        """
+        loaded = await asyncio.to_thread(load, spec)
+        self._loaded, self._weights = loaded, loaded.weights
+        self._server = asyncio.create_task(self._serve())
+        return EngineInfo(
+            engine="second",
+            engine_version=f"torch {torch.__version__}",
+            device=str(loaded.needs.device),
+            num_parameters=sum(tensor.numel() for tensor in loaded.weights.values()),
+            context_length=loaded.context,
+        )
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Take a seat and wait for the whole output; cancelling the call gives the seat up."""
+        seat = self._seat(request)
+        self._waiting.append(seat)
+        self._wake_server()
+        try:
+            return await seat.caller
+        finally:
+            self._leave(seat)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Give no more turns; `abort` returns every request with what it has."""
+        self._require()
+        self._paused = True
+        self._turn.clear()
+        if PauseMode(mode) is PauseMode.ABORT:
+            for seat in [*self._running, *self._waiting]:
+                self._finish(seat, StopReason.ABORTED)
+
+    async def resume(self) -> None:
+        """Give turns again.
+
+        Raises:
+            GenerationFailed: the engine slept, and no weights came since.
+        """
+        self._require()
+        self._require_weights()
+        self._paused = False
+        self._wake_server()
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        """Take one version in while turns go on; the source is read in a thread, bucket by bucket."""
+        self._require()
+        began, mine = self._clock(), object()
+        self._staged, self._receiving = None, mine
+        try:
+            self._check_version(version)
+            manifest = await asyncio.to_thread(lambda: source.manifest)
+            stage = self._new_stage(manifest, version)
+            buckets = iter(source.buckets())
+            while (bucket := await asyncio.to_thread(next, buckets, None)) is not None:
+                self._check_wanted(mine, version)
+                stage.take(bucket)
+            self._check_wanted(mine, version)
+            receipt = stage.receipt(self._clock() - began)
+        finally:
+            source.close()
+        self._staged = stage
+        return receipt
+
+    async def commit_weights(self, version: int) -> None:
+        """Serve the staged version from the next turn on.
+
+        Raises:
+            WeightSyncError: another version, or none, is staged.
+        """
+        self._require()
+        staged, self._staged = self._staged, None
+        if staged is None and version == self._version:
+            return
+        if staged is None or staged.manifest.version != version:
+            self._staged = staged
+            raise WeightSyncError(
+                f"version {version} cannot be committed",
+                why="nothing is staged" if staged is None else f"version {staged.manifest.version} is staged",
+                fix="call receive_weights for it first",
+            )
+        self._weights, self._version = staged.tensors, version
+        self._prefixes.clear()
+
+    async def abort_weights(self) -> None:
+        """Drop what is staged, and what is still coming."""
+        self._require()
+        self._staged = self._receiving = None
+
+    async def status(self) -> EngineStatus:
+        """Return a snapshot."""
+        self._require()
+        return EngineStatus(
+            version=self._version,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            paused=self._paused,
+            tokens_generated=self._num_tokens,
+            busy_s=self._busy_s,
+            metrics={PREFIX_HIT_SHARE: self._num_hits / max(1, self._num_prompts), "asleep": float(self._asleep)},
+        )
+
+    async def close(self) -> None:
+        """Fail every call that waits and end the server. Idempotent."""
+        self._closed, self._receiving = True, None
+        for seat in [*self._running, *self._waiting]:
+            if not seat.caller.done():
+                seat.caller.set_exception(_closed())
+        self._running.clear()
+        self._waiting.clear()
+        server, self._server = self._server, None
+        if server is not None:
+            server.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await server
+        self._weights = self._staged = None
+
+    async def sleep(self) -> None:
+        """Free weights and kept prefixes. Idempotent.
+
+        Raises:
+            GenerationFailed: the engine is not paused.
+        """
+        self._require()
+        if not self._paused:
+            raise GenerationFailed("the engine cannot sleep", why="it is not paused", fix="call pause first")
+        self._asleep, self._weights, self._staged, self._receiving = True, None, None, None
+        self._prefixes.clear()
+
+    async def wake(self) -> None:
+        """Be ready to receive weights. Idempotent; still paused."""
+        self._require()
+        self._asleep = False
+
+    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
+        """Return log p(token t | tokens < t) at a temperature, 0.0 for the first token."""
+        return scores(self._require(), self._require_weights(), list(input_ids), temperature)
+
+    async def load_adapter(self, name: str, path: Path, version: int) -> None:
+        """Serve this version of an adapter to requests that come from now on.
+
+        Raises:
+            ModelError, CoverageError: it cannot be read, or does not fit; the version loaded before stays.
+            VersionRegressed: `version` is not newer than the one loaded.
+        """
+        loaded, old = self._require(), self._adapters.get(name)
+        if old is not None and version <= old.version:
+            raise VersionRegressed(f"version {version} of {name!r} was offered", why=f"{old.version} is loaded")
+        self._adapters[name] = read_adapter(Path(path), version, loaded.needs)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; requests that have it go on with it. Idempotent."""
+        self._require()
+        self._adapters.pop(name, None)
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Read the calls an output holds, with the parser of the options."""
+        return parse(self._config.tool_parser, text)
+
+    def weights_in_use(self) -> Mapping[str, Tensor]:
+        """Return the tensors the next token is computed with; for the conformance adapter."""
+        return dict(self._require_weights())
+
+    async def _serve(self) -> None:
+        """Give each running request one turn after another."""
+        places = self._require().spec.max_concurrent
+        while True:
+            await self._turn.wait()
+            while self._waiting and len(self._running) < places:
+                seat = self._waiting.popleft()
+                seat.admitted_s = self._clock()
+                self._running.append(seat)
+            if not self._running:
+                self._turn.clear()
+                continue
+            seat = self._running[0]
+            self._running.rotate(-1)
+            began = self._clock()
+            try:
+                self._advance(seat)
+            except Exception as error:  # whatever a forward raises ends this request, never the others
+                self._fail(seat, error)
+            self._busy_s += self._clock() - began
+            await asyncio.sleep(0)
+
+    def _advance(self, seat: Seat) -> None:
+        """Compute one token of one request."""
+        logits, routes = self._next_logits(seat)
+        logits = self._penalised(seat, logits)
+        logprobs = self._distribution(seat, logits)
+        token = self._choose(seat, logprobs)
+        logprob = self._reported(seat, token, logits, logprobs)
+        if not logprob > float("-inf"):
+            raise GenerationFailed(
+                f"version {self._version} of the policy gave log-prob {logprob}",
+                why="its weights, or the activations they lead to, hold NaN or infinity",
+                fix="look at the trainer's loss and gradient norm before that version",
+            )
+        self._num_tokens += 1
+        seat.first_s = self._clock() if seat.first_s is None else seat.first_s
+        seat.output.append(Token(id=token, logprob=logprob, version=self._stamp(seat), routes=routes))
+        reason = self._end(seat)
+        if reason is not None:
+            self._finish(seat, reason)
+
+    def _penalised(self, seat: Seat, logits: Tensor) -> Tensor:
+        return penalised(logits, seat.request.sampling, seat.prompt, seat.produced)
+
+    def _distribution(self, seat: Seat, logits: Tensor) -> Tensor:
+        return distribution(logits, seat.request.sampling, seat.forbidden)
+
+    def _choose(self, seat: Seat, logprobs: Tensor) -> int:
+        if seat.request.sampling.temperature == 0:
+            return int(logprobs.argmax())
+        return draw(logprobs, self._number(seat))
+
+    def _reported(self, seat: Seat, token: int, logits: Tensor, logprobs: Tensor) -> float:
+        return float(logprobs[token])
+
+    def _number(self, seat: Seat) -> float:
+        return uniform(seat.seed, seat.index)
+
+    def _end(self, seat: Seat) -> StopReason | None:
+        return seat.end()
+
+    def _stamp(self, seat: Seat) -> int:
+        """Return the version that computes the next token: the adapter's where there is one."""
+        return self._version if seat.adapter is None else seat.adapter.version
+
+    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
+        """Return logits [V] after a request's last token, and the experts that token went through."""
+        loaded, weights = self._require(), self._require_weights()
+        key = self._prefix_key(seat)
+        if not seat.output:
+            self._num_prompts += len(seat.request.input_ids)
+        if not seat.output and key in self._prefixes:
+            self._num_hits += len(seat.request.input_ids)
+            return self._prefixes[key]
+        computed = forward(loaded.shape, weights, seat.ids, seat.deltas, seat.pictures, ranks=loaded.ranks)
+        found = (computed.logits[-1], None if computed.routes is None else computed.routes[-1])
+        if not seat.output:
+            self._prefixes[key] = found
+            while len(self._prefixes) > self._config.prefix_entries:
+                del self._prefixes[next(iter(self._prefixes))]
+        return found
+
+    def _prefix_key(self, seat: Seat) -> tuple[object, ...]:
+        return (self._version, id(seat.adapter), *seat.shown)
+
+    def _seat(self, request: GenerationRequest) -> Seat:
+        """Check a request and prepare its seat."""
+        loaded, _ = self._require(), self._require_weights()
+        pictures = check_request(request, loaded)
+        sampling = request.sampling
+        own = () if sampling.ignore_eos else loaded.shape.end_ids
+        return Seat(
+            request=request,
+            caller=asyncio.get_running_loop().create_future(),
+            seed=f"{loaded.spec.seed}/{self._version}/{request.request_id}" if sampling.seed is None else sampling.seed,
+            limit=min(sampling.max_new_tokens, loaded.context - len(request.input_ids)),
+            end_ids=tuple(dict.fromkeys((*own, *sampling.stop_token_ids))),
+            tokenizer=loaded.tokenizer,
+            adapter=self._adapter(request.adapter),
+            text=self._text(loaded, request),
+            pictures=pictures,
+            arrived_s=self._clock(),
+        )
+
+    def _text(self, loaded: Loaded, request: GenerationRequest) -> StructuredText | None:
+        return None if request.structure is None else StructuredText(request.structure, loaded)
+
+    def _adapter(self, name: str) -> Adapter | None:
+        return loaded_adapter(self._adapters, name) if name else None
+
+    def _finish(self, seat: Seat, reason: StopReason) -> None:
+        self._leave(seat)
+        if not seat.caller.done():
+            seat.caller.set_result(seat.result(self._clock(), reason))
+
+    def _fail(self, seat: Seat, cause: Exception) -> None:
+        self._leave(seat)
+        error = cause
+        if not isinstance(cause, ArealError):
+            error = GenerationFailed(
+                f"a turn of {seat.request.request_id!r} raised {type(cause).__name__}", why=str(cause)
+            )
+            error.__cause__ = cause
+        if not seat.caller.done():
+            seat.caller.set_exception(error)
+
+    def _leave(self, seat: Seat) -> None:
+        for queue in (self._running, self._waiting):
+            with contextlib.suppress(ValueError):
+                queue.remove(seat)
+
+    def _wake_server(self) -> None:
+        if not self._paused:
+            self._turn.set()
+
+    def _check_version(self, version: int) -> None:
+        if self._asleep:
+            raise WeightSyncError("the engine sleeps", why="it has no memory for weights", fix="call wake first")
+        if version <= self._version:
+            raise VersionRegressed(f"version {version} was offered", why=f"version {self._version} is serving already")
+
+    def _new_stage(self, manifest: WeightManifest, version: int) -> Stage:
+        if manifest.version != version:
+            raise WeightSyncError(f"version {version} was announced", why=f"the source holds {manifest.version}")
+        return Stage(needs=self._require().needs, manifest=manifest)
+
+    def _check_wanted(self, mine: object, version: int) -> None:
+        if self._receiving is not mine:
+            raise WeightSyncError(f"receiving version {version} was aborted")
+
+    def _require(self) -> Loaded:
+        if self._closed:
+            raise _closed()
+        if self._loaded is None:
+            raise GenerationFailed("the engine was not started", fix="call start first")
+        return self._loaded
+
+    def _require_weights(self) -> Mapping[str, Tensor]:
+        if self._weights is None:
+            raise GenerationFailed(
+                "the engine has no weights",
+                why="it slept, and none were committed since",
+                fix="call wake, then send and commit weights",
+            )
+        return self._weights
+
+
+def _closed() -> GenerationFailed:
+    return GenerationFailed("the engine is closed", why="close() was called", fix="send the request to another replica")

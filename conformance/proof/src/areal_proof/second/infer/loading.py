@@ -1,0 +1,101 @@
+"""A model folder made ready to serve, or the reason why it cannot be.
+
+Knows: layouts, dtypes, context lengths, the tokenizer beside the model.
+Does not know: requests or versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from areal_core.contract.errors import CapabilityError, ModelError
+from areal_core.contract.inference import InferenceSpec
+from areal_core.contract.workflow import Tokenizer
+from areal_proof.second.infer.forward import Architecture, read_architecture
+from areal_proof.second.infer.stage import DTYPES, EMBEDDING, HEAD, Needs, read_tensors
+
+
+@frozen(kw_only=True, eq=False)
+class Loaded:
+    """What does not change while an engine serves, and the weights it begins with."""
+
+    spec: InferenceSpec
+    shape: Architecture
+    needs: Needs
+    context: int
+    tokenizer: Tokenizer | None
+    weights: dict[str, Tensor]
+
+    @property
+    def ranks(self) -> int:
+        """Return among how many ranks each layer is cut."""
+        return self.spec.layout.get("t", 1)
+
+
+def load(spec: InferenceSpec) -> Loaded:
+    """Read a folder onto its device.
+
+    Raises:
+        ModelError: no folder, or a model, dtype or context this engine cannot serve.
+        CapabilityError: a layout that cuts anything but tensors.
+    """
+    if any(degree > 1 for axis, degree in spec.layout.items() if axis not in ("d", "t")):
+        raise CapabilityError(
+            f"layout {dict(spec.layout)} cuts more than tensors",
+            why="the second engine cuts linear layers and nothing else",
+            fix="use d and t",
+        )
+    if spec.dtype not in DTYPES:
+        raise ModelError(f"dtype {spec.dtype!r} cannot be served", why=f"allowed are {', '.join(DTYPES)}")
+    folder, dtype, device = Path(spec.model_path), DTYPES[spec.dtype], torch.device(spec.device)
+    shape, tensors = read_architecture(folder), read_tensors(folder)
+    context = spec.context_length or shape.max_positions
+    if not 0 < context <= shape.max_positions:
+        raise ModelError(
+            f"a context of {context} tokens does not fit model {spec.model_path!r}",
+            why=f"its config.json allows {shape.max_positions} positions",
+            fix=f"set rollout.context_length between 1 and {shape.max_positions}",
+        )
+    if shape.tied:
+        tensors.pop(HEAD, None)
+    _check_tensors(spec.model_path, shape.tensors(), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    return Loaded(
+        spec=spec,
+        shape=shape,
+        needs=Needs(
+            shapes=shape.tensors(),
+            tied={HEAD: EMBEDDING} if shape.tied else {},
+            dtype=dtype,
+            device=device,
+        ),
+        context=context,
+        tokenizer=_tokenizer(folder),
+        weights={name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()},
+    )
+
+
+def _check_tensors(path: str, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    wrong = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        has, wants = found.get(name, "missing"), wanted.get(name, "none of the model's")
+        raise ModelError(
+            f"weights in {path!r} do not match its config.json",
+            why=f"{len(wrong)} tensors differ: {name} is {has}, by the config it is {wants}",
+            fix="copy the folder again",
+        )
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """Return the folder's tokenizer if it has one; only stop strings need it."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    from transformers import AutoTokenizer
+
+    found: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return found

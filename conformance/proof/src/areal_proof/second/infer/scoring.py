@@ -1,0 +1,34 @@
+"""Log-probs of given tokens.
+
+Knows: one whole forward.
+Does not know: requests, or which weights serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from areal_core.contract.errors import BatchError, PromptTooLong
+from areal_proof.second.infer.forward import forward
+from areal_proof.second.infer.loading import Loaded
+
+
+def scores(loaded: Loaded, weights: Mapping[str, Tensor], ids: list[int], temperature: float) -> Sequence[float]:
+    """Return log p(token t | tokens < t) at a temperature, 0.0 for the first token.
+
+    Raises:
+        BatchError: ids outside the vocabulary, none, or a temperature that is not positive.
+        PromptTooLong: more tokens than the context holds.
+    """
+    shape = loaded.shape
+    if not ids or not all(0 <= token < shape.vocab_size for token in ids) or not 0 < temperature < float("inf"):
+        raise BatchError(
+            f"{len(ids)} tokens at temperature {temperature} cannot be scored",
+            why=f"ids must be 0 to {shape.vocab_size - 1}, at least one, and the temperature positive",
+        )
+    if len(ids) > loaded.context:
+        raise PromptTooLong(f"{len(ids)} tokens do not fit into a context of {loaded.context}")
+    logprobs = (forward(shape, weights, ids, ranks=loaded.ranks).logits.double() / temperature).log_softmax(-1)
+    return [0.0, *(float(logprobs[place, token]) for place, token in enumerate(ids[1:]))]

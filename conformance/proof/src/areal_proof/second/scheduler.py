@@ -1,0 +1,271 @@
+"""A second scheduler: every worker at the other end of an anonymous socket pair, one asyncio stream for everything.
+
+There is no address to connect to, so there is nobody to authenticate. Calls, replies and signs of life share the
+stream; its end is the death of the worker, and to the worker the death of the controller.
+
+Knows: how a gang is started, called, watched and ended.
+Does not know: what a worker does with a call (`scheduler_worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, evolve, field, frozen
+
+from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerError, WorkerTimeout
+from areal_core.contract.scheduler import Job, Worker, WorkerState, WorkerStatus
+from areal_core.worker.devices import DevicePool, Devices
+from areal_local.scheduler.environment import interpreter, worker_environment
+from areal_proof.second import scheduler_wire as wire
+
+HOSTED = ("train", "infer")
+_TAIL_LINES = 20
+_LOOK_S = 0.1
+
+
+@frozen(kw_only=True)
+class SecondSchedulerConfig:
+    """The three settings of the core, and one."""
+
+    log_dir: str = "logs"
+    start_timeout_s: float = 180.0
+    heartbeat_timeout_s: float = 8.0
+    stop_timeout_s: float = field(default=2.0)
+
+
+class SecondScheduler:
+    """Satisfies `contract.Scheduler`."""
+
+    worker_class: type[SecondWorker]
+
+    def __init__(self, config: SecondSchedulerConfig) -> None:
+        self._config = config
+        self._devices = DevicePool.of_machine(os.environ)
+        self._gangs: dict[str, list[SecondWorker]] = {}
+        self._owned: dict[str, tuple[str, list[Devices]]] = {}
+
+    async def submit(self, job: Job) -> Sequence[Worker]:
+        """Start every worker, or end those that were started."""
+        if job.role in self._gangs:
+            raise ConfigError(f"role {job.role!r} is taken", why="it is running", fix="cancel it first")
+        if job.engine_role not in HOSTED:
+            raise ConfigError(f"nobody hosts {job.engine_role!r}", why=f"hosted are {', '.join(HOSTED)}")
+        if job.num_workers < 1:
+            raise ConfigError(f"{job.num_workers} workers make no job", fix="ask for one or more")
+        devices = self._devices.take(job.device, job.num_workers, job.devices_per_worker)
+        gang: list[SecondWorker] = []
+        self._gangs[job.role], self._owned[job.role] = gang, (job.device, devices)
+        try:
+            for rank in range(job.num_workers):
+                worker = self.worker_class(job, rank, self._config)
+                gang.append(worker)
+                await worker.spawn(devices[rank])
+            await asyncio.gather(*(worker.ready() for worker in gang))
+        except BaseException:
+            await asyncio.shield(self.cancel(job.role))
+            raise
+        return tuple(gang)
+
+    def poll(self, role: str) -> Sequence[WorkerStatus]:
+        """Return what is known; nothing is asked of anybody."""
+        return tuple(worker.status() for worker in self._gangs.get(role, ()))
+
+    async def cancel(self, role: str) -> None:
+        """End a gang and wait for it."""
+        gang = self._gangs.get(role, [])
+        await asyncio.gather(*(worker.end() for worker in gang))
+        if self._gangs.get(role) is gang:
+            del self._gangs[role]
+            self._devices.give_back(*self._owned.pop(role))
+
+    async def close(self) -> None:
+        """End every gang."""
+        await asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)))
+
+
+class SecondWorker:
+    """One process and the stream to it. Satisfies `contract.Worker`."""
+
+    command: tuple[str, ...] = ("-P", "-m", "areal_proof.second.scheduler_worker")
+
+    def __init__(self, job: Job, rank: int, config: SecondSchedulerConfig) -> None:
+        self.id = f"{job.role}/{rank}"
+        self.host = "127.0.0.1"
+        self._job, self._rank, self._config = job, rank, config
+        self._log = Path(config.log_dir).absolute() / f"{job.role.replace('/', '_')}.{rank}.txt"
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heard = True
+        self._silent_s = 0.0
+        self._ended = False
+
+    async def spawn(self, devices: Devices) -> None:
+        """Start the process and tell it what to be."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair()
+        python, env = interpreter(self._job), worker_environment(self._job, devices, os.environ)
+        try:
+            with self._log.open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(python, *self.command, str(theirs.fileno())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except OSError as exc:
+            ours.close()
+            raise ResourceError(f"{self.id} cannot be started", why=str(exc), fix="check the interpreter") from exc
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._listener = asyncio.create_task(self._listen(reader), name=f"second-{self.id}")
+        self._write(self._writer, (wire.JOB, asdict(evolve(self._job, env={})), self.id))
+
+    async def ready(self) -> None:
+        """Wait for its first word."""
+        limit_s = self._config.start_timeout_s
+        try:
+            await asyncio.wait_for(asyncio.shield(self._started), limit_s)
+        except TimeoutError:
+            tail = "\n".join(self._tail())
+            raise WorkerTimeout(f"{self.id} did not start within {limit_s:g} s", why=tail) from None
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Send, and wait for the reply of the same number. Any: see `contract.Worker.call`."""
+        if self._ended:
+            raise self._obituary()
+        number, reply = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._calls[number] = reply
+        try:
+            self._send((wire.CALL, number, method, args))
+            async with asyncio.timeout(timeout_s) as limit:
+                return await reply
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise  # the worker's own
+            why = f"nothing came within {timeout_s:g} s; the call was cancelled there"
+            raise WorkerTimeout(f"{self.id} did not answer {method!r}", why=why) from exc
+        finally:
+            if (self._calls.pop(number, None) is not None and not reply.done()) or reply.cancelled():
+                self._send((wire.CANCEL, number))
+
+    def status(self) -> WorkerStatus:
+        """Tell the state."""
+        state = WorkerState.RUNNING if self._started.done() else WorkerState.STARTING
+        if self._silent_s >= self._config.heartbeat_timeout_s:
+            state = WorkerState.SILENT
+        code = None if self._process is None else self._process.returncode
+        if code is not None or self._ended:
+            state = WorkerState.ENDED
+        return WorkerStatus(
+            id=self.id,
+            role=self._job.role,
+            rank=self._rank,
+            state=state,
+            pid=None if self._process is None else self._process.pid,
+            exit_code=code,
+            log_path=str(self._log),
+            log_tail=self._tail() if state in (WorkerState.ENDED, WorkerState.SILENT) else (),
+        )
+
+    async def end(self) -> None:
+        """Ask, wait, kill the group, wait."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), self._config.stop_timeout_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        if self._listener is not None:
+            await asyncio.wait((self._listener,))
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        watch = asyncio.create_task(self._watch())
+        try:
+            while True:
+                self._take(await self._read(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            assert self._process is not None
+            await self._process.wait()
+        finally:
+            watch.cancel()
+            self._ended = True
+            for reply in (self._started, *self._calls.values()):
+                if not reply.done():
+                    reply.set_exception(self._obituary())
+            self._started.cancelled() or self._started.exception()
+
+    def _take(self, message: Any) -> None:  # Any: what the codec gives
+        self._heard, self._silent_s = True, 0.0
+        match message:
+            case (wire.BEAT,):
+                pass
+            case (wire.READY,):
+                if not self._started.done():
+                    self._started.set_result(None)
+            case (kind, number, value):
+                reply = self._calls.pop(number, None)
+                if reply is None or reply.done():
+                    return
+                if kind == wire.OK:
+                    reply.set_result(value)
+                else:
+                    reply.set_exception(value)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._silent_s = 0.0 if self._heard else self._silent_s + _LOOK_S
+            self._heard = False
+
+    def _send(self, message: tuple[Any, ...]) -> None:  # Any: what the codec takes
+        if self._writer is not None and not self._ended:
+            self._write(self._writer, message)
+
+    async def _read(self, reader: asyncio.StreamReader) -> Any:  # Any: what the codec gives
+        return await wire.receive(reader)
+
+    def _write(self, writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
+        wire.send(writer, message)
+
+    def _obituary(self) -> ArealError:
+        code = None if self._process is None else self._process.returncode
+        if self._process is not None and code is None:
+            return WorkerError(f"{self.id} hung up", why="its stream ended before its process")
+        told = "\n".join(self._tail()) or "its log is empty"
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+        return WorkerDied(f"worker {self.id} (rank {self._rank}) {how}", why=told, fix=f"read {self._log}")
+
+    def _tail(self) -> tuple[str, ...]:
+        try:
+            with self._log.open(encoding="utf-8", errors="replace") as lines:
+                return tuple(line.rstrip("\n") for line in collections.deque(lines, maxlen=_TAIL_LINES))
+        except OSError:
+            return ()
+
+
+SecondScheduler.worker_class = SecondWorker

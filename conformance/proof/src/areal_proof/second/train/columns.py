@@ -1,0 +1,125 @@
+"""Per-token columns of a batch, and the limits a batch must keep.
+
+Knows: packed tokens to padded rows and back, alignment, the mask, the temperature, the token budget.
+Does not know: losses, ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from areal_core.contract.batch import Batch
+from areal_core.contract.errors import BatchError, CapabilityError
+from areal_core.contract.train import ROUTED_EXPERTS, Head, Output, TrainSpec
+from areal_proof.second.train.experts import check_routes
+from areal_proof.second.train.network import Network
+from areal_proof.second.train.shown import check_shown, shown_of
+
+GIVES = {
+    Head.CAUSAL_LM: frozenset({Output.LOGPROBS, Output.ENTROPY}),
+    Head.VALUE: frozenset({Output.VALUES}),
+}
+
+
+@frozen(kw_only=True, eq=False)
+class Columns:
+    """What a model says about the tokens of a batch."""
+
+    network: Network
+    spec: TrainSpec
+
+    def of(self, batch: Batch, outputs: frozenset[Output]) -> dict[str, Tensor]:
+        """Return float32 [T] columns with gradient. `batch` is on the model's device, and not empty.
+
+        What is said about token t is read from the state of token t - 1; a first token has nothing before it.
+        """
+        lengths = batch.lengths.tolist()
+        ids = batch.tokens["input_ids"]
+        routes = batch.tokens.get(ROUTED_EXPERTS, None)
+        padded = pad_sequence(ids.split(lengths), batch_first=True)
+        padded_routes = None
+        if routes is not None:
+            parts = [_of_passes(part) for part in routes.split(lengths)]
+            padded_routes = pad_sequence(parts, batch_first=True, padding_value=-1)
+        hidden_NLD = self.network.hidden(padded, padded_routes, shown_of(batch, self.network.architecture.vision))
+        real_NL = torch.arange(padded.shape[1], device=ids.device) < batch.lengths[:, None]
+        before_TD = hidden_NLD[real_NL].roll(1, 0)
+        asked = batch.positions > 0
+        if self.spec.head is Head.VALUE:
+            return {Output.VALUES: _put(asked, self.network.values(before_TD[asked]))}
+        asked = asked & batch.tokens["loss_mask"]
+        log_p = (self.network.logits(before_TD[asked]) / self.spec.temperature).log_softmax(-1)
+        columns = {
+            Output.LOGPROBS: log_p.gather(1, ids[asked][:, None]).squeeze(1),
+            Output.ENTROPY: -(log_p.exp() * log_p).sum(-1),
+        }
+        return {name: _put(asked, columns[name]) for name in outputs}
+
+    def check(self, batch: Batch, outputs: frozenset[Output], needed: frozenset[str]) -> None:
+        """Refuse what cannot be computed, before anything is.
+
+        Raises:
+            CapabilityError: columns the head does not give.
+            BatchError: a column is missing, a sequence is too long, an id is not in the vocabulary, routes or images
+                are unfit.
+        """
+        head, architecture = self.spec.head, self.network.architecture
+        if outputs - GIVES[head]:
+            raise CapabilityError(
+                f"the {head.value} head does not give {', '.join(sorted(outputs - GIVES[head]))}",
+                why=f"it gives {', '.join(sorted(GIVES[head]))}",
+                fix="ask the role with the other head",
+            )
+        held: Mapping[str, Tensor] = dict(batch.tokens.items())
+        if needed - set(held):
+            raise BatchError(
+                f"the batch has no column {', '.join(sorted(needed - set(held)))}",
+                why="the objective reads it",
+                fix="compute it before the step",
+            )
+        budget, context = self.spec.max_tokens_per_microbatch, architecture.context
+        limit = min(budget, context) if context else budget
+        if batch.num_sequences and int(batch.lengths.max()) > limit:
+            raise BatchError(
+                f"a sequence has {int(batch.lengths.max())} tokens, at most {limit} are taken",
+                why="it fits no micro-batch" if limit == budget else "the model has no more positions",
+                fix="raise max_tokens_per_microbatch" if limit == budget else "lower the token budgets",
+            )
+        ids = held["input_ids"]
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < architecture.vocab):
+            raise BatchError(
+                f"token ids lie between {int(ids.min())} and {int(ids.max())}",
+                why=f"the vocabulary has {architecture.vocab} entries",
+                fix="take the tokenizer of this model",
+            )
+        check_shown(batch, architecture.vision)
+        if ROUTED_EXPERTS in held:
+            layers = len(architecture.expert_layers)
+            check_routes(held[ROUTED_EXPERTS], layers, architecture.num_experts, architecture.experts_per_token)
+
+
+def cut(batch: Batch, max_tokens: int) -> list[list[int]]:
+    """Return the sequences of each micro-batch: in order, as many as fit."""
+    parts: list[list[int]] = []
+    room = 0
+    for row, length in enumerate(batch.lengths.tolist()):
+        if length > room:
+            parts.append([])
+            room = max_tokens
+        parts[-1].append(row)
+        room -= length
+    return parts
+
+
+def _of_passes(rows: Tensor) -> Tensor:
+    """Return the routes of the pass over each token: row t is of the pass that token t was drawn from, over t - 1."""
+    return torch.cat([rows[1:], torch.full_like(rows[:1], -1)])
+
+
+def _put(where: Tensor, values: Tensor) -> Tensor:
+    return torch.zeros(where.shape, device=values.device).masked_scatter(where, values.float())

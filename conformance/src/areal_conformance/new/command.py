@@ -1,0 +1,119 @@
+"""`areal new backend NAME --role ROLE`: a package that installs and passes the static checks at once.
+
+Knows: the files of a plugin and their templates.
+Does not know: any backend.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from string import Template
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from areal_core.contract.abilities import ABILITIES
+from areal_core.contract.errors import ConfigError, StorageError
+from areal_core.contract.version import CONTRACT
+
+Role = Literal["train", "infer", "scheduler", "transport"]
+
+NOUNS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "train": ("training backend", "TrainEngine"),
+        "infer": ("inference backend", "InferenceEngine"),
+        "scheduler": ("scheduler", "Scheduler"),
+        "transport": ("weight transport", "Transport"),
+    }
+)
+"""Role -> what it is called in a sentence, and the last word of the class."""
+
+app = App(name="new", help="Write the beginnings of a package.", help_format="plaintext")
+
+
+@app.command
+def backend(
+    name: str,
+    *,
+    role: Annotated[Role, Parameter(help="what it is: train, infer, scheduler or transport")],
+    folder: Annotated[Path, Parameter(help="where the package's folder is made")] = Path(),
+) -> int:
+    """Write a plugin package that installs and passes the static conformance checks.
+
+    Args:
+        name: one lower-case word, as it will stand in a yaml: `backend: NAME`.
+    """
+    target = write_backend(name, role, folder)
+    print(f"wrote {target}")
+    print(f"next: pip install -e '{target}[test]'")
+    print(f"      areal conformance run --backend {name} --role {role} --level 0")
+    return 0
+
+
+def write_backend(name: str, role: str, folder: Path) -> Path:
+    """Write the package `areal_<name>` into a folder and return its path.
+
+    Raises:
+        ConfigError: the name is no lower-case Python word, or the package is there already.
+        StorageError: the folder cannot be written.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a backend",
+            why="it becomes a Python package and stands in backend strings such as fsdp:d4",
+            fix="use a lower-case word of letters, digits and underscores, for example 'mine'",
+        )
+    target = (folder / f"areal_{name}").absolute()
+    if target.exists():
+        raise ConfigError(f"{target} is there already", fix="choose another name, or remove it")
+    words = _words(name, role)
+    try:
+        for path, template in _files(name, role).items():
+            text = (
+                resources.files("areal_conformance.new")
+                .joinpath(f"templates/backend/{template}.tmpl")
+                .read_text("utf-8")
+            )
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(Template(text).substitute(words), encoding="utf-8")
+    except OSError as exc:
+        raise StorageError(f"{target} cannot be written", why=str(exc)) from exc
+    return target
+
+
+def _words(name: str, role: str) -> dict[str, str]:
+    noun, kind = NOUNS[role]
+    title = "".join(part.capitalize() for part in name.split("_"))
+    lines = [f'"{key}": not_yet("not written yet"),' for key in ABILITIES[role]]
+    return {
+        "name": name,
+        "dash": name.replace("_", "-"),
+        "Name": title,
+        "Class": f"{title}{kind}",
+        "Config": f"{title}Config",
+        "role": role,
+        "role_noun": noun,
+        "contract": repr(CONTRACT[role]),
+        "imports": "from areal_core.plugins.claims import not_yet\n" if lines else "",
+        "claims": "\n        " + "\n        ".join(lines) + "\n    " if lines else "",
+    }
+
+
+def _files(name: str, role: str) -> dict[str, str]:
+    package = f"src/areal_{name}"
+    return {
+        "pyproject.toml": "pyproject.toml",
+        "README.md": "README.md",
+        f"{package}/__init__.py": "init.py",
+        f"{package}/manifest.py": "manifest.py",
+        f"{package}/config.py": "config_scheduler.py" if role == "scheduler" else "config.py",
+        f"{package}/engine.py": f"engine_{role}.py",
+        f"{package}/conformance.py": "conformance.py",
+        f"{package}/conformance.toml": "conformance.toml",
+        "tests/test_conformance.py": "test_conformance.py",
+    }

@@ -1,0 +1,348 @@
+"""The inference contract over any server that has a dialect.
+
+Knows: which calls are allowed when, and what exists between start and close.
+Does not know: routes and bodies (`dialect`), processes (`supervision`), requests on their way (`calls`),
+how weights are staged and loaded (`updates`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from attrs import define, evolve, field, frozen
+
+from areal_core.contract.errors import GenerationFailed
+from areal_core.contract.inference import (
+    EngineStatus,
+    Generation,
+    GenerationRequest,
+    InferenceSpec,
+    PauseMode,
+    Timings,
+)
+from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import Receipt, WeightSource
+from areal_serving import environment
+from areal_serving.calls import Calls, State
+from areal_serving.dialect import Dialect, Gauges, Reply, ServerFacts
+from areal_serving.http import Api, ServerAnswer, ServerGone
+from areal_serving.launch import Clock
+from areal_serving.model import ServedModel
+from areal_serving.options import ServedOptions
+from areal_serving.outputs import NOTHING, cut_at_stop, generation_of
+from areal_serving.requests import check_request
+from areal_serving.server_lifecycle import SupervisedServer
+from areal_serving.slots import Interrupted, Slots
+from areal_serving.staging import Staging
+from areal_serving.updates import Updates
+from areal_serving.work import Work
+
+STATUS_TIMEOUT_S = 2.0
+"""A snapshot waits no longer for the server's own counts."""
+
+
+@frozen(kw_only=True, eq=False)
+class Running:
+    """What exists between start and close."""
+
+    model: ServedModel
+    facts: ServerFacts
+    server: SupervisedServer
+    slots: Slots
+    calls: Calls
+    updates: Updates
+
+
+@define(kw_only=True)
+class _Counts:
+    """Of this replica, whatever number of servers it had. `base` is what servers that ended had generated."""
+
+    base: int = 0
+    last: Gauges = field(factory=lambda: Gauges(num_running=0, num_waiting=0, tokens_generated=0))
+
+
+class ServedEngine:
+    """One replica: one server process, or one server somebody else runs.
+
+    A backend subclasses it for its optional abilities and may override `refuse`, `cache_space` and `revived`.
+
+    Args:
+        clock: measures requests.
+        patience: measures starts and hangs.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        options: ServedOptions,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        patience: Clock | None = None,
+    ) -> None:
+        self._dialect = dialect
+        self._options = options
+        self._clock = clock
+        self._patience = patience
+        self._state = State()
+        self._counts = _Counts()
+        self._work = Work()
+        self._running: Running | None = None
+        self._starting: asyncio.Task[tuple[Running, EngineInfo]] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    # what a backend may override
+
+    def refuse(self, request: GenerationRequest) -> None:
+        """Raise CapabilityError for what the manifest does not claim."""
+
+    def cache_space(self, request: GenerationRequest) -> str:
+        """Return a name that separates prefix-cache entries made by other weights from those this request may use."""
+        return f"{request.adapter}@{self._state.version}"
+
+    async def revived(self, api: Api) -> None:
+        """Bring a server that was started again to the state a backend keeps beside weights, adapters for example."""
+
+    # the contract
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        """Start a server on the folder, or find the one that runs, as version 0.
+
+        Raises:
+            ModelError: the folder is missing or holds no model this engine can serve.
+            EngineMissing: there is no environment with the engine.
+            WorkerError: the server ended, or did not serve in time.
+            GenerationFailed: the engine was closed meanwhile.
+        """
+        if self._closing is not None:
+            raise _closed()
+        self._starting = starting = asyncio.ensure_future(self._started(spec))
+        try:
+            await asyncio.wait((starting,))
+        except asyncio.CancelledError:
+            starting.cancel()
+            await asyncio.wait((starting,))
+            raise
+        if starting.cancelled():
+            raise _closed()
+        self._running, info = starting.result()
+        self._starting = None
+        return info
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Generate for one prompt; cancelling the call ends it in the server too.
+
+        Raises:
+            PromptTooLong, BatchError, CapabilityError: of the request itself, before anything is sent.
+            GenerationFailed: the engine is not started, closed, or lost too many servers.
+        """
+        running = self._require()
+        self.refuse(request)
+        budget = check_request(
+            request, vocabulary=running.model.vocab_size, context_length=running.facts.context_length
+        )
+        arrived = self._clock()
+        try:
+            await running.slots.acquire()
+        except Interrupted:
+            if running.server.lost is not None:
+                raise running.server.lost from None
+            return generation_of(NOTHING, Timings())
+        granted = self._clock()
+        try:
+            reply = await running.calls.answered(request, budget)
+        finally:
+            running.slots.release()
+        if request.sampling.stop:
+            reply = await asyncio.to_thread(cut_at_stop, reply, request, running.model.path)
+        return generation_of(reply, self._timings(arrived, granted, reply))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop computing tokens before returning; `abort` returns what is in flight, also what has not begun.
+
+        Raises:
+            GenerationFailed: the server does not; it computes as before.
+        """
+        await self._work.alone(self._pause(self._require(), PauseMode(mode)))
+
+    async def resume(self) -> None:
+        """Compute again."""
+        await self._work.alone(self._resume(self._require()))
+
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        """Stage one version while generation goes on; every engine worker reads it and must agree on each byte.
+
+        Raises:
+            CoverageError, VersionRegressed, WeightSyncError: what serves is untouched.
+        """
+        return await self._require().updates.receive(source, version)
+
+    async def commit_weights(self, version: int) -> None:
+        """Have the engine load what is held, between two tokens.
+
+        Raises:
+            WeightSyncError: another version, or none, is held; or servers fail to load it. The one before serves.
+        """
+        await self._work.alone(self._require().updates.commit(version))
+
+    async def abort_weights(self) -> None:
+        """Drop the held version, also one that is still arriving. Idempotent."""
+        self._require().updates.abort()
+
+    async def status(self) -> EngineStatus:
+        """Return a snapshot; with the server's last known counts while it does not tell them."""
+        running, counts = self._require(), self._counts
+        api = running.server.serving
+        if api is not None:
+            with contextlib.suppress(ServerGone, ServerAnswer, TimeoutError):  # the supervision sees to it
+                async with asyncio.timeout(STATUS_TIMEOUT_S):
+                    gauges = await self._dialect.gauges(api)
+                if api is running.server.serving:
+                    counts.last = gauges
+        paused, num_running = self._state.paused is not None, running.calls.num_running
+        if not paused:  # it may compute for a caller gone; once it is paused its own count stands still
+            num_running = max(num_running, counts.last.num_running)
+        return EngineStatus(
+            version=self._state.version,
+            num_running=num_running,
+            num_waiting=running.slots.num_waiting,
+            paused=paused,
+            tokens_generated=counts.base + counts.last.tokens_generated,
+            busy_s=running.calls.busy_s(),
+            metrics={**counts.last.metrics, "num_restarts": float(running.server.num_restarts)},
+        )
+
+    async def close(self) -> None:
+        """Fail waiting calls with GenerationFailed, end the server, free everything. Idempotent."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    # for backends
+
+    @property
+    def serving(self) -> Api:
+        """Return the server; for the conformance suite, which looks behind the contract."""
+        api = self._require().server.serving
+        assert api is not None, "there is a server once the engine is started"
+        return api
+
+    async def _api(self) -> Api:
+        """Return the server, for a backend's optional abilities."""
+        return await self._require().server.api()
+
+    def _require(self) -> Running:
+        if self._closing is not None:
+            raise _closed()
+        if self._running is None:
+            raise GenerationFailed("the engine was not started", fix="call start first")
+        return self._running
+
+    # how
+
+    async def _started(self, spec: InferenceSpec) -> tuple[Running, EngineInfo]:
+        model = await asyncio.to_thread(ServedModel.of, spec.model_path)
+        options, slots = self._options, Slots(spec.max_concurrent)
+        python = "" if options.url else await asyncio.to_thread(self._python, spec)
+        server = SupervisedServer(
+            self._dialect,
+            spec,
+            options,
+            python=python,
+            revive=self._revive,
+            beats=self._beats,
+            given_up=slots.close,
+            clock=self._patience,
+        )
+        try:
+            facts = await server.start()
+        except BaseException:
+            await server.close()
+            raise
+        calls = Calls(
+            self._dialect,
+            server,
+            self._state,
+            self._work,
+            end_ids=model.end_ids,
+            cache_space=self.cache_space,
+            clock=self._clock,
+        )
+        staging = Staging(model, server.folder)
+        updates = Updates(self._dialect, server, self._state, slots, staging=staging, kv=options.kv_on_update)
+        info = EngineInfo(
+            engine=self._dialect.name,
+            engine_version=facts.engine_version,
+            device=spec.device,
+            num_parameters=model.num_parameters,
+            context_length=facts.context_length,
+            details={"architecture": model.architecture, "dtype": spec.dtype, **facts.details},
+        )
+        running = Running(model=model, facts=facts, server=server, slots=slots, calls=calls, updates=updates)
+        return running, info
+
+    async def _pause(self, running: Running, mode: PauseMode) -> None:
+        before, self._state.paused = self._state.paused, mode  # what a server that is started again must do
+        running.slots.shut()
+        running.calls.note()
+        try:
+            await running.server.asked(lambda api: self._dialect.pause(api, mode))
+            if mode is PauseMode.ABORT:
+                running.slots.interrupt()
+                await running.calls.drain()
+        except GenerationFailed:
+            self._state.paused = before
+            if before is None and running.server.lost is None:
+                await self._resume(running)
+            raise
+
+    async def _resume(self, running: Running) -> None:
+        self._state.paused = None
+        await running.updates.resume()
+        running.calls.note()
+
+    async def _close(self) -> None:
+        starting = self._starting
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait((starting,))
+            if not starting.cancelled() and starting.exception() is None:
+                self._running = starting.result()[0]
+        running, self._running = self._running, None
+        if running is None:
+            return
+        await running.server.close()
+        running.updates.abort()
+        await self._work.end()
+        await running.calls.landed()
+        running.updates.close()
+
+    async def _revive(self, api: Api) -> None:
+        counts, running = self._counts, self._running
+        counts.base += counts.last.tokens_generated
+        counts.last = evolve(counts.last, tokens_generated=0)
+        if running is not None:
+            await running.updates.revive(api)
+            await self.revived(api)
+
+    async def _beats(self, api: Api) -> tuple[int, bool]:
+        gauges, running = await self._dialect.gauges(api), self._running
+        return gauges.tokens_generated, running is not None and running.calls.expected
+
+    def _python(self, spec: InferenceSpec) -> str:
+        return str(environment.find(self._dialect.name, spec.device, python=self._options.python or None).path)
+
+    def _timings(self, arrived: float, granted: float, reply: Reply) -> Timings:
+        total, waited = self._clock() - arrived, granted - arrived
+        queued = min(total, waited + reply.queued_s)
+        return Timings(
+            queued_s=queued,
+            first_token_s=min(total, max(queued, waited + reply.first_token_s)),  # some servers do not tell
+            total_s=total,
+        )
+
+
+def _closed() -> GenerationFailed:
+    return GenerationFailed("the engine is closed", why="close() was called", fix="send the request to another replica")

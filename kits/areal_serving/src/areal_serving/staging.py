@@ -1,0 +1,197 @@
+"""New weights held ready beside the ones served: a model folder in memory that the engine loads at commit.
+
+The folder looks like any Hugging Face folder, so every engine's own loader takes it, sharded or fused as
+the engine needs; its one safetensors file lies in anonymous memory where the system has it.
+
+Knows: the safetensors format, coverage, fingerprints.
+Does not know: where the bytes come from, or when the engine may load them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from areal_core.contract.errors import StorageError, VersionRegressed, WeightSyncError
+from areal_core.contract.weights import Receipt, TensorSpec, WeightSource
+from areal_core.weights.coverage import Coverage
+from areal_core.weights.specs import num_bytes, torch_dtype
+from areal_serving.model import ServedModel
+from areal_torch.shared_memory import Segment, grow, has_anonymous
+
+WEIGHTS_FILE = "model.safetensors"
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+_ALIGNMENT = 64
+
+
+@frozen(kw_only=True)
+class StagedWeights:
+    """One version, whole and proved. `folder` is what an engine loads; `close` frees it."""
+
+    version: int
+    folder: Path
+    receipt: Receipt
+    _segment: Segment = field(alias="segment", repr=False)
+
+    def close(self) -> None:
+        """Free the memory. Whoever still has it mapped keeps reading it. Once."""
+        self._segment.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Staging:
+    """Receives versions one at a time for one model."""
+
+    def __init__(self, model: ServedModel, root: Path, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._model = model
+        self._root = root
+        self._clock = clock
+
+    def receive(self, source: WeightSource, version: int, *, served: int, stop: threading.Event) -> StagedWeights:
+        """Take every tensor of `version`; fingerprints are of the bytes the engine will load.
+
+        Setting `stop`, from any thread, ends it at the next tensor.
+
+        Raises:
+            CoverageError, VersionRegressed, WeightSyncError, ResourceError: nothing is kept.
+        """
+        started = self._clock()
+        try:
+            if version <= served:
+                raise VersionRegressed(
+                    f"weights of version {version} were offered", why=f"version {served} is serving already"
+                )
+            return self._take(source, version, started, stop)
+        finally:
+            source.close()
+
+    def _take(self, source: WeightSource, version: int, started: float, stop: threading.Event) -> StagedWeights:
+        manifest = source.manifest
+        if manifest.version != version:
+            raise WeightSyncError(
+                f"version {version} was announced", why=f"the source holds version {manifest.version}"
+            )
+        coverage = Coverage(manifest)
+        self._model.check(manifest)
+        sent = {spec.name: spec for spec in manifest.tensors}
+        followers = {name: carrier for name, carrier in manifest.tied.items() if name in self._model.shapes}
+        copies = [TensorSpec(name=n, shape=sent[c].shape, dtype=sent[c].dtype) for n, c in followers.items()]
+        file = _WeightsFile([*manifest.tensors, *copies])
+        try:
+            with file.views() as views:
+                for bucket in source.buckets():
+                    for name, tensor in bucket.items():
+                        if stop.is_set():
+                            raise WeightSyncError(f"receiving version {version} was aborted")
+                        coverage.check(name, tensor)
+                        views[name].copy_(tensor)
+                        coverage.record(name, views[name])
+                receipt = coverage.receipt(self._clock() - started)
+                for name, carrier in followers.items():
+                    views[name].copy_(views[carrier])
+            folder = self._folder(version, file.segment.path)
+        except BaseException:
+            file.segment.close()
+            raise
+        return StagedWeights(version=version, folder=folder, receipt=receipt, segment=file.segment)
+
+    def _folder(self, version: int, weights: str) -> Path:
+        """Make a model folder whose weights are the staged ones and whose other files are the served model's."""
+        folder = Path(tempfile.mkdtemp(prefix=f"v{version}-", dir=self._root))
+        for item in self._model.path.iterdir():
+            if item.is_file() and not item.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
+                (folder / item.name).symlink_to(item.resolve())
+        (folder / WEIGHTS_FILE).symlink_to(weights)
+        return folder
+
+
+class _WeightsFile:
+    """One safetensors file of given tensors, to be filled through views."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = specs
+        ends = 0
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        for spec in specs:
+            size = num_bytes(spec)
+            header[spec.name] = {
+                "dtype": _dtype(spec),
+                "shape": list(spec.shape),
+                "data_offsets": [ends, ends + size],
+            }
+            ends += size
+        text = json.dumps(header).encode()
+        text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+        self._head = struct.pack("<Q", len(text)) + text
+        self._size = len(self._head) + ends
+        self.segment = _memory()
+        try:
+            grow(self.segment.descriptor, self._size, self.segment.path)
+        except BaseException:
+            self.segment.close()
+            raise
+
+    @contextlib.contextmanager
+    def views(self) -> Iterator[Mapping[str, Tensor]]:
+        """Map the file; its tensors, to be written to, are there within the `with` block."""
+        mapped = mmap.mmap(self.segment.descriptor, self._size)
+        mapped[: len(self._head)] = self._head
+        tensors: dict[str, Tensor] = {}
+        start = len(self._head)
+        for spec in self._specs:
+            tensors[spec.name] = _view(mapped, start, spec)
+            start += num_bytes(spec)
+        try:
+            yield tensors
+        finally:
+            tensors.clear()
+            del mapped  # unmapped here, also while an error's traceback holds on to this frame
+
+
+def _view(mapped: mmap.mmap, start: int, spec: TensorSpec) -> Tensor:
+    size, dtype = num_bytes(spec), torch_dtype(spec)
+    if size == 0:  # torch makes no view of nothing
+        return torch.empty(spec.shape, dtype=dtype)
+    # As bytes first: an offset need not be a multiple of the item size (a float8 tensor before a wider one).
+    return torch.frombuffer(mapped, dtype=torch.uint8, count=size, offset=start).view(dtype).view(spec.shape)
+
+
+def _dtype(spec: TensorSpec) -> str:
+    if spec.dtype not in _DTYPES:
+        raise WeightSyncError(
+            f"tensor {spec.name!r} of {spec.dtype} cannot be served",
+            why=f"weights travel to servers as {', '.join(_DTYPES)}",
+        )
+    return _DTYPES[spec.dtype]
+
+
+def _memory() -> Segment:
+    try:
+        if has_anonymous():
+            return Segment.anonymous("areal-staged")
+        descriptor, name = tempfile.mkstemp(prefix="areal-staged-")
+        os.close(descriptor)
+        Path(name).unlink()
+        return Segment.file(Path(name))
+    except OSError as error:
+        raise StorageError("no memory for staged weights could be made", why=str(error)) from error

@@ -1,0 +1,14 @@
+"""The arithmetic of weights that arrive: what they are, how they are cut, whether all came. The core's own.
+
+Engines compare what they hold with what the trainer sent, so both sides compute with the same functions.
+Knows: which of the core's functions an engine needs.
+Does not know: how any of them works (`areal_core.weights`).
+"""
+
+from areal_core.config.model_folder import inspect_model
+from areal_core.weights.bucketing import bucket_specs
+from areal_core.weights.coverage import Coverage, check_names
+from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.specs import num_bytes, torch_dtype
+
+__all__ = ["Coverage", "bucket_specs", "check_names", "fingerprint", "inspect_model", "num_bytes", "torch_dtype"]

@@ -1,0 +1,93 @@
+"""A tiny engine as a wheel in a folder, a plugin with a recipe for it, and installers that need no network."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from areal_serving.environments import places
+from areal_serving.environments.installers import Installer
+from areal_serving.environments.recipe import Recipe
+
+HERE = "{}.{}".format(*sys.version_info)
+
+
+def write_wheel(folder: Path, name: str, version: str, source: str = "") -> None:
+    """Write a wheel of one package with one module."""
+    module, info = name.replace("-", "_"), f"{name.replace('-', '_')}-{version}.dist-info"
+    files = {
+        f"{module}/__init__.py": source,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(path, text)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with two versions of the engine and a package it needs, the only one pip looks into."""
+    folder = tmp_path / "wheels"
+    write_wheel(folder, "tiny-engine", "1.0", "def name(): return 'as published'\n")
+    write_wheel(folder, "tiny-engine", "2.0")
+    write_wheel(folder, "tiny-part", "0.5")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, wheels: Path) -> Recipe:
+    """Return the recipe of the tiny engine, with one file of its own and one put before another."""
+    plugin = tmp_path / "areal_tiny"
+    (plugin / "locks").mkdir(parents=True)
+    (plugin / "locks/cpu.txt").write_text("# status: tested\ntiny-engine==1.0\ntiny-part==0.5\n")
+    (plugin / "cpu/tiny_engine").mkdir(parents=True)
+    (plugin / "cpu/tiny_kernels.py").write_text("FAST = False\n")
+    (plugin / "cpu/tiny_engine/__init__.py.prepend").write_text("import tiny_kernels\n")
+    return Recipe(
+        name="tiny",
+        device="cpu",
+        engine="tiny_engine",
+        plugin="areal-tiny",
+        folder=plugin / "locks",
+        distribution="tiny-engine",
+        python=HERE,
+        files="cpu",
+    )
+
+
+@pytest.fixture
+def installer() -> Installer:
+    """Return this interpreter's pip on environments without one of their own, which are made in no time."""
+    return Installer(
+        name="pip",
+        make=lambda folder, python: [python, "-m", "venv", "--without-pip", str(folder)],
+        pip=lambda folder: [sys.executable, "-m", "pip", "--python", str(places.interpreter(folder)), "install"],
+        environ={"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+    )
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Callable[[Recipe], Path]:
+    """Return a function that puts an environment that looks whole where a recipe's belongs, under `envs`."""
+
+    def make(recipe: Recipe) -> Path:
+        folder = places.folder_of(recipe.name, recipe.device, tmp_path / "envs")
+        places.interpreter(folder).parent.mkdir(parents=True)
+        shutil.copy("/bin/true", places.interpreter(folder))
+        marker = places.Marker(
+            name=recipe.name, device=recipe.device, engine_version="1.0", python=HERE, digest=recipe.digest()
+        )
+        places.write_marker(folder, marker)
+        return folder
+
+    return make

@@ -1,0 +1,147 @@
+"""A process group beside any other the process may have: made by hand, never the default one, forgotten when dropped.
+
+Knows: torch's process group backends, and the keys under which `init_process_group` and its relatives meet.
+Does not know: weights.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from areal_core.contract.errors import WeightSyncError
+from areal_torch.collective.rank_slot import Seat
+
+_DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
+_LOOK_S = 0.0005
+_WATCHDOGS_PATIENCE = 2
+"""A device backend's own watchdog ends the process over a broadcast that is late; `broadcast` has to give up first."""
+
+
+class Group:
+    """One process's rank in a group. Broadcasts come from rank 0.
+
+    Raises:
+        RuntimeError: this process lacks the backend, the others did not come in time, or a broadcast failed; the
+            group is of no use afterwards.
+    """
+
+    def __init__(self, seat: Seat, store: Store) -> None:
+        self.seat = seat
+        kind = _DEVICES[seat.backend]
+        # The keys of `init_custom_process_group`, as engines have it: one prefix from it, two from torch.
+        inner = PrefixStore(seat.group_name, store)
+        inner = PrefixStore(f"{kind}/", PrefixStore(f"{seat.group_name}/", inner))
+        self._group: Any = _make(seat, inner)  # Any: backends have no common typed base
+        self.device = torch.device(kind)
+        self._options = dist.BroadcastOptions()
+        self._options.rootRank = self._options.rootTensor = 0
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Send or receive the bytes of one tensor, uint8 [num_bytes], on the group's device. Blocks until done."""
+        work = self._group.broadcast([flat], self._options)
+        if self.device.type == "cpu":
+            work.wait()
+            return
+        deadline = time.monotonic() + self.seat.timeout_s
+        while not work.is_completed():
+            # Waiting on a device stream would not end if the other side is gone.
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no broadcast within {self.seat.timeout_s:g} s")
+            time.sleep(_LOOK_S)
+        error = work.exception()  # a broadcast that failed is completed, too
+        if error is not None:
+            raise RuntimeError(str(error))
+        work.wait()
+
+    def close(self) -> None:
+        """Leave; whoever is in a broadcast with this rank gets an error. Idempotent."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        if self.seat.backend == "hccl":
+            # torch_npu's group has torch's own abort, which does nothing; what lies unfinished would end the process.
+            group.clear_workmeta_list()
+            group.abort_hccl_comm(f"left {self.seat.group_name}")
+            group.shutdown()
+        else:
+            group.abort()
+
+
+def place() -> str:
+    """Return what tells this process's device from others, for example `cuda:GPU-7f3c` or `cpu`."""
+    npu = getattr(torch, "npu", None)  # first: on NPUs, engines put it in the place of torch.cuda
+    if npu is not None and npu.is_available():
+        return f"npu:{socket.gethostname()}/{_npu(int(npu.current_device()), os.environ)}"
+    if torch.cuda.is_available():
+        return f"cuda:{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return "cpu"
+
+
+def _npu(number: int, environ: Mapping[str, str]) -> str:
+    """Return what the machine calls the NPU that a process calls `number`: each process counts what it sees."""
+    seen = [part.strip() for part in environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")]
+    return seen[number] if number < len(seen) and seen[number] else str(number)
+
+
+def choose(wanted: str, places: Sequence[str]) -> str:
+    """Return the backend for participants at these places: the fast one where every one has a device of its own.
+
+    Raises:
+        WeightSyncError: the one that is wanted needs such devices, and somebody has none.
+    """
+    kinds = {where.partition(":")[0] for where in places}
+    named = [where for where in places if ":" in where]
+    shared = sorted({where for where in named if named.count(where) > 1})
+    if wanted == "auto":
+        return "gloo" if len(kinds) > 1 or shared else {"cuda": "nccl", "npu": "hccl"}.get(kinds.pop(), "gloo")
+    if wanted != "gloo" and (shared or kinds != {_DEVICES[wanted]}):
+        raise WeightSyncError(
+            f"weights cannot be streamed over {wanted}",
+            why=f"it needs a device {_DEVICES[wanted]} for every participant alone, and they are on "
+            + ", ".join(places),
+            fix="leave out weight_sync.options.backend, which takes the fastest that fits",
+        )
+    return wanted
+
+
+def _make(seat: Seat, store: Store) -> Any:
+    gloo: Any = dist.ProcessGroupGloo  # Any: torch has no stub for its options
+    timeout = timedelta(seconds=seat.timeout_s)
+    rank, size = seat.first_rank, seat.world_size
+    if seat.backend == "gloo":
+        options = gloo._Options()
+        options._timeout = timeout
+        options._devices = [gloo.create_device(hostname=_address(seat))]
+        return gloo(store, rank, size, options)
+    if seat.backend == "nccl":
+        if not dist.is_nccl_available():
+            raise RuntimeError("the torch of this process was built without NCCL")
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout * _WATCHDOGS_PATIENCE
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    try:
+        from torch_npu._C._distributed_c10d import ProcessGroupHCCL
+    except ImportError as error:
+        raise RuntimeError(f"HCCL comes with torch_npu, which this process cannot import: {error}") from error
+    options = ProcessGroupHCCL.Options()
+    options._timeout = timeout * _WATCHDOGS_PATIENCE
+    options.group_id = seat.group_name
+    options.global_ranks_in_group = list(range(size))  # without ranks it would take the default group's place
+    return ProcessGroupHCCL(store, rank, size, options)
+
+
+def _address(seat: Seat) -> str:
+    """Return this machine's address on the network that leads to the controller."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((seat.address, seat.port))  # sends nothing: the kernel picks the interface
+        return str(probe.getsockname()[0])

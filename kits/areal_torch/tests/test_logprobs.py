@@ -1,0 +1,55 @@
+"""The chunked head against autograd through all logits at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_torch.logprobs import logprobs_and_entropy
+
+
+@given(
+    rows=st.integers(0, 9),
+    chunk=st.sampled_from([1, 20, 1 << 20]),
+    keep=st.sampled_from([0, 1 << 20]),
+    temperature=st.sampled_from([1.0, 0.6, 2.0]),
+    bias=st.booleans(),
+    seed=st.integers(0, 50),
+)
+def test_values_and_gradients_do_not_depend_on_chunks(
+    rows: int, chunk: int, keep: int, temperature: float, bias: bool, seed: int
+) -> None:
+    """Kept or computed again, in any chunk: log-prob, entropy and three gradients are those of a plain softmax."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(rows, 4, generator=generator), torch.randn(7, 4, generator=generator)]
+    inputs += [torch.randn(7, generator=generator)] if bias else []
+    targets = torch.randint(0, 7, (rows,), generator=generator)
+    weights = torch.randn(2, rows, generator=generator)
+    ours = [tensor.clone().requires_grad_() for tensor in inputs]
+    plain = [tensor.clone().requires_grad_() for tensor in inputs]
+
+    logprobs, entropy = logprobs_and_entropy(
+        ours[0], ours[1], ours[2] if bias else None, targets, temperature, chunk_elements=chunk, keep_elements=keep
+    )
+    (logprobs * weights[0] + entropy * weights[1]).sum().backward()
+    log_p = (torch.nn.functional.linear(*plain) / temperature).log_softmax(-1)
+    expected = log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+    (expected[0] * weights[0] + expected[1] * weights[1]).sum().backward()
+
+    torch.testing.assert_close((logprobs, entropy), expected, rtol=1e-5, atol=1e-6)
+    for left, right in zip(ours, plain, strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_impossible_tokens_leave_the_entropy_finite() -> None:
+    """A logit of minus infinity (a masked vocabulary entry) has no part in entropy or gradient."""
+    hidden = torch.ones(1, 1, requires_grad=True)
+    weight = torch.tensor([[0.0], [1.0], [-torch.inf]])
+
+    logprobs, entropy = logprobs_and_entropy(hidden, weight, None, torch.tensor([1]), 1.0)
+
+    p = torch.tensor([0.0, 1.0]).softmax(-1)
+    assert entropy.item() == pytest.approx(float(-(p * p.log()).sum()))
+    assert logprobs.item() == pytest.approx(float(p[1].log()))

@@ -1,0 +1,168 @@
+"""An encrypted ZeroMQ socket in an asyncio loop: whole messages in, whole messages out, on loopback only.
+
+Knows: sockets, CURVE keys, who is let in, and how libzmq's edge-triggered descriptor meets an event loop.
+Does not know: what messages mean (`rpc`) or how they are encoded (`codec`).
+
+Driving the socket directly is several times faster than `zmq.asyncio`, which makes futures for every frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+
+import zmq
+import zmq.auth.thread
+from attrs import field, frozen
+
+from areal_core.contract.errors import ResourceError
+from areal_core.worker.codec import MAX_MESSAGE_BYTES, Frame
+
+Receive = Callable[[list[Frame]], None]
+
+ZERO_COPY_BYTES = 1 << 16
+"""Frames from this size on are handed to libzmq in place; below, a copy is cheaper."""
+MAX_MESSAGES_PER_TURN = 64
+"""So that a flood of messages does not starve the rest of the loop."""
+
+
+@frozen(kw_only=True)
+class KeyPair:
+    """One CURVE key pair, Z85 text. The secret never appears in a repr."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> KeyPair:
+        """Make a new pair from the system's randomness."""
+        public, secret = zmq.curve_keypair()
+        return cls(public=public.decode(), secret=secret.decode())
+
+
+def listening(context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, host: str) -> tuple[zmq.Socket[bytes], int]:
+    """Return a ROUTER bound to a free port of a loopback address, and the port.
+
+    Whoever connects must know the public key and be admitted by `doorkeeper`.
+
+    Raises:
+        ResourceError: the address is not loopback, or no port is free.
+    """
+    if not ip_address(host).is_loopback:
+        raise ResourceError(f"will not listen on {host}", why="local workers are reached over loopback only")
+    socket = context.socket(zmq.ROUTER)
+    _unbounded(socket)
+    socket.curve_server = True
+    socket.curve_secretkey = keys.secret.encode()
+    socket.curve_publickey = keys.public.encode()
+    try:
+        socket.bind(f"tcp://{host}:*")
+    except zmq.ZMQError as exc:
+        socket.close(linger=0)
+        raise ResourceError(f"no port of {host} could be bound", why=str(exc)) from exc
+    return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+def connected(
+    context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, server_public: str, host: str, port: int
+) -> zmq.Socket[bytes]:
+    """Return a DEALER that talks only to the holder of the server's secret key."""
+    socket = context.socket(zmq.DEALER)
+    _unbounded(socket)
+    socket.curve_serverkey = server_public.encode()
+    socket.curve_secretkey = keys.secret.encode()
+    socket.curve_publickey = keys.public.encode()
+    socket.connect(f"tcp://{host}:{port}")
+    return socket
+
+
+def doorkeeper(context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> zmq.auth.thread.ThreadAuthenticator:
+    """Start the thread that admits the one client with this public key to every server socket of the context."""
+    keeper = zmq.auth.thread.ThreadAuthenticator(context)
+    keeper.start()
+    keeper.configure_curve_callback(domain="*", credentials_provider=_OneClient(client_public))
+    return keeper
+
+
+class _OneClient:
+    def __init__(self, public: str) -> None:
+        self._public = zmq.utils.z85.decode(public)
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """Tell whether the key that proved itself in the handshake is this run's."""
+        return zmq.utils.z85.decode(key) == self._public
+
+
+def _unbounded(socket: zmq.Socket[bytes]) -> None:
+    # Calls in flight bound the memory; a full queue would block the loop or drop a reply.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+
+
+class Channel:
+    """Owns one socket. `receive` is called in the loop with every message that arrives, as a list of frames.
+
+    The first `num_plain` frames arrive as bytes, the others as writable views of libzmq's memory.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], receive: Receive, *, num_plain: int) -> None:
+        self._socket = socket
+        self._receive = receive
+        self._num_plain = num_plain
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._closed = False
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._drain)
+        self._wake()
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue one message and never block; False if there is no peer, because a handshake was refused.
+
+        Large frames are read by libzmq's thread later: leave them alone until the message was answered.
+        """
+        last = len(frames) - 1
+        try:
+            for number, frame in enumerate(frames):
+                size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+                flags = zmq.NOBLOCK | zmq.SNDMORE if number < last else zmq.NOBLOCK
+                self._socket.send(frame, flags, copy=size < ZERO_COPY_BYTES)
+        except zmq.Again:
+            return False
+        # Sending may swallow the descriptor's edge for a message that arrived meanwhile.
+        self._wake()
+        return True
+
+    def close(self) -> None:
+        """Stop listening and drop what was not sent. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close(linger=0)
+
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        with contextlib.suppress(zmq.Again):
+            for _ in range(MAX_MESSAGES_PER_TURN):
+                if self._closed:
+                    return
+                self._receive(self._take())
+            self._wake()
+
+    def _take(self) -> list[Frame]:
+        frames: list[Frame] = [self._socket.recv(zmq.NOBLOCK)]
+        while self._socket.getsockopt(zmq.RCVMORE):
+            if len(frames) < self._num_plain:
+                frames.append(self._socket.recv(zmq.NOBLOCK))
+            else:
+                frames.append(self._socket.recv(zmq.NOBLOCK, copy=False).buffer)
+        return frames

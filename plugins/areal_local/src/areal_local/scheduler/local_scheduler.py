@@ -1,0 +1,187 @@
+"""Workers as processes of this machine: all of a job or none, no device twice, no orphan.
+
+Knows: gangs, devices, logs, and which worker died or fell silent.
+Does not know: what workers compute, or what the run does when one is lost (`supervise`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import zmq
+
+from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
+from areal_core.contract.scheduler import Job, Worker, WorkerStatus
+from areal_core.worker import schema
+from areal_core.worker.clock import Clock, SystemClock
+from areal_core.worker.devices import DevicePool
+from areal_core.worker.service import HOSTS
+from areal_local.scheduler.bootstrap import Bootstrap
+from areal_local.scheduler.channel import KeyPair
+from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.environment import interpreter, worker_environment
+from areal_local.scheduler.local_worker import LocalWorker
+from areal_local.scheduler.process import WorkerProcess
+
+LOOPBACK = "127.0.0.1"
+LOOK_S = 0.1
+"""Between two looks at every worker: the delay with which a death is noticed."""
+
+
+class LocalScheduler:
+    """Satisfies `contract.Scheduler`. Made and used in one event loop.
+
+    Every worker ends when the controller does, however it ends: see `warden`.
+    """
+
+    def __init__(
+        self,
+        config: LocalConfig | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        devices: DevicePool | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            environ: what workers inherit; this process's own environment if None.
+            devices: the accelerators to give out; those visible here if None.
+            clock: times the watch over workers.
+        """
+        self._config = config or LocalConfig()
+        self._environ = dict(os.environ if environ is None else environ)
+        self._devices = devices or DevicePool.of_machine(self._environ)
+        self._clock = clock or SystemClock()
+        self._keys = KeyPair.generate()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gangs: dict[str, _Gang] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def submit(self, job: Job) -> Sequence[Worker]:
+        """Start every worker of a job, or none; see `contract.Scheduler.submit`."""
+        self._check(job)
+        gang = _Gang(job, lambda: self._devices.take(job.device, job.num_workers, job.devices_per_worker))
+        self._gangs[job.role] = gang
+        try:
+            self._spawn(gang)
+            await self._all_ready(gang)
+        except BaseException:
+            await asyncio.shield(self.cancel(job.role))
+            raise
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_workers(), name="areal-worker-watch")
+        return tuple(worker.client for worker in gang.workers)
+
+    def poll(self, role: str) -> Sequence[WorkerStatus]:
+        """Return the state of each worker of a role, in rank order; nothing for a role that does not run."""
+        if self._watch is not None and self._watch.done():
+            self._watch.result()  # a watch that broke must not look like workers that are well
+        gang = self._gangs.get(role)
+        return () if gang is None else tuple(worker.status() for worker in gang.workers)
+
+    async def cancel(self, role: str) -> None:
+        """End every worker of a role and wait until they are gone. Idempotent."""
+        gang = self._gangs.get(role)
+        if gang is None:
+            return
+        await asyncio.gather(*(worker.end(self._config.stop_timeout_s) for worker in gang.workers))
+        if self._gangs.get(role) is gang:
+            del self._gangs[role]
+            self._devices.give_back(gang.job.device, gang.devices)
+
+    async def close(self) -> None:
+        """Cancel everything; leave no process, port or file behind. Idempotent."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait((watch,))
+        await asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)))
+        self._context.destroy(linger=0)
+
+    def _check(self, job: Job) -> None:
+        if job.role in self._gangs:
+            raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first, or choose another name")
+        if job.engine_role not in HOSTS:
+            raise ConfigError(
+                f"no worker hosts {job.engine_role!r} engines", why=f"these are hosted: {', '.join(HOSTS)}"
+            )
+        if job.num_workers < 1:
+            raise ConfigError(f"role {job.role!r} asks for {job.num_workers} workers", fix="ask for at least one")
+
+    def _spawn(self, gang: _Gang) -> None:
+        folder = Path(self._config.log_dir).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StorageError(f"the log folder {folder} cannot be made", why=str(exc)) from exc
+        for rank in range(gang.job.num_workers):
+            gang.workers.append(self._start_worker(gang, rank, folder))
+
+    def _start_worker(self, gang: _Gang, rank: int, folder: Path) -> LocalWorker:
+        job = gang.job
+        keys, name = KeyPair.generate(), f"{job.role}/{rank}"
+        bootstrap = Bootstrap(
+            worker=name,
+            engine_role=job.engine_role,
+            backend=job.backend,
+            imports=job.imports,
+            host=LOOPBACK,
+            server_public=keys.public,
+            server_secret=keys.secret,
+            client_public=self._keys.public,
+            schema=schema.fingerprint(),
+        )
+        python, env = interpreter(job), worker_environment(job, gang.devices[rank], self._environ)
+        log_path = folder / f"{job.role.replace('/', '-')}-{rank}.log"
+        try:
+            process = WorkerProcess(python, bootstrap, env, log_path)
+        except OSError as exc:
+            if exc.filename == str(log_path):
+                raise StorageError(f"the log {log_path} cannot be written", why=str(exc)) from exc
+            raise ResourceError(
+                f"worker {name} cannot be started with {python}", why=str(exc), fix="check the interpreter's path"
+            ) from exc
+        return LocalWorker(job.role, rank, process, keys.public)
+
+    async def _all_ready(self, gang: _Gang) -> None:
+        tasks = [
+            asyncio.create_task(worker.become_ready(self._context, self._keys, LOOPBACK, max_gap_s=2 * LOOK_S))
+            for worker in gang.workers
+        ]
+        timeout_s = self._config.start_timeout_s
+        try:
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            late = [worker for worker, task in zip(gang.workers, tasks, strict=True) if not task.done()]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if late:
+            raise WorkerTimeout(
+                f"{', '.join(worker.id for worker in late)} did not start within {timeout_s:g} s",
+                why="\n".join(late[0].process.tail()) or "nothing was written to its log",
+                fix=f"read {late[0].process.log_path}, or raise scheduler.start_timeout_s",
+            )
+
+    async def _watch_workers(self) -> None:
+        while True:
+            for gang in tuple(self._gangs.values()):
+                for worker in gang.workers:
+                    worker.look(self._clock.now(), self._config.heartbeat_timeout_s)
+            await self._clock.sleep(LOOK_S)
+
+
+class _Gang:
+    """The workers of one job and the devices they own."""
+
+    def __init__(self, job: Job, take: Callable[[], list[tuple[str, ...]]]) -> None:
+        self.job = job
+        self.devices = take()
+        self.workers: list[LocalWorker] = []

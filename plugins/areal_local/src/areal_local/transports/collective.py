@@ -1,0 +1,204 @@
+"""Weights through a process group: one broadcast a tensor, from trainer rank 0 to every receiver at once.
+
+Knows: how the ends find each other, and what a complete transfer is.
+Does not know: engines. The meeting is `collective_board`, the group `collective_group`, a receiver's end
+`collective_source`.
+
+The group is kept for the next version as long as every participant still has it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from areal_core.contract.errors import CoverageError, WeightSyncError
+from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
+from areal_core.weights.sink import CheckedSink
+from areal_local.transports.collective_source import CollectiveSource, Keeper
+from areal_local.transports.config import CollectiveConfig
+from areal_torch.collective.group import Group, choose, place
+from areal_torch.collective.rank_slot import Seat
+from areal_torch.collective.rendezvous import Board, Lines, Store
+
+
+class CollectiveTransport:
+    """The transport `collective`. The offer holds all a worker needs, so workers may use any config."""
+
+    def __init__(self, config: CollectiveConfig | None = None) -> None:
+        self._config = config or CollectiveConfig()
+        self._store: Store | None = None
+        self._keeper = Keeper()
+        self._lines = Lines()
+
+    def open(self, version: int) -> Offer:
+        """Make the board where the ends of one transfer meet."""
+        if self._store is None:
+            self._store = Store(self._config.host, self._config.timeout_s)
+        location: dict[str, str | int] = {
+            "address": self._store.host,
+            "port": self._store.port,
+            "ticket": self._store.add(version),
+            "backend": self._config.backend,
+            "bucket_bytes": self._config.bucket_bytes,
+            "timeout_ms": max(1, round(self._config.timeout_s * 1000)),
+        }
+        return Offer(transport="collective", version=version, location=location)
+
+    def expect(self, offer: Offer, receivers: Sequence[str]) -> tuple[Offer, ...]:
+        """Tell who will receive; return an offer for each."""
+        if not receivers or len(set(receivers)) < len(receivers):
+            raise WeightSyncError(
+                f"version {offer.version} has no receivers, or one of them twice", why=f"named were {list(receivers)}"
+            )
+        if self._store is None or not self._store.expect(str(offer.location["ticket"]), receivers):
+            raise WeightSyncError(f"version {offer.version} is expected nowhere", why="the offer was released")
+        return tuple(evolve(offer, location={**offer.location, "receiver": number}) for number in range(len(receivers)))
+
+    def sink(self, offer: Offer) -> CheckedSink:
+        """Make the sending end."""
+        return CheckedSink(
+            _Broadcaster(Board(offer, self._lines), offer, self._keeper),
+            version=offer.version,
+            bucket_bytes=int(offer.location["bucket_bytes"]),
+        )
+
+    def source(self, offer: Offer) -> CollectiveSource:
+        """Make a receiving end; the offer is one of those `expect` returned."""
+        if "receiver" not in offer.location:
+            raise WeightSyncError(
+                f"version {offer.version} was offered to a sender", why="each receiver has an offer of its own"
+            )
+        return CollectiveSource(Board(offer, self._lines), offer, self._keeper)
+
+    def release(self, offer: Offer) -> None:
+        """End the transfer, finished or not. Idempotent."""
+        if self._store is not None:
+            self._store.remove(str(offer.location["ticket"]))
+
+    def close(self) -> None:
+        """Leave the group, and end the store with every transfer in it. Idempotent."""
+        self._keeper.close()
+        self._lines.close()
+        self._store = None
+
+
+class _Broadcaster:
+    """The sender's `BucketStore`, which stores nothing: `seal` tells the receivers that what they have is a version."""
+
+    def __init__(self, board: Board, offer: Offer, keeper: Keeper) -> None:
+        self._board = board
+        self._version = offer.version
+        self._wanted = str(offer.location["backend"])
+        self._keeper = keeper
+        self._names: Sequence[str] = ()
+        self._specs: tuple[TensorSpec, ...] = ()
+        self._next = 0
+        self._group: Group | None = None
+        self._why = "it was aborted"
+
+    def begin(self, manifest: WeightManifest) -> None:
+        """Announce, wait for every receiver, and make the group unless all of them still have the one before."""
+        self._specs = manifest.tensors
+        self._names = self._board.read("receivers", "the controller, who has to tell who receives")
+        self._board.post(
+            "manifest",
+            {
+                "tensors": [[spec.name, list(spec.shape), spec.dtype] for spec in manifest.tensors],
+                "tied": dict(manifest.tied),
+            },
+        )
+        self._group = self._meet(self._board.roll_call(self._names))
+
+    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Broadcast whole tensors; return their bytes on the CPU."""
+        assert self._group is not None
+        self._board.check_open()
+        sent: dict[str, Tensor] = {}
+        for name, tensor in bucket.items():
+            self._check_order(name)
+            whole = tensor.detach().contiguous()
+            flat = whole.reshape(-1).view(torch.uint8).to(self._group.device)
+            try:
+                self._group.broadcast(flat)
+            except RuntimeError as error:
+                raise self._broken(error) from error
+            sent[name] = whole.cpu()
+        return sent
+
+    def seal(self) -> None:
+        """Tell the receivers that they have everything; keep the group."""
+        assert self._group is not None
+        self._board.check_open()
+        self._board.post("finished", {})
+        self._keeper.keep(self._group)
+        self._group = None
+        self._board.part()
+
+    def discard(self) -> None:
+        """Leave; receivers in the middle of a broadcast are woken by that. Idempotent."""
+        self._board.leave(self._why)
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    def _check_order(self, name: str) -> None:
+        expected = self._specs[self._next].name
+        if name != expected:
+            self._why = "it sent tensors in another order than it announced"
+            raise CoverageError(
+                f"tensor {name!r} was sent before {expected!r}",
+                why="tensors are streamed in the order announced: a receiver cannot know another",
+                fix="announce tensors in the order they are written",
+            )
+        self._next += 1
+
+    def _meet(self, ready: Sequence[Mapping[str, Any]]) -> Group:  # Any: JSON
+        first, firsts = 1, []
+        for told in ready:
+            firsts.append(first)
+            first += int(told["ranks"])
+        held = {str(told["held"]) for told in ready}
+        places = [place(), *(str(told["place"]) for told in ready)]
+        kept = self._keeper.take(held.pop() if len(held) == 1 else "")
+        if kept is not None and kept.seat.world_size != first:
+            kept.close()
+            kept = None
+        seat = kept.seat if kept else self._seat(first, places)
+        self._board.post("group", {"name": seat.group_name, "backend": seat.backend, "world": first, "first": firsts})
+        if kept is not None:
+            return kept
+        try:
+            return Group(seat, self._board.store)
+        except RuntimeError as error:
+            raise self._broken(error) from error
+
+    def _seat(self, world_size: int, places: Sequence[str]) -> Seat:
+        try:
+            backend = choose(self._wanted, places)
+        except WeightSyncError as error:
+            self._why = str(error).splitlines()[0]
+            raise
+        return Seat(
+            address=self._board.address,
+            port=self._board.port,
+            group_name=f"areal-{secrets.token_hex(12)}",
+            backend=backend,
+            first_rank=0,
+            num_ranks=1,
+            world_size=world_size,
+            timeout_s=self._board.timeout_s,
+        )
+
+    def _broken(self, error: RuntimeError) -> WeightSyncError:
+        self._why = f"its broadcast failed: {str(error).splitlines()[0]}"
+        self.discard()
+        return WeightSyncError(
+            f"version {self._version} could not be streamed to {', '.join(self._names)}",
+            why=f"{self._board.blame(self._names)} ({str(error).splitlines()[0]})",
+        )

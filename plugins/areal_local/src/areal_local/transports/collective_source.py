@@ -1,0 +1,190 @@
+"""The receiving end of a streamed transfer: it reads buckets, or only takes seats for an engine's own ranks.
+
+Knows: one receiver's part in a transfer.
+Does not know: the sender, except by what it announces.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from areal_core.contract.errors import WeightSyncError
+from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
+from areal_core.weights.bucketing import bucket_specs
+from areal_core.weights.specs import num_bytes, torch_dtype
+from areal_torch.collective.group import Group, place
+from areal_torch.collective.rank_slot import Seat
+from areal_torch.collective.rendezvous import Board
+
+_ALIGNED = 64
+_SENDER = "the sender, trainer rank 0"
+
+
+class Keeper:
+    """The group a process keeps between versions. It is out while a transfer uses it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: Group | None = None
+        self._closed = False
+
+    def held(self) -> str:
+        """Return the name of the group kept, or ""."""
+        with self._lock:
+            return self._kept.seat.group_name if self._kept else ""
+
+    def take(self, name: str) -> Group | None:
+        """Hand the kept group over if it has this name; else drop it, for it will not be used again."""
+        with self._lock:
+            group, self._kept = self._kept, None
+        if group is not None and group.seat.group_name != name:
+            group.close()
+            return None
+        return group
+
+    def keep(self, group: Group) -> None:
+        """Keep a group that is whole."""
+        with self._lock:
+            old, self._kept = (group, None) if self._closed else (self._kept, group)
+        if old is not None:
+            old.close()
+
+    def close(self) -> None:
+        """Leave the group, and any that is handed back later. Idempotent."""
+        with self._lock:
+            group, self._kept, self._closed = self._kept, None, True
+        if group is not None:
+            group.close()
+
+
+class CollectiveSource:
+    """A receiver: `buckets` joins the group here; `seat` lets an engine's own workers join it instead."""
+
+    def __init__(self, board: Board, offer: Offer, keeper: Keeper) -> None:
+        self._board = board
+        self._version = offer.version
+        self._bucket_bytes = int(offer.location["bucket_bytes"])
+        self._keeper = keeper
+        self._manifest: WeightManifest | None = None
+        self._group: Group | None = None
+        self._why = "it closed its source before the end"
+        self._open = True
+        self._done = False
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """Return what the sender announced; wait until it did."""
+        if self._manifest is None:
+            self._must_be_open()
+            told = self._board.read("manifest", _SENDER)
+            self._manifest = WeightManifest(
+                version=self._version,
+                tensors=tuple(TensorSpec(name=n, shape=tuple(s), dtype=d) for n, s, d in told["tensors"]),
+                tied=told["tied"],
+            )
+        return self._manifest
+
+    def seat(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> Seat:
+        """Take part with ranks of an engine's own; once, instead of `buckets`."""
+        self._must_be_open()
+        _ = self.manifest
+        me = int(self._board.me)
+        self._board.post(f"ready/{me}", {"ranks": num_ranks, "place": device, "held": held})
+        group = self._board.read("group", f"{_SENDER}: not every receiver has come, or it died")
+        return Seat(
+            address=self._board.address,
+            port=self._board.port,
+            group_name=str(group["name"]),
+            backend=str(group["backend"]),
+            first_rank=int(group["first"][me]),
+            num_ranks=num_ranks,
+            world_size=int(group["world"]),
+            timeout_s=self._board.timeout_s,
+        )
+
+    def wait_finished(self) -> None:
+        """Wait until the sender has sent everything."""
+        self._must_be_open()
+        self._board.read("finished", _SENDER)
+        self._done = True
+
+    def buckets(self) -> Iterator[Mapping[str, Tensor]]:
+        """Yield every tensor once, as views of memory that the next bucket overwrites.
+
+        Raises:
+            WeightSyncError: the sender left, or did not finish; what was read is void.
+        """
+        self._must_be_open()
+        cut = bucket_specs(self.manifest.tensors, self._bucket_bytes)
+        try:
+            self._group = self._join()
+            room = max((_room(specs) for specs in cut), default=0)
+            memory = torch.empty(room, dtype=torch.uint8, pin_memory=self._group.device.type != "cpu")
+            for specs in cut:
+                self._board.check_open()
+                yield self._receive(specs, memory)
+                self._must_be_open()
+            self.wait_finished()
+            self._keeper.keep(self._group)
+            self._group = None
+        except RuntimeError as error:
+            raise self._broken(error) from error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leave; before the end that ends the transfer for everybody. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        if self._done:
+            self._board.part()
+        else:
+            self._board.leave(self._why)
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    def _join(self) -> Group:
+        seat = self.seat(1, device=place(), held=self._keeper.held())
+        return self._keeper.take(seat.group_name) or Group(seat, self._board.store)
+
+    def _receive(self, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
+        assert self._group is not None
+        bucket: dict[str, Tensor] = {}
+        start = 0
+        for spec in specs:
+            view = memory[start : start + num_bytes(spec)]
+            if self._group.device.type == "cpu":
+                self._group.broadcast(view)
+            else:
+                arrived = torch.empty(view.shape, dtype=torch.uint8, device=self._group.device)
+                self._group.broadcast(arrived)
+                view.copy_(arrived)
+            bucket[spec.name] = view.view(torch_dtype(spec)).reshape(spec.shape)
+            start += _aligned(num_bytes(spec))
+        return bucket
+
+    def _must_be_open(self) -> None:
+        if not self._open:
+            raise WeightSyncError("the weight source was closed", why="an offer is good for one reading")
+
+    def _broken(self, error: RuntimeError) -> WeightSyncError:
+        self._why = f"its broadcast failed: {str(error).splitlines()[0]}"
+        self.close()
+        return WeightSyncError(
+            f"version {self._version} did not arrive whole",
+            why=f"{self._board.blame(())} ({str(error).splitlines()[0]})",
+        )
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _room(specs: Sequence[TensorSpec]) -> int:
+    return sum(_aligned(num_bytes(spec)) for spec in specs)

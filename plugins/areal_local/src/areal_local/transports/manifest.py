@@ -1,0 +1,45 @@
+"""The weight transports of the core, as the registry sees them."""
+
+from __future__ import annotations
+
+from areal_core.plugins.claims import full, unsupported
+from areal_core.plugins.manifest import Manifest
+
+DISK = Manifest(
+    role="transport",
+    name="disk",
+    contract=(1, 1),
+    factory="areal_local.transports.disk:DiskTransport",
+    config="areal_local.transports.config:DiskConfig",
+    requires=("torch>=2.11", "safetensors>=0.5"),
+    extra="torch",
+    devices=("cpu", "cuda", "npu"),
+    summary="safetensors files in a folder every participant sees",
+    claims={"streams": unsupported("a version is stored, and read whenever a receiver comes")},
+)
+
+SHM = Manifest(
+    role="transport",
+    name="shm",
+    contract=(1, 1),
+    factory="areal_local.transports.shm:ShmTransport",
+    config="areal_local.transports.config:ShmConfig",
+    requires=("torch>=2.11",),
+    extra="torch",
+    devices=("cpu", "cuda", "npu"),
+    summary="shared memory, for processes of one machine",
+    claims={"streams": unsupported("a version is stored, and read whenever a receiver comes")},
+)
+
+COLLECTIVE = Manifest(
+    role="transport",
+    name="collective",
+    contract=(1, 1),
+    factory="areal_local.transports.collective:CollectiveTransport",
+    config="areal_local.transports.config:CollectiveConfig",
+    requires=("torch>=2.11",),
+    extra="torch",
+    devices=("cpu", "cuda", "npu"),
+    summary="a process group of its own: gloo, NCCL or HCCL broadcasts, on any machines",
+    claims={"streams": full()},
+)

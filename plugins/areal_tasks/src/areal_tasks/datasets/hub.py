@@ -1,0 +1,89 @@
+"""Any data set the `datasets` library can load: from the Hugging Face hub, or saved to a folder.
+
+Knows: how to load one and shape its records.
+Does not know: what the columns mean (`areal_tasks.datasets.shape`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from areal_core.contract.errors import DatasetError, EngineMissing
+from areal_tasks.datasets.rows import LazyRows
+from areal_tasks.datasets.shape import ShapeConfig, check_columns, shaped
+
+
+@frozen(kw_only=True)
+class HubConfig(ShapeConfig):
+    """Options of `hub`. `path` is a hub name, a folder `save_to_disk` wrote, or one of parquet, csv or json files.
+
+    Example: HubConfig(path="openai/gsm8k", name="main", split="train", prompt="{question}", answer_after="####")
+    """
+
+    path: str
+    name: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+
+SAVED = ("dataset_dict.json", "state.json")
+"""Files that tell a folder `save_to_disk` wrote from a folder of parquet, csv or json files."""
+
+GSM8K = HubConfig(
+    path="openai/gsm8k",
+    name="main",
+    prompt="{question}",
+    prompt_suffix="\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    answer_after="####",
+)
+"""Grade-school mathematics; score it with the reward `math_verify`."""
+
+
+def gsm8k(split: str = "train", path: str = GSM8K.path) -> LazyRows:
+    """Return GSM8K with the number after "####" as answer; `path` may be a folder on this machine."""
+    return hub(evolve(GSM8K, split=split, path=path))
+
+
+def hub(config: HubConfig) -> LazyRows:
+    """Return the records as rows, shaped when asked for.
+
+    Raises:
+        EngineMissing: the `datasets` library is not installed.
+        DatasetError: the data set or its split cannot be loaded or has no rows, or lacks a column.
+    """
+    records = _records(config)
+    check_columns(config, records.column_names, f"{config.path}[{config.split}]")
+    size = min(config.limit or len(records), len(records))
+    return LazyRows(size, lambda index: shaped(config, records[index], f"{config.path}[{config.split}]:{index}"))
+
+
+def _records(config: HubConfig) -> Any:  # Any: the library is not typed here
+    try:
+        import datasets
+    except ImportError as exc:
+        raise EngineMissing(
+            "the data set 'hub' needs the library `datasets`", why=str(exc), fix="pip install 'areal-core[hub]'"
+        ) from exc
+    folder = Path(config.path).expanduser()
+    try:
+        if not any((folder / name).is_file() for name in SAVED):
+            return datasets.load_dataset(config.path, config.name, split=config.split, revision=config.revision)
+        stored = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, IndexError) as exc:  # the last from a saved data set without rows
+        raise DatasetError(
+            f"cannot load split {config.split!r} of the data set {config.path!r}",
+            why=str(exc),
+            fix="correct `data.options`; without the hub, give a folder written by Dataset.save_to_disk",
+        ) from exc
+    return _of_split(stored, config)
+
+
+def _of_split(stored: Any, config: HubConfig) -> Any:  # Any: as above
+    if not isinstance(stored, dict):
+        return stored
+    if config.split not in stored:
+        raise DatasetError(f"{config.path} has no split {config.split!r}", why=f"there are {', '.join(sorted(stored))}")
+    return stored[config.split]

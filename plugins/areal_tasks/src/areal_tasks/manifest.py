@@ -1,0 +1,91 @@
+"""What the entry points of `areal.dataset` and `areal.reward` name: plain data, nothing imported."""
+
+from __future__ import annotations
+
+from areal_core.plugins.manifest import Manifest
+
+_GYM = ("reasoning-gym>=0.1.20",)
+
+SPELL = Manifest(
+    role="dataset",
+    name="spell",
+    contract=(1, 0),
+    factory="areal_tasks.datasets.spell:spell",
+    config="areal_tasks.datasets.spell:SpellConfig",
+    requires=_GYM,
+    extra="tasks",
+    summary="spell one word backwards, characters only: the quickstart's task",
+)
+
+LONG_SPELL = Manifest(
+    role="dataset",
+    name="long_spell",
+    contract=(1, 0),
+    factory="areal_tasks.datasets.spell:long_spell",
+    config="areal_tasks.datasets.spell:SpellConfig",
+    requires=_GYM,
+    extra="tasks",
+    summary="spell one to six words backwards: heavy-tailed output lengths",
+)
+
+CHAIN_SUM = Manifest(
+    role="dataset",
+    name="chain_sum",
+    contract=(1, 0),
+    factory="areal_tasks.datasets.chain_sum:chain_sum",
+    config="areal_tasks.datasets.chain_sum:ChainSumConfig",
+    requires=_GYM,
+    extra="tasks",
+    summary="small sums after worked examples, for a pretrained model",
+)
+
+JSONL = Manifest(
+    role="dataset",
+    name="jsonl",
+    contract=(1, 0),
+    factory="areal_tasks.datasets.jsonl:jsonl",
+    config="areal_tasks.datasets.jsonl:JsonlConfig",
+    summary="a local file with one JSON object per line",
+)
+
+HUB = Manifest(
+    role="dataset",
+    name="hub",
+    contract=(1, 0),
+    factory="areal_tasks.datasets.hub:hub",
+    config="areal_tasks.datasets.hub:HubConfig",
+    requires=("datasets>=3",),
+    extra="hub",
+    summary="a data set of the Hugging Face hub, or one saved to a folder",
+)
+
+EXACT_MATCH = Manifest(
+    role="reward",
+    name="exact_match",
+    contract=(1, 0),
+    factory="areal_tasks.rewards.exact:ExactMatch",
+    config="areal_tasks.rewards.exact:ExactMatchConfig",
+    summary="1 where the completion equals the row's answer",
+)
+
+REASONING_GYM = Manifest(
+    role="reward",
+    name="reasoning_gym",
+    contract=(1, 0),
+    factory="areal_tasks.rewards.gym:ReasoningGym",
+    config="areal_tasks.rewards.gym:ReasoningGymConfig",
+    requires=_GYM,
+    extra="tasks",
+    summary="reasoning-gym's own score of its own items",
+)
+
+MATH_VERIFY = Manifest(
+    role="reward",
+    name="math_verify",
+    contract=(1, 0),
+    factory="areal_tasks.rewards.mathematics:MathVerify",
+    config="areal_tasks.rewards.mathematics:MathVerifyConfig",
+    requires=("math-verify>=0.7",),
+    extra="hub",
+    summary="1 where the final answer is mathematically the row's answer",
+)

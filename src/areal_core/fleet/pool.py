@@ -1,0 +1,270 @@
+"""The inference fleet as one engine: routing, failover, and requests that survive interruptions.
+
+Knows: load and health of the replicas, who was served where, how requests move from one that leaves.
+Does not know: who is in the fleet (`roster`), episodes, policy versions (engines stamp them), or how weights travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from attrs import evolve, frozen
+
+from areal_core.contract.errors import ArealError, GenerationFailed, WorkerDied
+from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, InferenceSpec, PauseMode
+from areal_core.contract.optional import ToolParse
+from areal_core.contract.scheduler import Worker
+from areal_core.contract.train import EngineInfo
+from areal_core.fleet.breaker import Breaker
+from areal_core.fleet.continuation import Continuation
+from areal_core.fleet.replica import FAILOVER, Replica, Stage
+from areal_core.fleet.roster import Roster
+from areal_core.worker.clock import Clock, SystemClock
+
+_T = TypeVar("_T")
+MAX_HOMES = 65536
+"""Sessions and groups whose replica is remembered."""
+
+
+@frozen(kw_only=True)
+class PoolPolicy:
+    """How the pool routes and how patient it is.
+
+    A session stays on its replica while that has at most `affinity_slack` requests more in
+    flight than the least loaded one.
+    """
+
+    request_timeout_s: float = 1800.0
+    status_timeout_s: float = 5.0
+    affinity_slack: int = 8
+    failure_threshold: int = 3
+    cooldown_s: float = 10.0
+    drain_s: float = 30.0
+    """How long a replica that leaves may take for its requests before they are moved to the others."""
+
+
+@frozen(kw_only=True)
+class PoolStats:
+    """Counts since the start. `continued` counts interruptions, `failed_over` calls made again elsewhere."""
+
+    requests: int
+    in_flight: int
+    continued: int
+    failed_over: int
+    tokens_generated: int
+    served: dict[str, int]
+    failed: dict[str, int]
+
+
+class InferencePool(Roster):
+    """Serve generation requests from several replicas of one policy; replicas come and go."""
+
+    def __init__(
+        self, workers: Sequence[Worker], *, policy: PoolPolicy | None = None, clock: Clock | None = None
+    ) -> None:
+        """Take the workers of one role; they are not started yet."""
+        self._policy = policy = policy or PoolPolicy()
+        clock = clock or SystemClock()
+        super().__init__(
+            workers,
+            breaker=lambda: Breaker(threshold=policy.failure_threshold, cooldown_s=policy.cooldown_s, clock=clock),
+            patience_s=policy.request_timeout_s,
+            clock=clock,
+        )
+        self._homes: OrderedDict[str, Replica] = OrderedDict()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._requests = self._in_flight = self._continued = self._failed_over = self._tokens = 0
+
+    async def drain(self, worker_id: str) -> None:
+        """Send a replica nothing more and return once it has no request in flight, or will not end them.
+
+        Requests that take longer than `drain_s` are interrupted and go on elsewhere.
+        """
+        replica = self._find(worker_id)
+        if replica is None or not replica.healthy:
+            return
+        replica.stage = Stage.LEAVING
+        if await self._is_idle(replica, self._policy.drain_s):
+            return
+        try:
+            await replica.worker.call("pause", PauseMode.ABORT.value, timeout_s=self._policy.status_timeout_s)
+        except ArealError:
+            return  # it cannot interrupt, or does not answer: its requests are made again elsewhere when it ends
+        await self._is_idle(replica, self._policy.status_timeout_s)
+
+    async def start_fleet(self, spec: InferenceSpec, *, timeout_s: float) -> list[EngineInfo]:
+        """Start the engine of every replica, each with its own replica number; all or an error.
+
+        Raises:
+            ArealError: the first error of any replica; the others are left for the scheduler to end.
+        """
+        calls = [
+            asyncio.ensure_future(replica.worker.call("start", evolve(spec, replica=number), timeout_s=timeout_s))
+            for number, replica in enumerate(self._replicas)
+        ]
+        try:
+            return list(await asyncio.gather(*calls))
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def generate(self, request: GenerationRequest, *, affinity: Sequence[str] = ()) -> Generation:
+        """Generate, through interruptions and over failing replicas.
+
+        Args:
+            affinity: names whose last replica is preferred, the first known one counts:
+                the session, then its group.
+
+        Raises:
+            NoReplica: every replica is out of service; names each with its last error.
+            GenerationFailed, WorkerTimeout: every usable replica failed this request.
+            PromptTooLong, and whatever else an engine raises for the request itself.
+        """
+        self._requests += 1
+        self._in_flight += 1
+        try:
+            whole = Continuation(request)
+            while True:
+                part = await self._part(whole, affinity)
+                self._tokens += len(part.output_ids)
+                generation = whole.add(part)
+                if generation is not None:
+                    return generation
+                self._continued += 1
+        finally:
+            self._in_flight -= 1
+
+    async def parse_tool_calls(
+        self, text: str, tools: Sequence[Mapping[str, Any]], *, affinity: Sequence[str] = ()
+    ) -> ToolParse:
+        """Have one replica read an output for tool calls; `affinity` as for `generate`. Any: JSON.
+
+        Raises:
+            NoReplica, WorkerTimeout: as for `generate`.
+            CapabilityError: the engine reads none.
+        """
+        timeout_s = self._policy.status_timeout_s
+
+        async def parse(replica: Replica) -> ToolParse:
+            answer = await replica.worker.call(
+                "parse_tool_calls", text, [dict(tool) for tool in tools], timeout_s=timeout_s
+            )
+            assert isinstance(answer, ToolParse)
+            return answer
+
+        return await self._somewhere(parse, affinity)
+
+    async def each(self, method: str, *args: Any, timeout_s: float) -> dict[str, Any]:
+        """Call a method of every replica in service at once; returns result or exception by worker id.
+
+        Any: arguments and results are the engine method's own. A replica that died is taken out of service.
+
+        Raises:
+            NoReplica: none is left to call.
+        """
+        replicas = [replica for replica in self._replicas if replica.healthy]
+        if not replicas:
+            raise self._no_replica()
+        answers = await asyncio.gather(
+            *(replica.worker.call(method, *args, timeout_s=timeout_s) for replica in replicas), return_exceptions=True
+        )
+        for replica, answer in zip(replicas, answers, strict=True):
+            if isinstance(answer, WorkerDied):
+                self.exclude(replica.id, answer)
+        return {replica.id: answer for replica, answer in zip(replicas, answers, strict=True)}
+
+    def suspend(self) -> None:
+        """Hold requests back that have not begun, and interrupted ones, until `release`."""
+        self._open.clear()
+
+    def release(self) -> None:
+        """Let requests go again. Idempotent."""
+        self._open.set()
+
+    async def status(self) -> dict[str, EngineStatus | BaseException]:
+        """Poll every replica; one out of service is reported by the error that took it out."""
+        answers: dict[str, EngineStatus | BaseException] = {
+            replica.id: replica.error for replica in self._replicas if not replica.healthy and replica.error is not None
+        }
+        if any(replica.healthy for replica in self._replicas):
+            answers.update(await self.each("status", timeout_s=self._policy.status_timeout_s))
+        return answers
+
+    def stats(self) -> PoolStats:
+        """Return the counts so far."""
+        return PoolStats(
+            requests=self._requests,
+            in_flight=self._in_flight,
+            continued=self._continued,
+            failed_over=self._failed_over,
+            tokens_generated=self._tokens,
+            served={replica.id: replica.num_served for replica in (*self._gone, *self._replicas)},
+            failed={replica.id: replica.num_failed for replica in (*self._gone, *self._replicas)},
+        )
+
+    async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
+        return await self._somewhere(
+            lambda replica: replica.generate(whole.next_request(), self._policy.request_timeout_s), affinity
+        )
+
+    async def _somewhere(self, call: Callable[[Replica], Awaitable[_T]], affinity: Sequence[str]) -> _T:
+        """Make one call, on as many replicas as it takes."""
+        tried: list[Replica] = []
+        last: Exception | None = None
+        while True:
+            await self._until_open()
+            replica = self._choose(affinity, tried)
+            if replica is None:
+                if not self.num_serving and self.expecting:
+                    await self._until(lambda: bool(self.num_serving))
+                    continue
+                if last is None or not any(other.usable for other in self._replicas):
+                    raise self._no_replica() from last
+                raise last
+            self._remember(affinity, replica)
+            try:
+                return await call(replica)
+            except FAILOVER as error:
+                last = error
+                tried.append(replica)
+                self._failed_over += 1
+
+    def _choose(self, affinity: Sequence[str], tried: Sequence[Replica]) -> Replica | None:
+        usable = [replica for replica in self._replicas if replica.usable and replica not in tried]
+        if not usable:
+            return None
+        least = min(usable, key=lambda replica: replica.in_flight)
+        home = next((self._homes[name] for name in affinity if name in self._homes), None)
+        if home in usable and home.in_flight <= least.in_flight + self._policy.affinity_slack:
+            return home
+        return least
+
+    def _remember(self, affinity: Sequence[str], replica: Replica) -> None:
+        for name in affinity:
+            self._homes[name] = replica
+            self._homes.move_to_end(name)
+        while len(self._homes) > MAX_HOMES:
+            self._homes.popitem(last=False)
+
+    async def _is_idle(self, replica: Replica, within_s: float) -> bool:
+        try:
+            await self._clock.wait_for(replica.idle.wait(), within_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _until_open(self) -> None:
+        if self._open.is_set():
+            return
+        try:
+            await self._clock.wait_for(self._open.wait(), self._policy.request_timeout_s)
+        except TimeoutError as exc:
+            raise GenerationFailed(
+                f"a request was held back for {self._policy.request_timeout_s:g} s",
+                why="a weight update suspended the pool and never released it",
+            ) from exc

@@ -1,0 +1,210 @@
+"""What the core asks kits and plugins for: one object per name, found through an entry point.
+
+    [areal.extension]
+    images = areal_torch.image_support:IMAGES          # in the metadata of the package that offers it
+
+Knows: the names, and the protocol each object satisfies.
+Does not know: who offers one. Without an offer the core goes on without, or refuses what needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from areal_core.contract.errors import EngineMissing, PluginError
+from areal_core.plugins.manifest import Manifest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from areal_core.contract.data import Trajectory
+
+GROUP = "areal.extension"
+_OFFERED_BY = {"environments": "areal-serving", "images": "areal-torch[images]", "proof": "areal-conformance-proof"}
+
+
+class EnginePython(Protocol):
+    """An interpreter that has an engine. `str()` of it says which engine, which version, and where."""
+
+    @property
+    def path(self) -> Path:
+        """The interpreter."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device the engine was built for."""
+
+    @property
+    def engine(self) -> str:
+        """The module to import."""
+
+    @property
+    def engine_version(self) -> str:
+        """Empty where the engine has no metadata, as in a source checkout."""
+
+    @property
+    def origin(self) -> str:
+        """`named`, `this interpreter` or `environment`."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why it may not be what the plugin was tested with, each with what to do."""
+
+    @property
+    def create_command(self) -> str:
+        """Return the command that makes its environment."""
+
+
+class EngineEnvironments(Protocol):
+    """Extension `environments`: which interpreter runs an engine that has an environment of its own."""
+
+    def find(
+        self, manifest: Manifest, device: str, *, python: str | None = None, worker: str | None = None
+    ) -> EnginePython:
+        """Return the interpreter for a plugin's engine on a device.
+
+        Args:
+            python: an interpreter that was named for the engine; no other is looked at.
+            worker: the interpreter the worker runs under, this one if None; taken if it has the engine.
+
+        Raises:
+            EngineMissing: no interpreter has the engine; names the places and the command that makes one.
+        """
+
+
+class ImageReader(Protocol):
+    """The images of rows as files. One per workflow; threads may share it."""
+
+    def read(self, value: object, folder: Path, where: str) -> tuple[bytes, ...]:
+        """Return the images of one row as PNG or JPEG files, read once for all members of its group.
+
+        Raises:
+            DatasetError: one is of an unknown type, missing, or no image; `where` names the row.
+        """
+
+
+class ImagePreparer(Protocol):
+    """Makes trajectories with images ready for training. One per run; threads may share it."""
+
+    def prepare(self, trajectory: Trajectory) -> Trajectory:
+        """Return the trajectory with its images as media and its placeholders widened."""
+
+
+class ImageSupport(Protocol):
+    """Extension `images`: what a run of a policy that takes images needs."""
+
+    def reader(self, limit: int) -> ImageReader:
+        """Return a reader that keeps the images of the last `limit` rows."""
+
+    def preparer(self, folder: Path, *, max_tokens: int) -> ImagePreparer | None:
+        """Return the preparer of a model folder, None if the model takes no images."""
+
+
+class RunView(Protocol):
+    """Who watches a run: the terminal, or nobody."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Show one finished step. Any: what `metrics.jsonl` got."""
+
+    def note(self, text: str) -> None:
+        """Show one line that is not a step."""
+
+
+class RunFiles(Protocol):
+    """Where a run's records lie, and where what people look at belongs."""
+
+    @property
+    def metrics(self) -> Path:
+        """One line of JSON a step."""
+
+    @property
+    def events(self) -> Path:
+        """One line of JSON for everything that happened."""
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+
+    @property
+    def summary(self) -> Path:
+        """What the report sums up, as JSON."""
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+
+    @property
+    def picture(self) -> Path:
+        """Reward over the steps."""
+
+
+class RunReport(Protocol):
+    """Extension `report`: how a run is shown while it goes on, and what it leaves for people."""
+
+    def view(self, steps: int, *, title: str, console: Console) -> AbstractContextManager[RunView]:
+        """Return what shows a run of so many steps."""
+
+    def write(
+        self,
+        files: RunFiles,
+        *,
+        facts: Mapping[str, Any],
+        versions: Mapping[str, str],
+        lines: Callable[[Mapping[str, Any]], Sequence[str]],
+        tell: Callable[..., None],
+    ) -> Mapping[str, Any]:
+        """Write the summary, the page and the picture from a run's records; return the summary.
+
+        Args:
+            facts: title, status, max_staleness, train_backend, infer_backend, as the run was planned.
+            versions: of the interpreter and the packages.
+            lines: what else belongs on the page, given the summary.
+            tell: writes an event, for what could not be drawn.
+
+        Any: plain data. Raises StorageError: the folder cannot be written.
+        """
+
+    def curve(self, files: RunFiles) -> str:
+        """Return the reward over a run's steps, drawn for a terminal; empty without a step."""
+
+
+def extension(name: str) -> Any | None:
+    """Return what was offered under a name, None without an offer. Any: see the protocol of the name.
+
+    Raises:
+        PluginError: two packages offer it, or the one that does cannot be imported.
+    """
+    offers = metadata.entry_points(group=GROUP, name=name)
+    if len({offer.value for offer in offers}) > 1:
+        raise PluginError(
+            f"extension {name!r} is offered {len(offers)} times",
+            why=", ".join(sorted(offer.value for offer in offers)),
+            fix="uninstall all but one",
+        )
+    for offer in offers:
+        try:
+            return offer.load()
+        except (ImportError, AttributeError) as error:
+            raise PluginError(f"extension {name!r} cannot be loaded from {offer.value}", why=str(error)) from error
+    return None
+
+
+def need(name: str, what_for: str) -> Any:
+    """Return what was offered under a name. Any: see the protocol of the name.
+
+    Raises:
+        EngineMissing: nobody offers it; names the package that does.
+        PluginError: see `extension`.
+    """
+    found = extension(name)
+    if found is None:
+        raise EngineMissing(
+            f"{what_for} needs the extension {name!r}",
+            why="no installed package offers it",
+            fix=f"pip install '{_OFFERED_BY[name]}'",
+        )
+    return found

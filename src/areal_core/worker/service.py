@@ -1,0 +1,322 @@
+"""What a worker process does with a call: an explicit table of methods around one contract engine.
+
+Knows: which methods travel, how their arguments become what the contract takes, and in which thread they run.
+Does not know: sockets or processes (`rpc`, `worker_main`), or any engine by name: the registry finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from attrs import Factory, frozen
+
+from areal_core.contract.errors import CapabilityError, WorkerError
+from areal_core.contract.inference import (
+    EngineStatus,
+    Generation,
+    GenerationRequest,
+    InferenceEngine,
+    InferenceSpec,
+    PauseMode,
+)
+from areal_core.contract.optional import SupportsBackgroundState, SupportsOffload
+from areal_core.contract.train import (
+    EngineInfo,
+    Objective,
+    ObjectiveSpec,
+    Output,
+    RankContext,
+    TrainEngine,
+    TrainReport,
+    TrainSpec,
+)
+from areal_core.contract.weights import Offer, Receipt, WeightTransport
+from areal_core.plugins.registry import Registry, default_registry
+
+T = TypeVar("T")
+
+
+@frozen(kw_only=True)
+class Place:
+    """What a host is told before any call. `imports` are the user's files; `worker` is `<role>/<rank>`."""
+
+    worker: str
+    backend: str
+    imports: tuple[str, ...] = ()
+    registry: Registry = Factory(default_registry)
+
+
+class Host(Protocol):
+    """The server's handler, and its end."""
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Run one method. Any: whatever the contract's method takes and returns."""
+
+    async def close(self) -> None:
+        """Close the engine, if there is one. Idempotent."""
+
+
+class TrainHost:
+    """One rank. Every engine method runs on one thread, in the order the calls arrived.
+
+    Engines keep state per thread (CUDA streams, default dtypes, process groups), and the
+    event loop has to stay responsive during a step of minutes.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._parts = _Parts(place)
+        self._engine: TrainEngine | None = None
+        self._objective: tuple[ObjectiveSpec, Objective] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="areal-train")
+        self._methods: Mapping[str, Callable[..., Any]] = {  # Any: one signature per method
+            "start": self._start,
+            "train_step": self._train_step,
+            "forward": self._forward,
+            "send_weights": self._send_weights,
+            "save_weights": lambda path: self._started.save_weights(Path(path)),
+            "save_state": lambda path: self._started.save_state(Path(path)),
+            "load_state": lambda path: self._started.load_state(Path(path)),
+            "begin_state": lambda path: self._in_background.begin_state(Path(path)),
+            "state_written": lambda: self._in_background.state_written(),
+            "finish_state": lambda: self._in_background.finish_state(),
+            "set_version": self._set_version,
+            "offload": lambda: self._offloading.offload(),
+            "onload": lambda: self._offloading.onload(),
+            "close": self._close,
+        }
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Queue one method for the engine's thread and wait for it."""
+        run = _find(self._methods, method, self._parts.place)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run, *args)
+
+    async def close(self) -> None:
+        """Close the engine after the calls already queued. Idempotent."""
+        await self.call("close", ())
+
+    @property
+    def _started(self) -> TrainEngine:
+        return _started(self._engine, self._parts.place)
+
+    @property
+    def _offloading(self) -> SupportsOffload:
+        engine = self._started
+        if not isinstance(engine, SupportsOffload):
+            raise CapabilityError(
+                f"train backend {self._parts.place.backend!r} cannot give its device memory back",
+                why="it does not claim `memory.offload`",
+                fix="take a backend that claims it (`areal backends`)",
+            )
+        return engine
+
+    @property
+    def _in_background(self) -> SupportsBackgroundState:
+        engine = self._started
+        if not isinstance(engine, SupportsBackgroundState):
+            raise CapabilityError(
+                f"train backend {self._parts.place.backend!r} cannot write a state while it trains",
+                why="it does not claim `checkpoint.background`",
+                fix="set checkpoint.background to false, or take a backend that claims it (`areal backends`)",
+            )
+        return engine
+
+    def _start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        _not_started(self._engine, self._parts.place)
+        engine: TrainEngine = self._parts.build("train", self._parts.place.backend, spec.options)
+        self._engine = engine
+        return engine.start(spec, rank)
+
+    def _train_step(self, batch: Any, spec: ObjectiveSpec) -> TrainReport:  # Any: Batch, whose module imports torch
+        return self._started.train_step(batch, self._objective_of(spec))
+
+    def _forward(self, batch: Any, names: Sequence[str]) -> Any:
+        from areal_core.contract.batch import Batch
+
+        outputs = frozenset(Output(name) for name in names)
+        columns = self._started.forward(batch, outputs).flat()
+        lengths = batch.lengths
+        return Batch.of({name.value: columns[f"tokens/{name.value}"] for name in outputs}, {}, lengths)
+
+    def _send_weights(self, offer: Offer | None, version: int) -> Receipt | None:
+        if offer is None:
+            return self._started.send_weights(None, version)
+        sink = self._parts.transport(offer.transport).sink(offer)
+        try:
+            return self._started.send_weights(sink, version)
+        except BaseException:
+            sink.abort()
+            raise
+
+    def _set_version(self, version: int) -> None:
+        self._started.version = version
+
+    def _objective_of(self, spec: ObjectiveSpec) -> Objective:
+        if self._objective is None or self._objective[0] != spec:
+            built: Objective = self._parts.build("objective", spec.name, spec.config)
+            self._objective = (spec, built)
+        return self._objective[1]
+
+    def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+        self._parts.close()
+
+
+class InferenceHost:
+    """One replica. The engine's coroutines run in the worker's event loop, as many at once as are called."""
+
+    def __init__(self, place: Place, engine: InferenceEngine | None = None) -> None:
+        """Host an engine that `start` will build, or one that was started already."""
+        self._parts = _Parts(place)
+        self._engine = engine
+        self._methods: Mapping[str, Callable[..., Awaitable[Any]]] = {  # Any: one signature per method
+            "start": self._start,
+            "generate": self._generate,
+            "pause": self._pause,
+            "resume": self._resume,
+            "receive_weights": self._receive_weights,
+            "commit_weights": self._commit_weights,
+            "abort_weights": self._abort_weights,
+            "status": self._status,
+            "sleep": lambda: self._optional("memory.sleep", "sleep")(),
+            "wake": lambda: self._optional("memory.sleep", "wake")(),
+            "score": self._score,
+            "parse_tool_calls": lambda text, tools: self._optional("tools.parse", "parse_tool_calls")(text, tools),
+            "load_adapter": self._load_adapter,
+            "unload_adapter": lambda name: self._optional("lora.adapters", "unload_adapter")(name),
+            "close": self.close,
+        }
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Run one method; cancelling it cancels the engine's coroutine."""
+        return await _find(self._methods, method, self._parts.place)(*args)
+
+    async def close(self) -> None:
+        """Close the engine. Idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+        self._parts.close()
+
+    def let_go(self) -> InferenceEngine | None:
+        """Return the engine as it is, None before `start` and after `close`, and host it no more."""
+        engine, self._engine = self._engine, None
+        self._parts.close()
+        return engine
+
+    @property
+    def _started(self) -> InferenceEngine:
+        return _started(self._engine, self._parts.place)
+
+    async def _start(self, spec: InferenceSpec) -> EngineInfo:
+        _not_started(self._engine, self._parts.place)
+        engine: InferenceEngine = self._parts.build("infer", self._parts.place.backend, spec.options)
+        self._engine = engine
+        return await engine.start(spec)
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        return await self._started.generate(request)
+
+    async def _pause(self, mode: str) -> None:
+        await self._started.pause(PauseMode(mode))
+
+    async def _resume(self) -> None:
+        await self._started.resume()
+
+    async def _receive_weights(self, offer: Offer, version: int) -> Receipt:
+        engine = self._started
+        source = await asyncio.to_thread(self._parts.transport(offer.transport).source, offer)
+        try:
+            return await engine.receive_weights(source, version)
+        finally:
+            source.close()
+
+    async def _commit_weights(self, version: int) -> None:
+        await self._started.commit_weights(version)
+
+    async def _abort_weights(self) -> None:
+        await self._started.abort_weights()
+
+    async def _status(self) -> EngineStatus:
+        return await self._started.status()
+
+    async def _score(self, input_ids: Sequence[int], temperature: float) -> list[float]:
+        return list(await self._optional("scoring", "score")(input_ids, temperature))
+
+    async def _load_adapter(self, name: str, path: str, version: int) -> None:
+        await self._optional("lora.adapters", "load_adapter")(name, Path(path), version)
+
+    def _optional(self, claim: str, method: str) -> Callable[..., Awaitable[Any]]:  # Any: one signature per method
+        """Return a method of an optional ability.
+
+        Raises:
+            CapabilityError: the engine has no such method.
+        """
+        found: Callable[..., Awaitable[Any]] | None = getattr(self._started, method, None)
+        if found is None:
+            raise CapabilityError(
+                f"{self._parts.place.worker} cannot {method}",
+                why=f"inference backend {self._parts.place.backend!r} has no {claim!r}",
+                fix=f"choose a backend that claims {claim}: areal backends --role infer",
+            )
+        return found
+
+
+HOSTS: Mapping[str, Callable[[Place], Host]] = {"train": TrainHost, "infer": InferenceHost}
+"""Engine role -> what hosts an engine of that role."""
+
+
+class _Parts:
+    """Builds what calls name, in this process, from this process's own registry."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._imported = False
+        self._transports: dict[str, WeightTransport] = {}
+
+    def build(self, role: str, name: str, options: Mapping[str, Any]) -> Any:
+        """Build a plugin. Any: which protocol it has follows from the role."""
+        if not self._imported:
+            for path in self.place.imports:
+                self.place.registry.add_file(path)
+            self._imported = True
+        return self.place.registry.build(role, name, options)
+
+    def transport(self, name: str) -> WeightTransport:
+        """Return this process's end of a transport, made on first use."""
+        if name not in self._transports:
+            self._transports[name] = self.build("transport", name, {})
+        return self._transports[name]
+
+    def close(self) -> None:
+        """Close the transports."""
+        while self._transports:
+            self._transports.popitem()[1].close()
+
+
+def _find(methods: Mapping[str, T], method: str, place: Place) -> T:
+    if method not in methods:
+        raise WorkerError(
+            f"{place.worker} has no method {method!r}",
+            why=f"methods are {', '.join(methods)}",
+            fix="check the spelling",
+        )
+    return methods[method]
+
+
+def _started(engine: T | None, place: Place) -> T:
+    if engine is None:
+        raise WorkerError(
+            f"{place.worker} has no engine", why="it was not started, or was closed", fix="call start first"
+        )
+    return engine
+
+
+def _not_started(engine: object | None, place: Place) -> None:
+    if engine is not None:
+        raise WorkerError(f"{place.worker} was started already", why="'start' is called once per worker process")

@@ -1,0 +1,111 @@
+"""From a worker's state to the error that names it, and one place to hear of it.
+
+Knows: which states are failures, and what to tell about them.
+Does not know: how a scheduler finds out (`Scheduler.poll` tells), or what the run does about it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import NoReturn
+
+from areal_core.contract.errors import WorkerDied, WorkerError, WorkerTimeout
+from areal_core.contract.scheduler import Scheduler, WorkerState, WorkerStatus
+from areal_core.worker.clock import Clock, SystemClock
+
+PERIOD_S = 0.2
+
+
+def failure(status: WorkerStatus) -> WorkerError | None:
+    """Return the error a worker's state amounts to, with its last log lines; None while all is well."""
+    if status.state is WorkerState.ENDED:
+        return WorkerDied(
+            f"worker {status.id} (rank {status.rank}, process {status.pid}) {_ending(status.exit_code)}",
+            why=_last_words(status),
+            fix=_advice(status),
+        )
+    if status.state is WorkerState.SILENT:
+        return WorkerTimeout(
+            f"worker {status.id} (rank {status.rank}, process {status.pid}) gives no sign of life",
+            why=_last_words(status),
+            fix=f"it may be stopped or its machine out of memory: ps -o stat,wchan -p {status.pid}",
+        )
+    return None
+
+
+class Supervisor:
+    """Watches roles of one scheduler; the loop races its own work against `failed`.
+
+    Example:
+        supervisor = Supervisor(scheduler)
+        supervisor.watch("actor")
+        supervisor.watch_with(fleet.check)         # of a fleet that may lose replicas and replace them
+        await supervisor.failed()                  # raises when it comes to that
+    """
+
+    def __init__(self, scheduler: Scheduler, *, clock: Clock | None = None, period_s: float = PERIOD_S) -> None:
+        self._scheduler = scheduler
+        self._clock = clock or SystemClock()
+        self._period_s = period_s
+        self._roles: set[str] = set()
+        self._checks: list[Callable[[], None]] = []
+
+    def watch(self, role: str) -> None:
+        """Count every failure of a role as fatal."""
+        self._roles.add(role)
+
+    def unwatch(self, role: str) -> None:
+        """Stop watching a role, before it is cancelled on purpose. Idempotent."""
+        self._roles.discard(role)
+
+    def watch_with(self, check: Callable[[], None]) -> None:
+        """Call `check` at every look as well: it looks after workers that may be lost, and raises if it is fatal."""
+        self._checks.append(check)
+
+    def check(self) -> None:
+        """Look once at every watched role, and make the other checks.
+
+        Raises:
+            WorkerDied: a worker ended.
+            WorkerTimeout: a worker fell silent.
+            ArealError: what another check raised.
+        """
+        for role in sorted(self._roles):
+            for status in self._scheduler.poll(role):
+                if (error := failure(status)) is not None:
+                    raise error
+        for check in self._checks:
+            check()
+
+    async def failed(self) -> NoReturn:
+        """Return never; raise the first fatal error, within a period of the scheduler knowing of it."""
+        while True:
+            self.check()
+            await self._clock.sleep(self._period_s)
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _last_words(status: WorkerStatus) -> str:
+    if not status.log_tail:
+        return "it wrote nothing to its log"
+    lines = "\n".join(f"    {line}" for line in status.log_tail)
+    return f"the last lines of its log:\n{lines}"
+
+
+def _advice(status: WorkerStatus) -> str:
+    if status.exit_code == -signal.SIGKILL:
+        return f"read {status.log_path}; if nobody killed it, the kernel did for want of memory: dmesg | tail"
+    if any("No module named 'areal_core" in line for line in status.log_tail):
+        return "install areal-core and the backend's plugin for that interpreter: PYTHON -m pip install areal-core"
+    return f"read {status.log_path}"

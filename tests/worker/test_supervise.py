@@ -1,0 +1,120 @@
+"""What a worker's state amounts to, and when the run hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from areal_core.contract import Job, Worker, WorkerState, WorkerStatus
+from areal_core.contract.errors import WorkerDied, WorkerTimeout
+from areal_core.testing.clock import StepClock
+from areal_core.worker.supervise import Supervisor, failure
+
+
+def status(rank: int, state: WorkerState = WorkerState.RUNNING, **fields: object) -> WorkerStatus:
+    return WorkerStatus(id=f"actor/{rank}", role="actor", rank=rank, state=state, pid=70 + rank, **fields)  # type: ignore[arg-type]
+
+
+class ScriptedScheduler:
+    """Tells the states it was given; places nothing."""
+
+    def __init__(self, *statuses: WorkerStatus) -> None:
+        self.statuses = list(statuses)
+
+    async def submit(self, job: Job) -> Sequence[Worker]:
+        return ()
+
+    def poll(self, role: str) -> Sequence[WorkerStatus]:
+        return [status for status in self.statuses if status.role == role]
+
+    async def cancel(self, role: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("state", [WorkerState.STARTING, WorkerState.RUNNING])
+def test_healthy_states_are_no_failure(state: WorkerState) -> None:
+    """Starting and running are fine."""
+    assert failure(status(0, state)) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(0, "ended with exit code 0"), (3, "exit code 3"), (-11, "SIGSEGV"), (-9, "SIGKILL"), (-99, "signal 99")],
+)
+def test_an_ended_worker_is_named_with_its_ending(code: int, text: str) -> None:
+    """Id, rank, process, ending, log lines and log path are all there, even for exit code 0."""
+    error = failure(status(1, WorkerState.ENDED, exit_code=code, log_path="l.log", log_tail=("one", "two")))
+
+    assert isinstance(error, WorkerDied)
+    for part in ("actor/1", "rank 1", "process 71", text, "one\n", "two", "l.log"):
+        assert part in str(error)
+
+
+def test_a_silent_worker_is_a_timeout_by_name() -> None:
+    """Silence is another error than death: the process exists."""
+    error = failure(status(0, WorkerState.SILENT))
+
+    assert isinstance(error, WorkerTimeout)
+    assert "actor/0 (rank 0, process 70) gives no sign of life" in str(error)
+
+
+def test_failed_waits_while_all_is_well_and_raises_within_a_period() -> None:
+    """The supervisor returns never, looks once per period, and raises the first failure in rank order."""
+
+    async def run() -> tuple[bool, BaseException | None]:
+        scheduler, clock = ScriptedScheduler(status(0), status(1), status(2)), StepClock()
+        supervisor = Supervisor(scheduler, clock=clock, period_s=0.2)
+        supervisor.watch("actor")
+        failed = asyncio.create_task(supervisor.failed())
+        await clock.advance(100)
+        waited = not failed.done()
+        scheduler.statuses[1:] = [status(rank, WorkerState.ENDED, exit_code=1) for rank in (1, 2)]
+        await clock.advance(0.2)
+        return waited, failed.exception()
+
+    waited, error = asyncio.run(run())
+
+    assert waited
+    assert "actor/1" in str(error)
+
+
+def test_an_unwatched_role_may_lose_workers() -> None:
+    """Only what is watched is fatal, and only while it is."""
+    scheduler = ScriptedScheduler(status(0, WorkerState.SILENT))
+    supervisor = Supervisor(scheduler)
+
+    supervisor.check()
+    supervisor.watch("actor")
+    with pytest.raises(WorkerTimeout, match="actor/0"):
+        supervisor.check()
+    supervisor.unwatch("actor")
+    supervisor.check()
+
+
+def test_another_check_is_made_at_every_look() -> None:
+    """A fleet that replaces what it loses is asked like the roles, and what it raises is fatal."""
+
+    async def run() -> tuple[int, BaseException | None]:
+        looks: list[int] = []
+
+        def check() -> None:
+            looks.append(1)
+            if len(looks) == 3:
+                raise WorkerTimeout("nobody serves")
+
+        clock = StepClock()
+        supervisor = Supervisor(ScriptedScheduler(), clock=clock, period_s=0.2)
+        supervisor.watch_with(check)
+        failed = asyncio.create_task(supervisor.failed())
+        await clock.advance(10)
+        return len(looks), failed.exception()
+
+    looks, error = asyncio.run(run())
+
+    assert looks == 3
+    assert "nobody serves" in str(error)
