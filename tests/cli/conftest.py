@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from areal_core.testing.plugins import Run, areal_command
 
 
 @pytest.fixture
@@ -24,11 +20,4 @@ def site(tmp_path: Path) -> Path:
 @pytest.fixture
 def areal(site: Path, tmp_path: Path) -> Run:
     """Return a function that runs `areal WORDS...` in an empty folder."""
-
-    def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        inherited = {key: value for key, value in os.environ.items() if key != "AREAL_PLUGINS"}
-        env = {**inherited, "PYTHONPATH": str(site), "COLUMNS": "200", **environ}
-        command = [sys.executable, "-m", "areal_core.cli.main", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=100)
-
-    return run
+    return areal_command(site, tmp_path)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.testing.plugins import manifest_source, write_distribution
-
-from .conftest import Run
+from areal_core.testing.plugins import Run, manifest_source, write_distribution
 
 CLAIMS = """{
     "parallel.data": full(),

@@ -12,9 +12,9 @@ from areal_core import __version__
 from areal_core.cli import main as frame
 from areal_core.cli.main import COMMANDS, main
 from areal_core.contract.errors import BackendNotFound, ConfigError
-from areal_core.testing.plugins import write_distribution
-
-from .conftest import Run
+from areal_core.plugins import discovery
+from areal_core.plugins.catalogue import COMMANDS as COMMANDS_OF_OTHERS
+from areal_core.testing.plugins import Run, write_distribution
 
 HEAVY = ("torch", "transformers", "tensordict", "ray", "omegaconf", "cattrs", "pluggy")
 HOOK = """
@@ -69,9 +69,37 @@ def test_an_unknown_command_is_answered_with_the_near_one(areal: Run) -> None:
     assert done.stdout == ""
     assert done.stderr == (
         "ConfigError: areal has no command 'backend' [AREAL-E200]\n"
-        "  why: commands are train, quickstart, scale, backends, doctor, convert, env, new\n"
+        "  why: commands are train, scale, backends\n"
         "  fix: did you mean 'areal backends'?\n"
     )
+
+
+@pytest.mark.parametrize(("word", "distribution"), COMMANDS_OF_OTHERS.items())
+def test_a_command_of_ours_that_is_not_installed_names_its_package(
+    word: str, distribution: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who read of it in the documentation gets the command that brings it."""
+    monkeypatch.setattr(discovery, "_entries", lambda _unreadable: iter(()))
+
+    assert main([word]) == 1
+    assert capsys.readouterr().err == (
+        f"EngineMissing: areal has no command {word!r} here [AREAL-E102]\n"
+        f"  why: {distribution} adds it, and is not installed\n"
+        f"  fix: pip install {distribution}\n"
+    )
+
+
+def test_a_command_of_ours_that_is_left_out_says_so(areal: Run) -> None:
+    """What is installed and shut out needs no installation."""
+    done = areal("doctor", AREAL_PLUGINS="fsdp")
+
+    assert done.returncode == 1
+    assert "why: areal-local adds it, but AREAL_PLUGINS leaves that out" in done.stderr
+
+
+def test_the_commands_of_others_are_where_the_table_says() -> None:
+    """Every command of the table is added by an installed package of ours, and none of ours is missing in it."""
+    assert set(frame.plugin_commands()) == set(COMMANDS_OF_OTHERS)
 
 
 def test_an_unknown_option_is_bad_input(areal: Run) -> None:

@@ -26,7 +26,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "train": ("areal_core.cli.train:train", "Train a model as a yaml file says."),
         "scale": ("areal_core.cli.scale:scale", "Change the number of replicas of a run that goes on."),
         "backends": ("areal_core.cli.backends:backends", "List what is installed and what it can do."),
-        "doctor": ("areal_core.cli.doctor:doctor", "Examine this machine and the plugins on it."),
     }
 )
 """Command -> where it is, and its line in `areal --help`."""
@@ -110,7 +109,11 @@ def plugin_commands() -> dict[str, tuple[str, str]]:
     return {c.name: (c.target, c.help) for c in commands if isinstance(c, Command)}
 
 
-def _unknown_command(word: str, known: Sequence[str]) -> ConfigError:
+def _unknown_command(word: str, known: Sequence[str]) -> ArealError:
+    from areal_core.plugins.lookup_errors import command_not_installed
+
+    if (official := command_not_installed(word)) is not None:
+        return official
     near = difflib.get_close_matches(word, known, n=1)
     return ConfigError(
         f"areal has no command {word!r}",

@@ -1,6 +1,6 @@
 """The official names, so that a missing plugin can be answered with one pip command.
 
-Knows: role -> name -> distribution, for the plugins this project publishes.
+Knows: role -> name -> distribution, and command -> distribution, for the plugins this project publishes.
 Does not know: what is installed, or anything of third parties.
 """
 
@@ -34,6 +34,18 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "logger": {"tensorboard": CORE, "trackio": CORE, "wandb": CORE, "swanlab": CORE},
     }
 )
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "doctor": "areal-local",
+        "quickstart": "areal-tasks",
+        "convert": "areal-torch",
+        "env": "areal-serving",
+        "new": "areal-conformance",
+        "conformance": "areal-conformance",
+    }
+)
+"""Command of `areal` that is not the core's own -> the distribution that adds it."""
 
 
 def official_names(role: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class Finding:
 
 @frozen(kw_only=True)
 class Report:
-    """What the core's own checks found, handed to the hooks that may add to it."""
+    """What doctor's own checks found, handed to the hooks that may add to it."""
 
     findings: tuple[Finding, ...] = ()
     devices: Mapping[str, int] = Factory(dict)

@@ -58,7 +58,7 @@ class Specification:
     def areal_doctor_findings(self, report: Report) -> list[Finding]:  # type: ignore[empty-body]
         """Add findings to `areal doctor`.
 
-        Called once by `areal doctor`, in its process, after the core's own checks, whose findings are in `report`.
+        Called once by `areal doctor`, in its process, after its own checks, whose findings are in `report`.
         """
 
     @hookspec

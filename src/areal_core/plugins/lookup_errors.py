@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-from areal_core.contract.errors import BackendNotFound, DuplicateName, PluginError
+from areal_core.contract.errors import BackendNotFound, DuplicateName, EngineMissing, PluginError
 from areal_core.contract.version import ROLES
-from areal_core.plugins.catalogue import official_names, pip_command
+from areal_core.plugins.catalogue import COMMANDS, official_names, pip_command
 from areal_core.plugins.describe import noun
-from areal_core.plugins.discovery import NARROW, Entry
+from areal_core.plugins.discovery import HOOKS_GROUP, NARROW, Entry, discover
 
 
 def unknown_role(role: str) -> PluginError:
@@ -50,6 +50,20 @@ def not_found_anywhere(name: str, role: str | None, known: Iterable[str]) -> Bac
     if near:
         hint = f"did you mean '{near[0]}'?" + ("" if near[0] in installed else f"  {officials[near[0]]}")
     return BackendNotFound(f"nothing named {name!r} is installed", fix=hint)
+
+
+def command_not_installed(word: str) -> EngineMissing | None:
+    """Return the error for a command of ours whose package is not installed, or left out; None for another word."""
+    distribution = COMMANDS.get(word)
+    if distribution is None:
+        return None
+    why, fix = f"{distribution} adds it, and is not installed", f"pip install {distribution}"
+    if any((entry.group, entry.distribution) == (HOOKS_GROUP, distribution) for entry in discover().hidden):
+        why, fix = (
+            f"{distribution} adds it, but {NARROW} leaves that out",
+            f"add {distribution} to {NARROW}, or unset it",
+        )
+    return EngineMissing(f"areal has no command {word!r} here", why=why, fix=fix)
 
 
 def duplicate(role: str, name: str, first: str, second: str) -> DuplicateName:

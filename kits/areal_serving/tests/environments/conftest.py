@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.testing.plugins import Run, areal_command
 from areal_serving.environments import places
 from areal_serving.environments.installers import Installer
 from areal_serving.environments.recipe import Recipe
@@ -30,6 +31,20 @@ def write_wheel(folder: Path, name: str, version: str, source: str = "") -> None
     with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as archive:
         for path, text in {**files, f"{info}/RECORD": record}.items():
             archive.writestr(path, text)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a folder that is on the path of the processes `areal` starts."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def areal(site: Path, tmp_path: Path) -> Run:
+    """Return a function that runs `areal WORDS...` in an empty folder."""
+    return areal_command(site, tmp_path)
 
 
 @pytest.fixture

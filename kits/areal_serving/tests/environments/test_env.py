@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.testing.plugins import manifest_source, write_distribution
-
-from .conftest import Run
+from areal_core.testing.plugins import Run, manifest_source, write_distribution
 
 RECIPE = 'engine = "tiny_engine"\nplugin = "areal-tiny"\npython = "{}.{}"\n[cpu]\ndistribution = "tiny-engine"\n'
 

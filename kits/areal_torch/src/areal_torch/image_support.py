@@ -29,9 +29,7 @@ class ImageReader:
         begin = folder.expanduser()
 
         def made() -> tuple[object, tuple[bytes, ...]]:
-            return value, tuple(
-                image_file(one, begin, f"image {n} {where}") for n, one in enumerate(several)
-            )
+            return value, tuple(image_file(one, begin, f"image {n} {where}") for n, one in enumerate(several))
 
         # Members share the row. What is kept holds the column, so nothing else has its id meanwhile.
         _, files = self._rows.get(id(value), made)

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.cli.diagnostics import deep, host, packages
 from areal_core.plugins.findings import Finding, Level, exit_code
-from areal_core.testing.plugins import manifest_source, write_distribution
-
-from .conftest import Run
+from areal_core.testing.plugins import Run, manifest_source, write_distribution
+from areal_local.doctor import deep, host, packages
 
 GIB = 1 << 30
 
@@ -94,7 +92,7 @@ def test_a_hook_adds_its_finding_and_sees_the_others(areal: Run, site: Path) -> 
         site, "our-site", entry_points={"areal.hooks": {"site": "our_site"}}, modules={"our_site": source}
     )
 
-    code, found = findings(areal, "--backend", "disk", AREAL_PLUGINS="site")
+    code, found = findings(areal, "--backend", "disk", AREAL_PLUGINS="site,areal-local")
 
     assert code == 2
     assert found["quota"]["what"] == f"after {len(found) - 1} findings"

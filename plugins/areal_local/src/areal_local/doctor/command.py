@@ -1,7 +1,7 @@
 """`areal doctor`: examine the machine and the plugins, and say what to do.
 
 Knows: which checks make an examination, and two renderings of what they found.
-Does not know: any check (`areal_core.cli.diagnostics`).
+Does not know: any check (`areal_local.doctor`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
-from areal_core.cli.diagnostics.deep import check_deep
-from areal_core.cli.diagnostics.host import check_host
-from areal_core.cli.diagnostics.installed import check_discovery, check_hooks, check_rows
-from areal_core.cli.diagnostics.packages import check_packages
 from areal_core.plugins.devices import seen_devices
 from areal_core.plugins.findings import Finding, Level, Report
 from areal_core.plugins.hooks import Hooks
 from areal_core.plugins.inventory import inventory
 from areal_core.plugins.lookup_errors import not_found_anywhere
 from areal_core.plugins.registry import Registry, default_registry
+from areal_local.doctor.deep import check_deep
+from areal_local.doctor.host import check_host
+from areal_local.doctor.installed import check_discovery, check_hooks, check_rows
+from areal_local.doctor.packages import check_packages
 
 _MARKS = {Level.OK: "[green]ok     [/]", Level.WARNING: "[yellow]warning[/]", Level.ERROR: "[red]error  [/]"}
 
@@ -53,7 +53,7 @@ def doctor(
 
 
 def examine(registry: Registry, folder: Path, *, backend: str | None, deep: bool) -> Report:
-    """Run the checks, the core's own first and then those of hook plugins.
+    """Run the checks here first, then those of hook plugins.
 
     Raises:
         BackendNotFound: nothing is called `backend`.

@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 ENGINE_LIMIT_S = 240.0
 """For importing an inference engine, which reads some gigabytes the first time."""
 
-_LOAD = "import sys; from areal_core.cli.diagnostics.deep import load; load(sys.argv[1], sys.argv[2])"
+_LOAD = "import sys; from areal_local.doctor.deep import load; load(sys.argv[1], sys.argv[2])"
 _TORCH = """
 import torch, torch.distributed as dist
 assert float((torch.ones(64, 64) @ torch.ones(64, 64)).sum()) == 64.0 ** 3, "a matrix product is wrong"
