@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from areal_core.plugins.marks import dataset, reward
+from areal_core import dataset, reward
 
 COLOURS = {"r": (230, 20, 20), "g": (20, 200, 40), "b": (30, 40, 230)}
 SIDE = 28

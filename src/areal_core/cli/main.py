@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "train": ("areal_core.cli.train:train", "Train a model as a yaml file says."),
+        "train": ("areal_core.cli.train:train_command", "Train a model as a yaml file says."),
         "scale": ("areal_core.cli.scale:scale", "Change the number of replicas of a run that goes on."),
         "backends": ("areal_core.cli.backends:backends", "List what is installed and what it can do."),
     }

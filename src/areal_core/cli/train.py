@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def train(
+def train_command(
     config: Path | None = None,
     *overrides: str,
     resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last checkpoint.")] = None,
@@ -60,7 +60,7 @@ def train(
     if resume is not None:
         run = attrs.evolve(run, out=str(resume))
         _check_secrets(run, resume)
-    return execute(run, registry, resume=resume is not None, dry_run=dry_run)
+    return train(run, registry, resume=resume is not None, dry_run=dry_run)
 
 
 def _config_of(folder: Path) -> Path:
@@ -84,11 +84,27 @@ def _check_secrets(run: RunConfig, folder: Path) -> None:
         )
 
 
-def execute(
-    run: RunConfig, registry: Registry, *, resume: bool = False, dry_run: bool = False, archive: bool = False
+def train(
+    run: RunConfig,
+    registry: Registry | None = None,
+    *,
+    resume: bool = False,
+    dry_run: bool = False,
+    archive: bool = False,
 ) -> int:
-    """Plan and run a configuration; return the process's exit code."""
+    """Plan and run a configuration in this terminal, as `areal train` does. Call it from the main thread.
+
+    Args:
+        registry: where plugins are looked up; the process's own if None.
+        resume: continue the run in `run.out` from its last checkpoint.
+        dry_run: print the plan and stop.
+        archive: move an earlier run in the folder aside instead of refusing.
+
+    Returns:
+        0 when the run is finished, 130 when it was stopped.
+    """
     console = Console()
+    registry = registry or default_registry()
     plan = make_plan(run, registry, count_visible(os.environ))
     console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)
     if dry_run:

@@ -24,7 +24,9 @@ _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _REDACTED = "<redacted>"
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None) -> RunConfig:
+def load_config(
+    path: str | Path | None = None, overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None
+) -> RunConfig:
     """Read a run's configuration: `base`, then the file, then the overrides, later ones winning.
 
     Overrides are `a.b=c` with yaml values; `${a.b}` interpolates, `${oc.env:NAME}` reads the environment.
@@ -45,7 +47,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), base: Mapping[
     try:
         layers = [OmegaConf.create(dict(base or {}))]
         if path is not None:
-            layers.append(OmegaConf.create(_read_yaml(path)))
+            layers.append(OmegaConf.create(_read_yaml(Path(path))))
         layers.append(OmegaConf.from_dotlist(list(overrides)))
         plain = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
     except OmegaConfBaseException as error:

@@ -1,6 +1,6 @@
 """The decorators of a user's own file: `@reward("mine")`, `@dataset`, `@workflow`, `@objective`, `@backend`.
 
-    from areal_core.plugins.marks import reward
+    from areal_core import reward
 
     @reward("ends_well")
     def ends_well(prompt, completion, completion_ids, stop_reason, row):

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
-from areal_core.cli.train import execute
+from areal_core.cli.train import train as start
 from areal_core.config.load import load_config
 from areal_core.contract.errors import ConfigError
 from areal_core.plugins.registry import Registry, default_registry
@@ -55,7 +55,7 @@ def quickstart(
     }
     overrides += [f"{key}={value}" for key, value in choices.items() if value is not None]
     run = load_config(preset_path(preset), overrides)
-    return execute(run, registry, dry_run=dry_run, archive=True)
+    return start(run, registry, dry_run=dry_run, archive=True)
 
 
 def preset_path(name: str) -> Path:
