@@ -54,7 +54,6 @@ certify transport-shm --backend shm --role transport
 certify transport-collective --backend collective --role transport
 certify workflow-single_turn --backend single_turn --role workflow
 if [ "$LEVEL" -ge 3 ]; then  # these have no checks below
-  certify loop-areal --backend areal --role loop
   for trainer in reference $SEVERAL_RANKS; do
     certify "pair-$trainer+reference" --pair "$trainer+reference"
   done

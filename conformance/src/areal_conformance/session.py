@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 
 from areal_conformance.benches import bench_for
@@ -43,15 +44,16 @@ def skipped(check: Check, target: Target) -> str | None:
 
 
 def spoken(role: str) -> tuple[int, int]:
-    """Return the contract version of this core for a role; a pair and the loop speak what both engines speak."""
+    """Return the contract version of this core for a role; a pair speaks what both engines speak."""
     return CONTRACT[role] if role in CONTRACT else min(CONTRACT["train"], CONTRACT["infer"])
 
 
 class Session:
     """One target. Benches are made when first needed and live until `close`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, make_bench: Callable[[str, Target], Bench] = bench_for) -> None:
         self.target = target
+        self._make_bench = make_bench
         self._lane = Lane()
         self._benches: dict[str, Bench] = {}
 
@@ -143,7 +145,7 @@ class Session:
 
     def _bench(self, role: str) -> Bench:
         if role not in self._benches:
-            self._benches[role] = bench_for(role, self.target)
+            self._benches[role] = self._make_bench(role, self.target)
         return self._benches[role]
 
     def _abandon(self) -> None:

@@ -98,10 +98,6 @@ def locate(locator: Locator) -> Target:
         registry.add_file(path)
     if locator.role == "pair":
         return _pair(locator, registry)
-    if locator.role == "loop":
-        from areal_conformance.benches.loop import LOOP_ADAPTER
-
-        return Target(locator=locator, registry=registry, adapter=LOOP_ADAPTER, origin="areal-core")
     manifest = registry.describe(locator.role, locator.name)
     if locator.device not in manifest.devices:
         raise CapabilityError(

@@ -96,8 +96,8 @@ def test_the_ledger_of_a_plugin_lies_in_its_package(tmp_path: Path, monkeypatch:
     assert ledger_path(target) == own
 
 
-def test_the_loop_has_no_ledger(monkeypatch: pytest.MonkeyPatch, offer: Any) -> None:
-    """It is the core's own."""
+def test_a_target_without_a_manifest_has_no_ledger(offer: Any) -> None:
+    """There is no package for it to lie in."""
     target = offer().locate(Locator(role="workflow", name="toy"))
 
     assert ledger_path(target) is None

@@ -26,7 +26,7 @@ def absent(role: str, device: str = "cpu", *, torch: bool = True, **asked: Any) 
     )
 
 
-@pytest.mark.parametrize("role", ["train", "infer", "pair", "transport", "workflow", "loop"])
+@pytest.mark.parametrize("role", ["train", "infer", "pair", "transport", "workflow"])
 def test_without_torch_only_static_checks_run(role: str) -> None:
     """Its absence is not the backend's failure; the command that brings it is told."""
     with pytest.raises(EngineMissing, match="need torch, transformers") as caught:

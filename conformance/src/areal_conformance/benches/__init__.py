@@ -24,7 +24,6 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "scheduler": "areal_conformance.benches.scheduler:SchedulerBench",
         "transport": "areal_conformance.benches.transport:TransportBench",
         "workflow": "areal_conformance.benches.workflow:WorkflowBench",
-        "loop": "areal_conformance.benches.loop:LoopBench",
     }
 )
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import sys
 from collections.abc import Mapping
+from types import ModuleType
 
-from areal_conformance.check import STATIC, Check
+from areal_conformance.check import CHECKED_ROLES, STATIC, Check
 from areal_core.contract.version import ROLES
 
 
@@ -20,10 +22,23 @@ def all_checks() -> Mapping[str, Check]:
     """Return every check by id, sorted. Imports the check modules; none of them imports torch at the top.
 
     Raises:
+        ValueError: two checks share an id, or one has an id of a role that nothing plays.
+    """
+    found = collect(sys.modules[__name__])
+    strange = [key for key, check in found.items() if check.role not in (STATIC, *CHECKED_ROLES)]
+    if strange:
+        raise ValueError(f"no role of {', '.join((STATIC, *CHECKED_ROLES))}: {', '.join(strange)}")
+    return found
+
+
+def collect(package: ModuleType) -> dict[str, Check]:
+    """Return the checks that the modules of a package define, by id, sorted. Imports them.
+
+    Raises:
         ValueError: two checks share an id.
     """
     found: dict[str, Check] = {}
-    for module in pkgutil.walk_packages(__path__, prefix=f"{__name__}."):
+    for module in pkgutil.walk_packages(package.__path__, prefix=f"{package.__name__}."):
         if module.ispkg:
             continue
         for value in vars(importlib.import_module(module.name)).values():

@@ -26,7 +26,7 @@ def show_list(
     """List the checks.
 
     Args:
-        role: Only this role: static, train, infer, pair, scheduler, transport, workflow, loop.
+        role: Only this role: static, train, infer, pair, scheduler, transport, workflow.
         level: Only this level, 0 to 5.
         json: Print JSON instead of a table.
     """

@@ -61,7 +61,7 @@ def run(
 
     Args:
         backend: Name of an installed plugin: of a train or inference engine, a scheduler, a transport, a workflow.
-        role: Where the name plays several roles: train, infer, scheduler, transport, workflow, loop.
+        role: Where the name plays several roles: train, infer, scheduler, transport, workflow.
         pair: Two engines together, as TRAIN+INFER.
         device: Kind of device: cpu, cuda, ...
         ranks: Ranks at most, 1 if not given; checks that need more are not in the profile.

@@ -15,7 +15,9 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -32,7 +34,7 @@ Breaks = Callable[[Target], Target]
 
 @frozen(kw_only=True)
 class Mutant:
-    """One sin. `of` is the backend it is made from: `infer/second`, `train/reference`, `loop/areal`, ..."""
+    """One sin. `of` is the backend it is made from: `infer/second`, `train/reference`, ..."""
 
     name: str
     of: str
@@ -124,13 +126,18 @@ def mutant(
 
 @functools.cache
 def all_mutants() -> Mapping[str, Mutant]:
-    """Return every mutant by name, sorted.
+    """Return every mutant by name, sorted."""
+    return collect(sys.modules[__name__])
+
+
+def collect(package: ModuleType) -> dict[str, Mutant]:
+    """Return the mutants that the modules of a package define, by name, sorted. Imports them.
 
     Raises:
         ValueError: two mutants share a name.
     """
     found: dict[str, Mutant] = {}
-    for module in pkgutil.walk_packages(__path__, prefix=f"{__name__}."):
+    for module in pkgutil.walk_packages(package.__path__, prefix=f"{package.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
             marked = vars(value).get("__mutant__") if hasattr(value, "__dict__") else None
             if not isinstance(marked, Mutant) or marked.module != module.name:

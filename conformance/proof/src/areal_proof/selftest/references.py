@@ -26,7 +26,6 @@ REFERENCES: tuple[Locator, ...] = (
     Locator(role="transport", name="second"),
     Locator(role="workflow", name="single_turn"),
     Locator(role="workflow", name="second"),
-    Locator(role="loop", name="areal"),
 )
 
 

@@ -14,7 +14,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
+    from ..bench import LoopBench
 
 
 @check("loop.tasks.equal_rows", level=Level.LOOP, law=4, spec="index#law-by-law")

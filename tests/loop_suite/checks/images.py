@@ -11,13 +11,19 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
+from areal_core.contract.errors import BatchError, EpisodeFailed
+from areal_core.contract.inference import IMAGES, PauseMode
+from areal_core.contract.trajectory import from_generation
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
     from areal_core.contract.data import Trajectory
     from areal_core.contract.workflow import Session
+
+    from ..bench import LoopBench
 
 _SINCE = (1, 2)
 
@@ -27,8 +33,6 @@ class _Showing:
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
         """Generate from `input_ids` and `images`. Any: as in the contract."""
-        from areal_core.contract.trajectory import from_generation
-
         made = await engine.generate(data["input_ids"], images=data["images"])
         return from_generation(data["input_ids"], made, 1.0, images=data["images"])
 
@@ -40,8 +44,6 @@ def _rows(count: int) -> list[dict[str, Any]]:
 @check("loop.images.again", level=Level.LOOP, law=1, spec="infer#images", since=_SINCE)
 async def again(bench: LoopBench) -> None:
     """A request carries the images it was given, and carries them again wherever it goes on after an interruption."""
-    from areal_core.contract.inference import IMAGES, PauseMode
-
     async with bench.rollouts(
         prompts=1, group=1, staleness=3, workflow=_Showing(), rows=_rows(1), length=lambda _request: 12
     ) as side:
@@ -67,10 +69,6 @@ async def again(bench: LoopBench) -> None:
 @check("loop.images.prepared", level=Level.LOOP, law=1, spec="data#areal_core.contract.data.Trajectory", since=_SINCE)
 async def prepared(bench: LoopBench) -> None:
     """Each trajectory is prepared once, beside the event loop, before it is handed over; one that cannot be, fails."""
-    import attrs
-
-    from areal_core.contract.errors import BatchError, EpisodeFailed
-
     loop, threads = threading.get_ident(), list[int]()
 
     def prepare(trajectory: Trajectory) -> Trajectory:

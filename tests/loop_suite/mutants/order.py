@@ -16,7 +16,8 @@ from areal_core.rollout.groups import Group
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.staleness import DroppingGate, Flight, StalenessGate
 from areal_core.rollout.tasks import TaskSource
-from areal_proof.mutants.loop_part import broken
+
+from .part import broken
 
 
 def _gated(kind: Callable[..., StalenessGate], executor: RolloutExecutor) -> StalenessGate:

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError, EpisodeFailed, GenerationFailed, NoReplica, RolloutError
+from areal_core.contract.inference import PauseMode
+from areal_core.fleet.pool import PoolPolicy
+from areal_core.testing.engines import END_TOKEN, scripted_token
+from areal_core.testing.rollouts import greedy
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
     from areal_core.contract.inference import Generation
+
+    from ..bench import LoopBench
 
 
 def _raising(number: int) -> Any:
@@ -44,7 +50,6 @@ async def typed(bench: LoopBench) -> None:
 @check("loop.failures.too_many", level=Level.LOOP, law=5, spec="index#law-by-law")
 async def too_many(bench: LoopBench) -> None:
     """More failures than allowed end the run with the first error, and at the right count."""
-    from areal_core.contract.errors import EpisodeFailed
 
     def judge(row: Mapping[str, Any], _generation: Generation) -> float:
         if row["number"] in (2, 4, 6):
@@ -87,7 +92,6 @@ async def stands_together(bench: LoopBench) -> None:
 @check("loop.failures.retried", level=Level.LOOP, law=5, spec="index#law-by-law")
 async def retried(bench: LoopBench) -> None:
     """A lost request is tried again with the same seeds: the episode is the one it would have been."""
-    from areal_core.contract.errors import GenerationFailed
 
     async def tokens(*, lost: int) -> list[list[int]]:
         async with bench.rollouts(prompts=2, group=1, retries=2) as side:
@@ -103,8 +107,6 @@ async def retried(bench: LoopBench) -> None:
 @check("loop.failures.bad_reward", level=Level.LOOP, law=5, spec="index#law-by-law")
 async def bad_reward(bench: LoopBench) -> None:
     """A reward that is no finite number is a failure, never trained on."""
-    from areal_core.contract.errors import EpisodeFailed
-
     for reward in (float("nan"), float("inf")):
         async with bench.rollouts(prompts=1, group=1, judge=lambda _row, _gen, value=reward: value) as side:
             try:
@@ -117,8 +119,6 @@ async def bad_reward(bench: LoopBench) -> None:
 @check("loop.pool.dead_fleet", level=Level.FAULTS, law=9, spec="index#law-by-law")
 async def dead_fleet(bench: LoopBench) -> None:
     """When every replica is dead the trainer is told at once, by name, with its last words."""
-    from areal_core.contract.errors import NoReplica
-
     async with bench.rollouts(num_replicas=2) as side:
         await side.step()
         waiting = asyncio.ensure_future(side.executor.next_batch())
@@ -158,8 +158,6 @@ async def failover(bench: LoopBench) -> None:
 @check("loop.pool.turns_elsewhere", level=Level.FAULTS, law=9, spec="index#law-by-law")
 async def turns_elsewhere(bench: LoopBench) -> None:
     """A request its home replica just failed goes to another one, not back to it."""
-    from areal_core.contract.errors import GenerationFailed
-
     async with bench.rollouts(num_replicas=2, prompts=1, group=1, staleness=0, length=lambda _request: 3) as side:
         for _ in range(2):
             asked = [worker.calls.count("generate") for worker in side.workers]
@@ -173,8 +171,6 @@ async def turns_elsewhere(bench: LoopBench) -> None:
 @check("loop.pool.silent_replica", level=Level.FAULTS, law=9, spec="index#law-by-law")
 async def silent_replica(bench: LoopBench) -> None:
     """A replica that never answers costs its deadline, not the run."""
-    from areal_core.fleet.pool import PoolPolicy
-
     policy = PoolPolicy(request_timeout_s=30.0)
     async with bench.rollouts(num_replicas=2, prompts=2, group=1, retries=2, policy=policy) as side:
         side.workers[0].hang()
@@ -187,8 +183,6 @@ async def silent_replica(bench: LoopBench) -> None:
 @check("loop.close.resolves", level=Level.LOOP, law=10, spec="index#law-by-law")
 async def close_resolves(bench: LoopBench) -> None:
     """Closing ends whoever waits for a batch with an error, cancels every episode, and may be done twice."""
-    from areal_core.contract.errors import RolloutError
-
     async with bench.rollouts(prompts=2, group=2, length=lambda _request: 1000) as side:
         waiting = asyncio.ensure_future(side.executor.next_batch())
         await side.clock.settle()
@@ -205,9 +199,6 @@ async def close_resolves(bench: LoopBench) -> None:
 @check("loop.close.evaluations", level=Level.LOOP, law=10, spec="index#law-by-law")
 async def close_evaluations(bench: LoopBench) -> None:
     """Closing ends an evaluation that is under way: its caller gets an error, none of its episodes runs on."""
-    from areal_core.contract.errors import ArealError
-    from areal_core.testing.rollouts import greedy
-
     async with bench.rollouts(prompts=2, group=2, length=lambda _request: 1000) as side:
         rows = [{"input_ids": [5, 4], "number": 0}] * 3
         asked = asyncio.ensure_future(side.executor.evaluate(rows, greedy()))
@@ -225,8 +216,6 @@ async def close_evaluations(bench: LoopBench) -> None:
 @check("loop.session.whole", level=Level.LOOP, law=1, spec="index#law-by-law")
 async def session_whole(bench: LoopBench) -> None:
     """An interrupted generation comes back whole: the engine's ids and log-probs in order, one span per version."""
-    from areal_core.contract.inference import PauseMode
-
     async with bench.rollouts(prompts=1, group=1, staleness=3, length=lambda _request: 12) as side:
         waiting = asyncio.ensure_future(side.executor.next_batch())
         engine = side.engines[0]
@@ -238,8 +227,6 @@ async def session_whole(bench: LoopBench) -> None:
         (group,) = await side.drive(waiting)
         first = engine.requests[0]
         trajectory = group.episodes[0].trajectories[0]
-        from areal_core.testing.engines import END_TOKEN, scripted_token
-
         prompt = len(first.input_ids)
         wanted = [scripted_token(first.sampling.seed, place) for place in range(11)] + [END_TOKEN]
         got = trajectory.input_ids.tolist()[prompt:]

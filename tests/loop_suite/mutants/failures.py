@@ -19,7 +19,8 @@ from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import Group
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.tasks import Task
-from areal_proof.mutants.loop_part import broken
+
+from .part import broken
 
 
 class _ZeroReward(EpisodeRunner):

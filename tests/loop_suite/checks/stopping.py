@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
+from areal_core.contract.errors import EpisodeFailed, GenerationFailed
+from areal_core.contract.inference import PauseMode
+from areal_core.contract.trajectory import from_generation
+from areal_core.testing.rollouts import greedy
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
     from areal_core.contract.inference import Generation, GenerationRequest
     from areal_core.contract.workflow import Session
     from areal_core.testing.rollouts import RolloutBench
+
+    from ..bench import LoopBench
 
 _TURNS = 25
 """Turns of the event loop that tidying up takes."""
@@ -48,8 +53,6 @@ class _Tidy:
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
         """Generate. Any: as in the contract."""
-        from areal_core.contract.trajectory import from_generation
-
         self.begun += 1
         try:
             return from_generation(data["input_ids"], await engine.generate(data["input_ids"]), 1.0)
@@ -62,8 +65,6 @@ class _Tidy:
 @check("loop.close.waits", level=Level.LOOP, law=10, spec="index#law-by-law")
 async def close_waits(bench: LoopBench) -> None:
     """When close returns no episode runs any more: what tidies up when it is cancelled has done so."""
-    from areal_core.testing.rollouts import greedy
-
     # Evaluations take longer to tidy up: who waits for the rollouts only has not waited for them too.
     rows = [{"input_ids": [5, 4], "number": 0, "turns": 4 * _TURNS}] * 3
     for what in ("rollouts", "rollouts and an evaluation", "rollouts after a hold", "a second close"):
@@ -98,7 +99,6 @@ async def close_waits(bench: LoopBench) -> None:
 @check("loop.close.after_failure", level=Level.LOOP, law=10, spec="index#law-by-law")
 async def close_after_failure(bench: LoopBench) -> None:
     """A run that ended with an error is closed as any other: close waits for the episodes the error cancelled."""
-    from areal_core.contract.errors import EpisodeFailed
 
     class Failing(_Tidy):
         async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:  # Any: as in the contract
@@ -169,9 +169,6 @@ async def hold_admits_nothing(bench: LoopBench) -> None:
 @check("loop.cancel.request", level=Level.LOOP, law=10, spec="index#law-by-law")
 async def cancel_request(bench: LoopBench) -> None:
     """A cancelled episode's request is cancelled on its replica too, wherever it was: none goes on for nobody."""
-    from areal_core.contract.errors import GenerationFailed
-    from areal_core.contract.inference import PauseMode
-
     for what in ("first call", "call after an interruption", "call after a failover", "paused replica"):
         async with _stopping(bench, num_replicas=2, prompts=2, group=2, retries=2, length=lambda _request: 900) as side:
             if "failover" in what:

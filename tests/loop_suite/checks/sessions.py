@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
+from areal_core.contract.inference import SamplingParams
+from areal_core.contract.trajectory import from_generation
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
-    from areal_core.contract.inference import SamplingParams
     from areal_core.contract.workflow import Session
+
+    from ..bench import LoopBench
 
 _TURNS = 3
 
@@ -28,8 +30,6 @@ class _Turns:
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
         """Generate turn by turn; the last turn is trained on. Any: as in the contract."""
-        from areal_core.contract.trajectory import from_generation
-
         context = list(data["input_ids"])
         for turn in range(_TURNS):
             made = await engine.generate(context, self._sampling)
@@ -56,8 +56,6 @@ async def _seeds(bench: LoopBench, **options: Any) -> list[tuple[str, tuple[int 
 @check("loop.session.turns_differ", level=Level.LOOP, law=1, spec="index#law-by-law")
 async def turns_differ(bench: LoopBench) -> None:
     """Every turn of every episode of every epoch has a seed of its own, which is the same in a rerun."""
-    from areal_core.contract.inference import SamplingParams
-
     cases: Mapping[str, dict[str, Any]] = {
         "asked as the run says": {},
         "asked with other parameters": {"asked": SamplingParams(temperature=0.5, max_new_tokens=9)},

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
-from areal_conformance.checks.loop.checkpoint import _save as save
 from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import RunFolderError
+from areal_core.loop.checkpoint import read_progress
+
+from .checkpoint import _save as save
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
     from areal_core.loop.run_folder import RunFolder
+
+    from ..bench import LoopBench
 
 _OWNER = """
 import sys
@@ -73,8 +77,6 @@ async def one_owner_of_all(bench: LoopBench) -> None:
 @check("loop.folder.earlier_run", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def earlier_run(bench: LoopBench) -> None:
     """What an earlier run left is neither mixed with a new one nor lost: refused, resumed, or moved aside whole."""
-    from areal_core.contract.errors import RunFolderError
-
     folder = bench.parts.run_folder(bench.folder / "run")
     try:
         with folder.held(resume=True):
@@ -107,8 +109,6 @@ async def earlier_run(bench: LoopBench) -> None:
 @check("loop.folder.partial", level=Level.FAULTS, law=4, spec="index#law-by-law")
 async def partial(bench: LoopBench) -> None:
     """What a kill left half-written is never a checkpoint: not found, not resumed from, not in the next one."""
-    from areal_core.contract.errors import RunFolderError
-
     folder = bench.parts.run_folder(bench.folder / "run")
     _left_by_a_kill(folder, 1)
     _found(folder, [], "a kill in the first save")
@@ -157,8 +157,6 @@ async def interrupted(bench: LoopBench) -> None:
 @check("loop.folder.order", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def order(bench: LoopBench) -> None:
     """The newest checkpoint is the one of the greatest step, however many digits it has, and old ones go first."""
-    from areal_core.loop.checkpoint import read_progress
-
     for keep in (1, 2, 3):
         folder = bench.parts.run_folder(bench.folder / f"keep-{keep}")
         done: list[int] = []
@@ -173,8 +171,6 @@ async def order(bench: LoopBench) -> None:
 
 
 def _refused(folder: RunFolder, how: str, *, resume: bool = False, archive: bool = False) -> None:
-    from areal_core.contract.errors import RunFolderError
-
     try:
         with folder.held(resume=resume, archive=archive):
             pass

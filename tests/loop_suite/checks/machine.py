@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
-from areal_conformance.checks.loop.staleness import Lengths
+from areal_conformance.machines.examples import examples
+
+from ..machine import OPERATIONS, StalenessMachine
+from .staleness import Lengths
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
+    from ..bench import LoopBench
 
 
 @check("loop.machine.staleness", level=Level.FAULTS, law=2, spec="index#law-by-law", deadline_s=120)
 async def machine(bench: LoopBench) -> None:
     """In every order of operations the bound holds, every prompt is trained on once, and none is lost."""
-    from areal_conformance.machines.examples import examples
-    from areal_conformance.machines.staleness import OPERATIONS, StalenessMachine
-
     for number, operations in enumerate(examples(OPERATIONS, count=25)):
         prompts, staleness = 1 + number % 2, number % 3
         options = {

@@ -7,11 +7,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
-from areal_conformance.checks.loop.staleness import Lengths
 from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import DatasetError
+from areal_core.testing.rollouts import greedy
+
+from ..bench import indices
+from .staleness import Lengths
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
+    from ..bench import LoopBench
 
 
 @check("loop.tasks.once_per_epoch", level=Level.LOOP, law=4, spec="index#law-by-law")
@@ -79,8 +83,6 @@ async def state_is_frontier(bench: LoopBench) -> None:
 @check("loop.tasks.other_data", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def other_data(bench: LoopBench) -> None:
     """A resume with other rows, another number of rows or another seed is refused."""
-    from areal_core.contract.errors import DatasetError
-
     rows = [{"input_ids": [3 + number, 4], "number": number} for number in range(6)]
     async with bench.rollouts(rows=rows, seed=1) as side:
         await side.step()
@@ -137,9 +139,6 @@ async def whole_groups(bench: LoopBench) -> None:
 @check("loop.evaluate.beside", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def evaluate_beside(bench: LoopBench) -> None:
     """An evaluation uses up no training prompt and is not bounded by the gate."""
-    from areal_conformance.benches.loop import indices
-    from areal_core.testing.rollouts import greedy
-
     async with bench.rollouts(prompts=2, group=1, num_rows=10, length=lambda _request: 3) as side:
         trained = indices(await side.step())
         rows = [{"input_ids": [5, 4], "number": 0}] * 3

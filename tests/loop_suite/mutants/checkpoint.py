@@ -10,15 +10,15 @@ from typing import Any
 
 import attrs
 
+from areal_core.loop.checkpoint import begin_checkpoint, save_checkpoint
 from areal_core.loop.run_folder import RunFolder
-from areal_proof.mutants.loop_part import broken
+
+from .part import broken
 
 
 @broken("save_checkpoint", "loop.checkpoint.whole", row="exactly-once")
 async def saves_prompts_of_next_step(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Path:
     """Writes the prompts of the next version beside the weights of this one."""
-    from areal_core.loop.checkpoint import save_checkpoint
-
     ahead = attrs.evolve(progress, tasks={"frontier": progress.tasks["frontier"] + 2})
     return await save_checkpoint(folder, learner, ahead, keep=keep)
 
@@ -59,16 +59,12 @@ class PrunesFirst(RunFolder):
 @broken("save_checkpoint", "loop.checkpoint.whole")
 async def forgets_totals(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Path:
     """Writes a checkpoint without what the run has counted so far."""
-    from areal_core.loop.checkpoint import save_checkpoint
-
     return await save_checkpoint(folder, learner, attrs.evolve(progress, totals={}), keep=keep)
 
 
 @broken("begin_checkpoint", "loop.checkpoint.background", row="exactly-once")
 async def names_it_at_once(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Any:
     """Gives a checkpoint its name when it begins, its states still unwritten."""
-    from areal_core.loop.checkpoint import begin_checkpoint
-
     begun = await begin_checkpoint(folder, learner, progress, keep=keep)
     begun.folder.close()
     named = begun.path.with_name(begun.path.name.removesuffix(".partial"))
@@ -80,8 +76,6 @@ async def names_it_at_once(folder: RunFolder, learner: Any, progress: Any, *, ke
 @broken("begin_checkpoint", "loop.checkpoint.background_fails")
 async def forgets_failures(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Any:
     """Names a checkpoint whose states could not be written."""
-    from areal_core.loop.checkpoint import begin_checkpoint
-
     begun = await begin_checkpoint(folder, learner, progress, keep=keep)
     deaf: list[Any] = [_Deaf(group) for group in begun.groups]
     return attrs.evolve(begun, groups=deaf)

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
+from areal_core.config.schema import StalenessPolicy
+from areal_core.contract.errors import RolloutError
+
+from ..bench import indices, oldest_token
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
     from areal_core.contract.inference import GenerationRequest
+
+    from ..bench import LoopBench
 
 CASES = ((1, 1, 0), (2, 2, 1), (3, 1, 2), (1, 2, 4))
 """Prompts per step, group size, bound."""
@@ -31,8 +36,6 @@ class Lengths:
 @check("loop.staleness.bound", level=Level.LOOP, law=2, spec="index#law-by-law")
 async def bound(bench: LoopBench) -> None:
     """The oldest token of every consumed group is within the bound, whatever the latencies."""
-    from areal_conformance.benches.loop import oldest_token
-
     worst = 0
     for seed, (prompts, group, staleness) in enumerate(CASES):
         options = {"prompts": prompts, "group": group, "staleness": staleness, "length": Lengths(seed)}
@@ -48,9 +51,6 @@ async def bound(bench: LoopBench) -> None:
 @check("loop.staleness.drop", level=Level.LOOP, law=2, spec="index#law-by-law")
 async def drop(bench: LoopBench) -> None:
     """Under the policy `drop` the bound holds too, and what is dropped is counted and issued again."""
-    from areal_conformance.benches.loop import indices, oldest_token
-    from areal_core.config.schema import StalenessPolicy
-
     options = {"prompts": 2, "group": 1, "staleness": 1, "length": Lengths(5), "num_rows": 12}
     async with bench.rollouts(**options, staleness_policy=StalenessPolicy.DROP) as side:  # type: ignore[arg-type]
         seen: list[int] = []
@@ -73,8 +73,6 @@ async def drop(bench: LoopBench) -> None:
 @check("loop.staleness.attempts", level=Level.LOOP, law=2, spec="index#law-by-law")
 async def attempts(bench: LoopBench) -> None:
     """A prompt dropped again and again is a new attempt each time, with seeds of its own, until it is in time."""
-    from areal_core.config.schema import StalenessPolicy
-
     asked: list[int | None] = []
 
     def slow_three_times(request: GenerationRequest) -> int:
@@ -96,8 +94,6 @@ async def attempts(bench: LoopBench) -> None:
 @check("loop.staleness.resume", level=Level.FAULTS, law=2, spec="index#law-by-law")
 async def resume(bench: LoopBench) -> None:
     """The bound holds from the first batch after a resume, and no more is in flight than before."""
-    from areal_conformance.benches.loop import oldest_token
-
     options = {"prompts": 2, "group": 1, "staleness": 1, "length": Lengths(7)}
     async with bench.rollouts(**options) as side:  # type: ignore[arg-type]
         for _ in range(5):
@@ -118,8 +114,6 @@ async def resume(bench: LoopBench) -> None:
 @check("loop.staleness.one_batch", level=Level.LOOP, law=2, spec="index#law-by-law")
 async def one_batch(bench: LoopBench) -> None:
     """One version trains on one batch: a second one is refused until the version moved."""
-    from areal_core.contract.errors import RolloutError
-
     async with bench.rollouts(staleness=3) as side:
         await side.drive(side.executor.next_batch())
         try:
@@ -160,8 +154,6 @@ async def capacity(bench: LoopBench) -> None:
 @check("loop.synchronous.at_zero", level=Level.LOOP, law=3, spec="index#law-by-law")
 async def at_zero(bench: LoopBench) -> None:
     """With bound 0 every token of a batch is of its version, in task order, and nothing runs ahead."""
-    from areal_conformance.benches.loop import indices
-
     async with bench.rollouts(prompts=3, group=2, staleness=0, length=Lengths(2), num_replicas=2) as side:
         for version in range(6):
             groups = await side.drive(side.executor.next_batch())
@@ -182,7 +174,6 @@ async def at_zero(bench: LoopBench) -> None:
 @check("loop.order.of_tasks", level=Level.LOOP, law=3, spec="index#law-by-law")
 async def of_tasks(bench: LoopBench) -> None:
     """A batch is in task order, not in the order its groups happened to finish."""
-    from areal_conformance.benches.loop import indices
 
     def backwards(request: GenerationRequest) -> int:
         return 12 - request.input_ids[0] % 10
@@ -196,8 +187,6 @@ async def of_tasks(bench: LoopBench) -> None:
 @check("loop.distribution.waits", level=Level.LOOP, law=2, spec="index#law-by-law")
 async def waits(bench: LoopBench) -> None:
     """Under `wait` the prompts trained on are those submitted: long ones are neither dropped nor put off."""
-    from areal_conformance.benches.loop import indices
-
     rows, staleness = 16, 2
     async with bench.rollouts(
         prompts=2, group=1, staleness=staleness, num_rows=rows, length=Lengths(11), num_replicas=2
@@ -215,7 +204,6 @@ async def waits(bench: LoopBench) -> None:
 @check("loop.straggler.delays_itself", level=Level.FAULTS, law=9, spec="index#law-by-law")
 async def straggler(bench: LoopBench) -> None:
     """One very slow group holds up no batch that can be made without it within the bound."""
-    from areal_conformance.benches.loop import indices
 
     def slow_first(request: GenerationRequest) -> int:
         return 60 if request.input_ids[0] == 3 else 2

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import attrs
 
-from areal_conformance.benches.loop import LoopParts
 from areal_conformance.target import Target
 from areal_core.testing.rollouts import RolloutParts
 from areal_proof.mutants import mutant
+
+from ..bench import LoopParts
 
 Broken = TypeVar("Broken", bound=Callable[..., Any])
 

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from areal_conformance.outcome import Violation, expect
 
+from .bench import indices, oldest_token
+
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
     from areal_core.testing.rollouts import RolloutBench
+
+    from .bench import LoopBench
 
 Operation = tuple[str, int]
 
@@ -75,8 +78,6 @@ class StalenessMachine:
                 return
 
     async def _step(self, side: RolloutBench) -> None:
-        from areal_conformance.benches.loop import indices, oldest_token
-
         groups = await side.step()
         for group in groups:
             age = self.version - oldest_token(group)

@@ -13,9 +13,10 @@ from attrs import frozen
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
+from areal_core.loop.checkpoint import Progress, read_progress
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
+    from ..bench import LoopBench
 
 
 @frozen
@@ -45,8 +46,6 @@ class _Learner:
 @check("loop.checkpoint.every_role", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def every_role(bench: LoopBench) -> None:
     """Every checkpoint holds the state of each role that is trained, its own and of that version, and no other."""
-    from areal_core.loop.checkpoint import Progress, read_progress
-
     for name, with_critic in (("with critic", True), ("without", False)):
         folder = bench.parts.run_folder(bench.folder / name)
         for version in (1, 2, 3, 10):

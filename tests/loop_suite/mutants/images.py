@@ -17,7 +17,8 @@ from areal_core.fleet.continuation import Continuation
 from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
 from areal_core.rollout.executor import RolloutExecutor
-from areal_proof.mutants.loop_part import broken
+
+from .part import broken
 
 
 @broken("pool", "loop.images.again", row="token-fidelity")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
+from areal_core.contract.errors import StorageError
+from areal_core.loop.checkpoint import Progress, read_progress
 
 if TYPE_CHECKING:
-    from areal_conformance.benches.loop import LoopBench
+    from ..bench import LoopBench
 
 
 class _Role:
@@ -52,8 +54,6 @@ class _Learner:
 
 
 def _progress(version: int) -> Any:
-    from areal_core.loop.checkpoint import Progress
-
     return Progress(version=version, tasks={"frontier": 2 * version}, totals={"tokens": 8.0 * version})
 
 
@@ -71,8 +71,6 @@ async def _save(
 @check("loop.checkpoint.whole", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def whole(bench: LoopBench) -> None:
     """A checkpoint holds state, weights and the prompts they were trained on, of one version."""
-    from areal_core.loop.checkpoint import read_progress
-
     folder = bench.parts.run_folder(bench.folder / "run")
     for version in (1, 2):
         await _save(bench, folder, version)
@@ -90,8 +88,6 @@ async def whole(bench: LoopBench) -> None:
 @check("loop.checkpoint.all_or_nothing", level=Level.FAULTS, law=4, spec="index#law-by-law")
 async def all_or_nothing(bench: LoopBench) -> None:
     """A disk that fills up while saving leaves the previous checkpoint, nothing half-written, and an error."""
-    from areal_core.contract.errors import StorageError
-
     for fails_at in ("save_state", "save_weights"):
         folder = bench.parts.run_folder(bench.folder / fails_at)
         await _save(bench, folder, 1)
@@ -127,8 +123,6 @@ async def keeps(bench: LoopBench) -> None:
 @check("loop.checkpoint.background", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def background(bench: LoopBench) -> None:
     """A checkpoint that was begun is none until its states are finished; the one before stays the newest till then."""
-    from areal_core.loop.checkpoint import read_progress
-
     folder = bench.parts.run_folder(bench.folder / "run")
     for version in (1, 2):
         before = folder.latest()
@@ -148,8 +142,6 @@ async def background(bench: LoopBench) -> None:
 @check("loop.checkpoint.background_fails", level=Level.FAULTS, law=4, spec="index#law-by-law")
 async def background_fails(bench: LoopBench) -> None:
     """A disk that fills up while states are written is told, and leaves the checkpoint before and nothing else."""
-    from areal_core.contract.errors import StorageError
-
     for fails_at in ("save_weights", "finish_state"):
         folder = bench.parts.run_folder(bench.folder / fails_at)
         await _save(bench, folder, 1)

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from areal_core.contract.errors import RunFolderError
+from areal_core.loop.checkpoint import save_checkpoint
 from areal_core.loop.run_folder import RunFolder
 from areal_core.rollout.tasks import TaskSource
-from areal_proof.mutants.loop_part import broken
+
+from .part import broken
 
 
 @broken("run_folder", "loop.folder.one_owner", "loop.folder.one_owner_of_all", row="exactly-once")
@@ -181,8 +183,6 @@ class SameObjectOnce(TaskSource):
 @broken("save_checkpoint", "loop.checkpoint.every_role", row="exactly-once")
 async def leaves_critic_out(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Path:
     """Saves the critic in every second checkpoint only."""
-    from areal_core.loop.checkpoint import save_checkpoint
-
     if learner.critic is not None and progress.version % 2:
         learner = SimpleNamespace(actor=learner.actor, critic=None)
     return await save_checkpoint(folder, learner, progress, keep=keep)
@@ -191,7 +191,5 @@ async def leaves_critic_out(folder: RunFolder, learner: Any, progress: Any, *, k
 @broken("save_checkpoint", "loop.checkpoint.every_role")
 async def saves_actor_as_critic(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Path:
     """Writes the actor's state where the critic's belongs."""
-    from areal_core.loop.checkpoint import save_checkpoint
-
     both = SimpleNamespace(actor=learner.actor, critic=learner.critic and learner.actor)
     return await save_checkpoint(folder, both, progress, keep=keep)  # type: ignore[arg-type]
