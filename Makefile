@@ -13,7 +13,7 @@ PACKAGES := -e . -e kits/areal_torch -e kits/areal_serving -e plugins/areal_loca
   -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "plugins/areal_sglang[engine]" -e "conformance[engine]" -e conformance/proof
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -73,6 +73,9 @@ lint: $(DEV) ## style, types, layers
 
 docs: $(DEV) ## the documentation, into site/
 	$(BIN)/mkdocs build --strict
+
+wheels: ## a wheel of every distribution, into dist/
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist $(foreach m,$(MANIFESTS),./$(dir $(m)))
 
 bench: $(DEV) ## every benchmark; figures go to benchmarks/results/
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
