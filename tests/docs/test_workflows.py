@@ -119,3 +119,12 @@ def test_the_action_and_the_reusable_workflow_agree() -> None:
     both = sorted(set(action) & set(workflow))
     assert {"backend", "role", "level", "device", "python", "install"} <= set(both)
     assert {n: action[n].get("default") for n in both} == {n: workflow[n].get("default") for n in both}
+
+
+def test_the_tutorial_lists_every_input_of_the_action() -> None:
+    """A reader needs no other page to call it."""
+    page = (ROOT / "docs/tutorial/certify-a-backend.md").read_text()
+
+    table = page.partition("| input | default |")[2].partition("\n\n")[0]
+    named = {name for line in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
+    assert named == set(declared(load(ROOT / ".github/actions/conformance/action.yml")))
