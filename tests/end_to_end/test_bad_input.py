@@ -250,7 +250,7 @@ def test_a_port_taken_by_another_program_is_named(tmp_path: Path, model: Path) -
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            ResourceError, match=f"rank 0 of 1 cannot meet the others at tcp://127.0.0.1:{port}"
+            ResourceError, match=f"rank 0 of 1 cannot reach the others at tcp://127.0.0.1:{port}"
         ) as error:
             asyncio.run(join(port))
 

@@ -327,7 +327,7 @@ def test_a_server_that_hangs_is_killed_and_started_again(model, how):
 
 
 def test_neither_idle_nor_paused_nor_slow_is_a_hang(model):
-    """Many times the hang timeout passes, by the supervision's own clock."""
+    """Many times the hang timeout passes, by the watch's own clock."""
 
     async def run():
         async with started(model, hang_timeout_s=5.0) as engine:

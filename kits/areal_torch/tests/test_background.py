@@ -22,7 +22,7 @@ from areal_torch.state import Part, Piece, load_state
 
 
 @frozen(eq=False)
-class Meeting:
+class SharedValues:
     """Where the ranks of one role, each in a thread of this process, give their values."""
 
     size: int
@@ -39,18 +39,18 @@ class ThreadRank:
     """One of them."""
 
     rank: int
-    meeting: Meeting
+    shared: SharedValues
     data_ranks: Sequence[int] = ()
 
     @property
     def size(self) -> int:
-        return self.meeting.size
+        return self.shared.size
 
     def gather(self, value: Any) -> list[Any]:
-        self.meeting.values[self.rank] = value
-        self.meeting.barrier.wait()
-        everyone = [self.meeting.values[rank] for rank in range(self.size)]
-        self.meeting.barrier.wait()
+        self.shared.values[self.rank] = value
+        self.shared.barrier.wait()
+        everyone = [self.shared.values[rank] for rank in range(self.size)]
+        self.shared.barrier.wait()
         return everyone
 
 
@@ -83,11 +83,11 @@ def no_room() -> OSError:
 
 def everywhere(work: Callable[[Group], Any]) -> list[Any]:
     """Run `work` on two ranks; return what each returned or raised."""
-    meeting = Meeting(2)
+    shared = SharedValues(2)
 
     def one(rank: int) -> Any:
         try:
-            return work(ThreadRank(rank, meeting))
+            return work(ThreadRank(rank, shared))
         except Exception as error:
             return error
 

@@ -13,7 +13,7 @@ from areal_core.contract.errors import BatchError, CapabilityError
 from areal_core.contract.train import ROUTED_EXPERTS, Head, Output
 from areal_torch import hf
 from areal_torch.attention import Packing
-from areal_torch.experts import Experts, check_routes, obey_routes, routes_of
+from areal_torch.experts import Experts, check_routes, replay_routing, routes_of
 from areal_torch.model import PackedModel
 from areal_torch.testing.batches import make_batch
 from areal_torch.testing.models import make_tiny_model
@@ -38,7 +38,7 @@ def routed(batch: Batch, routes: torch.Tensor) -> Batch:
 
 def packed(folder: Path, *, recompute: bool = False) -> PackedModel:
     model = hf.load_model(str(folder), hf.load_config(str(folder), Head.CAUSAL_LM), Head.CAUSAL_LM)
-    assert obey_routes(model.train()) == LIKE
+    assert replay_routing(model.train()) == LIKE
     if recompute:
         hf.recompute_activations(model)
     return PackedModel(model, Head.CAUSAL_LM)
@@ -147,7 +147,7 @@ def test_another_shape_or_dtype_is_refused(routes: torch.Tensor) -> None:
 def test_a_model_without_experts_refuses_routes(tmp_path: Path) -> None:
     """They were recorded by another model."""
     path = make_tiny_model(tmp_path / "dense", hidden=32)
-    experts = obey_routes(hf.empty_model(hf.load_config(str(path), Head.CAUSAL_LM), Head.CAUSAL_LM))
+    experts = replay_routing(hf.empty_model(hf.load_config(str(path), Head.CAUSAL_LM), Head.CAUSAL_LM))
 
     assert experts == Experts()
     with pytest.raises(BatchError, match="has no experts"):
@@ -163,7 +163,7 @@ def test_a_router_that_cannot_be_told_is_named() -> None:
         num_key_value_heads=1, head_dim=8, num_local_experts=4, num_experts_per_tok=2, layer_types=["full_attention"],
     )  # fmt: skip
     with torch.device("meta"):
-        experts = obey_routes(AutoModelForCausalLM.from_config(config))
+        experts = replay_routing(AutoModelForCausalLM.from_config(config))
 
     check_routes(make_batch([(1, 3)]), experts)
     with pytest.raises(CapabilityError, match="GptOssTopKRouter"):
@@ -172,7 +172,7 @@ def test_a_router_that_cannot_be_told_is_named() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2_moe", "olmoe", "flex_olmo", "mixtral"])
 def test_the_routers_own_choice_given_back_changes_nothing(kind: str) -> None:
-    """For every family that is obeyed: its own routes as recorded ones give the same output to the bit."""
+    """For every family whose routing is replayed: its own routes as recorded ones give the same output to the bit."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "pad_token_id": 0}
@@ -181,7 +181,7 @@ def test_the_routers_own_choice_given_back_changes_nothing(kind: str) -> None:
     config = AutoConfig.for_model(kind, **sizes, **heads, **counts, moe_intermediate_size=16)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    assert obey_routes(model) == LIKE
+    assert replay_routing(model) == LIKE
     chosen: list[torch.Tensor] = []
     for layer in model.model.layers:
         layer.mlp.gate.register_forward_hook(lambda module, inputs, output: chosen.append(output[2]))

@@ -30,7 +30,7 @@ from areal_core.weights.fingerprint import fingerprint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_torch.collective.group import Group, choose, place
-from areal_torch.collective.rank_slot import Seat
+from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.optimizer import local
 from areal_torch.testing.batches import make_batch
 from areal_torch.testing.memory_weights import MemorySink
@@ -189,7 +189,7 @@ def stream(run: Runner, _: Calls) -> dict[str, Any]:
     store.set(keys[run.rank], place())
     store.wait(keys, timedelta(seconds=60))
     places = [store.get(key).decode() for key in keys]
-    seat = Seat(
+    slot = RankSlot(
         address="127.0.0.1",
         port=1,
         group_name="weights",
@@ -199,11 +199,11 @@ def stream(run: Runner, _: Calls) -> dict[str, Any]:
         world_size=run.world,
         timeout_s=60.0,
     )
-    group = Group(seat, store)
+    group = Group(slot, store)
     numbers = torch.arange(256) if run.rank == 0 else torch.zeros(256)
     flat = numbers.to(torch.uint8).to(group.device)
     group.broadcast(flat)
-    out = {"backend": seat.backend, "places": places, "device": str(flat.device), "sum": int(flat.cpu().long().sum())}
+    out = {"backend": slot.backend, "places": places, "device": str(flat.device), "sum": int(flat.cpu().long().sum())}
     made = group._group  # held until the end: it is left because it is closed, not because it is forgotten
     if run.world == 2 and run.rank == 1:  # the sender leaves, and the next broadcast finds nobody
         started = time.monotonic()

@@ -72,7 +72,7 @@ def sent(engine: AscendEngine, transport: CollectiveTransport, offer: Offer) -> 
     assert receipt is not None
     kept = transport._keeper._kept
     assert kept is not None
-    group = {"name": kept.seat.group_name, "backend": kept.seat.backend, "device": kept.device.type}
+    group = {"name": kept.slot.group_name, "backend": kept.slot.backend, "device": kept.device.type}
     return {"fingerprints": dict(receipt.fingerprints), "group": group}
 
 

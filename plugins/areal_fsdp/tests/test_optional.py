@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from areal_core.contract.train import TrainSpec
 from areal_core.weights.fingerprint import fingerprint
 from areal_torch import lora
-from areal_torch.experts import obey_routes
+from areal_torch.experts import replay_routing
 from areal_torch.testing.models import WITH_IMAGES, make_tiny_model
 from areal_torch.testing.ranks import run_ranks
 from areal_torch.testing.serving import model_of
@@ -97,7 +97,7 @@ def plain_loop(path: Path, name: str) -> dict[str, Any]:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     batch = batch_of(name)
     if name == "routes":
-        obey_routes(model)
+        replay_routing(model)
     elif name != "images":
         lora.add_adapters(model, TrainSpec(role="actor", model_path=folder, lora=ADAPTER, optimizer=SMOOTH))
     held = lora.select_trained(model, frozen=False)
@@ -135,7 +135,7 @@ def plain_loop(path: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_steps_and_gradients_are_those_of_a_plain_loop(world: int, folder: Path, results: Any) -> None:
-    """Law 6: adapters alone have gradients and a norm; routes are obeyed; on every layout as on one rank."""
+    """Law 6: adapters alone have gradients and a norm; routes are replayed; on every layout as on one rank."""
     oracles = json.loads((folder / "oracles.json").read_text())
     for rank, found in enumerate(results(world)):
         for name, program in PROGRAMS[world].items():
@@ -169,7 +169,7 @@ def test_the_oracles_are_others_than_without_the_ability(folder: Path) -> None:
     oracles = json.loads((folder / "oracles.json").read_text())
     free = AutoModelForCausalLM.from_pretrained(folder / "experts", dtype=torch.float32)
     forced = AutoModelForCausalLM.from_pretrained(folder / "experts", dtype=torch.float32)
-    obey_routes(forced)
+    replay_routing(forced)
     ids, routes = torch.arange(2, 12)[None], torch.tensor([0, 1]).expand(10, 2, 2)
 
     assert not torch.allclose(free(input_ids=ids).logits, forced(input_ids=ids, routes=routes).logits, atol=1e-2)

@@ -1,4 +1,4 @@
-"""The stream's own promises: where it listens, what it keeps, and that engines' own workers can take its seats."""
+"""The stream's own promises: where it listens, what it keeps, and that engines' own workers can take its slots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from areal_core.weights.specs import manifest_of, torch_dtype
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
 from areal_torch.collective.group import Group, _npu, choose
-from areal_torch.collective.rank_slot import Seat, SeatedSource
+from areal_torch.collective.rank_slot import RankSlot, SlotSource
 
 TENSORS = {
     "embed.weight": torch.arange(600.0).reshape(30, 20),
@@ -89,12 +89,12 @@ def receive(transport: CollectiveTransport, offer: Offer) -> dict[str, str]:
 
 
 def test_it_streams_and_says_so(end: Ends) -> None:
-    """The transport satisfies the protocol behind its claim, and its sources that of seats."""
+    """The transport satisfies the protocol behind its claim, and its sources that of slots."""
     transport = end()
     (offer,) = transport.expect(transport.open(1), ("one",))
 
     assert isinstance(transport, SupportsStreaming)
-    assert isinstance(transport.source(offer), SeatedSource)
+    assert isinstance(transport.source(offer), SlotSource)
 
 
 def test_every_socket_is_on_loopback(end: Ends) -> None:
@@ -163,9 +163,9 @@ def test_an_engine_takes_its_seats_as_sglang_does(end: Ends, num_ranks: int) -> 
 
     def take_part() -> list[dict[str, str]]:
         source = engine.source(direct)
-        seat = source.seat(num_ranks)
+        slot = source.take_slot(num_ranks)
         ranks = at_once(
-            *(lambda n=n: _as_an_engine(seat, seat.first_rank + n, source.manifest) for n in range(num_ranks))
+            *(lambda n=n: _as_an_engine(slot, slot.first_rank + n, source.manifest) for n in range(num_ranks))
         )
         source.wait_finished()
         source.close()
@@ -206,13 +206,13 @@ json.dump({tensor: fingerprint(weight) for tensor, weight in weights.items()}, s
 """What a rank of an engine runs: SGLang's `init_custom_process_group` and `receive_weights_from_distributed`."""
 
 
-def _as_an_engine(seat: Seat, rank: int, manifest: WeightManifest) -> dict[str, str]:
+def _as_an_engine(slot: RankSlot, rank: int, manifest: WeightManifest) -> dict[str, str]:
     told = {
-        "init": f"tcp://{seat.address}:{seat.port}",
+        "init": f"tcp://{slot.address}:{slot.port}",
         "rank": rank,
-        "world": seat.world_size,
-        "name": seat.group_name,
-        "backend": seat.backend,
+        "world": slot.world_size,
+        "name": slot.group_name,
+        "backend": slot.backend,
         "tensors": [[spec.name, spec.shape, spec.dtype] for spec in manifest.tensors],
     }
     done = subprocess.run(
@@ -223,30 +223,30 @@ def _as_an_engine(seat: Seat, rank: int, manifest: WeightManifest) -> dict[str, 
     return prints
 
 
-def _make_group(seat: Seat, rank: int, store: Any) -> Any:  # Any: torch has no stub for stores
-    prefixed = PrefixStore("cpu/", PrefixStore(f"{seat.group_name}/", PrefixStore(seat.group_name, store)))
-    return dist.ProcessGroupGloo(prefixed, rank, seat.world_size, timedelta(seconds=10))
+def _make_group(slot: RankSlot, rank: int, store: Any) -> Any:  # Any: torch has no stub for stores
+    prefixed = PrefixStore("cpu/", PrefixStore(f"{slot.group_name}/", PrefixStore(slot.group_name, store)))
+    return dist.ProcessGroupGloo(prefixed, rank, slot.world_size, timedelta(seconds=10))
 
 
 def test_a_held_group_needs_no_joining(end: Ends) -> None:
-    """The second seat of an engine that says what it holds has the same name; of one that forgot, another."""
+    """The second slot of an engine that says what it holds has the same name; of one that forgot, another."""
     controller, sender, engine = end(), end(), end()
     names: list[str] = []
     kept: list[Any] = []
 
     def take_part(offer: Offer, held: str) -> None:
         source = engine.source(offer)
-        seat = source.seat(1, held=held)
-        if seat.group_name != held:
-            store = TCPStore(seat.address, seat.port, None, False, timedelta(seconds=10), wait_for_workers=False)
-            kept[:] = [_make_group(seat, seat.first_rank, store)]
+        slot = source.take_slot(1, held=held)
+        if slot.group_name != held:
+            store = TCPStore(slot.address, slot.port, None, False, timedelta(seconds=10), wait_for_workers=False)
+            kept[:] = [_make_group(slot, slot.first_rank, store)]
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         for spec in source.manifest.tensors:
             kept[0].broadcast([torch.empty(spec.shape, dtype=torch_dtype(spec))], options).wait()
         source.wait_finished()
         source.close()
-        names.append(seat.group_name)
+        names.append(slot.group_name)
 
     for version, forgets in enumerate((False, False, True), 1):
         offer = controller.open(version)
@@ -307,9 +307,9 @@ def test_both_ends_are_told_of_a_backend_that_is_not_here() -> None:
 
 
 def test_a_process_without_torch_npu_cannot_join_a_group_of_npus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine's worker that was given such a seat says what is missing, in one kind of error."""
+    """An engine's worker that was given such a slot says what is missing, in one kind of error."""
     monkeypatch.setitem(sys.modules, "torch_npu._C._distributed_c10d", None)
-    seat = Seat(
+    slot = RankSlot(
         address="127.0.0.1",
         port=1,
         group_name="weights",
@@ -321,7 +321,7 @@ def test_a_process_without_torch_npu_cannot_join_a_group_of_npus(monkeypatch: py
     )
 
     with pytest.raises(RuntimeError, match="HCCL comes with torch_npu"):
-        Group(seat, dist.HashStore())
+        Group(slot, dist.HashStore())
 
 
 class Failing:
@@ -358,8 +358,8 @@ def test_a_broadcast_that_failed_on_a_device_is_not_taken_for_done(
 ) -> None:
     """NCCL's and HCCL's works are complete when they failed; only asking for the error tells."""
     made = Failing(error)
-    monkeypatch.setattr("areal_torch.collective.group._make", lambda seat, store: made)
-    seat = Seat(
+    monkeypatch.setattr("areal_torch.collective.group._make", lambda slot, store: made)
+    slot = RankSlot(
         address="127.0.0.1",
         port=1,
         group_name="weights",
@@ -369,7 +369,7 @@ def test_a_broadcast_that_failed_on_a_device_is_not_taken_for_done(
         world_size=2,
         timeout_s=5.0,
     )
-    group = Group(seat, dist.HashStore())
+    group = Group(slot, dist.HashStore())
 
     with pytest.raises(RuntimeError, match="the link is down") if error else nullcontext():
         group.broadcast(torch.zeros(1, dtype=torch.uint8))

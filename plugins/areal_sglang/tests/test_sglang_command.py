@@ -119,12 +119,13 @@ def test_cache_is_bounded_by_memory(model: Path) -> None:
     assert cache_tokens(spec, 0.001, 128, 1) == int(0.001 * 2**30) // 512
 
 
-def test_the_server_sees_two_packages_and_an_entry_point(model: Path, tmp_path: Path) -> None:
+def test_the_server_sees_four_packages_and_an_entry_point(model: Path, tmp_path: Path) -> None:
     """The trainer's packages must not reach the engine; SGLang finds its plugin by the entry point."""
     site = Path(command(launch(model, tmp_path), SGLangConfig()).environ["PYTHONPATH"])
     found = [entry for each in importlib.metadata.distributions(path=[str(site)]) for entry in each.entry_points]
 
-    assert {item.name for item in site.iterdir() if item.is_symlink()} == {"areal_core", "areal_sglang"}
+    packages = {item.name for item in site.iterdir() if item.is_symlink()}
+    assert packages == {"areal_core", "areal_torch", "areal_serving", "areal_sglang"}
     assert [(entry.group, entry.value) for entry in found] == [
         ("sglang.srt.plugins", "areal_sglang.inside.hooks:register")
     ]

@@ -16,9 +16,9 @@ from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import WeightManifest
 from areal_core.weights.specs import manifest_of
 from areal_serving.http import Api, ServerAnswer
-from areal_serving.server_lifecycle import SupervisedServer
+from areal_serving.server_lifecycle import ServerLifecycle
 from areal_sglang.direct import Direct, stamp
-from areal_torch.collective.rank_slot import Seat
+from areal_torch.collective.rank_slot import RankSlot
 
 MANIFEST = manifest_of([("a", torch.zeros(2, 3)), ("b", torch.zeros(4))], version=3)
 WHOLE = {"fingerprints": {"a": "1", "b": "2"}, "passed_over": []}
@@ -26,7 +26,7 @@ WHOLE = {"fingerprints": {"a": "1", "b": "2"}, "passed_over": []}
 
 @define
 class ScriptedServer:
-    """Remembers what it was told; answers hooks from `received`. It is its own Api and supervision."""
+    """Remembers what it was told; answers hooks from `received`. It is its own Api and lifecycle."""
 
     received: Mapping[str, Any]
     fails_at: str = ""
@@ -56,17 +56,17 @@ class ScriptedServer:
 
 @define
 class ScriptedSource:
-    """A sender that gives seats of a group."""
+    """A sender that gives slots of a group."""
 
     group: str = "one"
     manifest: WeightManifest = MANIFEST
     held: list[str] = field(factory=list)
     closed: int = 0
 
-    def seat(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> Seat:
-        """Give a seat."""
+    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> RankSlot:
+        """Give a slot."""
         self.held.append(held)
-        return Seat(
+        return RankSlot(
             address="127.0.0.1",
             port=1,
             group_name=self.group,
@@ -81,7 +81,7 @@ class ScriptedSource:
         """Be finished."""
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-        """Not read: the ranks have seats."""
+        """Not read: the ranks have slots."""
         raise AssertionError
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class ScriptedSource:
 def receive(direct: Direct, server: ScriptedServer, source: ScriptedSource) -> Any:
     """Receive version 3. Any: a receipt."""
     checked: list[WeightManifest] = []
-    return asyncio.run(direct.receive(cast(SupervisedServer, server), source, 3, checked.append))
+    return asyncio.run(direct.receive(cast(ServerLifecycle, server), source, 3, checked.append))
 
 
 def test_an_update_begins_and_ends() -> None:
@@ -122,7 +122,7 @@ def test_tensors_are_announced_in_the_order_they_are_sent() -> None:
 
 
 def test_the_group_is_kept_while_the_sender_keeps_it() -> None:
-    """Joining again costs a meeting of all ranks."""
+    """Joining again costs a new process group of all ranks."""
     direct, server = Direct(1, "cpu"), ScriptedServer(WHOLE)
     sources = [ScriptedSource(), ScriptedSource(), ScriptedSource(group="two")]
     for source in sources:
@@ -156,7 +156,7 @@ def test_an_abort_before_the_commit_costs_the_server() -> None:
     direct, server = Direct(1, "cpu"), ScriptedServer(WHOLE)
     receive(direct, server, ScriptedSource())
     for _ in range(2):
-        asyncio.run(direct.abort(cast(SupervisedServer, server)))
+        asyncio.run(direct.abort(cast(ServerLifecycle, server)))
 
     assert server.replaced == 1
     assert direct.taken(3) is None

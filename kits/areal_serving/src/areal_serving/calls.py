@@ -20,7 +20,7 @@ from areal_core.contract.inference import GenerationRequest, PauseMode
 from areal_serving.dialect import Call, Dialect, Reply
 from areal_serving.http import Api, ServerAnswer, ServerGone
 from areal_serving.outputs import NOTHING
-from areal_serving.server_lifecycle import MAX_ATTEMPTS, SupervisedServer
+from areal_serving.server_lifecycle import MAX_ATTEMPTS, ServerLifecycle
 from areal_serving.work import Work
 
 _AGAIN_S = 0.05
@@ -51,7 +51,7 @@ class Calls:
     def __init__(
         self,
         dialect: Dialect,
-        server: SupervisedServer,
+        server: ServerLifecycle,
         state: State,
         work: Work,
         *,

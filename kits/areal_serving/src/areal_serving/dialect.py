@@ -1,6 +1,6 @@
 """How one kind of generation server is spoken to; everything else about serving is shared (`engine`).
 
-A dialect is stateless: it builds commands and bodies, and reads answers. It is told what to do, never when.
+A dialect is stateless: it builds commands and payloads, and reads answers. It is told what to do, never when.
 
 Knows: nothing of any server; it is the seam.
 Does not know: processes, pauses, versions, retries (`engine`, `server`), or where weights lie (`staging`).

@@ -1,7 +1,7 @@
 """The inference contract over any server that has a dialect.
 
 Knows: which calls are allowed when, and what exists between start and close.
-Does not know: routes and bodies (`dialect`), processes (`supervision`), requests on their way (`calls`),
+Does not know: routes and payloads (`dialect`), processes (`server_lifecycle`), requests on their way (`calls`),
 how weights are staged and loaded (`updates`).
 """
 
@@ -34,7 +34,7 @@ from areal_serving.model import ServedModel
 from areal_serving.options import ServedOptions
 from areal_serving.outputs import NOTHING, cut_at_stop, generation_of
 from areal_serving.requests import check_request
-from areal_serving.server_lifecycle import SupervisedServer
+from areal_serving.server_lifecycle import ServerLifecycle
 from areal_serving.slots import Interrupted, Slots
 from areal_serving.staging import Staging
 from areal_serving.updates import Updates
@@ -50,7 +50,7 @@ class Running:
 
     model: ServedModel
     facts: ServerFacts
-    server: SupervisedServer
+    server: ServerLifecycle
     slots: Slots
     calls: Calls
     updates: Updates
@@ -196,7 +196,7 @@ class ServedEngine:
         running, counts = self._require(), self._counts
         api = running.server.serving
         if api is not None:
-            with contextlib.suppress(ServerGone, ServerAnswer, TimeoutError):  # the supervision sees to it
+            with contextlib.suppress(ServerGone, ServerAnswer, TimeoutError):  # the server's watch sees to it
                 async with asyncio.timeout(STATUS_TIMEOUT_S):
                     gauges = await self._dialect.gauges(api)
                 if api is running.server.serving:
@@ -246,7 +246,7 @@ class ServedEngine:
         model = await asyncio.to_thread(ServedModel.of, spec.model_path)
         options, slots = self._options, Slots(spec.max_concurrent)
         python = "" if options.url else await asyncio.to_thread(self._python, spec)
-        server = SupervisedServer(
+        server = ServerLifecycle(
             self._dialect,
             spec,
             options,

@@ -1,7 +1,7 @@
 """One server from command to first answer.
 
 Knows: ports, keys, how long a start may take, whose fault a failed one is.
-Does not know: what happens to the server afterwards (`supervision`).
+Does not know: what happens to the server afterwards (`server_lifecycle`).
 """
 
 from __future__ import annotations

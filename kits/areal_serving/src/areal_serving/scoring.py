@@ -1,7 +1,7 @@
 """Log-probs of given tokens, from a server whose weights may change while it computes them.
 
 Knows: what is checked before anything is sent, and when an answer is void.
-Does not know: routes and bodies; the backend asks.
+Does not know: routes and payloads; the backend asks.
 """
 
 from __future__ import annotations

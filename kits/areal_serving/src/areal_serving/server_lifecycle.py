@@ -33,7 +33,7 @@ _LOOKS = 10
 """How often within `hang_timeout_s` a server is asked for a sign of life."""
 
 
-class SupervisedServer:
+class ServerLifecycle:
     """Keeps one server running. Everything is called in one event loop.
 
     Args:

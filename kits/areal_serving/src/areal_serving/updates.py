@@ -21,7 +21,7 @@ from areal_serving.calls import State
 from areal_serving.dialect import Dialect
 from areal_serving.http import Api
 from areal_serving.options import CacheOnUpdate
-from areal_serving.server_lifecycle import SupervisedServer
+from areal_serving.server_lifecycle import ServerLifecycle
 from areal_serving.slots import Slots
 from areal_serving.staging import StagedWeights, Staging
 
@@ -46,7 +46,7 @@ class Updates:
     def __init__(
         self,
         dialect: Dialect,
-        server: SupervisedServer,
+        server: ServerLifecycle,
         state: State,
         slots: Slots,
         *,

@@ -39,16 +39,16 @@ class Experts:
     """The class of a router whose choice cannot be replaced."""
 
 
-def obey_routes(model: Model) -> Experts:
+def replay_routing(model: Model) -> Experts:
     """Let the routers of a model take the routes its forward pass is given as `routes`; without them they choose."""
     layers = [module for module in model.modules() if _router_of(module) is not None]
     if not layers:
         return Experts(unknown=_unknown_router(model))
     for place, layer in enumerate(layers):
         router = _router_of(layer)
-        seat = _Seat(place=place)
-        layer.self_attn.register_forward_pre_hook(seat.take, with_kwargs=True)
-        router.register_forward_hook(seat.route)
+        routes = _RouterHook(place=place)
+        layer.self_attn.register_forward_pre_hook(routes.take, with_kwargs=True)
+        router.register_forward_hook(routes.route)
     return Experts(num_layers=len(layers), num_experts=router.num_experts, per_token=router.top_k)
 
 
@@ -121,23 +121,39 @@ def _check_rows(routes_TLK: Tensor, experts: Experts) -> None:
 
 
 @define(kw_only=True, eq=False)
-class _Seat:
-    """Holds one layer's routes from its attention to its router. Any: modules of transformers."""
+class LayerRoutes:
+    """Holds the routes of the `place`-th layer with experts, from its attention to its router.
+
+    For engines with routers of their own: call `keep` where a pass over the layer begins, again where it is recomputed,
+    and `chosen` where the router picks its experts.
+    """
 
     place: int
     routes_TK: Tensor | None = None
 
+    def keep(self, routes_TLK: Tensor | None) -> None:
+        """Keep the routes of this pass, or that there are none."""
+        self.routes_TK = None if routes_TLK is None else routes_TLK[:, self.place]
+
+    def chosen(self, own_TK: Tensor) -> Tensor:
+        """Return the experts of each token: those recorded, and the router's own choice in rows of -1."""
+        return own_TK if self.routes_TK is None else torch.where(self.routes_TK < 0, own_TK, self.routes_TK)
+
+
+@define(kw_only=True, eq=False)
+class _RouterHook(LayerRoutes):
+    """Hooks of transformers' modules. Any, here and below: what hooks are given."""
+
     def take(self, attention: Any, inputs: Any, keywords: dict[str, Any]) -> None:
         """Keep the routes of this pass, or that there are none."""
-        routes = keywords.get(KEYWORD)
-        self.routes_TK = None if routes is None else routes[:, self.place]
+        self.keep(keywords.get(KEYWORD))
 
     def route(self, router: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, weights and experts of each token; rows of -1 are the router's own choice."""
         if self.routes_TK is None:
             return output
         logits_TE, own_TK, chosen_TK = output
-        chosen_TK = torch.where(self.routes_TK < 0, chosen_TK, self.routes_TK)
+        chosen_TK = self.chosen(chosen_TK)
         weights_TK = logits_TE.softmax(-1, dtype=torch.float32).gather(1, chosen_TK)
         if getattr(router, "norm_topk_prob", True):
             weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)

@@ -124,7 +124,7 @@ def _run_lengths(mark: Tensor) -> list[int]:
 
 
 @frozen(eq=False)
-class Eyes:
+class VisionTower:
     """The part of a model that sees: what its language model is given in place of token ids.
 
     Every pass runs the vision tower, on a grey square if there are no images: where it is sharded, ranks gather its
@@ -204,9 +204,9 @@ def _nothing(features: list[Tensor]) -> Tensor:
     return torch.stack([feature.sum() for feature in features]).sum() * 0.0
 
 
-def seen_inputs(eyes: Eyes | None, batch: Batch, packing: Packing) -> Mapping[str, Any]:
-    """Return what a model's layers are given for a batch: token ids, or what eyes make of them."""
-    if eyes is not None:
-        return eyes.inputs(batch, packing)
+def seen_inputs(tower: VisionTower | None, batch: Batch, packing: Packing) -> Mapping[str, Any]:
+    """Return what a model's layers are given for a batch: token ids, or what the vision tower makes of them."""
+    if tower is not None:
+        return tower.inputs(batch, packing)
     ids, part = packing.filled(batch.tokens["input_ids"]), packing.part
     return {"input_ids": ids[part][None], "position_ids": packing.positions[part][None]}

@@ -20,7 +20,7 @@ from areal_core.contract.train import Head, Output
 from areal_torch.attention import Packing
 from areal_torch.context import ContextRanks
 from areal_torch.experts import routes_of
-from areal_torch.images import Eyes, Vision, seen_inputs
+from areal_torch.images import Vision, VisionTower, seen_inputs
 from areal_torch.layout import largest_share
 from areal_torch.logprobs import logprobs_and_entropy
 
@@ -59,7 +59,7 @@ class PackedModel(nn.Module):
         self.vocabulary = vocabulary
         self.context = context
         vision = Vision.of(hf.config)
-        self.eyes = Eyes(hf.base_model, vision) if vision else None
+        self.vision_tower = VisionTower(hf.base_model, vision) if vision else None
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> dict[str, Tensor]:
         """Compute columns for the tokens of `batch`, which is on the model's device and not empty.
@@ -72,7 +72,7 @@ class PackedModel(nn.Module):
         input_ids, part = batch.tokens["input_ids"], packing.part
         with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
             hidden = self._layers(
-                **seen_inputs(self.eyes, batch, packing),
+                **seen_inputs(self.vision_tower, batch, packing),
                 attention_mask=None,
                 use_cache=False,
                 packing=packing,
@@ -96,7 +96,7 @@ class PackedModel(nn.Module):
     @property
     def _layers(self) -> Any:  # Any: as `hf`
         base = self.hf.base_model
-        return base if self.eyes is None else base.language_model
+        return base if self.vision_tower is None else base.language_model
 
     def _values(self, hidden: Tensor) -> Tensor:
         score = self.hf.score

@@ -1,4 +1,4 @@
-"""How the ranks of one role meet in a process group, and how they part.
+"""How the ranks of one role form a process group, and how they leave it.
 
 Knows: rendezvous addresses, the collective library of each device.
 Does not know: what the ranks do together.
@@ -24,23 +24,23 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 def join(rank: RankContext, layout: Mapping[str, int]) -> ProcessRanks:
-    """Meet the other ranks of the role, on the address given and nowhere else. Collective.
+    """Form a process group with the other ranks of the role, on the address given and nowhere else. Collective.
 
     Raises:
-        ResourceError: they cannot be met.
+        ResourceError: they cannot be reached.
     """
     timeout = timedelta(seconds=rank.timeout_s)
     try:
         dist.init_process_group(
             DISTRIBUTED_BACKENDS[rank.device],
-            **_meeting_point(rank, timeout),
+            **_init_method(rank, timeout),
             rank=rank.rank,
             world_size=rank.world_size,
             timeout=timeout,
         )
     except (dist.DistError, OSError) as error:
         raise ResourceError(
-            f"rank {rank.rank} of {rank.world_size} cannot meet the others at {rank.init_method}",
+            f"rank {rank.rank} of {rank.world_size} cannot reach the others at {rank.init_method}",
             why=str(error).splitlines()[0],
             fix="if another program took the port, start the run again: it chooses a new one; or look at: ss -ltn",
         ) from error
@@ -50,8 +50,8 @@ def join(rank: RankContext, layout: Mapping[str, int]) -> ProcessRanks:
     )
 
 
-def _meeting_point(rank: RankContext, timeout: timedelta) -> dict[str, Any]:  # Any: keywords of init_process_group
-    """Return where the ranks meet. Torch's own `tcp://` store would listen on every interface of the machine."""
+def _init_method(rank: RankContext, timeout: timedelta) -> dict[str, Any]:  # Any: keywords of init_process_group
+    """Return how the ranks find each other. Torch's own `tcp://` store would listen on every interface."""
     address = urlparse(rank.init_method)
     if address.scheme != "tcp" or address.hostname is None or address.port is None:
         return {"init_method": rank.init_method}
@@ -71,7 +71,7 @@ def _meeting_point(rank: RankContext, timeout: timedelta) -> dict[str, Any]:  # 
 
 
 def leave(group: ProcessRanks) -> None:
-    """Destroy the process group. gloo aborts now and then when ranks leave one by one, so they meet first."""
+    """Destroy the process group. gloo may abort when ranks leave one by one, so they wait for each other first."""
     try:
         dist.monitored_barrier(group.control, timeout=timedelta(seconds=_CLOSE_TIMEOUT_S))
     except RuntimeError:

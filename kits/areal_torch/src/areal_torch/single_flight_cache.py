@@ -19,8 +19,8 @@ class SingleFlightCache(Generic[V]):
     """A bounded cache for threads. Whoever asks for what another is making waits for it; a failure is not kept.
 
     Example:
-        kept = SingleFlightCache(limit=1 << 30, size=len)
-        data = kept.get("cat.png", lambda: Path("cat.png").read_bytes())
+        cache = SingleFlightCache(limit=1 << 30, size=len)
+        data = cache.get("cat.png", lambda: Path("cat.png").read_bytes())
     """
 
     def __init__(self, limit: int, size: Callable[[V], int] = lambda _: 1) -> None:

@@ -22,7 +22,7 @@ from areal_fsdp.config import FSDPConfig
 from areal_torch import hf, lora
 from areal_torch.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
-from areal_torch.experts import obey_routes
+from areal_torch.experts import replay_routing
 from areal_torch.export import Exporter, FolderWeights
 from areal_torch.group import ProcessRanks, agree
 from areal_torch.images import Vision
@@ -112,7 +112,7 @@ class FSDPEngine(TrainerEngine):
     ) -> tuple[Trainer, hf.Model]:
         """Cut an empty model over tensor ranks, then over the others; fill it from rank 0, which alone read weights."""
         model, source, adapter_facts = _load(group, spec, layout)
-        experts = obey_routes(model)
+        experts = replay_routing(model)
         lora.select_trained(model.train(), frozen=spec.optimizer is None)
         if self._config.activation_checkpointing:
             hf.recompute_activations(model)

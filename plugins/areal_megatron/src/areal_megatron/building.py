@@ -28,7 +28,7 @@ from areal_megatron.names import Parameter, native_names, parameters_of
 from areal_megatron.pipeline import ScheduledModel
 from areal_megatron.ranks import Ranks
 from areal_megatron.rotary import Rotary
-from areal_megatron.routes import obey
+from areal_megatron.routes import replay_routing
 from areal_megatron.sharding import Held
 from areal_megatron.stage import Stage
 from areal_megatron.weights import MegatronWeights
@@ -246,7 +246,7 @@ def _stage(
         fitting.layers_of(ranks.place["p"], turn, shape, pipeline, config), model.decoder.layers, strict=True
     ):
         if number in shape.mixtures:
-            obey(layer, sorted(shape.mixtures).index(number))
+            replay_routing(layer, sorted(shape.mixtures).index(number))
     model.train().requires_grad_(spec.optimizer is not None)
     return Stage(model=model, shape=shape, rotary=blueprint.rotary, ranks=ranks, temperature=spec.temperature)
 

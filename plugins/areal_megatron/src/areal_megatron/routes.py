@@ -12,29 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from attrs import define
 from torch import Tensor
 
+from areal_torch.experts import LayerRoutes
 
-def obey(layer: Any, place: int) -> None:
+
+def replay_routing(layer: Any, place: int) -> None:
     """Let the router of a layer take the routes its pass has, of the `place`-th layer with experts. Any: megatron."""
-    seat = _Seat(place=place)
-    layer.self_attention.register_forward_pre_hook(seat.take, with_kwargs=True)
-    layer.mlp.router.router_replay = seat
+    routes = _RouterReplay(place=place)
+    layer.self_attention.register_forward_pre_hook(routes.take, with_kwargs=True)
+    layer.mlp.router.router_replay = routes
 
 
 @define(kw_only=True, eq=False)
-class _Seat:
-    """Holds one layer's routes from its attention to its router."""
-
-    place: int
-    routes_TK: Tensor | None = None
+class _RouterReplay(LayerRoutes):
+    """One layer's routes as Megatron's router asks for them. Any: what hooks are given."""
 
     def take(self, attention: Any, inputs: Any, keywords: dict[str, Any]) -> None:
-        """Keep the routes of this pass, or that there are none. Any: what hooks are given."""
-        routes = keywords["packed_seq_params"].routes
-        self.routes_TK = None if routes is None else routes[:, self.place]
+        """Keep the routes of this pass, or that there are none."""
+        self.keep(keywords["packed_seq_params"].routes)
 
     def get_replay_topk(
         self,
@@ -48,5 +45,5 @@ class _Seat:
         own_TK, chosen_TK = choose(scores_TE, topk, num_groups=num_groups, group_topk=group_topk)
         if self.routes_TK is None:
             return own_TK, chosen_TK
-        chosen_TK = torch.where(self.routes_TK < 0, chosen_TK, self.routes_TK)
+        chosen_TK = self.chosen(chosen_TK)
         return scores_TE.gather(1, chosen_TK), chosen_TK

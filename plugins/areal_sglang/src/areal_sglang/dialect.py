@@ -1,6 +1,6 @@
 """How an SGLang server is spoken to, version 0.5.23 with the hooks of `inside`.
 
-Knows: routes, bodies and answers, and what each answer means.
+Knows: routes, payloads and answers, and what each answer means.
 Does not know: processes, pauses, versions, retries (`areal_serving.engine`).
 """
 

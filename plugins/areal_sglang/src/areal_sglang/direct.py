@@ -1,6 +1,6 @@
 """Weights that the server's own ranks take from the sender's broadcasts and load as they come, without a host copy.
 
-Knows: SGLang's routes for a weight-update group, the seats of a streamed transfer.
+Knows: SGLang's routes for a weight-update group, the slots of a streamed transfer.
 Does not know: pauses, or which version serves (`engine`).
 """
 
@@ -16,17 +16,17 @@ from attrs import frozen
 from areal_core.contract.errors import CoverageError, FingerprintMismatch, WeightSyncError
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_serving.http import Api
-from areal_serving.server_lifecycle import SupervisedServer
+from areal_serving.server_lifecycle import ServerLifecycle
 from areal_serving.weights import bucket_specs, num_bytes
 from areal_sglang.asking import ask
 from areal_sglang.dialect import flush
-from areal_torch.collective.rank_slot import Seat, SeatedSource
+from areal_torch.collective.rank_slot import RankSlot, SlotSource
 
 _BUCKET_BYTES = 512 * 2**20
 """Held beside the weights while they are loaded."""
 
 
-class SeatedWeights(WeightSource, SeatedSource, Protocol):
+class SlotWeightSource(WeightSource, SlotSource, Protocol):
     """A source whose sender streams to the ranks of an engine."""
 
 
@@ -46,13 +46,13 @@ class Direct:
         self._device = device
         self._group = ""
         self._group_of: Api | None = None
-        self._arriving: SeatedWeights | None = None
+        self._arriving: SlotWeightSource | None = None
         self._taken: Taken | None = None
 
     async def receive(
         self,
-        server: SupervisedServer,
-        source: SeatedWeights,
+        server: ServerLifecycle,
+        source: SlotWeightSource,
         version: int,
         check: Callable[[WeightManifest], None],
     ) -> Receipt:
@@ -90,7 +90,7 @@ class Direct:
         self._taken = None
         return taken
 
-    async def abort(self, server: SupervisedServer) -> None:
+    async def abort(self, server: ServerLifecycle) -> None:
         """End what arrives; replace the server whose old weights are gone. Idempotent."""
         if self._arriving is not None:
             self._arriving.close()
@@ -98,27 +98,27 @@ class Direct:
         if taken is not None:
             await server.replace(taken.api)
 
-    async def _take(self, api: Api, source: SeatedWeights, manifest: WeightManifest, held: str) -> str:
-        seat = await asyncio.to_thread(source.seat, self._ranks, device=self._device, held=held)
-        if seat.group_name != held:
-            await _join(api, seat, held)
-        await api.post("/begin_weight_update", {"selector": "all"}, timeout_s=seat.timeout_s)
+    async def _take(self, api: Api, source: SlotWeightSource, manifest: WeightManifest, held: str) -> str:
+        slot = await asyncio.to_thread(source.take_slot, self._ranks, device=self._device, held=held)
+        if slot.group_name != held:
+            await _join(api, slot, held)
+        await api.post("/begin_weight_update", {"selector": "all"}, timeout_s=slot.timeout_s)
         for bucket in bucket_specs(manifest.tensors, _BUCKET_BYTES):
             body = {
                 "names": [spec.name for spec in bucket],
                 "dtypes": [spec.dtype for spec in bucket],
                 "shapes": [list(spec.shape) for spec in bucket],
-                "group_name": seat.group_name,
+                "group_name": slot.group_name,
                 "flush_cache": False,
                 "abort_all_requests": False,
             }
-            await api.post("/update_weights_from_distributed", body, timeout_s=seat.timeout_s)
-        await api.post("/end_weight_update", {}, timeout_s=seat.timeout_s)
+            await api.post("/update_weights_from_distributed", body, timeout_s=slot.timeout_s)
+        await api.post("/end_weight_update", {}, timeout_s=slot.timeout_s)
         await asyncio.to_thread(source.wait_finished)
-        return seat.group_name
+        return slot.group_name
 
 
-def _announced(source: SeatedWeights) -> WeightManifest:
+def _announced(source: SlotWeightSource) -> WeightManifest:
     """Wait for what the sender announces."""
     return source.manifest
 
@@ -148,15 +148,15 @@ async def _received(api: Api) -> Mapping[str, str]:
     return first
 
 
-async def _join(api: Api, seat: Seat, held: str) -> None:
+async def _join(api: Api, slot: RankSlot, held: str) -> None:
     if held:
         await api.post("/destroy_weights_update_group", {"group_name": held})
     body = {
-        "master_address": seat.address,
-        "master_port": seat.port,
-        "rank_offset": seat.first_rank,
-        "world_size": seat.world_size,
-        "group_name": seat.group_name,
-        "backend": seat.backend,
+        "master_address": slot.address,
+        "master_port": slot.port,
+        "rank_offset": slot.first_rank,
+        "world_size": slot.world_size,
+        "group_name": slot.group_name,
+        "backend": slot.backend,
     }
-    await api.post("/init_weights_update_group", body, timeout_s=seat.timeout_s)
+    await api.post("/init_weights_update_group", body, timeout_s=slot.timeout_s)

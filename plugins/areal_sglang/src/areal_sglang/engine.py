@@ -1,7 +1,7 @@
 """The inference contract over SGLang servers, and the optional abilities they have.
 
 Knows: scoring, adapters, sleep, tool calls as SGLang offers them.
-Does not know: everything all servers share (`areal_serving.engine`), bodies (`bodies`), routes (`dialect`).
+Does not know: everything all servers share (`areal_serving.engine`), payloads (`payloads`), routes (`dialect`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from areal_serving.scoring import scores
 from areal_sglang.adapter import completed
 from areal_sglang.config import SGLangConfig
 from areal_sglang.dialect import SGLangDialect
-from areal_sglang.direct import Direct, SeatedWeights, stamp
+from areal_sglang.direct import Direct, SlotWeightSource, stamp
 from areal_sglang.manifest import MANIFEST
 from areal_sglang.payloads import score_body, scores_of, server_name
-from areal_torch.collective.rank_slot import SeatedSource
+from areal_torch.collective.rank_slot import SlotSource
 
 _MEMORY_TIMEOUT_S = 300.0
 _ADAPTER_TIMEOUT_S = 300.0
@@ -92,12 +92,12 @@ class SGLangEngine(ServedEngine):
         return await self._adapting.generated(request, super().generate)
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        """Stage one version; with `direct`, and a source that has seats, load it into a paused server as it comes.
+        """Stage one version; with `direct`, and a source that has slots, load it into a paused server as it comes.
 
         Raises:
             CoverageError, VersionRegressed, WeightSyncError: what serves is untouched, or the server is started again.
         """
-        if not self._config.direct or not isinstance(source, SeatedSource):
+        if not self._config.direct or not isinstance(source, SlotSource):
             return await super().receive_weights(source, version)
         try:
             return await self._work.alone(self._take(source, version))
@@ -198,7 +198,7 @@ class SGLangEngine(ServedEngine):
         calls = [ToolCall(name=call["name"], arguments=call["parameters"]) for call in answer["calls"]]
         return ToolParse(content=answer["normal_text"], calls=calls)
 
-    async def _take(self, source: SeatedWeights, version: int) -> Receipt:
+    async def _take(self, source: SlotWeightSource, version: int) -> Receipt:
         running, served = self._require(), self._state.version
         if version <= served:
             raise VersionRegressed(

@@ -1,4 +1,4 @@
-"""Bodies of /generate, and what its answers say.
+"""Payloads of /generate, and what its answers say.
 
 Knows: SGLang's names for sampling parameters, the form of `meta_info`.
 Does not know: routes, or when anything is sent.

@@ -1,7 +1,7 @@
 """How a vLLM server is spoken to, 0.32 and 0.33.
 
 Knows: routes, in which order they are called, what their answers mean.
-Does not know: bodies (`bodies`), the command (`command`), when anything is asked (`areal_serving.engine`).
+Does not know: payloads (`payloads`), the command (`command`), when anything is asked (`areal_serving.engine`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from areal_core.contract.weights import Receipt, WeightManifest
 from areal_serving.http import Api
 from areal_serving.model import ServedModel
 from areal_serving.weights import num_bytes
-from areal_torch.collective.rank_slot import SeatedSource
+from areal_torch.collective.rank_slot import SlotSource
 from areal_vllm.dialect import FORGET_IMAGES, rpc
 
 
@@ -34,7 +34,7 @@ class DirectTransfer:
         """The model is open or half overwritten: only `finish`, or another server, makes it whole."""
 
     async def receive(
-        self, api: Api, source: SeatedSource, manifest: WeightManifest, *, model: ServedModel, served: int
+        self, api: Api, source: SlotSource, manifest: WeightManifest, *, model: ServedModel, served: int
     ) -> Receipt:
         """Have every worker take part, and load what comes.
 
@@ -71,15 +71,15 @@ class DirectTransfer:
             await api.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
         self.version, self.touched = None, False
 
-    async def _join(self, api: Api, source: SeatedSource) -> None:
+    async def _join(self, api: Api, source: SlotSource) -> None:
         workers = await rpc(api, "areal_prepare")
         place, held = workers[0]["place"], self._group
-        seat = await asyncio.to_thread(lambda: source.seat(len(workers), device=place, held=held))
-        if seat.group_name != held:
+        slot = await asyncio.to_thread(lambda: source.take_slot(len(workers), device=place, held=held))
+        if slot.group_name != held:
             self._group = ""
-            info = {"init_info": attrs.asdict(seat)}
-            await api.post("/init_weight_transfer_engine", info, timeout_s=seat.timeout_s)
-            self._group = seat.group_name
+            info = {"init_info": attrs.asdict(slot)}
+            await api.post("/init_weight_transfer_engine", info, timeout_s=slot.timeout_s)
+            self._group = slot.group_name
 
 
 def _update_info(manifest: WeightManifest) -> dict[str, Any]:

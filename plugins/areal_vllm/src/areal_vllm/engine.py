@@ -1,7 +1,7 @@
 """The inference contract over vLLM servers, and the optional abilities they have.
 
 Knows: scoring, adapters, sleep, tool calls as vLLM offers them.
-Does not know: everything all servers share (`areal_serving.engine`), bodies (`bodies`), routes (`dialect`).
+Does not know: everything all servers share (`areal_serving.engine`), payloads (`payloads`), routes (`dialect`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from areal_serving.images import check_images
 from areal_serving.options import CacheOnUpdate
 from areal_serving.requests import refuse_extras
 from areal_serving.scoring import scores
-from areal_torch.collective.rank_slot import SeatedSource
+from areal_torch.collective.rank_slot import SlotSource
 from areal_vllm.config import VLLMConfig
 from areal_vllm.dialect import GENERATE, VLLMDialect
 from areal_vllm.direct import DirectTransfer
@@ -72,7 +72,7 @@ class VLLMEngine(ServedEngine):
         Raises:
             CoverageError, VersionRegressed, WeightSyncError: as the contract says.
         """
-        if not (self._config.direct and isinstance(source, SeatedSource)):
+        if not (self._config.direct and isinstance(source, SlotSource)):
             return await super().receive_weights(source, version)
         running = self._require()
         api = await running.server.api()

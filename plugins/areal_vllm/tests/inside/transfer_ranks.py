@@ -1,4 +1,4 @@
-"""A sender and a vLLM worker that takes a seat in its group: `transfer_ranks.py RANK WORLD FOLDER`.
+"""A sender and a vLLM worker that takes a slot in its group: `transfer_ranks.py RANK WORLD FOLDER`.
 
 Rank 0 is the controller and the sender, rank 1 what one vLLM worker does. The worker's side is ours, unchanged, over
 the few classes of vLLM it is made of, written here after vLLM 0.32. AREAL_TEST_DEVICE is where both have their
@@ -122,7 +122,7 @@ def send(folder: Path) -> dict[str, Any]:
         prints = dict(sink.finish().fingerprints)
         kept = transport._keeper._kept
         assert kept is not None
-        out[str(version)] = {"fingerprints": prints, "backend": kept.seat.backend, "group": kept.seat.group_name}
+        out[str(version)] = {"fingerprints": prints, "backend": kept.slot.backend, "group": kept.slot.group_name}
         hear(folder, f"taken-{version}")
         transport.release(offer)
     transport.close()
@@ -132,11 +132,11 @@ def send(folder: Path) -> dict[str, Any]:
 def serve(folder: Path) -> dict[str, Any]:
     """Take both versions into a model on the device; return what its parameters are."""
     stand_in()
-    from areal_vllm.inside.transfer import SeatedWeightTransferEngine
+    from areal_vllm.inside.transfer import GroupWeightTransferEngine
     from areal_vllm.inside.worker import WorkerExtension, place
 
     model = Model().to(DEVICE)
-    engine: Any = SeatedWeightTransferEngine(torch.device(DEVICE), model)  # Any: its base is the one above
+    engine: Any = GroupWeightTransferEngine(torch.device(DEVICE), model)  # Any: its base is the one above
     worker = WorkerExtension()
     worker.weight_transfer_engine = engine
     transport, held = CollectiveTransport(), ""
@@ -144,10 +144,10 @@ def serve(folder: Path) -> dict[str, Any]:
     for version in (1, 2):
         source = transport.source(Offer(**hear(folder, f"offer-{version}")))
         specs = source.manifest.tensors
-        seat = source.seat(1, device=place(), held=held)
-        if seat.group_name != held:
-            engine.init_transfer_engine(engine.parse_init_info(attrs.asdict(seat)))
-            held = seat.group_name
+        slot = source.take_slot(1, device=place(), held=held)
+        if slot.group_name != held:
+            engine.init_transfer_engine(engine.parse_init_info(attrs.asdict(slot)))
+            held = slot.group_name
         engine.start_weight_update()
         engine.update_weights(
             {

@@ -22,7 +22,7 @@ from areal_local.transports.collective_source import CollectiveSource, Keeper
 from areal_proof.mutants import mutant
 from areal_proof.mutants.weight_parts import PassingSource
 from areal_torch.collective.group import Group
-from areal_torch.collective.rendezvous import Board
+from areal_torch.collective.rendezvous import Rendezvous
 
 
 @mutant("transport/collective", killers=("transport.stream.sender_stops",))
@@ -34,7 +34,7 @@ class DoneWithTheLastByte(CollectiveTransport):
             def wait_finished(self) -> None:
                 self._done = True
 
-        return Source(Board(offer, self._lines), offer, self._keeper)
+        return Source(Rendezvous(offer, self._connections), offer, self._keeper)
 
 
 @mutant("transport/collective", killers=("transport.stream.sender_killed", "transport.stream.sender_stops"))
@@ -96,7 +96,7 @@ class SendsIntoTheVoid(CollectiveTransport):
 
     def sink(self, offer: Offer) -> CheckedSink:
         return CheckedSink(
-            _Deaf(Board(offer, self._lines), offer, self._keeper), version=offer.version, bucket_bytes=1000
+            _Deaf(Rendezvous(offer, self._connections), offer, self._keeper), version=offer.version, bucket_bytes=1000
         )
 
 
@@ -125,7 +125,7 @@ class ReleasesInSilence(CollectiveTransport):
     """`release` tells nobody: who waits, waits until its own timeout."""
 
     def release(self, offer: Offer) -> None:
-        """Leave the board as it is; `close` takes all of them."""
+        """Leave the rendezvous as it is; `close` takes all of them."""
 
 
 @mutant("transport/collective", killers=("transport.stream.clean",))

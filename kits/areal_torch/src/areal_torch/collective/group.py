@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from areal_core.contract.errors import WeightSyncError
-from areal_torch.collective.rank_slot import Seat
+from areal_torch.collective.rank_slot import RankSlot
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 _LOOK_S = 0.0005
@@ -35,13 +35,13 @@ class Group:
             group is of no use afterwards.
     """
 
-    def __init__(self, seat: Seat, store: Store) -> None:
-        self.seat = seat
-        kind = _DEVICES[seat.backend]
+    def __init__(self, slot: RankSlot, store: Store) -> None:
+        self.slot = slot
+        kind = _DEVICES[slot.backend]
         # The keys of `init_custom_process_group`, as engines have it: one prefix from it, two from torch.
-        inner = PrefixStore(seat.group_name, store)
-        inner = PrefixStore(f"{kind}/", PrefixStore(f"{seat.group_name}/", inner))
-        self._group: Any = _make(seat, inner)  # Any: backends have no common typed base
+        inner = PrefixStore(slot.group_name, store)
+        inner = PrefixStore(f"{kind}/", PrefixStore(f"{slot.group_name}/", inner))
+        self._group: Any = _make(slot, inner)  # Any: backends have no common typed base
         self.device = torch.device(kind)
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
@@ -52,11 +52,11 @@ class Group:
         if self.device.type == "cpu":
             work.wait()
             return
-        deadline = time.monotonic() + self.seat.timeout_s
+        deadline = time.monotonic() + self.slot.timeout_s
         while not work.is_completed():
             # Waiting on a device stream would not end if the other side is gone.
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no broadcast within {self.seat.timeout_s:g} s")
+                raise RuntimeError(f"no broadcast within {self.slot.timeout_s:g} s")
             time.sleep(_LOOK_S)
         error = work.exception()  # a broadcast that failed is completed, too
         if error is not None:
@@ -68,10 +68,10 @@ class Group:
         group, self._group = self._group, None
         if group is None:
             return
-        if self.seat.backend == "hccl":
+        if self.slot.backend == "hccl":
             # torch_npu's group has torch's own abort, which does nothing; what lies unfinished would end the process.
             group.clear_workmeta_list()
-            group.abort_hccl_comm(f"left {self.seat.group_name}")
+            group.abort_hccl_comm(f"left {self.slot.group_name}")
             group.shutdown()
         else:
             group.abort()
@@ -114,16 +114,16 @@ def choose(wanted: str, places: Sequence[str]) -> str:
     return wanted
 
 
-def _make(seat: Seat, store: Store) -> Any:
+def _make(slot: RankSlot, store: Store) -> Any:
     gloo: Any = dist.ProcessGroupGloo  # Any: torch has no stub for its options
-    timeout = timedelta(seconds=seat.timeout_s)
-    rank, size = seat.first_rank, seat.world_size
-    if seat.backend == "gloo":
+    timeout = timedelta(seconds=slot.timeout_s)
+    rank, size = slot.first_rank, slot.world_size
+    if slot.backend == "gloo":
         options = gloo._Options()
         options._timeout = timeout
-        options._devices = [gloo.create_device(hostname=_address(seat))]
+        options._devices = [gloo.create_device(hostname=_address(slot))]
         return gloo(store, rank, size, options)
-    if seat.backend == "nccl":
+    if slot.backend == "nccl":
         if not dist.is_nccl_available():
             raise RuntimeError("the torch of this process was built without NCCL")
         options = dist.ProcessGroupNCCL.Options()
@@ -135,13 +135,13 @@ def _make(seat: Seat, store: Store) -> Any:
         raise RuntimeError(f"HCCL comes with torch_npu, which this process cannot import: {error}") from error
     options = ProcessGroupHCCL.Options()
     options._timeout = timeout * _WATCHDOGS_PATIENCE
-    options.group_id = seat.group_name
+    options.group_id = slot.group_name
     options.global_ranks_in_group = list(range(size))  # without ranks it would take the default group's place
     return ProcessGroupHCCL(store, rank, size, options)
 
 
-def _address(seat: Seat) -> str:
+def _address(slot: RankSlot) -> str:
     """Return this machine's address on the network that leads to the controller."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((seat.address, seat.port))  # sends nothing: the kernel picks the interface
+        probe.connect((slot.address, slot.port))  # sends nothing: the kernel picks the interface
         return str(probe.getsockname()[0])

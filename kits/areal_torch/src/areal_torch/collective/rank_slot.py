@@ -12,15 +12,15 @@ from attrs import frozen
 
 
 @frozen(kw_only=True)
-class Seat:
+class RankSlot:
     """Ranks [first_rank, first_rank + num_ranks) of a group of `world_size`; rank 0 sends.
 
     The group is the one `torch.distributed.init_process_group(backend, init_method="tcp://address:port", ...)` makes
     in a store under the prefix `group_name`, with that group name: what SGLang's `init_weights_update_group` does.
     In it every tensor of the manifest is one broadcast from rank 0, in the announced order.
 
-    Example: Seat(address="127.0.0.1", port=40123, group_name="areal-1f0c", backend="gloo", first_rank=1, num_ranks=2,
-        world_size=4, timeout_s=60.0)
+    Example: RankSlot(address="127.0.0.1", port=40123, group_name="areal-1f0c", backend="gloo", first_rank=1,
+        num_ranks=2, world_size=4, timeout_s=60.0)
     """
 
     address: str
@@ -34,17 +34,17 @@ class Seat:
 
 
 @runtime_checkable
-class SeatedSource(Protocol):
+class SlotSource(Protocol):
     """What a `WeightSource` has besides, if an engine's own workers may take part instead of reading `buckets`.
 
     `manifest` tells them what comes; `close` before the end ends the transfer for everybody.
     """
 
-    def seat(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> Seat:
+    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> RankSlot:
         """Take part with `num_ranks` ranks of the engine's own, on `device`; once, instead of `buckets`.
 
         Blocks until every receiver has come. `held` is the name of the group the engine's workers still have from the
-        transfer before: where the seat has the same name they need not join again, else they must leave that one.
+        transfer before: where the slot has the same name they need not join again, else they must leave that one.
 
         Raises:
             WeightSyncError: the transfer was given up; says by whom.

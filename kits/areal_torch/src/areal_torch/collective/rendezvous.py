@@ -1,4 +1,4 @@
-"""What the ends of one streamed transfer tell each other besides the bytes: a board of keys in the run's store.
+"""What the ends of one streamed transfer tell each other besides the bytes: a rendezvous of keys in the run's store.
 
     open       version           controller   until it is released
     receivers  worker ids        controller   who will come
@@ -67,7 +67,7 @@ class Store:
         )
 
     def add(self, version: int) -> str:
-        """Make the board of one offer; return its ticket, which nobody can guess."""
+        """Make the rendezvous of one offer; return its ticket, which nobody can guess."""
         ticket = secrets.token_hex(16)
         self._tickets[ticket] = 0
         self._store.set(f"{ticket}/open", str(version))
@@ -82,7 +82,7 @@ class Store:
         return True
 
     def remove(self, ticket: str) -> None:
-        """Close a board: whoever waits at it is told. Idempotent."""
+        """Close a rendezvous: whoever waits at it is told. Idempotent."""
         if ticket not in self._tickets:
             return
         self._store.delete_key(f"{ticket}/open")
@@ -97,7 +97,7 @@ class Store:
                 self._store.delete_key(key)
 
 
-class Lines:
+class Connections:
     """A process's idle connections to the store. A new one costs a name lookup at each side, which may be slow."""
 
     def __init__(self) -> None:
@@ -126,27 +126,27 @@ class Lines:
             self._idle = {}
 
 
-class Board:
-    """The board of one offer, as its sender or one of its receivers sees it.
+class Rendezvous:
+    """The rendezvous of one offer, as its sender or one of its receivers sees it.
 
     Raises:
         WeightSyncError: the controller cannot be reached, or the offer was released or is of another version.
     """
 
-    def __init__(self, offer: Offer, lines: Lines) -> None:
+    def __init__(self, offer: Offer, connections: Connections) -> None:
         location = offer.location
         self.address, self.port = str(location["address"]), int(location["port"])
         self.timeout_s = int(location["timeout_ms"]) / 1000
         self.me = str(location.get("receiver", _SENDER))
         self._ticket, self._version = str(location["ticket"]), offer.version
-        self._lines = lines
+        self._connections = connections
         with self._errors("reach the controller"):
-            self.store = lines.take(self.address, self.port, self.timeout_s)
+            self.store = connections.take(self.address, self.port, self.timeout_s)
         self.check_open()
 
     def part(self) -> None:
         """Hand the connection back after a transfer that ended well; the last call."""
-        self._lines.give(self.address, self.port, self.store)
+        self._connections.give(self.address, self.port, self.store)
 
     def check_open(self) -> None:
         """Check that the offer was not released."""

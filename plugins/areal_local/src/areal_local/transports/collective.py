@@ -1,8 +1,8 @@
 """Weights through a process group: one broadcast a tensor, from trainer rank 0 to every receiver at once.
 
 Knows: how the ends find each other, and what a complete transfer is.
-Does not know: engines. The meeting is `collective_board`, the group `collective_group`, a receiver's end
-`collective_source`.
+Does not know: engines. Keys are exchanged in `areal_torch.collective.rendezvous`, the group is made by
+`areal_torch.collective.group`, a receiver's end is `collective_source`.
 
 The group is kept for the next version as long as every participant still has it.
 """
@@ -23,8 +23,8 @@ from areal_core.weights.sink import CheckedSink
 from areal_local.transports.collective_source import CollectiveSource, Keeper
 from areal_local.transports.config import CollectiveConfig
 from areal_torch.collective.group import Group, choose, place
-from areal_torch.collective.rank_slot import Seat
-from areal_torch.collective.rendezvous import Board, Lines, Store
+from areal_torch.collective.rank_slot import RankSlot
+from areal_torch.collective.rendezvous import Connections, Rendezvous, Store
 
 
 class CollectiveTransport:
@@ -34,10 +34,10 @@ class CollectiveTransport:
         self._config = config or CollectiveConfig()
         self._store: Store | None = None
         self._keeper = Keeper()
-        self._lines = Lines()
+        self._connections = Connections()
 
     def open(self, version: int) -> Offer:
-        """Make the board where the ends of one transfer meet."""
+        """Make the rendezvous of the ends of one transfer."""
         if self._store is None:
             self._store = Store(self._config.host, self._config.timeout_s)
         location: dict[str, str | int] = {
@@ -63,7 +63,7 @@ class CollectiveTransport:
     def sink(self, offer: Offer) -> CheckedSink:
         """Make the sending end."""
         return CheckedSink(
-            _Broadcaster(Board(offer, self._lines), offer, self._keeper),
+            _Broadcaster(Rendezvous(offer, self._connections), offer, self._keeper),
             version=offer.version,
             bucket_bytes=int(offer.location["bucket_bytes"]),
         )
@@ -74,7 +74,7 @@ class CollectiveTransport:
             raise WeightSyncError(
                 f"version {offer.version} was offered to a sender", why="each receiver has an offer of its own"
             )
-        return CollectiveSource(Board(offer, self._lines), offer, self._keeper)
+        return CollectiveSource(Rendezvous(offer, self._connections), offer, self._keeper)
 
     def release(self, offer: Offer) -> None:
         """End the transfer, finished or not. Idempotent."""
@@ -84,15 +84,15 @@ class CollectiveTransport:
     def close(self) -> None:
         """Leave the group, and end the store with every transfer in it. Idempotent."""
         self._keeper.close()
-        self._lines.close()
+        self._connections.close()
         self._store = None
 
 
 class _Broadcaster:
     """The sender's `BucketStore`, which stores nothing: `seal` tells the receivers that what they have is a version."""
 
-    def __init__(self, board: Board, offer: Offer, keeper: Keeper) -> None:
-        self._board = board
+    def __init__(self, rendezvous: Rendezvous, offer: Offer, keeper: Keeper) -> None:
+        self._rendezvous = rendezvous
         self._version = offer.version
         self._wanted = str(offer.location["backend"])
         self._keeper = keeper
@@ -105,20 +105,20 @@ class _Broadcaster:
     def begin(self, manifest: WeightManifest) -> None:
         """Announce, wait for every receiver, and make the group unless all of them still have the one before."""
         self._specs = manifest.tensors
-        self._names = self._board.read("receivers", "the controller, who has to tell who receives")
-        self._board.post(
+        self._names = self._rendezvous.read("receivers", "the controller, who has to tell who receives")
+        self._rendezvous.post(
             "manifest",
             {
                 "tensors": [[spec.name, list(spec.shape), spec.dtype] for spec in manifest.tensors],
                 "tied": dict(manifest.tied),
             },
         )
-        self._group = self._meet(self._board.roll_call(self._names))
+        self._group = self._form_group(self._rendezvous.roll_call(self._names))
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Broadcast whole tensors; return their bytes on the CPU."""
         assert self._group is not None
-        self._board.check_open()
+        self._rendezvous.check_open()
         sent: dict[str, Tensor] = {}
         for name, tensor in bucket.items():
             self._check_order(name)
@@ -134,15 +134,15 @@ class _Broadcaster:
     def seal(self) -> None:
         """Tell the receivers that they have everything; keep the group."""
         assert self._group is not None
-        self._board.check_open()
-        self._board.post("finished", {})
+        self._rendezvous.check_open()
+        self._rendezvous.post("finished", {})
         self._keeper.keep(self._group)
         self._group = None
-        self._board.part()
+        self._rendezvous.part()
 
     def discard(self) -> None:
         """Leave; receivers in the middle of a broadcast are woken by that. Idempotent."""
-        self._board.leave(self._why)
+        self._rendezvous.leave(self._why)
         group, self._group = self._group, None
         if group is not None:
             group.close()
@@ -158,7 +158,7 @@ class _Broadcaster:
             )
         self._next += 1
 
-    def _meet(self, ready: Sequence[Mapping[str, Any]]) -> Group:  # Any: JSON
+    def _form_group(self, ready: Sequence[Mapping[str, Any]]) -> Group:  # Any: JSON
         first, firsts = 1, []
         for told in ready:
             firsts.append(first)
@@ -166,33 +166,35 @@ class _Broadcaster:
         held = {str(told["held"]) for told in ready}
         places = [place(), *(str(told["place"]) for told in ready)]
         kept = self._keeper.take(held.pop() if len(held) == 1 else "")
-        if kept is not None and kept.seat.world_size != first:
+        if kept is not None and kept.slot.world_size != first:
             kept.close()
             kept = None
-        seat = kept.seat if kept else self._seat(first, places)
-        self._board.post("group", {"name": seat.group_name, "backend": seat.backend, "world": first, "first": firsts})
+        slot = kept.slot if kept else self._slot(first, places)
+        self._rendezvous.post(
+            "group", {"name": slot.group_name, "backend": slot.backend, "world": first, "first": firsts}
+        )
         if kept is not None:
             return kept
         try:
-            return Group(seat, self._board.store)
+            return Group(slot, self._rendezvous.store)
         except RuntimeError as error:
             raise self._broken(error) from error
 
-    def _seat(self, world_size: int, places: Sequence[str]) -> Seat:
+    def _slot(self, world_size: int, places: Sequence[str]) -> RankSlot:
         try:
             backend = choose(self._wanted, places)
         except WeightSyncError as error:
             self._why = str(error).splitlines()[0]
             raise
-        return Seat(
-            address=self._board.address,
-            port=self._board.port,
+        return RankSlot(
+            address=self._rendezvous.address,
+            port=self._rendezvous.port,
             group_name=f"areal-{secrets.token_hex(12)}",
             backend=backend,
             first_rank=0,
             num_ranks=1,
             world_size=world_size,
-            timeout_s=self._board.timeout_s,
+            timeout_s=self._rendezvous.timeout_s,
         )
 
     def _broken(self, error: RuntimeError) -> WeightSyncError:
@@ -200,5 +202,5 @@ class _Broadcaster:
         self.discard()
         return WeightSyncError(
             f"version {self._version} could not be streamed to {', '.join(self._names)}",
-            why=f"{self._board.blame(self._names)} ({str(error).splitlines()[0]})",
+            why=f"{self._rendezvous.blame(self._names)} ({str(error).splitlines()[0]})",
         )

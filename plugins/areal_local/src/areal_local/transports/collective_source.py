@@ -1,4 +1,4 @@
-"""The receiving end of a streamed transfer: it reads buckets, or only takes seats for an engine's own ranks.
+"""The receiving end of a streamed transfer: it reads buckets, or only takes slots for an engine's own ranks.
 
 Knows: one receiver's part in a transfer.
 Does not know: the sender, except by what it announces.
@@ -17,8 +17,8 @@ from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
 from areal_core.weights.bucketing import bucket_specs
 from areal_core.weights.specs import num_bytes, torch_dtype
 from areal_torch.collective.group import Group, place
-from areal_torch.collective.rank_slot import Seat
-from areal_torch.collective.rendezvous import Board
+from areal_torch.collective.rank_slot import RankSlot
+from areal_torch.collective.rendezvous import Rendezvous
 
 _ALIGNED = 64
 _SENDER = "the sender, trainer rank 0"
@@ -35,13 +35,13 @@ class Keeper:
     def held(self) -> str:
         """Return the name of the group kept, or ""."""
         with self._lock:
-            return self._kept.seat.group_name if self._kept else ""
+            return self._kept.slot.group_name if self._kept else ""
 
     def take(self, name: str) -> Group | None:
         """Hand the kept group over if it has this name; else drop it, for it will not be used again."""
         with self._lock:
             group, self._kept = self._kept, None
-        if group is not None and group.seat.group_name != name:
+        if group is not None and group.slot.group_name != name:
             group.close()
             return None
         return group
@@ -62,10 +62,10 @@ class Keeper:
 
 
 class CollectiveSource:
-    """A receiver: `buckets` joins the group here; `seat` lets an engine's own workers join it instead."""
+    """A receiver: `buckets` joins the group here; `take_slot` lets an engine's own workers join it instead."""
 
-    def __init__(self, board: Board, offer: Offer, keeper: Keeper) -> None:
-        self._board = board
+    def __init__(self, rendezvous: Rendezvous, offer: Offer, keeper: Keeper) -> None:
+        self._rendezvous = rendezvous
         self._version = offer.version
         self._bucket_bytes = int(offer.location["bucket_bytes"])
         self._keeper = keeper
@@ -80,7 +80,7 @@ class CollectiveSource:
         """Return what the sender announced; wait until it did."""
         if self._manifest is None:
             self._must_be_open()
-            told = self._board.read("manifest", _SENDER)
+            told = self._rendezvous.read("manifest", _SENDER)
             self._manifest = WeightManifest(
                 version=self._version,
                 tensors=tuple(TensorSpec(name=n, shape=tuple(s), dtype=d) for n, s, d in told["tensors"]),
@@ -88,28 +88,28 @@ class CollectiveSource:
             )
         return self._manifest
 
-    def seat(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> Seat:
+    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> RankSlot:
         """Take part with ranks of an engine's own; once, instead of `buckets`."""
         self._must_be_open()
         _ = self.manifest
-        me = int(self._board.me)
-        self._board.post(f"ready/{me}", {"ranks": num_ranks, "place": device, "held": held})
-        group = self._board.read("group", f"{_SENDER}: not every receiver has come, or it died")
-        return Seat(
-            address=self._board.address,
-            port=self._board.port,
+        me = int(self._rendezvous.me)
+        self._rendezvous.post(f"ready/{me}", {"ranks": num_ranks, "place": device, "held": held})
+        group = self._rendezvous.read("group", f"{_SENDER}: not every receiver has come, or it died")
+        return RankSlot(
+            address=self._rendezvous.address,
+            port=self._rendezvous.port,
             group_name=str(group["name"]),
             backend=str(group["backend"]),
             first_rank=int(group["first"][me]),
             num_ranks=num_ranks,
             world_size=int(group["world"]),
-            timeout_s=self._board.timeout_s,
+            timeout_s=self._rendezvous.timeout_s,
         )
 
     def wait_finished(self) -> None:
         """Wait until the sender has sent everything."""
         self._must_be_open()
-        self._board.read("finished", _SENDER)
+        self._rendezvous.read("finished", _SENDER)
         self._done = True
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
@@ -125,7 +125,7 @@ class CollectiveSource:
             room = max((_room(specs) for specs in cut), default=0)
             memory = torch.empty(room, dtype=torch.uint8, pin_memory=self._group.device.type != "cpu")
             for specs in cut:
-                self._board.check_open()
+                self._rendezvous.check_open()
                 yield self._receive(specs, memory)
                 self._must_be_open()
             self.wait_finished()
@@ -142,16 +142,16 @@ class CollectiveSource:
             return
         self._open = False
         if self._done:
-            self._board.part()
+            self._rendezvous.part()
         else:
-            self._board.leave(self._why)
+            self._rendezvous.leave(self._why)
         group, self._group = self._group, None
         if group is not None:
             group.close()
 
     def _join(self) -> Group:
-        seat = self.seat(1, device=place(), held=self._keeper.held())
-        return self._keeper.take(seat.group_name) or Group(seat, self._board.store)
+        slot = self.take_slot(1, device=place(), held=self._keeper.held())
+        return self._keeper.take(slot.group_name) or Group(slot, self._rendezvous.store)
 
     def _receive(self, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
         assert self._group is not None
@@ -178,7 +178,7 @@ class CollectiveSource:
         self.close()
         return WeightSyncError(
             f"version {self._version} did not arrive whole",
-            why=f"{self._board.blame(())} ({str(error).splitlines()[0]})",
+            why=f"{self._rendezvous.blame(())} ({str(error).splitlines()[0]})",
         )
 
 

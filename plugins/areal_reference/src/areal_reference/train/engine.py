@@ -22,7 +22,7 @@ from areal_reference.train.config import ReferenceTrainConfig
 from areal_torch import hf, lora
 from areal_torch.device import compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
-from areal_torch.experts import obey_routes
+from areal_torch.experts import replay_routing
 from areal_torch.export import Exporter, FolderWeights, whole
 from areal_torch.group import SingleRank
 from areal_torch.images import Vision
@@ -71,7 +71,7 @@ class ReferenceTrainEngine(TrainerEngine):
         model = hf.load_model(spec.model_path, hf_config, spec.head).to(device)
         own_memory(model)
         lora.add_adapters(model, spec)
-        experts = obey_routes(model)
+        experts = replay_routing(model)
         parameters = lora.select_trained(model.train(), frozen=spec.optimizer is None)
         if self._config.activation_checkpointing:
             hf.recompute_activations(model)

@@ -17,7 +17,7 @@ def register() -> None:
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
 
     if TRANSFER not in Factory._registry:
-        Factory.register_engine(TRANSFER, "areal_vllm.inside.transfer", "SeatedWeightTransferEngine")
+        Factory.register_engine(TRANSFER, "areal_vllm.inside.transfer", "GroupWeightTransferEngine")
     _continue_grammars()
     _miss_no_weights()
 

@@ -3,7 +3,7 @@
 vLLM's own, for NCCL and CUDA IPC, meet a sender that runs vLLM's trainer side; this one meets any that keeps to
 `areal_torch.collective.rank_slot`, on any device, gloo included.
 
-Knows: vLLM's weight-transfer interface, the group of a `Seat`.
+Knows: vLLM's weight-transfer interface, the group of a `RankSlot`.
 Does not know: who sends, or versions.
 """
 
@@ -23,13 +23,13 @@ from vllm.distributed.weight_transfer.base import (
 
 from areal_serving.weights import fingerprint
 from areal_torch.collective.group import Group
-from areal_torch.collective.rank_slot import Seat
+from areal_torch.collective.rank_slot import RankSlot
 from areal_vllm.inside import loading
 
 
 @dataclass(kw_only=True)
-class SeatInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """A `Seat`, field by field; `first_rank` is that of worker 0."""
+class RankSlotInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not installed where types are checked
+    """A `RankSlot`, field by field; `first_rank` is that of worker 0."""
 
     address: str
     port: int
@@ -50,23 +50,23 @@ class BroadcastInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     shapes: list[list[int]]
 
 
-class SeatedWeightTransferEngine(WeightTransferEngine[SeatInfo, BroadcastInfo]):  # type: ignore[misc]
+class GroupWeightTransferEngine(WeightTransferEngine[RankSlotInfo, BroadcastInfo]):  # type: ignore[misc]
     """Takes one broadcast per tensor from rank 0 and loads it as it comes. Any: vLLM's own types."""
 
-    init_info_cls = SeatInfo
+    init_info_cls = RankSlotInfo
     update_info_cls = BroadcastInfo
     _group: Group | None = None
     _wanted: set[str]
 
-    def init_transfer_engine(self, init_info: SeatInfo) -> None:
+    def init_transfer_engine(self, init_info: RankSlotInfo) -> None:
         """Join the sender's group; every worker has a rank of its own in it."""
         from torch._C._distributed_c10d import TCPStore
 
         self.shutdown()
         rank = init_info.first_rank + self.parallel_config.rank
-        seat = Seat(**{**vars(init_info), "first_rank": rank, "num_ranks": 1})
-        store = TCPStore(seat.address, seat.port, is_master=False, wait_for_workers=False)
-        self._group = Group(seat, store)
+        slot = RankSlot(**{**vars(init_info), "first_rank": rank, "num_ranks": 1})
+        store = TCPStore(slot.address, slot.port, is_master=False, wait_for_workers=False)
+        self._group = Group(slot, store)
 
     def start_weight_update(self) -> None:
         """Open every layer for loading."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS
-from areal_torch.experts import obey_routes
+from areal_torch.experts import replay_routing
 from areal_torch.hf import folder_tensors
 from areal_torch.testing.batches import make_batch
 
@@ -62,7 +62,7 @@ class Oracle:
         batch = routed(full_batch()) if recorded else full_batch()
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)  # transformers is not typed here
         if recorded:
-            obey_routes(model)
+            replay_routing(model)
         adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=EPS)
         scores = torch.zeros(2, batch.num_tokens)
         steps: list[tuple[float, float]] = []

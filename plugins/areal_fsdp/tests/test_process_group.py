@@ -1,4 +1,4 @@
-"""Where ranks meet: on the address they were given, and nowhere else."""
+"""Where ranks form their process group: on the address they were given, and nowhere else."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ def test_a_port_taken_meanwhile_is_an_error_that_names_it(group: ProcessRanks) -
     """A rank that cannot listen says where, and what to do."""
     address, port = next((a, p) for a, p in listening() if a == "127.0.0.1")
 
-    with pytest.raises(ResourceError, match=f"rank 0 of 1 cannot meet the others at tcp://{address}:{port}"):
+    with pytest.raises(ResourceError, match=f"rank 0 of 1 cannot reach the others at tcp://{address}:{port}"):
         join(context(f"tcp://{address}:{port}"), {"d": 1})
