@@ -93,8 +93,7 @@ def test_one_backend_is_shown_with_every_reason(areal: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["slrum"], "did you mean 'slurm'?  pip install areal-slurm"),
-        (["slurm"], "pip install areal-slurm"),
+        (["lcoal"], "did you mean 'local'?"),
         (["--role", "trian"], "did you mean 'train'?"),
     ],
 )

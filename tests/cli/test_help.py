@@ -16,7 +16,7 @@ from areal_core.plugins import discovery
 from areal_core.plugins.catalogue import COMMANDS as COMMANDS_OF_OTHERS
 from areal_core.testing.plugins import Run, write_distribution
 
-HEAVY = ("torch", "transformers", "tensordict", "ray", "omegaconf", "cattrs", "pluggy")
+HEAVY = ("torch", "transformers", "tensordict", "ray", "omegaconf", "cattrs")
 HOOK = """
     from areal_core.plugins.hooks import Command, hookimpl
 
@@ -42,7 +42,7 @@ def test_help_names_every_command(areal: Run) -> None:
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], []])
 def test_the_frame_imports_nothing_heavy(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Help and version cost no engine, no configuration library, and no command, where no plugin adds one."""
+    """Help and version cost no engine, no configuration library, and no command."""
     monkeypatch.setenv("AREAL_PLUGINS", "")
     code = (
         "import sys; from areal_core.cli.main import main; code = main(sys.argv[1:]);"
@@ -67,11 +67,10 @@ def test_an_unknown_command_is_answered_with_the_near_one(areal: Run) -> None:
 
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == (
-        "ConfigError: areal has no command 'backend' [AREAL-E200]\n"
-        "  why: commands are train, scale, backends\n"
-        "  fix: did you mean 'areal backends'?\n"
-    )
+    first, why, fix = done.stderr.splitlines()
+    assert first == "ConfigError: areal has no command 'backend' [AREAL-E200]"
+    assert set(COMMANDS) | {"quickstart", "convert", "env"} <= set(why.removeprefix("  why: commands are ").split(", "))
+    assert fix == "  fix: did you mean 'areal backends'?"
 
 
 @pytest.mark.parametrize(("word", "distribution"), COMMANDS_OF_OTHERS.items())
@@ -89,12 +88,9 @@ def test_a_command_of_ours_that_is_not_installed_names_its_package(
     )
 
 
-def test_a_command_of_ours_that_is_left_out_says_so(areal: Run) -> None:
-    """What is installed and shut out needs no installation."""
-    done = areal("doctor", AREAL_PLUGINS="fsdp")
-
-    assert done.returncode == 1
-    assert "why: areal-local adds it, but AREAL_PLUGINS leaves that out" in done.stderr
+def test_our_own_commands_are_never_narrowed_away(areal: Run) -> None:
+    """Whoever narrows the plugins to look for a fault still has the doctor."""
+    assert areal("doctor", "--help", AREAL_PLUGINS="fsdp").returncode == 0
 
 
 def test_the_commands_of_others_are_where_the_table_says() -> None:

@@ -152,14 +152,9 @@ def test_a_failure_is_remembered_and_not_repeated(site: Path) -> None:
     ("role", "name", "what", "fix"),
     [
         ("train", "fsdpp", "no train backend named 'fsdpp' is installed", "did you mean 'fsdp'?"),
-        ("scheduler", "ray", "no scheduler named 'ray' is installed", "pip install areal-ray"),
+        ("scheduler", "ray", "no scheduler named 'ray' is installed", "areal backends --role scheduler"),
         ("train", "zzz", "no train backend named 'zzz' is installed", "areal backends --role train"),
-        (
-            "scheduler",
-            "slrum",
-            "no scheduler named 'slrum' is installed",
-            "did you mean 'slurm'?  pip install areal-slurm",
-        ),
+        ("scheduler", "lcoal", "no scheduler named 'lcoal' is installed", "did you mean 'local'?"),
         ("reward", "exact", "no reward named 'exact' is installed", "did you mean 'exact_match'?"),
     ],
 )

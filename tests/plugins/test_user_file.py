@@ -238,5 +238,5 @@ def test_a_file_may_not_take_an_installed_name(tmp_path: Path) -> None:
         registry.add_file(write(tmp_path, source))
 
     assert caught.value.what == "reward 'exact_match' is registered twice"
-    assert "areal-core" in caught.value.why
+    assert "areal-tasks" in caught.value.why
     assert "ends_well" not in registry.names("reward")

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 CORE = "areal-core"
+LOCAL, TASKS, REPORT = "areal-local", "areal-tasks", "areal-report"
+OWN = frozenset({CORE, LOCAL, TASKS, REPORT, "areal-torch", "areal-serving"})
+"""What a run is made of beside its backends: never left out by AREAL_PLUGINS."""
 
 OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -25,13 +28,13 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "vllm": "areal-vllm",
             "sglang": "areal-sglang",
         },
-        "scheduler": {"local": CORE, "ray": "areal-ray", "slurm": "areal-slurm"},
-        "transport": {"disk": CORE, "shm": CORE, "collective": CORE},
+        "scheduler": {"local": LOCAL},
+        "transport": {"disk": LOCAL, "shm": LOCAL, "collective": LOCAL},
         "workflow": {"single_turn": CORE},
         "objective": {"ppo": CORE, "value": CORE, "sft": CORE},
-        "dataset": {"spell": CORE, "long_spell": CORE, "chain_sum": CORE, "jsonl": CORE, "hub": CORE},
-        "reward": {"exact_match": CORE, "reasoning_gym": CORE, "math_verify": CORE},
-        "logger": {"tensorboard": CORE, "trackio": CORE, "wandb": CORE, "swanlab": CORE},
+        "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),
+        "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),
+        "logger": dict.fromkeys(("tensorboard", "trackio", "wandb", "swanlab"), REPORT),
     }
 )
 

@@ -13,12 +13,12 @@ from importlib import metadata
 from attrs import frozen
 
 from areal_core.contract.version import ROLES
-from areal_core.plugins.catalogue import CORE
+from areal_core.plugins.catalogue import OWN
 
 PREFIX = "areal."
 HOOKS_GROUP = "areal.hooks"
 NARROW = "AREAL_PLUGINS"
-"""Names of plugins or distributions to admit beside areal-core's own; set but empty admits none."""
+"""Names of plugins or distributions to admit beside areal-core's own parts; set but empty admits none."""
 
 
 @frozen(kw_only=True)
@@ -85,7 +85,7 @@ def _narrowing_words(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def _admitted(entry: Entry, words: tuple[str, ...] | None) -> bool:
-    return words is None or entry.distribution == CORE or any(_named(entry, word) for word in words)
+    return words is None or entry.distribution in OWN or any(_named(entry, word) for word in words)
 
 
 def _named(entry: Entry, word: str) -> bool:

@@ -13,7 +13,7 @@ SPELL = Manifest(
     factory="areal_tasks.datasets.spell:spell",
     config="areal_tasks.datasets.spell:SpellConfig",
     requires=_GYM,
-    extra="tasks",
+    extra="gym",
     summary="spell one word backwards, characters only: the quickstart's task",
 )
 
@@ -24,7 +24,7 @@ LONG_SPELL = Manifest(
     factory="areal_tasks.datasets.spell:long_spell",
     config="areal_tasks.datasets.spell:SpellConfig",
     requires=_GYM,
-    extra="tasks",
+    extra="gym",
     summary="spell one to six words backwards: heavy-tailed output lengths",
 )
 
@@ -35,7 +35,7 @@ CHAIN_SUM = Manifest(
     factory="areal_tasks.datasets.chain_sum:chain_sum",
     config="areal_tasks.datasets.chain_sum:ChainSumConfig",
     requires=_GYM,
-    extra="tasks",
+    extra="gym",
     summary="small sums after worked examples, for a pretrained model",
 )
 
@@ -75,7 +75,7 @@ REASONING_GYM = Manifest(
     factory="areal_tasks.rewards.gym:ReasoningGym",
     config="areal_tasks.rewards.gym:ReasoningGymConfig",
     requires=_GYM,
-    extra="tasks",
+    extra="gym",
     summary="reasoning-gym's own score of its own items",
 )
 
