@@ -28,6 +28,7 @@ _ELSEWHERE = {
         "WorkerError",
     ),
     "contract.trajectory": ("TrajectoryBuilder",),
+    "contract.workflow": ("require_ok",),
     "plugins.claims": ("Claim", "full", "not_yet", "unsupported", "when"),
     "plugins.manifest": ("Manifest",),
     "plugins.marks": ("backend", "dataset", "objective", "reward", "workflow"),
@@ -35,7 +36,6 @@ _ELSEWHERE = {
     "config.schema": ("RunConfig",),
     "config.load": ("load_config",),
     "config.plan": ("Plan", "make_plan"),
-    "rollout.rewards": ("require_ok",),
     "cli.train": ("train",),
 }
 """Module -> what is public of it, beside everything in `areal_core.contract.__all__`."""
@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from areal_core.contract.errors import WeightSyncError as WeightSyncError
     from areal_core.contract.errors import WorkerError as WorkerError
     from areal_core.contract.trajectory import TrajectoryBuilder as TrajectoryBuilder
+    from areal_core.contract.workflow import require_ok as require_ok
     from areal_core.plugins.claims import Claim as Claim
     from areal_core.plugins.claims import full as full
     from areal_core.plugins.claims import not_yet as not_yet
@@ -72,7 +73,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from areal_core.plugins.marks import workflow as workflow
     from areal_core.plugins.registry import Registry as Registry
     from areal_core.plugins.registry import default_registry as default_registry
-    from areal_core.rollout.rewards import require_ok as require_ok
 else:  # hidden from type checkers, which would take every name for granted
 
     def __getattr__(name: str) -> Any:  # Any: whatever the name stands for

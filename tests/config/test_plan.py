@@ -77,6 +77,16 @@ def test_the_preset_plans_as_it_is(model: Path) -> None:
     assert made.role("actor").memory_per_worker == 32 * 16
 
 
+def test_a_run_without_a_pool_for_rewards_names_the_extra(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who installed the core alone reads what else one machine needs, before anything starts."""
+    monkeypatch.setattr("areal_core.plugins.extensions.extension", lambda name: None)
+
+    with pytest.raises(
+        EngineMissing, match=r'a run needs the extension \'rewards\'(.|\n)*pip install "areal-core\[local\]"'
+    ):
+        plan(model)
+
+
 def test_all_roles_are_planned_and_described(model: Path) -> None:
     """Critic and reference model have rows of their own; a reference keeps no optimizer."""
     made = plan(model, "critic.backend=fsdp:d2", "reference.backend=reference:d1", "actor.backend=fsdp:d2")

@@ -19,7 +19,7 @@ from areal_core.config.plan import make_plan
 from areal_core.config.schema import RunConfig
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Registry
-from areal_core.rollout.reward_child import judge
+from areal_local.rewards.child import judge
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_torch.testing.models import make_tiny_model
 

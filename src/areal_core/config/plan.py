@@ -28,6 +28,7 @@ from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import CapabilityError, PlanError, ResourceError
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.train import ObjectiveSpec
+from areal_core.plugins.extensions import need
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
 
@@ -273,6 +274,7 @@ def _check_names(config: RunConfig, registry: Registry) -> None:
                 why=f"a run needs a {role}",
                 fix=f"choose one of: {', '.join(registry.names(role))}",
             )
+    need("rewards", "a run")
     scheduler, sync = config.scheduler, config.weight_sync
     named = [
         ("scheduler", scheduler.backend, scheduler.options, "scheduler"),

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from attrs import field, frozen
 
 from areal_core.contract.data import Episode, Trajectory
+from areal_core.contract.errors import RewardFailed
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, Structure
 from areal_core.contract.optional import ToolParse
@@ -36,6 +37,28 @@ class RewardResult:
     components: Mapping[str, float] = field(factory=dict)
     detail: str = ""
     seconds: float = 0.0
+
+
+_ENDINGS = {
+    RewardStatus.OK: ("returned no value", "return a finite number for every completion"),
+    RewardStatus.RAISED: ("raised", "make it return a finite number for every completion, whatever its text is"),
+    RewardStatus.TIMEOUT: ("did not return", "make it faster, or raise rollout.reward.timeout_s"),
+    RewardStatus.CRASHED: ("ended its process", "it may raise, but never call exit or crash an extension"),
+    RewardStatus.INVALID: ("returned no finite number", "return a finite number for every completion"),
+}
+"""How a call ended -> what is said about it, and the fix."""
+
+
+def require_ok(result: RewardResult, subject: str) -> float:
+    """Return the value of a reward that is ok. Used by workflows: a reward that is not is never a zero.
+
+    Raises:
+        RewardFailed: names the subject (`episode train/0/3`), how the function ended, and its detail.
+    """
+    if result.status == RewardStatus.OK and result.value is not None:
+        return result.value
+    ending, fix = _ENDINGS[result.status]
+    raise RewardFailed(f"the reward function {ending} for {subject}", why=result.detail, fix=fix)
 
 
 @frozen(kw_only=True)

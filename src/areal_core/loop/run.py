@@ -42,12 +42,10 @@ from areal_core.loop.train_loop import Parts, TrainLoop
 from areal_core.observe.events import RUN_ENDED, RUN_STARTED, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.plugins.blame import told
-from areal_core.plugins.extensions import ImagePreparer, ImageSupport, RunView, need
+from areal_core.plugins.extensions import ImagePreparer, ImageSupport, MakeRewardPool, RewardPool, RunView, need
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.reward_child import RewardTarget
-from areal_core.rollout.rewards import RewardPool
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
 from areal_core.worker.supervise import Supervisor
@@ -158,11 +156,7 @@ class Run:
         rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
         images = self._images()
         metrics = self._metrics(stack, events, progress.version if checkpoint else None)
-        rewards = RewardPool(
-            RewardTarget(name=rollout.reward.name, options=rollout.reward.options, imports=self._imports()),
-            workers=rollout.reward.workers,
-            timeout_s=rollout.reward.timeout_s,
-        )
+        rewards = self._rewards()
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
         launcher = ReplicaLauncher(scheduler, self._plan)
@@ -330,8 +324,10 @@ class Run:
         support: ImageSupport = need("images", "a policy that takes images")
         return support.preparer(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
 
-    def _imports(self) -> tuple[str, ...]:
-        return tuple(str(Path(file).absolute()) for file in self._config.imports)
+    def _rewards(self) -> RewardPool:
+        make: MakeRewardPool = need("rewards", "a run")
+        reward, files = self._config.rollout.reward, [str(Path(file).absolute()) for file in self._config.imports]
+        return make(reward.name, reward.options, imports=files, workers=reward.workers, timeout_s=reward.timeout_s)
 
 
 async def _guarded(work: Coroutine[Any, Any, int], supervisor: Supervisor) -> int:

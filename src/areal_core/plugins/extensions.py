@@ -22,9 +22,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from areal_core.contract.data import Trajectory
+    from areal_core.contract.workflow import RewardInput, RewardResult
 
 GROUP = "areal.extension"
-_OFFERED_BY = {"environments": "areal-serving", "images": "areal-torch[images]", "proof": "areal-conformance-proof"}
+_OFFERED_BY = {
+    "environments": "areal-serving",
+    "images": "areal-torch[images]",
+    "proof": "areal-conformance-proof",
+    "rewards": "areal-core[local]",
+}
 
 
 class EnginePython(Protocol):
@@ -102,6 +108,38 @@ class ImageSupport(Protocol):
 
     def preparer(self, folder: Path, *, max_tokens: int) -> ImagePreparer | None:
         """Return the preparer of a model folder, None if the model takes no images."""
+
+
+class RewardPool(Protocol):
+    """One reward function, called where it can be killed. One per run, in the controller."""
+
+    async def start(self) -> None:
+        """Build the function, so that its errors come before training does.
+
+        Raises:
+            ConfigError, PluginError: the name, an option or an imported file is wrong.
+            RewardFailed: the function cannot be built.
+        """
+
+    async def score(self, value: RewardInput) -> RewardResult:
+        """Score one completion. A bad function never raises here: the result says how it ended."""
+
+    async def close(self) -> None:
+        """End what runs the function; calls in flight are cancelled. Idempotent."""
+
+
+class MakeRewardPool(Protocol):
+    """Extension `rewards`: where reward functions run."""
+
+    def __call__(
+        self, name: str, options: Mapping[str, Any], *, imports: Sequence[str], workers: int, timeout_s: float
+    ) -> RewardPool:
+        """Return a pool for a registered reward, not started. Any: the reward's own options.
+
+        Args:
+            imports: the user's files, which may register it.
+            timeout_s: bounds one call.
+        """
 
 
 class RunView(Protocol):
@@ -205,6 +243,6 @@ def need(name: str, what_for: str) -> Any:
         raise EngineMissing(
             f"{what_for} needs the extension {name!r}",
             why="no installed package offers it",
-            fix=f"pip install '{_OFFERED_BY[name]}'",
+            fix=f'pip install "{_OFFERED_BY[name]}"',
         )
     return found

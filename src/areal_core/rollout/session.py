@@ -19,7 +19,7 @@ from areal_core.contract.inference import IMAGES, Generation, GenerationRequest,
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult, Tokenizer
 from areal_core.fleet.pool import InferencePool
-from areal_core.rollout.rewards import RewardPool
+from areal_core.plugins.extensions import RewardPool
 
 
 def derive_seed(*parts: object) -> int:

@@ -17,9 +17,8 @@ from attrs import Factory, frozen
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.trajectory import from_generation
-from areal_core.contract.workflow import RewardInput, Session, Tokenizer
+from areal_core.contract.workflow import RewardInput, Session, Tokenizer, require_ok
 from areal_core.plugins.extensions import ImageReader, ImageSupport, need
-from areal_core.rollout.rewards import require_ok
 from areal_core.workflows.image_parts import with_image_parts
 
 COLUMNS = ("input_ids", "messages", "prompt")

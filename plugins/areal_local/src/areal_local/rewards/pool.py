@@ -1,7 +1,7 @@
 """Rewards, each in a process that can be killed.
 
 Knows: how to ask a pool of processes for a score, and every way that can end.
-Does not know: what the function computes; the processes find it by name (`reward_child`).
+Does not know: what the function computes; the processes find it by name (`child`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -19,22 +19,13 @@ from pebble import ProcessExpired, ProcessPool
 
 from areal_core.contract import errors
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
-from areal_core.rollout import reward_child
-from areal_core.rollout.reward_child import RewardTarget
+from areal_local.rewards import child
+from areal_local.rewards.child import RewardTarget
 
 MAX_TRIP = 64
 """Completions that travel to a process at once, at most."""
 TRIP_S = 0.005
 """Work in one trip, as far as the rewards before tell: what takes longer than this travels alone."""
-
-_ENDINGS = {
-    RewardStatus.OK: ("returned no value", "return a finite number for every completion"),
-    RewardStatus.RAISED: ("raised", "make it return a finite number for every completion, whatever its text is"),
-    RewardStatus.TIMEOUT: ("did not return", "make it faster, or raise rollout.reward.timeout_s"),
-    RewardStatus.CRASHED: ("ended its process", "it may raise, but never call exit or crash an extension"),
-    RewardStatus.INVALID: ("returned no finite number", "return a finite number for every completion"),
-}
-"""How a call ended -> what is said about it, and the fix."""
 
 
 @frozen(eq=False)
@@ -76,11 +67,11 @@ class RewardPool:
         self._pool = ProcessPool(
             max_workers=self._workers,
             context=multiprocessing.get_context("spawn"),
-            initializer=reward_child.start,
+            initializer=child.start,
             initargs=(self.target, os.getpid()),
         )
         try:
-            error = await self._call(reward_child.check, (), self._start_timeout_s)
+            error = await self._call(child.check, (), self._start_timeout_s)
         except (TimeoutError, ProcessExpired, RuntimeError) as exc:
             await self.close()
             raise errors.RewardFailed(
@@ -150,7 +141,7 @@ class RewardPool:
     async def _score_together(self, values: Sequence[RewardInput]) -> list[RewardResult]:
         began = time.perf_counter()
         try:
-            results: list[RewardResult] = await self._call(reward_child.score_all, (values,), self._timeout_s)
+            results: list[RewardResult] = await self._call(child.score_all, (values,), self._timeout_s)
         except (TimeoutError, ProcessExpired) as exc:
             self._usual_s = self._timeout_s
             if len(values) > 1:
@@ -172,13 +163,9 @@ class RewardPool:
         return RewardResult(value=None, status=status, detail=f"reward {self.target.name!r}: {detail}", seconds=seconds)
 
 
-def require_ok(result: RewardResult, subject: str) -> float:
-    """Return the value of a reward that is ok. Used by workflows: a reward that is not is never a zero.
-
-    Raises:
-        RewardFailed: names the subject (`episode train/0/3`), how the function ended, and its detail.
-    """
-    if result.status == RewardStatus.OK and result.value is not None:
-        return result.value
-    ending, fix = _ENDINGS[result.status]
-    raise errors.RewardFailed(f"the reward function {ending} for {subject}", why=result.detail, fix=fix)
+def make_pool(
+    name: str, options: Mapping[str, Any], *, imports: Sequence[str], workers: int, timeout_s: float
+) -> RewardPool:
+    """Return the pool of a reward function, not started: the extension `rewards`. Any: the reward's own options."""
+    target = RewardTarget(name=name, options=options, imports=tuple(imports))
+    return RewardPool(target, workers=workers, timeout_s=timeout_s)

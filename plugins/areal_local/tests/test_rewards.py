@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from areal_core.contract.errors import BackendNotFound, ConfigError, RewardFailed
-from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
-from areal_core.rollout.reward_child import RewardTarget, judge
-from areal_core.rollout.rewards import RewardPool, require_ok
+from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus, require_ok
+from areal_local.rewards.child import RewardTarget, judge
+from areal_local.rewards.pool import RewardPool
 
 FILE = """
 import os, time
@@ -150,8 +150,8 @@ def test_reward_processes_die_with_a_killed_controller(user_file: str) -> None:
     program = f"""
 import asyncio
 from areal_core.contract.workflow import RewardInput
-from areal_core.rollout.reward_child import RewardTarget
-from areal_core.rollout.rewards import RewardPool
+from areal_local.rewards.child import RewardTarget
+from areal_local.rewards.pool import RewardPool
 
 def ask(completion):
     return RewardInput(prompt="p", completion=completion, completion_ids=(), stop_reason="stop", row={{"bonus": 0}})
