@@ -89,7 +89,7 @@ class _Signal:
         return self.num_hit
 
     def _send(self, number: signal.Signals) -> None:
-        guard = self.engine._require().server.process_id
+        guard = self.engine.running.server.process_id
         assert guard is not None, "the server is one of ours"
         for process in psutil.Process(guard).children(recursive=True):
             os.kill(process.pid, number)

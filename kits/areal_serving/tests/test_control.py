@@ -222,12 +222,12 @@ def test_a_server_that_refuses_requests_while_it_aborts_is_understood(model):
             await engine.misbehave("pause", "hang")
             pause = asyncio.ensure_future(engine.pause(PauseMode.ABORT))
             await engine.until(lambda: "pause" in toy.log)
-            engine._running.slots.open()  # as if it had been given its slot a moment before
+            engine.running.slots.open()  # as if it had been given its slot a moment before
             await engine.misbehave("generate", "503")
-            engine._state.paused, before = None, engine._state.paused
+            engine.running.state.paused, before = None, engine.running.state.paused
             call = asyncio.ensure_future(engine.generate(ask(5)))
-            await engine.until(lambda: engine._running.calls.num_running == 1)
-            engine._state.paused = before
+            await engine.until(lambda: engine.running.calls.num_running == 1)
+            engine.running.state.paused = before
             part = await call
             pause.cancel()
         return part
@@ -258,7 +258,7 @@ def test_a_cancelled_pause_or_resume_still_happens(model):
     async def run():
         async with beside(model) as (engine, toy):
             pause = asyncio.ensure_future(engine.pause(PauseMode.KEEP))
-            await engine.until(lambda: engine._state.paused is not None)
+            await engine.until(lambda: engine.running.state.paused is not None)
             pause.cancel()
             await engine.resume()
             toy.auto = True
@@ -353,9 +353,8 @@ def test_busy_time_is_that_of_requests_that_are_not_paused(model):
     """With a clock of its own: idle and paused seconds do not count."""
 
     async def run():
-        async with beside(model) as (engine, toy):
-            now = 0.0
-            engine._running.calls._clock = lambda: now
+        now = 0.0
+        async with beside(model, clock=lambda: now) as (engine, toy):
             call = asyncio.ensure_future(engine.generate(ask(5, max_new_tokens=1)))
             await engine.until_in_server(1)
             now = 3.0

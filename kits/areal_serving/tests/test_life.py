@@ -151,7 +151,7 @@ async def killed(engine):
 
 def restarts(engine):
     """Return how often the server was started again."""
-    return engine._running.server.num_restarts
+    return engine.running.server.num_restarts
 
 
 def test_a_crash_while_busy_costs_no_answer_and_keeps_weights_and_version(model):
@@ -216,7 +216,7 @@ def test_an_idle_crash_is_seen_without_anybody_asking(model):
         async with started(model) as engine:
             await killed(engine)
             await engine.until(lambda: restarts(engine) == 1)
-            await engine._api()
+            await engine.running.server.api()
             return await engine.status()
 
     assert asyncio.run(run()).metrics["num_restarts"] == 1
@@ -331,7 +331,7 @@ def test_neither_idle_nor_paused_nor_slow_is_a_hang(model):
 
     async def run():
         async with started(model, hang_timeout_s=5.0) as engine:
-            looks = engine._patience
+            looks = engine.looks
 
             async def passes():
                 start = looks.now()
@@ -412,7 +412,7 @@ def test_the_key_is_nowhere_but_in_the_environment_of_the_server(model, capfd, c
             shown = [repr(dialect.launches), repr(dialect.command(dialect.launches[0])), repr(vars(engine))]
             guard = psutil.Process(facts["pid"]).parent().cmdline()
             seen = [*facts["argv"], *guard, str(caught.value), *shown]
-            session = (await engine._api())._headers
+            session = (await engine.running.server.api()).headers
             return key, seen, facts["env"]["TOY_KEY"], session
 
     key, seen, in_server, headers = asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -106,33 +107,37 @@ class Looks:
 class ToyEngine(ServedEngine):
     """The shared engine over a toy server, and what a test asks of both."""
 
-    def __init__(self, dialect: ToyDialect | None = None, **options) -> None:
+    def __init__(
+        self, dialect: ToyDialect | None = None, *, clock=time.perf_counter, dialect_of_ranks=None, **options
+    ) -> None:
         self.toy = dialect or ToyDialect()
-        super().__init__(self.toy, ServedOptions(**{"hang_timeout_s": 1e6, **options}), patience=Looks())
+        self.looks = Looks()
+        served = ServedOptions(**{"hang_timeout_s": 1e6, **options})
+        super().__init__(self.toy, served, direct=dialect_of_ranks, clock=clock, patience=self.looks)
 
-    def _python(self, spec):
+    def interpreter(self, spec):
         return sys.executable
 
     async def step(self, tokens: int = 1) -> None:
         """Have the server compute so many tokens for every request it has."""
-        await (await self._api()).post("/step", {"tokens": tokens})
+        await (await self.running.server.api()).post("/step", {"tokens": tokens})
 
     async def misbehave(self, route: str, how: str, times: int = 1) -> None:
         """Have the server do `how` the next times `route` is called: die, hang, drop, lie, or answer a status."""
-        await (await self._api()).post("/misbehave", {"route": route, "how": how, "times": times})
+        await (await self.running.server.api()).post("/misbehave", {"route": route, "how": how, "times": times})
 
     async def story(self) -> list[str]:
         """Return what this server was told, in order."""
-        return await (await self._api()).get("/story")
+        return await (await self.running.server.api()).get("/story")
 
     async def facts(self):
         """Return the server's process id, arguments and environment."""
-        return await (await self._api()).get("/facts")
+        return await (await self.running.server.api()).get("/facts")
 
     async def until_in_server(self, count: int) -> None:
         """Wait until the server has that many requests."""
         while True:
-            gauges = await self.toy.gauges(await self._api())
+            gauges = await self.toy.gauges(await self.running.server.api())
             if gauges.num_running + gauges.num_waiting == count:
                 return
 

@@ -435,15 +435,14 @@ def test_pickled_tensors_are_refused(served: Served) -> None:
 def test_nobody_without_the_key_is_served(served: Served) -> None:
     """Also not on the same machine; and the key is in no command line and no log."""
     answer = served.refused("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}, key=False)
-    key = served.engine.serving._headers["Authorization"].removeprefix("Bearer ")
-    up = served.engine._require().server._up
-    assert up is not None
-    assert up.process is not None
-    family = psutil.Process(up.process.pid).children(recursive=True)
+    key = served.engine.serving.headers["Authorization"].removeprefix("Bearer ")
+    server = served.engine.running.server
+    assert server.process_id is not None
+    family = psutil.Process(server.process_id).children(recursive=True)
 
     assert answer.status == 401
     assert not any(key in " ".join(process.cmdline()) for process in family)
-    assert key not in up.process.tail(200)
+    assert key not in server.tail(200)
 
 
 def test_tool_calls_are_read_by_sglang(served: Served) -> None:

@@ -277,7 +277,7 @@ def test_a_500_closes_its_connection(served: Served) -> None:
     request = urllib.request.Request(
         f"{served.api.url}/collective_rpc",
         data=b'{"method": "no_such_method"}',
-        headers={**served.api._headers, "Connection": "keep-alive"},
+        headers={**served.api.headers, "Connection": "keep-alive"},
     )
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=60)
@@ -368,7 +368,7 @@ def test_a_server_somebody_else_runs_is_found_by_address_and_key(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is left running at the end."""
-    monkeypatch.setenv("KEY_OF_THAT_SERVER", served.api._headers["Authorization"].removeprefix("Bearer "))
+    monkeypatch.setenv("KEY_OF_THAT_SERVER", served.api.headers["Authorization"].removeprefix("Bearer "))
     other = VLLMEngine(VLLMConfig(url=served.api.url, key_env="KEY_OF_THAT_SERVER"))
 
     async def scene() -> Generation:

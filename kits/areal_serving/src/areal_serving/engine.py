@@ -2,7 +2,7 @@
 
 Knows: which calls are allowed when, and what exists between start and close.
 Does not know: routes and payloads (`dialect`), processes (`server_lifecycle`), requests on their way (`calls`),
-how weights are staged and loaded (`updates`).
+how weights are staged and loaded (`updates`) or taken in place (`direct`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from areal_core.contract.weights import Receipt, WeightSource
 from areal_serving import environment
 from areal_serving.calls import Calls, State
 from areal_serving.dialect import Dialect, Gauges, Reply, ServerFacts
+from areal_serving.direct import DirectDialect, DirectTransfer
 from areal_serving.http import Api, ServerAnswer, ServerGone
 from areal_serving.launch import Clock
 from areal_serving.model import ServedModel
@@ -39,6 +40,7 @@ from areal_serving.slots import Interrupted, Slots
 from areal_serving.staging import Staging
 from areal_serving.updates import Updates
 from areal_serving.work import Work
+from areal_torch.collective.rank_slot import SlotSource
 
 STATUS_TIMEOUT_S = 2.0
 """A snapshot waits no longer for the server's own counts."""
@@ -46,7 +48,10 @@ STATUS_TIMEOUT_S = 2.0
 
 @frozen(kw_only=True, eq=False)
 class Running:
-    """What exists between start and close."""
+    """What exists between start and close; a backend's optional abilities are made of it.
+
+    `work.alone` does one thing at a time, whoever asked; `state` is what the server serves, or its successor must.
+    """
 
     model: ServedModel
     facts: ServerFacts
@@ -54,6 +59,10 @@ class Running:
     slots: Slots
     calls: Calls
     updates: Updates
+    state: State
+    work: Work
+    direct: DirectTransfer | None
+    """None unless the backend has it and `options.direct` asks for it."""
 
 
 @define(kw_only=True)
@@ -67,9 +76,11 @@ class _Counts:
 class ServedEngine:
     """One replica: one server process, or one server somebody else runs.
 
-    A backend subclasses it for its optional abilities and may override `refuse`, `cache_space` and `revived`.
+    A backend subclasses it for its optional abilities and may override `refuse`, `cache_space`, `revived` and
+    `interpreter`; in all of them `running` is what exists.
 
     Args:
+        direct: how the server's own ranks take weights, for backends that can.
         clock: measures requests.
         patience: measures starts and hangs.
     """
@@ -79,17 +90,19 @@ class ServedEngine:
         dialect: Dialect,
         options: ServedOptions,
         *,
+        direct: DirectDialect | None = None,
         clock: Callable[[], float] = time.perf_counter,
         patience: Clock | None = None,
     ) -> None:
         self._dialect = dialect
         self._options = options
+        self._direct = direct if options.direct else None
         self._clock = clock
         self._patience = patience
         self._state = State()
         self._counts = _Counts()
         self._work = Work()
-        self._running: Running | None = None
+        self._now: Running | None = None
         self._starting: asyncio.Task[tuple[Running, EngineInfo]] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -104,6 +117,14 @@ class ServedEngine:
 
     async def revived(self, api: Api) -> None:
         """Bring a server that was started again to the state a backend keeps beside weights, adapters for example."""
+
+    def interpreter(self, spec: InferenceSpec) -> str:
+        """Return the Python that has the engine, in whose environment the server runs. Called in a thread.
+
+        Raises:
+            EngineMissing: there is no environment with the engine.
+        """
+        return str(environment.find(self._dialect.name, spec.device, python=self._options.python or None).path)
 
     # the contract
 
@@ -127,7 +148,7 @@ class ServedEngine:
             raise
         if starting.cancelled():
             raise _closed()
-        self._running, info = starting.result()
+        self._now, info = starting.result()
         self._starting = None
         return info
 
@@ -138,7 +159,7 @@ class ServedEngine:
             PromptTooLong, BatchError, CapabilityError: of the request itself, before anything is sent.
             GenerationFailed: the engine is not started, closed, or lost too many servers.
         """
-        running = self._require()
+        running = self.running
         self.refuse(request)
         budget = check_request(
             request, vocabulary=running.model.vocab_size, context_length=running.facts.context_length
@@ -165,35 +186,45 @@ class ServedEngine:
         Raises:
             GenerationFailed: the server does not; it computes as before.
         """
-        await self._work.alone(self._pause(self._require(), PauseMode(mode)))
+        await self._work.alone(self._pause(self.running, PauseMode(mode)))
 
     async def resume(self) -> None:
         """Compute again."""
-        await self._work.alone(self._resume(self._require()))
+        await self._work.alone(self._resume(self.running))
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
         """Stage one version while generation goes on; every engine worker reads it and must agree on each byte.
 
+        With `options.direct`, and a source that has slots, the paused server's own ranks take it in place.
+
         Raises:
-            CoverageError, VersionRegressed, WeightSyncError: what serves is untouched.
+            CoverageError, VersionRegressed, WeightSyncError: what serves is untouched, or the server is started again.
         """
-        return await self._require().updates.receive(source, version)
+        running = self.running
+        if running.direct is not None and isinstance(source, SlotSource):
+            return await running.direct.receive(source, version)
+        return await running.updates.receive(source, version)
 
     async def commit_weights(self, version: int) -> None:
-        """Have the engine load what is held, between two tokens.
+        """Have the engine load what is held, or serve what it took in place, between two tokens.
 
         Raises:
             WeightSyncError: another version, or none, is held; or servers fail to load it. The one before serves.
         """
-        await self._work.alone(self._require().updates.commit(version))
+        running = self.running
+        holder = running.direct if running.direct is not None and running.direct.holds(version) else running.updates
+        await self._work.alone(holder.commit(version))
 
     async def abort_weights(self) -> None:
         """Drop the held version, also one that is still arriving. Idempotent."""
-        self._require().updates.abort()
+        running = self.running
+        running.updates.abort()
+        if running.direct is not None:
+            await running.direct.abort()
 
     async def status(self) -> EngineStatus:
         """Return a snapshot; with the server's last known counts while it does not tell them."""
-        running, counts = self._require(), self._counts
+        running, counts = self.running, self._counts
         api = running.server.serving
         if api is not None:
             with contextlib.suppress(ServerGone, ServerAnswer, TimeoutError):  # the server's watch sees to it
@@ -223,29 +254,31 @@ class ServedEngine:
     # for backends
 
     @property
-    def serving(self) -> Api:
-        """Return the server; for the conformance suite, which looks behind the contract."""
-        api = self._require().server.serving
-        assert api is not None, "there is a server once the engine is started"
-        return api
+    def running(self) -> Running:
+        """Return what exists between start and close.
 
-    async def _api(self) -> Api:
-        """Return the server, for a backend's optional abilities."""
-        return await self._require().server.api()
-
-    def _require(self) -> Running:
+        Raises:
+            GenerationFailed: the engine was not started, or is closed.
+        """
         if self._closing is not None:
             raise _closed()
-        if self._running is None:
+        if self._now is None:
             raise GenerationFailed("the engine was not started", fix="call start first")
-        return self._running
+        return self._now
+
+    @property
+    def serving(self) -> Api:
+        """Return the server; for the conformance suite, which looks behind the contract."""
+        api = self.running.server.serving
+        assert api is not None, "there is a server once the engine is started"
+        return api
 
     # how
 
     async def _started(self, spec: InferenceSpec) -> tuple[Running, EngineInfo]:
         model = await asyncio.to_thread(ServedModel.of, spec.model_path)
         options, slots = self._options, Slots(spec.max_concurrent)
-        python = "" if options.url else await asyncio.to_thread(self._python, spec)
+        python = "" if options.url else await asyncio.to_thread(self.interpreter, spec)
         server = ServerLifecycle(
             self._dialect,
             spec,
@@ -280,7 +313,22 @@ class ServedEngine:
             context_length=facts.context_length,
             details={"architecture": model.architecture, "dtype": spec.dtype, **facts.details},
         )
-        running = Running(model=model, facts=facts, server=server, slots=slots, calls=calls, updates=updates)
+        direct = None
+        if self._direct is not None:
+            direct = DirectTransfer(
+                self._direct, spec, model=model, server=server, state=self._state, updates=updates, work=self._work
+            )
+        running = Running(
+            model=model,
+            facts=facts,
+            server=server,
+            slots=slots,
+            calls=calls,
+            updates=updates,
+            state=self._state,
+            work=self._work,
+            direct=direct,
+        )
         return running, info
 
     async def _pause(self, running: Running, mode: PauseMode) -> None:
@@ -309,18 +357,20 @@ class ServedEngine:
             starting.cancel()
             await asyncio.wait((starting,))
             if not starting.cancelled() and starting.exception() is None:
-                self._running = starting.result()[0]
-        running, self._running = self._running, None
+                self._now = starting.result()[0]
+        running, self._now = self._now, None
         if running is None:
             return
         await running.server.close()
         running.updates.abort()
+        if running.direct is not None:
+            running.direct.stop()
         await self._work.end()
         await running.calls.landed()
         running.updates.close()
 
     async def _revive(self, api: Api) -> None:
-        counts, running = self._counts, self._running
+        counts, running = self._counts, self._now
         counts.base += counts.last.tokens_generated
         counts.last = evolve(counts.last, tokens_generated=0)
         if running is not None:
@@ -328,11 +378,8 @@ class ServedEngine:
             await self.revived(api)
 
     async def _beats(self, api: Api) -> tuple[int, bool]:
-        gauges, running = await self._dialect.gauges(api), self._running
+        gauges, running = await self._dialect.gauges(api), self._now
         return gauges.tokens_generated, running is not None and running.calls.expected
-
-    def _python(self, spec: InferenceSpec) -> str:
-        return str(environment.find(self._dialect.name, spec.device, python=self._options.python or None).path)
 
     def _timings(self, arrived: float, granted: float, reply: Reply) -> Timings:
         total, waited = self._clock() - arrived, granted - arrived

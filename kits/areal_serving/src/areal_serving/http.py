@@ -45,6 +45,11 @@ class Api:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return what every call carries, the key among it: for a client that must call the server itself."""
+        return self._headers
+
     async def get(
         self, path: str, *, params: Mapping[str, str] | None = None, timeout_s: float = CALL_TIMEOUT_S
     ) -> Any:

@@ -6,9 +6,13 @@ Does not know: any server.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from enum import StrEnum
+from typing import Any
 
-from attrs import field, frozen, validators
+from attrs import Attribute, field, frozen, validators
+
+from areal_core.contract.errors import PlanError
 
 
 class CacheOnUpdate(StrEnum):
@@ -40,3 +44,21 @@ class ServedOptions:
     """A server that has requests and computes no token for this long is killed and started again."""
     direct: bool = False
     """With transport `collective`: the engine's own workers join the group and load in place, without a host copy."""
+
+
+def none_of(own: Collection[str]) -> Callable[[object, Attribute[Any], tuple[str, ...]], None]:
+    """Return a validator for `server_args` that refuses the arguments a plugin gives itself, in any spelling.
+
+    Example: server_args: tuple[str, ...] = field(default=(), converter=tuple[str, ...], validator=none_of({"--port"}))
+    """
+
+    def check(_: object, __: Attribute[Any], value: tuple[str, ...]) -> None:  # Any: of any attribute
+        for argument in value:
+            if argument.partition("=")[0].replace("_", "-") in own:
+                raise PlanError(
+                    f"rollout.options.server_args holds {argument!r}",
+                    why="the plugin sets it itself, or could not keep its promises with it",
+                    fix="take it out; dtype, layout, context_length, seed and the options of the plugin say the same",
+                )
+
+    return check

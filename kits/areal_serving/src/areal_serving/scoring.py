@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from areal_core.contract.errors import BatchError, GenerationFailed
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import GenerationRequest, SamplingParams
-from areal_serving.calls import State
 from areal_serving.engine import Running
 from areal_serving.http import Api
 from areal_serving.requests import check_request
@@ -25,7 +24,7 @@ _ATTEMPTS = 8
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 
 
-async def scores(running: Running, state: State, input_ids: Sequence[int], temperature: float, ask: Ask) -> list[float]:
+async def scores(running: Running, input_ids: Sequence[int], temperature: float, ask: Ask) -> list[float]:
     """Return log p(token t | tokens < t) for each token, 0.0 for the first, all of one version of the weights.
 
     Raises:
@@ -42,7 +41,7 @@ async def scores(running: Running, state: State, input_ids: Sequence[int], tempe
     if len(input_ids) == 1:
         return [0.0]
     for _ in range(_ATTEMPTS):
-        found = await _once(running, state, ask)
+        found = await _once(running, ask)
         if found is not None and not all(map(math.isfinite, found)):
             raise GenerationFailed("the scores are not finite", why="nor are the weights, or what they compute")
         if found is not None:
@@ -50,15 +49,15 @@ async def scores(running: Running, state: State, input_ids: Sequence[int], tempe
     raise GenerationFailed("scores were interrupted too often", fix="ask again")
 
 
-async def _once(running: Running, state: State, ask: Ask) -> list[float] | None:
+async def _once(running: Running, ask: Ask) -> list[float] | None:
     """Return the scores, or None if a pause or an update came between."""
     try:
         await running.slots.acquire()
     except Interrupted:
         return None
     try:
-        version = state.version
+        version = running.state.version
         found = await running.server.asked(lambda api: ask(api, version))
     finally:
         running.slots.release()
-    return found if version == state.version else None
+    return found if version == running.state.version else None

@@ -93,6 +93,10 @@ class ServerLifecycle:
         """Return the process all of the server's are children of, None while there is none or it is not ours."""
         return self._up.process.pid if self._up and self._up.process else None
 
+    def tail(self, lines: int = 20) -> str:
+        """Return the last lines the server wrote, "" while there is none or it is not ours."""
+        return self._up.process.tail(lines) if self._up and self._up.process else ""
+
     @property
     def lost(self) -> GenerationFailed | None:
         """Return why there will be no server any more, None while there may be one; each time another object."""

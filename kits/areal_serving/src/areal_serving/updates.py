@@ -106,18 +106,19 @@ class Updates:
             )
         self._held = None  # whatever arrives or is aborted meanwhile leaves alone what is being loaded
         try:
-            await self.change(version, lambda api: self._load(api, held), held)
+            await self.change(version, lambda api, _: self._load(api, held), held)
         except BaseException:
             if self._held is None and self._served is not held:
                 self._held = held
             raise
 
     async def change(
-        self, version: int, load: Callable[[Api], Awaitable[None]], staged: StagedWeights | None = None
+        self, version: int, load: Callable[[Api, bool], Awaitable[None]], staged: StagedWeights | None = None
     ) -> None:
         """Have `load` change the weights with no token computed meanwhile, and stamp `version` from the next one on.
 
-        `staged` is what a server that is started again loads, None if this worker does not hold it.
+        `load` is told whether keys and values of running requests stay. `staged` is what a server that is started
+        again loads, None if this worker does not hold it.
 
         Raises:
             WeightSyncError: servers fail to load it. The version before serves.
@@ -218,12 +219,12 @@ class Updates:
     async def _load(self, api: Api, staged: StagedWeights) -> None:
         await self._dialect.load(api, staged.folder, staged.version, keep_cache=self._keep_cache)
 
-    async def _loaded(self, version: int, load: Callable[[Api], Awaitable[None]]) -> None:
+    async def _loaded(self, version: int, load: Callable[[Api, bool], Awaitable[None]]) -> None:
         failure: Exception | None = None
         for _ in range(MAX_LOADS):
             api = await self._server.asked(self._frozen)
             try:
-                await load(api)
+                await load(api, self._keep_cache)
             except Exception as error:  # whatever it was, nobody knows which weights this server has
                 failure = error
                 await self._server.replace(api)

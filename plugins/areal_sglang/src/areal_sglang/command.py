@@ -14,10 +14,12 @@ from typing import Any
 
 from areal_core.contract.inference import InferenceSpec
 from areal_serving.dialect import Command, Launch
+from areal_serving.site import make_site
 from areal_serving.weights import inspect_model
 from areal_sglang.config import SGLangConfig
-from areal_sglang.site import make_site
 
+_ENTRY_POINTS = "[sglang.srt.plugins]\nareal = areal_sglang.inside.hooks:register\n"
+"""By which SGLang finds the hooks."""
 KEY_VARIABLE = "AREAL_SGLANG_KEY"
 SWITCH = "AREAL_SGLANG"
 FORK = "AREAL_SGLANG_FORK"
@@ -49,7 +51,7 @@ def command(launch: Launch, options: SGLangConfig) -> Command:
     ]
     (launch.folder / "tmp").mkdir(exist_ok=True)
     environ = {
-        "PYTHONPATH": str(make_site(launch.folder)),
+        "PYTHONPATH": str(make_site(launch.folder, Path(__file__).parent, _ENTRY_POINTS)),
         "PYTHONUNBUFFERED": "1",
         SWITCH: "1",
         KEY_VARIABLE: launch.key,

@@ -6,12 +6,11 @@ Does not know: the server.
 
 from __future__ import annotations
 
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen, validators
 
-from areal_core.contract.errors import PlanError
-from areal_serving.options import ServedOptions
+from areal_serving.options import ServedOptions, none_of
 
-TAKEN = (
+OWN_ARGUMENTS = (
     *("--model-path", "--model", "--host", "--port", "--api-key", "--admin-api-key", "--config", "--dtype", "--device"),
     *("--tp", "--tp-size", "--tensor-parallel-size", "--dp", "--dp-size", "--data-parallel-size", "--pp", "--pp-size"),
     *("--context-length", "--max-running-requests", "--random-seed", "--sampling-backend", "--weight-version"),
@@ -22,16 +21,6 @@ TAKEN = (
 """Arguments that are areal's to give, or that make the server another one than the manifest describes."""
 
 
-def _not_taken(_: object, __: Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
-    for argument in value:
-        if argument.partition("=")[0].replace("_", "-") in TAKEN:
-            raise PlanError(
-                f"rollout.options.server_args holds {argument!r}",
-                why="the plugin sets it itself, or could not keep its promises with it",
-                fix="take it out; dtype, layout, context_length, seed and the options of the plugin say the same",
-            )
-
-
 @frozen(kw_only=True)
 class SGLangConfig(ServedOptions):
     """How servers are started, beside what all served backends have.
@@ -39,7 +28,7 @@ class SGLangConfig(ServedOptions):
     Example: SGLangConfig(kv_on_update="recompute", kv_cache_gib=8.0, server_args=("--page-size", "16"))
     """
 
-    server_args: tuple[str, ...] = field(default=(), converter=tuple[str, ...], validator=_not_taken)
+    server_args: tuple[str, ...] = field(default=(), converter=tuple[str, ...], validator=none_of(OWN_ARGUMENTS))
     """Further arguments of `sglang.launch_server`, one per item."""
     kv_cache_gib: float = field(default=0.0, validator=validators.ge(0.0))
     """Memory for keys and values, per rank. 0: what is left on an accelerator, 1 GiB on the CPU."""

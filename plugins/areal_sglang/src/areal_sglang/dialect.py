@@ -12,8 +12,9 @@ from pathlib import Path
 
 from attrs import define
 
-from areal_core.contract.errors import CoverageError, FingerprintMismatch, ModelError, WeightSyncError, WorkerError
+from areal_core.contract.errors import CoverageError, ModelError, WeightSyncError, WorkerError
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE, PauseMode
+from areal_serving.agreement import proved
 from areal_serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
 from areal_serving.http import Api, ServerAnswer
 from areal_sglang.asking import ask
@@ -23,8 +24,6 @@ from areal_sglang.payloads import generate_body, reply_of, server_name
 from areal_sglang.trace import Trace, told
 
 _LOAD_TIMEOUT_S = 600.0
-_PROOF_LOOK_S = (0.005, 0.25)
-"""Between two questions for a proof: at first, and at most."""
 _FLUSHES = 3
 _NO_COUNTS = (0.0,) * 6
 """What `inside.counts` has put there before the first step."""
@@ -135,23 +134,9 @@ class SGLangDialect:
         """Have every rank's scheduler hash the staged file while it generates.
 
         Raises:
-            FingerprintMismatch: two ranks read different bytes.
-            WeightSyncError: a rank cannot read it.
+            FingerprintMismatch: a rank cannot read it, or two read different bytes.
         """
-        wait = _PROOF_LOOK_S[0]
-        while True:
-            ranks = await ask(api, f"prove:{folder}")
-            if all(rank["done"] for rank in ranks):
-                break
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, _PROOF_LOOK_S[1])
-        problem = next((rank["problem"] for rank in ranks if rank["problem"]), "")
-        if problem:
-            raise WeightSyncError("SGLang cannot read the staged weights", why=problem)
-        first: Mapping[str, str] = ranks[0]["fingerprints"]
-        if any(rank["fingerprints"] != first for rank in ranks):
-            raise FingerprintMismatch("two ranks of the SGLang server read different bytes of the staged weights")
-        return first
+        return await proved(lambda: ask(api, f"prove:{folder}"), "SGLang")
 
     async def load(self, api: Api, folder: Path, version: int, *, keep_cache: bool) -> None:
         """Load the staged folder in place of the weights served.

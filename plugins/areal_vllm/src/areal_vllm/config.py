@@ -6,12 +6,9 @@ Does not know: torch, vLLM.
 
 from __future__ import annotations
 
-from typing import Any
+from attrs import field, frozen, validators
 
-from attrs import Attribute, field, frozen, validators
-
-from areal_core.contract.errors import PlanError
-from areal_serving.options import ServedOptions
+from areal_serving.options import ServedOptions, none_of
 
 OWN_ARGUMENTS = frozenset(
     {
@@ -50,17 +47,6 @@ OWN_ARGUMENTS = frozenset(
 """Set by the plugin from other options, or known to break what it promises."""
 
 
-def _check_arguments(_: object, __: Attribute[Any], value: tuple[str, ...]) -> None:
-    for argument in value:
-        name = argument.split("=")[0].replace("_", "-")
-        if name in OWN_ARGUMENTS:
-            raise PlanError(
-                f"rollout.options.server_args holds {argument!r}",
-                why="the plugin sets it itself, or could not keep its promises with it",
-                fix="take it out; dtype, layout, context_length, seed and the options of the plugin say the same",
-            )
-
-
 @frozen(kw_only=True)
 class VLLMConfig(ServedOptions):
     """What a vLLM server is started with, beside what every served backend has (`ServedOptions`).
@@ -68,7 +54,7 @@ class VLLMConfig(ServedOptions):
     Example: VLLMConfig(kv_on_update="recompute", kv_cache_gib=8.0, server_args=("--block-size", "32"))
     """
 
-    server_args: tuple[str, ...] = field(default=(), converter=tuple[str, ...], validator=_check_arguments)
+    server_args: tuple[str, ...] = field(default=(), converter=tuple[str, ...], validator=none_of(OWN_ARGUMENTS))
     """Further arguments of `vllm serve`, one per item: ["--block-size", "32"]. Those of `OWN_ARGUMENTS` are refused."""
     device_memory_share: float = field(default=0.9, validator=[validators.gt(0.0), validators.le(1.0)])
     """Share of an accelerator's memory that weights and cache may take."""

@@ -6,13 +6,13 @@ Does not know: payloads (`payloads`), the command (`command`), when anything is 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_core.contract.errors import FingerprintMismatch, GenerationFailed, ModelError, WorkerError
+from areal_core.contract.errors import GenerationFailed, ModelError, WorkerError
 from areal_core.contract.inference import PauseMode
+from areal_serving.agreement import proved
 from areal_serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
 from areal_serving.http import Api, ServerAnswer
 from areal_vllm.command import BASE_NAME, EXTENSION, command_of
@@ -23,7 +23,6 @@ from areal_vllm.payloads import body_of, id_inside, reply_of
 GENERATE = "/inference/v1/generate"
 FORGET_IMAGES = "/reset_encoder_cache"
 """Drops features of images in the scheduler and the workers; in one of them alone, the next such image ends vLLM."""
-PROVE_POLL_S = 0.02
 _HEALTH_TIMEOUT_S = 4.0
 _MODEL_AT_FAULT = (
     "does not appear to have a file named",
@@ -116,20 +115,7 @@ class VLLMDialect:
         Raises:
             FingerprintMismatch: they cannot, or do not agree.
         """
-        while True:
-            states = await rpc(api, "areal_prove", folder=str(folder))
-            if all(state["done"] for state in states):
-                break
-            await asyncio.sleep(PROVE_POLL_S)
-        for rank, state in enumerate(states):
-            if state["problem"]:
-                raise FingerprintMismatch(f"vLLM worker {rank} cannot read the staged weights", why=state["problem"])
-        first: Mapping[str, str] = states[0]["fingerprints"]
-        for rank, state in enumerate(states[1:], start=1):
-            wrong = sorted(name for name in first if state["fingerprints"].get(name) != first[name])
-            if wrong:
-                raise FingerprintMismatch(f"vLLM workers 0 and {rank} read other bytes of {wrong[0]!r}")
-        return first
+        return await proved(lambda: rpc(api, "areal_prove", folder=str(folder)), "vLLM")
 
     async def load(self, api: Api, folder: Path, version: int, *, keep_cache: bool) -> None:
         """While paused: load in every worker, stamp, and drop the running requests' keys and values if asked to."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from vllm import LLM
 
+from areal_serving.proof import read_tensors
 from areal_vllm.inside import loading
-from areal_vllm.inside.proof import read_tensors
 from areal_vllm.inside.reading import weights_in_use
 
 

@@ -18,9 +18,8 @@ def staged(path: Path, value: float) -> str:
 
 def proved(worker: WorkerExtension, folder: str) -> object:
     worker.areal_prove(folder)
-    proof = worker._areal_proof
-    assert proof is not None
-    proof._thread.join()
+    assert worker.areal_proof is not None
+    worker.areal_proof.join()
     return worker.areal_prove(folder)
 
 

@@ -3,55 +3,28 @@
 Asked through SGLang's own route /weights_checker, whose request reaches every rank; actions of ours begin with
 `areal.`. Hashing runs in a thread, so that tokens are computed meanwhile; the asker comes again until it is done.
 
-Knows: safetensors files, fingerprints, ranks.
+Knows: ranks, and what each of them is asked.
 Does not know: who compares, or when weights are loaded (`loading`).
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from sglang.srt.managers.io_struct import CheckWeightsReqInput, CheckWeightsReqOutput
 
-from areal_serving.weights import fingerprint
+from areal_serving.proof import Proof
 from areal_sglang.inside import experts, loading, parts, receiving
 from areal_sglang.inside.hooks import missing
 
 PREFIX = "areal."
 Answer = Mapping[str, Any]  # Any: JSON
 T = TypeVar("T")
-
-
-class Proof:
-    """Hashes every tensor of a folder in a thread of its own."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.fingerprints: dict[str, str] = {}
-        self.problem = ""
-        self._thread = threading.Thread(target=self._run, name="areal-proof", daemon=True)
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """Tell whether it came to its end."""
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            for file in sorted(Path(self.folder).glob("*.safetensors")):
-                with safe_open(file, framework="pt") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                        self.fingerprints[name] = fingerprint(tensors.get_tensor(name))
-        except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
 
 
 _proof: Proof | None = None
@@ -85,13 +58,12 @@ def _answer(action: str, folder: str) -> Answer:
         return {"problems": loading.problems()}
     if action != "prove":
         return {"problem": f"no action {action!r}"}
-    if _proof is None or _proof.folder != folder:
-        _proof = Proof(folder)
-    proof = _proof
-    if not proof.done:
-        return {"done": False}
-    _proof = None
-    return {"done": True, "problem": proof.problem, "fingerprints": proof.fingerprints}
+    if _proof is None or _proof.folder != Path(folder):
+        _proof = Proof(Path(folder))
+    state = _proof.state()
+    if state["done"]:
+        _proof = None
+    return state
 
 
 def _gathered(answer: T, group: Any) -> list[T]:

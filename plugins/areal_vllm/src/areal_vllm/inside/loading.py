@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from areal_vllm.inside.proof import read_tensors
+from areal_serving.proof import read_tensors
 
 
 class LoadIncomplete(RuntimeError):

@@ -13,10 +13,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from areal_serving.proof import Proof
 from areal_torch.collective.group import place
 from areal_vllm.inside import ascend, kernels, loading, reading, sampling, scoring
 from areal_vllm.inside import tools as tool_calls
-from areal_vllm.inside.proof import Proof
 
 
 class WorkerExtension:
@@ -24,7 +24,8 @@ class WorkerExtension:
 
     model_runner: Any
     weight_transfer_engine: Any
-    _areal_proof: Proof | None
+    areal_proof: Proof | None
+    """Of the folder asked about last."""
     _areal_prepared: dict[str, Any] | None
 
     def areal_prepare(self) -> dict[str, Any]:
@@ -47,16 +48,16 @@ class WorkerExtension:
 
     def areal_prove(self, folder: str) -> dict[str, Any]:
         """Begin to read a staged folder, or say how far it is; asked again and again until "done"."""
-        proof: Proof | None = self.__dict__.get("_areal_proof")
+        proof: Proof | None = self.__dict__.get("areal_proof")
         if proof is None or proof.folder != Path(folder):
-            proof = self._areal_proof = Proof(Path(folder))
+            proof = self.areal_proof = Proof(Path(folder))
         return proof.state()  # kept: workers are asked together until the slowest is done
 
     def areal_load(self, folder: str, clean: bool = False) -> dict[str, Any]:
         """Load a staged folder into the running model; vLLM is paused. `clean` takes NaN out of the cache, too."""
         from vllm.config import set_current_vllm_config
 
-        self._areal_proof = None
+        self.areal_proof = None
         if clean:
             kernels.clean_cache(self.model_runner)
         with set_current_vllm_config(self.model_runner.vllm_config):

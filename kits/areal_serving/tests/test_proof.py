@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from areal_core.weights.fingerprint import fingerprint
-from areal_vllm.inside.proof import Proof, read_tensors
+from areal_serving.proof import Proof, read_tensors
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -19,7 +19,7 @@ def folder(path: Path) -> Path:
 
 
 def finished(proof: Proof) -> dict[str, object]:
-    proof._thread.join()
+    proof.join()
     return proof.state()
 
 

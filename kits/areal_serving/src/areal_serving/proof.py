@@ -1,7 +1,9 @@
 """Read a staged folder and fingerprint every tensor in it, in a thread of its own: generation goes on meanwhile.
 
+For the code a plugin puts inside its engine's processes; `agreement` is what asks them.
+
 Knows: safetensors files, fingerprints.
-Does not know: vLLM, versions, or who compares.
+Does not know: engines, versions, or who compares.
 """
 
 from __future__ import annotations
@@ -35,9 +37,18 @@ class Proof:
         self._thread = threading.Thread(target=self._read, name="areal-proof", daemon=True)
         self._thread.start()
 
+    @property
+    def done(self) -> bool:
+        """Return whether it came to its end."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
+
     def state(self) -> dict[str, Any]:
         """Return {"done": bool, "fingerprints": name -> digest, "problem": text}. Any: JSON."""
-        if self._thread.is_alive():
+        if not self.done:
             return {"done": False}
         return {"done": True, "fingerprints": self._found, "problem": self._problem}
 
