@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from areal_core.config.images import PROCESSOR_FILES
 from areal_core.config.load import load_config
 from areal_core.config.model_folder import inspect_model
 from areal_core.config.plan import Plan, make_plan
@@ -17,6 +16,7 @@ from areal_core.plugins.claims import Claim, full, not_yet
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Overlay, default_registry
 from areal_tasks.quickstart.quickstart import preset_path
+from areal_torch.image_plan import PROCESSOR_FILES
 
 from .conftest import MakeFolder
 
@@ -105,9 +105,9 @@ def test_a_folder_without_an_image_processor_is_refused(make_folder: MakeFolder)
 
 def test_without_pillow_the_fix_is_the_pip_command(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are decoded with it."""
-    monkeypatch.setattr("areal_core.config.images.find_spec", lambda name: None)
+    monkeypatch.setattr("areal_torch.image_plan.find_spec", lambda name: None)
 
-    with pytest.raises(EngineMissing, match=r"pip install 'areal-core\[images\]'"):
+    with pytest.raises(EngineMissing, match=r"pip install 'areal-torch\[images\]'"):
         plan(model)
 
 

@@ -39,6 +39,11 @@ class ModelFolder:
     model_type: str = ""
     image_token_id: int | None = None
 
+    @property
+    def sees(self) -> bool:
+        """Return whether the model has a part for images, even one that no token stands for."""
+        return self.image_token_id is not None or self.architecture.endswith(_WITH_IMAGES)
+
 
 def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
     """Read a model folder; with `images` it may also be of a model that takes images beside text.

@@ -18,7 +18,6 @@ from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
 from areal_core.config.engine_environment import check_environment
-from areal_core.config.images import check_images, check_processor
 from areal_core.config.lora import check_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.optimizer import check_optimizer
@@ -28,7 +27,7 @@ from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import CapabilityError, PlanError, ResourceError
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.train import ObjectiveSpec
-from areal_core.plugins.extensions import need
+from areal_core.plugins.extensions import ImageSupport, need
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
 
@@ -150,7 +149,9 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
         needs.append("lora")
     _require(registry, "train", backend.name, needs, manifest.devices, device)
     model = inspect_model(role.path or config.model.path, images=True)
-    check_images(name, "train", backend.name, model, registry, device)
+    if model.sees:
+        images: ImageSupport = need("images", "a model that takes images")
+        images.check_role(name, "train", backend.name, model, registry, device)
     registry.check_engine("train", backend.name)
     registry.options("train", backend.name, role.options, f"{name}.options")
     if not frozen:
@@ -189,8 +190,10 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
     registry.options("infer", backend.name, rollout.options, "rollout.options")
     # The fleet serves the actor's starting weights.
     model = inspect_model(config.actor.path or config.model.path, images=True)
-    check_images("rollout", "infer", backend.name, model, registry, device)
-    check_processor(model)
+    if model.sees:
+        images: ImageSupport = need("images", "a model that takes images")
+        images.check_role("rollout", "infer", backend.name, model, registry, device)
+        images.check_processor(model)
     dtype = rollout.dtype or config.model.dtype
     return RolePlan(
         role="rollout",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from areal_core.contract.data import Trajectory
     from areal_core.contract.workflow import RewardInput, RewardResult
+    from areal_core.plugins.registry import Registry
 
 GROUP = "areal.extension"
 _OFFERED_BY = {
@@ -100,8 +101,47 @@ class ImagePreparer(Protocol):
         """Return the trajectory with its images as media and its placeholders widened."""
 
 
+class ImageModel(Protocol):
+    """The facts of a model folder that decide about images; `image_token_id` None means it takes none."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def image_token_id(self) -> int | None: ...
+
+
 class ImageSupport(Protocol):
     """Extension `images`: what a run of a policy that takes images needs."""
+
+    def check_role(
+        self, name: str, role: str, backend: str, model: ImageModel, registry: Registry, device: str
+    ) -> None:
+        """Refuse a backend that cannot take the images of a model with a part that sees.
+
+        Args:
+            name: the run's role, such as `actor`.
+            role: the backend's, `train` or `infer`.
+
+        Raises:
+            CapabilityError: the backend does not claim `images`.
+            PlanError: a critic: no backend trains a value head on images.
+            ModelError: the model has no token that stands for an image.
+        """
+
+    def check_processor(self, model: ImageModel) -> None:
+        """Refuse a model whose images could not be prepared for training; a model without images passes.
+
+        Raises:
+            ModelError: an unknown kind of model, or a folder without an image processor.
+            EngineMissing: a package that decodes images is not installed.
+        """
+
+    def parts(self, messages: Sequence[Mapping[str, Any]], count: int, marker: str) -> list[Mapping[str, Any]]:
+        """Return a conversation whose messages say where its `count` images stand. Any: as in chat templates."""
 
     def reader(self, limit: int) -> ImageReader:
         """Return a reader that keeps the images of the last `limit` rows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from areal_core.contract.errors import DatasetError
 from areal_core.contract.trajectory import from_generation
 from areal_core.contract.workflow import RewardInput, Session, Tokenizer, require_ok
 from areal_core.plugins.extensions import ImageReader, ImageSupport, need
-from areal_core.workflows.image_parts import with_image_parts
 
 COLUMNS = ("input_ids", "messages", "prompt")
 """A row needs one of these; the first that is there counts."""
@@ -130,16 +130,20 @@ class SingleTurnWorkflow:
         if value is None:
             return ()
         if self._reader is None:
-            support: ImageSupport = need("images", "a data set with images")
-            self._reader = support.reader(REMEMBERED_IMAGES)
+            self._reader = self._support.reader(REMEMBERED_IMAGES)
         folder, where = Path(self._config.image_folder), f"in the row of {task_id}"
         return await asyncio.to_thread(self._reader.read, value, folder, where)
+
+    @cached_property
+    def _support(self) -> ImageSupport:
+        found: ImageSupport = need("images", "a data set with images")
+        return found
 
     def _from_chat(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], num_images: int) -> list[int]:
         """Return the ids of a conversation. Any: as in chat templates."""
         config = self._config
         if num_images:
-            messages = with_image_parts(messages, num_images, config.image_marker)
+            messages = self._support.parts(messages, num_images, config.image_marker)
         system = [{"role": "system", "content": config.system}] if config.system else []
         options = {"add_generation_prompt": True, **config.template, "tokenize": True, "return_dict": False}
         return [int(token) for token in tokenizer.apply_chat_template([*system, *messages], **options)]

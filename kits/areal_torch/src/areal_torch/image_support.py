@@ -1,4 +1,4 @@
-"""What areal-core asks of this kit for policies that take images: rows read, trajectories prepared.
+"""What areal-core asks of this kit for policies that take images: plans checked, rows read, trajectories prepared.
 
 Knows: which of this kit's parts answer, and that members of a group share their row.
 Does not know: files (`image_files`) or patches (`prepare_images`).
@@ -6,10 +6,15 @@ Does not know: files (`image_files`) or patches (`prepare_images`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.plugins.extensions import ImageModel
+from areal_core.plugins.registry import Registry
 from areal_torch.image_files import image_file
+from areal_torch.image_parts import Message, with_image_parts
+from areal_torch.image_plan import check_processor, check_role
 from areal_torch.single_flight_cache import SingleFlightCache
 
 if TYPE_CHECKING:
@@ -38,6 +43,20 @@ class ImageReader:
 
 class Images:
     """Satisfies `areal_core.plugins.extensions.ImageSupport`."""
+
+    def check_role(
+        self, name: str, role: str, backend: str, model: ImageModel, registry: Registry, device: str
+    ) -> None:
+        """Refuse a backend that cannot take the images a model takes; see `image_plan.check_role`."""
+        check_role(name, role, backend, model, registry, device)
+
+    def check_processor(self, model: ImageModel) -> None:
+        """Refuse a model whose images could not be prepared; see `image_plan.check_processor`."""
+        check_processor(model)
+
+    def parts(self, messages: Sequence[Message], count: int, marker: str) -> list[Message]:
+        """Return a conversation that says where its images stand; see `image_parts.with_image_parts`."""
+        return with_image_parts(messages, count, marker)
 
     def reader(self, limit: int) -> ImageReader:
         """Return a reader that keeps the images of the last `limit` rows."""

@@ -16,11 +16,11 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from areal_core.config.images import KINDS
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
 from areal_core.contract.errors import BatchError, CapabilityError, ModelError
 from areal_torch.attention import Packing
+from areal_torch.image_plan import KINDS
 
 
 @frozen(kw_only=True)

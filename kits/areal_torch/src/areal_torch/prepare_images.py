@@ -14,11 +14,11 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from areal_core.config.images import check_processor
 from areal_core.config.model_folder import inspect_model
 from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES, Trajectory
 from areal_core.contract.errors import BatchError, ModelError
 from areal_torch.image_files import decoded
+from areal_torch.image_plan import check_processor
 from areal_torch.single_flight_cache import SingleFlightCache
 
 KEPT_BYTES = 1 << 30

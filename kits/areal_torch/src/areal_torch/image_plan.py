@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from areal_core.config.model_folder import ModelFolder
 from areal_core.contract.errors import CapabilityError, EngineMissing, ModelError, PlanError
+from areal_core.plugins.extensions import ImageModel
 from areal_core.plugins.registry import Registry
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -18,8 +18,8 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """One of them tells a folder's image processor."""
 
 
-def check_images(name: str, role: str, backend: str, model: ModelFolder, registry: Registry, device: str) -> None:
-    """Refuse a backend that cannot take the images a model takes; a model without images passes.
+def check_role(name: str, role: str, backend: str, model: ImageModel, registry: Registry, device: str) -> None:
+    """Refuse a backend that cannot take the images a model takes.
 
     Args:
         name: the run's role, such as `actor`.
@@ -31,13 +31,11 @@ def check_images(name: str, role: str, backend: str, model: ModelFolder, registr
         ModelError: the model has a part that sees, and no token that stands for an image.
     """
     if model.image_token_id is None:
-        if model.architecture.endswith("ForConditionalGeneration"):
-            raise ModelError(
-                f"model folder {str(model.path)!r} holds a {model.architecture} without a token for images",
-                why="config.json names no image_token_id: its prompts could not say where an image stands",
-                fix="take a model whose architecture ends in ForCausalLM, or one of " + ", ".join(KINDS),
-            )
-        return
+        raise ModelError(
+            f"model folder {str(model.path)!r} holds a {model.architecture} without a token for images",
+            why="config.json names no image_token_id: its prompts could not say where an image stands",
+            fix="take a model whose architecture ends in ForCausalLM, or one of " + ", ".join(KINDS),
+        )
     if name == "critic":
         raise PlanError(
             f"critic: {str(model.path)!r} is a model that takes images",
@@ -54,7 +52,7 @@ def check_images(name: str, role: str, backend: str, model: ModelFolder, registr
         ) from None
 
 
-def check_processor(model: ModelFolder) -> None:
+def check_processor(model: ImageModel) -> None:
     """Refuse a model whose images could not be prepared for training; a model without images passes.
 
     Raises:
@@ -79,5 +77,5 @@ def check_processor(model: ModelFolder) -> None:
         raise EngineMissing(
             f"model folder {str(model.path)!r} takes images, and pillow is not installed",
             why="images are decoded with it before training",
-            fix="pip install 'areal-core[images]'",
+            fix="pip install 'areal-torch[images]'",
         )
