@@ -10,6 +10,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import frame
@@ -23,7 +24,9 @@ from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
-from areal_core.testing.rollouts import NoTokenizer, ScriptedWorkflow
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of the repository
+from tests.benches.rollouts import NoTokenizer, ScriptedWorkflow
 
 NUM_TOKENS = 32
 ROWS = [{"input_ids": [3 + number % 20, 4, 5, 6]} for number in range(512)]

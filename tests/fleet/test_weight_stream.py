@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.benches.weight_workers import ReceivingWorker, SendingWorker
 
 from areal_core.contract.errors import ArealError, CoverageError, RemoteError, StorageError, WeightSyncError, WorkerDied
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.weight_sync import WeightSync
-from areal_core.testing.weight_workers import ReceivingWorker, SendingWorker
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.benches.weight_workers import ReceivingWorker, SendingWorker
 
 from areal_core.contract.errors import (
     ArealError,
@@ -29,7 +30,6 @@ from areal_core.contract.weights import Receipt
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.testing.clock import StepClock
-from areal_core.testing.weight_workers import ReceivingWorker, SendingWorker
 from areal_local.transports.shm import ShmTransport
 
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from attrs import frozen
+from tests.benches.rollouts import RolloutBench, RolloutParts
 
 from areal_conformance.adapter import Adapter, Case
 from areal_conformance.benches.base import Bench
@@ -21,7 +22,6 @@ from areal_core.contract.inference import SamplingParams
 from areal_core.loop.checkpoint import begin_checkpoint, save_checkpoint
 from areal_core.loop.run_folder import RunFolder
 from areal_core.rollout.groups import Group
-from areal_core.testing.rollouts import RolloutBench, RolloutParts
 
 
 @frozen(kw_only=True)

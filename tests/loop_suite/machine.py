@@ -16,7 +16,7 @@ from areal_conformance.outcome import Violation, expect
 from .bench import indices, oldest_token
 
 if TYPE_CHECKING:
-    from areal_core.testing.rollouts import RolloutBench
+    from tests.benches.rollouts import RolloutBench
 
     from .bench import LoopBench
 

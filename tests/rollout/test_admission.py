@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.benches.rollouts import RolloutBench
 
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.inference import SamplingParams
-from areal_core.testing.rollouts import RolloutBench
 
 CONFIG = RolloutConfig(
     prompts_per_step=2, group_size=2, max_staleness=1, retries=0, sampling=SamplingParams(max_new_tokens=8)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.benches.rollouts import RolloutBench, ScriptedWorkflow, greedy
 
 from areal_core.config.schema import RolloutConfig, StalenessPolicy
 from areal_core.contract.data import Trajectory
@@ -24,7 +25,6 @@ from areal_core.contract.errors import (
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams
 from areal_core.contract.workflow import Session
 from areal_core.rollout.groups import Group
-from areal_core.testing.rollouts import RolloutBench, ScriptedWorkflow, greedy
 
 SMALL = RolloutConfig(
     prompts_per_step=2, group_size=2, max_staleness=1, retries=0, sampling=SamplingParams(max_new_tokens=64)

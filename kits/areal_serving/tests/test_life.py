@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from areal_conformance.probes.processes import descendants, survivors
 from areal_core.contract.errors import GenerationFailed, ModelError, PlanError, WeightSyncError, WorkerError
 from areal_core.contract.inference import InferenceSpec, PauseMode
-from areal_core.testing.processes import descendants, survivors
 from areal_serving.dialect import Command
 from areal_serving.server import ServerProcess
 from areal_torch.testing.serving import FolderWeights, ask

@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from areal_conformance.probes.processes import descendants
 from areal_core.contract import InferenceSpec, Job
-from areal_core.testing.processes import descendants
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
 

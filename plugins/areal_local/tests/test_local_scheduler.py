@@ -17,6 +17,7 @@ import attrs
 import psutil
 import pytest
 
+from areal_conformance.probes.processes import Kill, Stop, alive, descendants, survivors
 from areal_core.contract import GenerationRequest, InferenceSpec, Job, Scheduler, Worker, WorkerState, WorkerStatus
 from areal_core.contract.errors import (
     BackendNotFound,
@@ -29,7 +30,6 @@ from areal_core.contract.errors import (
     WorkerTimeout,
 )
 from areal_core.plugins.registry import default_registry
-from areal_core.testing.processes import Kill, Stop, alive, descendants, survivors
 from areal_core.worker.devices import DevicePool
 from areal_core.worker.supervise import Supervisor
 from areal_local.scheduler.config import LocalConfig

@@ -11,17 +11,19 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests.benches.rollouts import greedy
+
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import EpisodeFailed, GenerationFailed
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.trajectory import from_generation
-from areal_core.testing.rollouts import greedy
 
 if TYPE_CHECKING:
+    from tests.benches.rollouts import RolloutBench
+
     from areal_core.contract.inference import Generation, GenerationRequest
     from areal_core.contract.workflow import Session
-    from areal_core.testing.rollouts import RolloutBench
 
     from ..bench import LoopBench
 

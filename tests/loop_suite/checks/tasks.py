@@ -6,10 +6,11 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.benches.rollouts import greedy
+
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import DatasetError
-from areal_core.testing.rollouts import greedy
 
 from ..bench import indices
 from .staleness import Lengths

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import attrs
+from tests.benches.rollouts import RolloutParts
 
 from areal_conformance.target import Target
-from areal_core.testing.rollouts import RolloutParts
 from areal_proof.mutants import mutant
 
 from ..bench import LoopParts

@@ -20,11 +20,11 @@ import psutil
 from areal_conformance.benches.base import SOON_S, Bench
 from areal_conformance.outcome import HarnessError, Violation
 from areal_conformance.probes import engine as probe_engine
+from areal_conformance.probes.processes import alive, descendants
 from areal_conformance.target import Target
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import GenerationRequest, InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker, WorkerStatus
-from areal_core.testing.processes import alive, descendants
 
 T = TypeVar("T")
 CALL_S = 30.0

@@ -14,10 +14,10 @@ import sys
 from typing import Any
 
 from areal_conformance.benches.scheduler import SchedulerBench, asking
+from areal_conformance.probes.processes import descendants
 from areal_conformance.target import Locator, locate
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job
-from areal_core.testing.processes import descendants
 
 
 async def run(given: dict[str, Any]) -> None:  # Any: plain JSON

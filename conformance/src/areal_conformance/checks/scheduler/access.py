@@ -24,7 +24,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, WORKER
 from areal_conformance.outcome import expect
 from areal_conformance.probes.engine import Trap
-from areal_core.testing.processes import descendants
+from areal_conformance.probes.processes import descendants
 
 if TYPE_CHECKING:
     from areal_conformance.benches.scheduler import SchedulerBench

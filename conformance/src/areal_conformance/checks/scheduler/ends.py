@@ -24,7 +24,7 @@ from areal_conformance.benches.scheduler import ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CANCEL, CLOSE
 from areal_conformance.outcome import HarnessError, expect
-from areal_core.testing.processes import Kill, Stop, alive, descendants
+from areal_conformance.probes.processes import Kill, Stop, alive, descendants
 
 if TYPE_CHECKING:
     from areal_conformance.benches.scheduler import SchedulerBench

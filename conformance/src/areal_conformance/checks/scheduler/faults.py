@@ -14,9 +14,9 @@ from areal_conformance.benches.scheduler import ask, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL, STATE, STATUS
 from areal_conformance.outcome import expect
+from areal_conformance.probes.processes import Kill, Stop
 from areal_core.contract.errors import ArealError, WorkerDied, WorkerTimeout
 from areal_core.contract.scheduler import WorkerState
-from areal_core.testing.processes import Kill, Stop
 
 if TYPE_CHECKING:
     from areal_conformance.benches.scheduler import SchedulerBench
