@@ -93,7 +93,8 @@ def test_one_backend_is_shown_with_every_reason(areal: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["lcoal"], "did you mean 'local'?"),
+        (["lokal"], "did you mean 'local'?"),
+        (["slurm"], "why: it does not exist yet"),
         (["--role", "trian"], "did you mean 'train'?"),
     ],
 )

@@ -14,6 +14,7 @@ from areal_core.cli.main import COMMANDS, main
 from areal_core.contract.errors import BackendNotFound, ConfigError
 from areal_core.plugins import discovery
 from areal_core.plugins.catalogue import COMMANDS as COMMANDS_OF_OTHERS
+from areal_core.plugins.install import pip_install
 from areal_core.testing.plugins import Run, write_distribution
 
 HEAVY = ("torch", "transformers", "tensordict", "ray", "omegaconf", "cattrs")
@@ -41,11 +42,11 @@ def test_help_names_every_command(areal: Run) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], []])
-def test_the_frame_imports_nothing_heavy(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Help and version cost no engine, no configuration library, and no command."""
-    monkeypatch.setenv("AREAL_PLUGINS", "")
+def test_the_frame_imports_nothing_heavy(words: list[str]) -> None:
+    """Help and version cost no engine, no configuration library, and no command, where no plugin adds one."""
     code = (
-        "import sys; from areal_core.cli.main import main; code = main(sys.argv[1:]);"
+        "import sys; from areal_core.plugins import discovery; discovery._entries = lambda unreadable: iter(());"
+        "from areal_core.cli.main import main; code = main(sys.argv[1:]);"
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules];"
         "commands = [m for m in sys.modules if m.startswith('areal_core.cli.') and m != 'areal_core.cli.main'];"
         "sys.exit(repr((heavy, commands)) if heavy or commands else code)"
@@ -84,13 +85,21 @@ def test_a_command_of_ours_that_is_not_installed_names_its_package(
     assert capsys.readouterr().err == (
         f"EngineMissing: areal has no command {word!r} here [AREAL-E102]\n"
         f"  why: {distribution} adds it, and is not installed\n"
-        f"  fix: pip install {distribution}\n"
+        f"  fix: {pip_install(distribution)}\n"
     )
 
 
 def test_our_own_commands_are_never_narrowed_away(areal: Run) -> None:
     """Whoever narrows the plugins to look for a fault still has the doctor."""
     assert areal("doctor", "--help", AREAL_PLUGINS="fsdp").returncode == 0
+
+
+def test_a_command_of_ours_that_is_left_out_says_so(areal: Run) -> None:
+    """What is installed and shut out needs no installation."""
+    done = areal("conformance", AREAL_PLUGINS="fsdp")
+
+    assert done.returncode == 1
+    assert "why: areal-conformance adds it, but AREAL_PLUGINS leaves that out" in done.stderr
 
 
 def test_the_commands_of_others_are_where_the_table_says() -> None:
@@ -155,7 +164,7 @@ def test_a_command_whose_module_lacks_a_package_says_what_to_install(areal: Run,
 
     assert done.returncode == 1
     assert done.stderr.startswith("EngineMissing: areal train needs the module 'absent_engine' [AREAL-E102]\n")
-    assert "pip install 'areal-core[torch]'" in done.stderr
+    assert pip_install("areal-core[torch]") in done.stderr
 
 
 def test_a_plugin_adds_a_command(areal: Run, site: Path) -> None:

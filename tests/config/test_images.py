@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from areal_core.config.plan import Plan, make_plan
 from areal_core.contract.errors import ArealError, CapabilityError, EngineMissing, ModelError, PlanError
 from areal_core.contract.version import CONTRACT
 from areal_core.plugins.claims import Claim, full, not_yet
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Overlay, default_registry
 from areal_tasks.quickstart.quickstart import preset_path
@@ -107,7 +109,7 @@ def test_without_pillow_the_fix_is_the_pip_command(model: Path, monkeypatch: pyt
     """Images are decoded with it."""
     monkeypatch.setattr("areal_torch.image_plan.find_spec", lambda name: None)
 
-    with pytest.raises(EngineMissing, match=r"pip install 'areal-torch\[images\]'"):
+    with pytest.raises(EngineMissing, match=re.escape(pip_install("areal-torch[images]"))):
         plan(model)
 
 

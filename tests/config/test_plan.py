@@ -104,7 +104,7 @@ def test_all_roles_are_planned_and_described(model: Path) -> None:
     [
         ("actor.backend=fsdpp:d1", BackendNotFound, r"'fsdpp'(.|\n)*did you mean 'fsdp'"),
         ("rollout.backend=referense:d1", BackendNotFound, r"'referense'(.|\n)*did you mean 'reference'"),
-        ("scheduler.backend=slurm", BackendNotFound, r"'slurm'(.|\n)*pip install areal-slurm"),
+        ("scheduler.backend=slurm", BackendNotFound, r"'slurm'(.|\n)*it does not exist yet"),
         ("data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
         ("evaluation.data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
         ("rollout.reward.name=reasoning_jim", BackendNotFound, r"reward named(.|\n)*did you mean 'reasoning_gym'"),

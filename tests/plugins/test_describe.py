@@ -9,7 +9,7 @@ import pytest
 
 from areal_core.contract.errors import BackendBroken, BackendNotFound, ContractMismatch, DuplicateName, ManifestError
 from areal_core.contract.version import CONTRACT
-from areal_core.plugins import describe
+from areal_core.plugins import describe, install
 from areal_core.plugins.registry import Registry
 from areal_core.testing.plugins import manifest_source, write_distribution
 
@@ -77,6 +77,7 @@ def test_a_contract_we_do_not_speak_is_refused_with_the_pip_command(
     site: Path, monkeypatch: pytest.MonkeyPatch, ours: tuple[int, int], theirs: tuple[int, int], why: str, fix: str
 ) -> None:
     """Whoever is older is the one to upgrade."""
+    monkeypatch.setattr(install, "CHECKOUT", site)
     spoken = {**CONTRACT, "train": ours}
     monkeypatch.setattr(describe, "CONTRACT", spoken)
     monkeypatch.setattr("areal_core.contract.version.CONTRACT", spoken)
@@ -166,6 +167,16 @@ def test_an_unknown_name_gets_the_near_one_and_the_pip_command(role: str, name: 
     assert (what, fix) == (caught.value.what, caught.value.fix)
     if role == "train":
         assert caught.value.why.startswith("installed: ") and "areal-core" not in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["ray", "slurm"])
+def test_a_name_that_is_only_planned_is_offered_by_no_command(name: str) -> None:
+    """Nobody is sent to a package index for what does not exist."""
+    with pytest.raises(BackendNotFound) as caught:
+        Registry(environ={}).describe("scheduler", name)
+
+    assert caught.value.why.startswith("it does not exist yet; installed: local (areal-local ")
+    assert "pip" not in caught.value.fix
 
 
 def test_the_message_of_an_unknown_name_reads_as_documented(site: Path) -> None:

@@ -84,4 +84,6 @@ def test_narrowing_leaves_hook_plugins_out_too(site: Path) -> None:
     """AREAL_PLUGINS set but empty is the safe mode of the command line: only our own commands are left."""
     hooks(site, one=GOOD.format("one"))
 
-    assert {entry.distribution for entry in discover({"AREAL_PLUGINS": ""}).hooks} <= OWN
+    found = discover({"AREAL_PLUGINS": ""}).hooks
+    assert {entry.distribution for entry in found} <= OWN
+    assert "one" in {entry.name for entry in discover({}).hooks} - {entry.name for entry in found}

@@ -7,6 +7,7 @@ import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -14,6 +15,7 @@ from packaging.requirements import Requirement
 from areal_core.contract.errors import PluginError
 from areal_core.plugins.catalogue import CORE, OFFICIAL
 from areal_core.plugins.discovery import Entry, discover
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -74,12 +76,19 @@ def test_the_extra_in_the_pip_command_exists(entry: Entry) -> None:
     """A manifest with requirements names an extra of its own distribution that brings them."""
     manifest = Registry(environ={}).describe(entry.group.removeprefix("areal."), entry.name)
     folder = ROOT if entry.distribution == CORE else ROOT / "plugins" / entry.distribution.replace("-", "_")
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    project = _project(folder)
     extras = project.get("optional-dependencies", {})
     base = {Requirement(text).name for text in project["dependencies"]}
+    if "areal-torch" in base:
+        base |= {Requirement(text).name for text in _project(ROOT)["optional-dependencies"]["torch"]}
 
     if {Requirement(text).name for text in manifest.requires} - base:
         assert manifest.extra in extras
+
+
+def _project(folder: Path) -> dict[str, Any]:  # Any: toml
+    project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return project
 
 
 def test_our_names_are_in_the_catalogue() -> None:
@@ -97,4 +106,4 @@ def test_the_catalogue_is_answered_with_its_command(role: str) -> None:
         if name not in registry.names(role):
             with pytest.raises(PluginError) as caught:
                 registry.describe(role, name)
-            assert caught.value.fix == f"pip install {distribution}"
+            assert caught.value.fix == pip_install(distribution)

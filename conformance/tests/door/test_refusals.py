@@ -13,6 +13,7 @@ from areal_conformance.run.asked import Asked
 from areal_conformance.run.refusals import refuse_absent, refuse_adapter
 from areal_conformance.target import Locator, Target
 from areal_core.contract.errors import ConfigError, EngineMissing, ResourceError
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.registry import Registry
 
 
@@ -32,7 +33,7 @@ def test_without_torch_only_static_checks_run(role: str) -> None:
     with pytest.raises(EngineMissing, match="need torch, transformers") as caught:
         absent(role, torch=False, level=1)
 
-    assert "pip install 'areal-conformance[engine]'" in str(caught.value)
+    assert pip_install("areal-conformance[engine]") in str(caught.value)
     absent(role, torch=False, level=0)
     absent(role, torch=False, only=("static.import.light",))
     absent(role, level=1)

@@ -19,6 +19,7 @@ from areal_archon.engine import ArchonEngine
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CapabilityError, LayoutError
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
+from areal_core.plugins.install import pip_install
 from areal_torch.shape import ModelShape
 from areal_torch.testing.batches import make_batch
 from areal_torch.testing.models import make_tiny_model
@@ -180,7 +181,7 @@ def test_a_missing_torchao_is_refused(model: Path, tmp_path: Path, monkeypatch: 
         started(tmp_path / "no model", tmp_path, fp8="rowwise", fp8_emulate=True),
     ):
         pass
-    assert "pip install 'areal-archon[fp8]'" in caught.value.fix
+    assert pip_install("areal-archon[fp8]") in caught.value.fix
 
 
 @pytest.mark.parametrize(

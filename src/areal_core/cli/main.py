@@ -123,9 +123,10 @@ def _unknown_command(word: str, known: Sequence[str]) -> ArealError:
 
 
 def _missing_module(command: str, module: str) -> EngineMissing:
-    return EngineMissing(
-        f"areal {command} needs the module {module!r}", why="it is not installed", fix="pip install 'areal-core[torch]'"
-    )
+    from areal_core.plugins.install import pip_install
+
+    fix = pip_install("areal-core[torch]")
+    return EngineMissing(f"areal {command} needs the module {module!r}", why="it is not installed", fix=fix)
 
 
 if __name__ == "__main__":

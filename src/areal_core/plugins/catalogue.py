@@ -1,6 +1,6 @@
-"""The official names, so that a missing plugin can be answered with one pip command.
+"""The official names, so that a missing plugin can be answered with the one command that brings it.
 
-Knows: role -> name -> distribution, and command -> distribution, for the plugins this project publishes.
+Knows: role -> name -> distribution, and command -> distribution, of the plugins of this project.
 Does not know: what is installed, or anything of third parties.
 """
 
@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from areal_core.plugins.install import pip_install
+
 CORE = "areal-core"
 LOCAL, TASKS, REPORT = "areal-local", "areal-tasks", "areal-report"
+
 OWN = frozenset({CORE, LOCAL, TASKS, REPORT, "areal-torch", "areal-serving"})
-"""What a run is made of beside its backends: never left out by AREAL_PLUGINS."""
+"""What a run is made of beside its backends: never left out by AREAL_PLUGINS, and what one lacks is a choice."""
+
+PROOF = "areal-conformance-proof"
+"""Its engines prove the conformance suite. They can be named, and are neither listed nor recommended."""
 
 OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -38,10 +44,13 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
+PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType({"scheduler": ("ray", "slurm")})
+"""Role -> names that are written of and do not exist yet."""
+
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        "doctor": "areal-local",
-        "quickstart": "areal-tasks",
+        "doctor": LOCAL,
+        "quickstart": TASKS,
         "convert": "areal-torch",
         "env": "areal-serving",
         "new": "areal-conformance",
@@ -52,11 +61,13 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 
 
 def official_names(role: str) -> tuple[str, ...]:
-    """Return the names this project publishes for a role, in the order of the catalogue."""
+    """Return the names this project has for a role, in the order of the catalogue."""
     return tuple(OFFICIAL.get(role, {}))
 
 
 def pip_command(role: str, name: str) -> str:
-    """Return `pip install areal-vllm` for an official name, and an empty string for any other."""
+    """Return the command that brings an official name, and an empty string for any other."""
     distribution = OFFICIAL.get(role, {}).get(name)
-    return f"pip install {distribution}" if distribution else ""
+    if distribution == LOCAL:
+        distribution = f"{CORE}[local]"
+    return pip_install(distribution) if distribution else ""

@@ -15,6 +15,7 @@ from areal_core.contract.version import CONTRACT, accepts
 from areal_core.plugins.claims import Claim
 from areal_core.plugins.conditions import parse
 from areal_core.plugins.discovery import PREFIX, Entry
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.probe import engine_command, import_roots
 
@@ -53,7 +54,7 @@ def read_manifest(entry: Entry) -> Manifest:
             fix="make the entry point and the manifest agree",
         )
     _check(found, title)
-    _shake_hands(found, entry.origin, f"pip install -U {entry.distribution}")
+    _shake_hands(found, entry.origin, pip_install(entry.distribution, options="-U"))
     return found
 
 
@@ -113,7 +114,9 @@ def resolve(target: str) -> object:
 
 def _broken(what: str, entry: Entry, exc: BaseException) -> BackendBroken:
     return BackendBroken(
-        what, why=reason(exc), fix=f"pip install --force-reinstall {entry.distribution}, or report it to its authors"
+        what,
+        why=reason(exc),
+        fix=f"{pip_install(entry.distribution, options='--force-reinstall')}, or report it to its authors",
     )
 
 
@@ -153,7 +156,7 @@ def _shake_hands(manifest: Manifest, origin: str, fix: str) -> None:
     raise ContractMismatch(
         f"{origin} speaks {manifest.role} contract {_dotted(manifest.contract)}",
         why=f"this areal-core speaks {_dotted(ours)}{' and older minors' if ours[1] else ''}",
-        fix="pip install -U areal-core" if newer else fix,
+        fix=pip_install("areal-core", options="-U") if newer else fix,
     )
 
 

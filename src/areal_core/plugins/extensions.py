@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.contract.errors import EngineMissing, PluginError
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -283,6 +284,6 @@ def need(name: str, what_for: str) -> Any:
         raise EngineMissing(
             f"{what_for} needs the extension {name!r}",
             why="no installed package offers it",
-            fix=f'pip install "{_OFFERED_BY[name]}"',
+            fix=pip_install(_OFFERED_BY[name]),
         )
     return found

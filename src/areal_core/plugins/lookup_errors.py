@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 
 from areal_core.contract.errors import BackendNotFound, DuplicateName, EngineMissing, PluginError
 from areal_core.contract.version import ROLES
-from areal_core.plugins.catalogue import COMMANDS, official_names, pip_command
+from areal_core.plugins.catalogue import COMMANDS, PLANNED, official_names, pip_command
 from areal_core.plugins.describe import noun
 from areal_core.plugins.discovery import HOOKS_GROUP, NARROW, Entry, discover
+from areal_core.plugins.install import pip_install
 
 
 def unknown_role(role: str) -> PluginError:
@@ -31,6 +32,8 @@ def not_found(role: str, name: str, origins: Mapping[str, str], hidden: Iterable
     installed = ", ".join(f"{known} ({origin})" for known, origin in origins.items())
     why = f"installed: {installed}" if installed else f"no {noun(role)} is installed"
     fix = _hint(role, name, origins)
+    if name in PLANNED.get(role, ()):
+        why = f"it does not exist yet; {why}"
     for entry in hidden:
         if (entry.group, entry.name) == (f"areal.{role}", name):
             why = f"{entry.origin} has it, but {NARROW} leaves that out"
@@ -42,6 +45,8 @@ def not_found_anywhere(name: str, role: str | None, known: Iterable[str]) -> Bac
     """Return the error for a name that no role has; `known` are the names of all roles looked at."""
     roles = ROLES if role is None else (role,)
     officials = {official: pip_command(one, official) for one in roles for official in official_names(one)}
+    if name in (planned for one in roles for planned in PLANNED.get(one, ())):
+        return BackendNotFound(f"nothing named {name!r} is installed", why="it does not exist yet")
     if name in officials:
         return BackendNotFound(f"nothing named {name!r} is installed", fix=officials[name])
     installed = sorted(set(known))
@@ -57,7 +62,7 @@ def command_not_installed(word: str) -> EngineMissing | None:
     distribution = COMMANDS.get(word)
     if distribution is None:
         return None
-    why, fix = f"{distribution} adds it, and is not installed", f"pip install {distribution}"
+    why, fix = f"{distribution} adds it, and is not installed", pip_install(distribution)
     if any((entry.group, entry.distribution) == (HOOKS_GROUP, distribution) for entry in discover().hidden):
         why, fix = (
             f"{distribution} adds it, but {NARROW} leaves that out",

@@ -17,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from areal_core.contract.errors import EngineMissing, ManifestError
 from areal_core.plugins.extensions import EnginePython, need
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.manifest import Manifest
 
 IMPORT_NAMES: Mapping[str, str] = MappingProxyType(
@@ -121,7 +122,7 @@ def _with_environments(found: Probe, manifest: Manifest) -> Probe:
 def engine_command(manifest: Manifest, distribution: str) -> str:
     """Return the pip command that brings a plugin's engine."""
     if manifest.extra:
-        return f"pip install '{distribution}[{manifest.extra}]'"
+        return pip_install(f"{distribution}[{manifest.extra}]")
     return "pip install " + " ".join(f"'{text}'" for text in manifest.requires)
 
 

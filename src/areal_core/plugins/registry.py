@@ -20,6 +20,7 @@ from areal_core.contract.errors import BackendBroken, CapabilityError, EngineMis
 from areal_core.contract.version import CONTRACT, ROLES
 from areal_core.plugins import describe as description
 from areal_core.plugins import probe as probing
+from areal_core.plugins.catalogue import PROOF
 from areal_core.plugins.claims import Claim
 from areal_core.plugins.conditions import holds
 from areal_core.plugins.devices import seen_kinds
@@ -41,6 +42,11 @@ class Listing:
     role: str
     name: str
     origin: str
+
+    @property
+    def proof(self) -> bool:
+        """Whether it proves the conformance suite, and is nothing to run or recommend."""
+        return self.origin.partition(" ")[0] == PROOF
 
 
 class Registry:
@@ -251,7 +257,7 @@ class Registry:
     def capable(self, role: str, key: str, *, device: str | None = None) -> list[str]:
         """Return the names of the usable plugins of a role that claim an ability."""
         able: list[str] = []
-        for name in self.names(role):
+        for name in (listing.name for listing in self.listings(role) if not listing.proof):
             try:
                 claim = self.describe(role, name).claims.get(key)
             except PluginError:
@@ -310,7 +316,7 @@ class Registry:
     def _entry(self, role: str, name: str) -> Entry:
         entries = self.discovery.roles.get((role, name), ())
         if not entries:
-            origins = {listing.name: listing.origin for listing in self.listings(role)}
+            origins = {listing.name: listing.origin for listing in self.listings(role) if not listing.proof}
             raise not_found(role, name, origins, self.discovery.hidden)
         if len(entries) > 1:
             raise duplicate(role, name, entries[0].origin, entries[1].origin)

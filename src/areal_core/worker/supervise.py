@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from areal_core.contract.errors import WorkerDied, WorkerError, WorkerTimeout
 from areal_core.contract.scheduler import Scheduler, WorkerState, WorkerStatus
+from areal_core.plugins.install import pip_install
 from areal_core.worker.clock import Clock, SystemClock
 
 PERIOD_S = 0.2
@@ -107,5 +108,6 @@ def _advice(status: WorkerStatus) -> str:
     if status.exit_code == -signal.SIGKILL:
         return f"read {status.log_path}; if nobody killed it, the kernel did for want of memory: dmesg | tail"
     if any("No module named 'areal_core" in line for line in status.log_tail):
-        return "install areal-core and the backend's plugin for that interpreter: PYTHON -m pip install areal-core"
+        command = pip_install("areal-core")
+        return f"install areal-core and the backend's plugin for that interpreter: PYTHON -m {command}"
     return f"read {status.log_path}"

@@ -18,6 +18,7 @@ from areal_conformance.target import Locator, Target
 from areal_core.contract.abilities import ABILITIES
 from areal_core.contract.errors import ConfigError, EngineMissing, ResourceError
 from areal_core.plugins.devices import seen_kinds
+from areal_core.plugins.install import pip_install
 
 LIBRARIES = ("torch", "transformers", "tensordict")
 """What `areal-conformance[engine]` brings: oracles, tiny models and tensors to send are made of them."""
@@ -46,7 +47,7 @@ def refuse_absent(
         raise EngineMissing(
             f"the checks of the role {locator.role} beyond --level 0 need {', '.join(missing)}",
             why="the suite makes models, batches and tensors of its own to compare with",
-            fix="pip install 'areal-conformance[engine]'",
+            fix=pip_install("areal-conformance[engine]"),
         )
     if locator.role in ENGINES and locator.device not in kinds() and not _torch_sees(locator.device):
         raise ResourceError(

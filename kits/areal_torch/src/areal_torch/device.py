@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.errors import CapabilityError, ResourceError
+from areal_core.plugins.install import pip_install
 
 DISTRIBUTED_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 """What `init_process_group` takes, by device type."""
@@ -108,7 +109,7 @@ def _import_npu() -> None:
         import torch_npu  # noqa: F401  adds torch.npu
     except ModuleNotFoundError as error:
         raise ResourceError(
-            "no npu device", why=f"{error.name} is not installed", fix="pip install 'areal-ascend[engine]'"
+            "no npu device", why=f"{error.name} is not installed", fix=pip_install("areal-ascend[engine]")
         ) from error
     except ImportError as error:
         raise ResourceError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.contract.errors import DatasetError, EngineMissing
+from areal_core.plugins.install import pip_install
 
 _AS_THEY_ARE = ("PNG", "JPEG")
 _ORIENTATION = 0x0112
@@ -75,7 +76,7 @@ def pillow() -> Any:
         import PIL.Image
     except ImportError as error:
         raise EngineMissing(
-            "images need the library pillow", why=str(error), fix="pip install 'areal-core[images]'"
+            "images need the library pillow", why=str(error), fix=pip_install("areal-torch[images]")
         ) from error
     return PIL.Image
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from areal_core.contract.errors import CapabilityError, EngineMissing, ModelError, PlanError
 from areal_core.plugins.extensions import ImageModel
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.registry import Registry
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -77,5 +78,5 @@ def check_processor(model: ImageModel) -> None:
         raise EngineMissing(
             f"model folder {str(model.path)!r} takes images, and pillow is not installed",
             why="images are decoded with it before training",
-            fix="pip install 'areal-torch[images]'",
+            fix=pip_install("areal-torch[images]"),
         )

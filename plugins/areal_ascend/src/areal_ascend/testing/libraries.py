@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from areal_core.contract.errors import EngineMissing, ResourceError
+from areal_core.plugins.install import pip_install
 
 LIBRARIES = ("libhccl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
 """Beside libascendcl, which holds all functions; torch_npu looks some up in these, so they lead there."""
@@ -49,7 +50,7 @@ def wanted() -> set[str]:
     """Return the functions of CANN that the installed torch_npu is linked to."""
     spec = find_spec("torch_npu")
     if spec is None or spec.origin is None:
-        raise EngineMissing("torch_npu is not installed", fix="pip install 'areal-ascend[engine]'")
+        raise EngineMissing("torch_npu is not installed", fix=pip_install("areal-ascend[engine]"))
     package = Path(spec.origin).parent
     files = [file for file in (*package.glob("_C*.so"), *package.glob("lib/*.so")) if "atb" not in file.name]
     return {name for file in files for name in _symbols(file, "--undefined-only") if _OF_CANN.match(name)}

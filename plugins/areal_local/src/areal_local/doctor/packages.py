@@ -14,6 +14,7 @@ from packaging.version import Version
 from areal_core import __version__
 from areal_core.contract.version import CONTRACT
 from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.install import pip_install
 
 MIN_TORCH = "2.11"
 
@@ -35,7 +36,7 @@ def check_core(installed: str | None) -> Finding:
         level=Level.WARNING,
         subject="areal-core",
         what=f"{what}, but the installed metadata says {installed or 'nothing'}",
-        fix="pip install --force-reinstall --no-deps areal-core (or pip install -e . in a checkout)",
+        fix=pip_install("areal-core", options="--force-reinstall --no-deps"),
     )
 
 
@@ -47,7 +48,7 @@ def check_torch(installed: str | None) -> Finding:
             level=Level.WARNING,
             subject="torch",
             what="not installed; nothing trains in this interpreter",
-            fix="pip install 'areal-core[torch]'",
+            fix=pip_install("areal-core[torch]"),
         )
     if Version(installed) < Version(MIN_TORCH):
         return Finding(

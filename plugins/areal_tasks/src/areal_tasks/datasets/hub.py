@@ -12,6 +12,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from areal_core.contract.errors import DatasetError, EngineMissing
+from areal_core.plugins.install import pip_install
 from areal_tasks.datasets.rows import LazyRows
 from areal_tasks.datasets.shape import ShapeConfig, check_columns, shaped
 
@@ -65,7 +66,7 @@ def _records(config: HubConfig) -> Any:  # Any: the library is not typed here
         import datasets
     except ImportError as exc:
         raise EngineMissing(
-            "the data set 'hub' needs the library `datasets`", why=str(exc), fix="pip install 'areal-core[hub]'"
+            "the data set 'hub' needs the library `datasets`", why=str(exc), fix=pip_install("areal-tasks[hub]")
         ) from exc
     folder = Path(config.path).expanduser()
     try:
