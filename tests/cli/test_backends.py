@@ -94,7 +94,7 @@ def test_one_backend_is_shown_with_every_reason(areal: Run) -> None:
     ("words", "said"),
     [
         (["lokal"], "did you mean 'local'?"),
-        (["slurm"], "why: it does not exist yet"),
+        (["slurm"], "areal backends"),
         (["--role", "trian"], "did you mean 'train'?"),
     ],
 )

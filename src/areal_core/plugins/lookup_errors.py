@@ -46,7 +46,8 @@ def not_found_anywhere(name: str, role: str | None, known: Iterable[str]) -> Bac
     roles = ROLES if role is None else (role,)
     officials = {official: pip_command(one, official) for one in roles for official in official_names(one)}
     if name in (planned for one in roles for planned in PLANNED.get(one, ())):
-        return BackendNotFound(f"nothing named {name!r} is installed", why="it does not exist yet")
+        what = f"nothing named {name!r} is installed"
+        return BackendNotFound(what, why="it does not exist yet", fix="areal backends")
     if name in officials:
         return BackendNotFound(f"nothing named {name!r} is installed", fix=officials[name])
     installed = sorted(set(known))
