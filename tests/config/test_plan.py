@@ -73,7 +73,7 @@ def test_the_preset_plans_as_it_is(model: Path) -> None:
     made = plan(model)
 
     assert [(r.role, str(r.backend)) for r in made.roles] == [("actor", "fsdp:d1"), ("rollout", "reference:d1")]
-    assert (made.warnings, made.pause, made.staged) == ((), None, True)
+    assert (made.warnings, made.transports[0].pause, made.transports[0].staged) == ((), None, True)
     assert made.role("actor").memory_per_worker == 32 * 16
 
 
@@ -134,7 +134,8 @@ def test_a_name_that_leads_nowhere_is_answered_with_the_near_one(
         ("evaluation.data.options.max_word=3", UnknownKey, r"did you mean 'evaluation\.data\.options\.max_word_len'"),
         ("rollout.reward.options.exat=true", UnknownKey, r"did you mean 'rollout\.reward\.options\.exact'"),
         ("rollout.workflow.options.chatt=true", UnknownKey, r"did you mean 'rollout\.workflow\.options\.chat'"),
-        ("weight_sync.options.size=1", UnknownKey, r"'weight_sync\.options\.size'"),
+        ("weight_sync={transport: shm, options: {size: 1}}", UnknownKey, r"'weight_sync\.options\.size'"),
+        ("weight_sync.options.bucket_bytes=9", ConfigError, r"options belong to one transport"),
         ("scheduler.options.nodes=2", UnknownKey, r"'scheduler\.options\.nodes'"),
         ("algorithm.objective.options.clip_lo=0.1", UnknownKey, r"'algorithm\.objective\.options\.clip_low'"),
         ("algorithm.objective.options.clip_low=x", WrongType, r"algorithm\.objective\.options\.clip_low: got 'x'"),
@@ -240,7 +241,7 @@ def test_the_least_disturbing_pause_that_is_claimed_is_taken(model: Path) -> Non
     chosen = []
     for claims in ladder:
         overlay = fake("infer", {**shm, **claims})
-        chosen.append(str(plan(model, "rollout.backend=fake:d1", overlay=overlay).pause))
+        chosen.append(str(plan(model, "rollout.backend=fake:d1", overlay=overlay).transports[0].pause))
 
     assert chosen == ["abort", "keep", "None"]
     with pytest.raises(CapabilityError, match="cannot change weights under load"):
@@ -263,7 +264,8 @@ def test_conditions_of_claims_read_the_options_and_the_transport(model: Path) ->
         plan(model, *staged, "rollout.options.update=direct", overlay=overlay),
     ]
 
-    assert [(one.staged, str(one.pause)) for one in plans] == [(True, "None"), (False, "keep"), (False, "keep")]
+    chosen = [one.transports[0] for one in plans]
+    assert [(one.staged, str(one.pause)) for one in chosen] == [(True, "None"), (False, "keep"), (False, "keep")]
 
 
 @frozen(kw_only=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from areal_core.config.load import redact, redacted_keys
-from areal_core.config.schema import LoggerConfig, RunConfig
+from areal_core.config.load import dump_config, redact, redacted_keys
+from areal_core.config.placement import PlacementConfig
+from areal_core.config.schema import LoggerConfig, RoleConfig, RunConfig
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("api_key", "apiKey", "api-key", "WANDB_API_KEY", "key", "access_key_id", "accessKey", "hf_token", "tokens"),
+        *("PGPASSWORD", "MYSQL_PWD", "GITHUB_PAT", "SECRET_VALUE"),
         *("password", "passwd", "client_secret", "auth", "Authorization", "session.cookie", "credentials"),
     ],
 )
@@ -24,6 +26,15 @@ def test_a_value_under_a_key_that_names_a_secret_is_redacted(name: str) -> None:
 def test_a_value_under_another_key_is_kept(name: str) -> None:
     """A run could not be resumed without it."""
     assert redact({name: "</s>"}) == {name: "</s>"}
+
+
+def test_secrets_of_an_environment_are_redacted_in_the_dump() -> None:
+    """What a run gives its workers is written down by name; a value that is no secret is kept."""
+    env = {"HF_TOKEN": "hunter2", "NCCL_DEBUG": "INFO"}
+    dumped = dump_config(RunConfig(actor=RoleConfig(placement=PlacementConfig(env=env))))
+
+    assert "hunter2" not in dumped
+    assert {"HF_TOKEN: <redacted>", "NCCL_DEBUG: INFO"} <= {line.strip() for line in dumped.splitlines()}
 
 
 def test_user_and_password_in_an_address_are_redacted() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from areal_core.contract.errors import ResourceError
-from areal_core.worker.rendezvous import free_port, init_method
+from areal_core.worker.rendezvous import address_towards, free_port, init_method, is_here, network_environment
 
 
 def test_a_taken_port_is_passed_over() -> None:
@@ -38,3 +40,32 @@ def test_the_address_is_one_a_rank_can_listen_on() -> None:
     with socket.socket() as rank:
         rank.bind((host, int(port)))
     assert (scheme, init_method("::1").startswith("tcp://[::1]:")) == ("tcp", True)
+
+
+def test_another_machines_address_is_none_to_meet_at() -> None:
+    """A controller that asked for a port of a remote worker's address would find none: the worker itself chooses."""
+    with pytest.raises(ResourceError, match=r"ports of 192\.0\.2\.1"):
+        init_method("192.0.2.1")
+    assert (is_here("127.0.0.1"), is_here("127.0.0.9"), is_here("192.0.2.1")) == (True, True, False)
+
+
+def test_collectives_keep_to_the_interface_of_an_address() -> None:
+    """Law 11: gloo's listeners are not authenticated. A loopback alias is on the loopback interface."""
+    interface = network_environment("127.0.0.2")
+
+    assert interface == {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    assert network_environment("192.0.2.1") == {}
+
+
+def test_every_library_keeps_to_an_address_of_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with two networks is reached on the one its scheduler tells."""
+    address = SimpleNamespace(address="10.1.2.3")
+    other = SimpleNamespace(address="10.9.2.3")
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"lo": [], "eth0": [other], "ib0": [address]})
+
+    assert network_environment("10.1.2.3") == {f"{lib}_SOCKET_IFNAME": "ib0" for lib in ("GLOO", "NCCL", "HCCL")}
+
+
+def test_the_way_back_to_this_machine_is_one_of_its_addresses() -> None:
+    """What a worker at that address would connect to."""
+    assert address_towards("127.0.0.1") == "127.0.0.1"

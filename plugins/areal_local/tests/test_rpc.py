@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from areal_core.contract.errors import (
     WorkerTimeout,
 )
 from areal_local.scheduler.channel import KeyPair, connected, doorkeeper, listening
+from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.rpc import RpcClient, RpcServer
 
 HOST = "127.0.0.1"
@@ -281,15 +283,24 @@ def test_garbage_from_an_admitted_client_hurts_nobody(frames: list[bytes]) -> No
     assert asyncio.run(run()) == (1,)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1"])
-def test_nothing_listens_beyond_loopback(host: str) -> None:
-    """An address others could reach is refused before anything is bound."""
+def test_a_socket_listens_where_it_is_told_and_nowhere_else() -> None:
+    """The port of one loopback address is free on another; an address of another machine is refused."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    held, port = listening(context, KeyPair.generate(), "127.0.0.2")
 
-    with pytest.raises(ResourceError, match="loopback"):
-        listening(context, KeyPair.generate(), host)
+    with socket.create_server(("127.0.0.3", port)):
+        assert held.getsockopt_string(zmq.LAST_ENDPOINT) == f"tcp://127.0.0.2:{port}"
+    with pytest.raises(ResourceError, match=r"no port of 192\.0\.2\.1(.|\n)*scheduler\.options\.host"):
+        listening(context, KeyPair.generate(), "192.0.2.1")
 
     context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_every_address_at_once_is_refused_as_the_one_workers_are_told(host: str) -> None:
+    """Law 11: to listen on every interface has a switch of its own."""
+    with pytest.raises(ValueError, match="listen_on_all"):
+        LocalConfig(host=host)
 
 
 def test_keys_do_not_show_in_a_repr() -> None:

@@ -16,7 +16,8 @@ from areal_core.contract.errors import ConfigError
 from areal_core.plugins.structure import structure, unstructure
 
 _SECRET = re.compile(
-    r"(^|_)(apikey|key|key_id|token|secret|password|passwd|passphrase|credential|auth|authorization|cookie)s?$"
+    r"(^|_)(apikey|key|key_id|token|passphrase|credential|auth|authorization|cookie|pat)s?$"
+    r"|(secret|password|passwd|pwd)s?$|^(secret|password)_"
 )
 _NO_SECRET = re.compile(r"(^|_)(eos|bos|pad|unk|sep|cls|mask|stop)_tokens?$")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]")

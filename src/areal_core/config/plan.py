@@ -21,15 +21,15 @@ from areal_core.config.engine_environment import check_environment
 from areal_core.config.lora import check_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.optimizer import check_optimizer
+from areal_core.config.placement import PlacementConfig, check_placements
 from areal_core.config.sampling import check_sampling
-from areal_core.config.schema import RoleConfig, RunConfig
+from areal_core.config.schema import AUTO, RoleConfig, RunConfig
+from areal_core.config.weight_transport import TransportPlan, claims, plan_transports
 from areal_core.contract.abilities import asked_of_sampling
-from areal_core.contract.errors import CapabilityError, PlanError, ResourceError
-from areal_core.contract.inference import PauseMode
+from areal_core.contract.errors import CapabilityError, ConfigError, PlanError, ResourceError
 from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.extensions import ImageSupport, need
 from areal_core.plugins.registry import Registry
-from areal_core.plugins.structure import unstructure
 
 _PARALLEL = {"t": "parallel.tensor", "p": "parallel.pipeline", "c": "parallel.context", "e": "parallel.expert"}
 _MASTER_BYTES = 4
@@ -53,22 +53,19 @@ class RolePlan:
     model: ModelFolder
     options: Mapping[str, Any]
     python: str | None = None
+    placement: PlacementConfig = PlacementConfig()
     memory_per_worker: int = 0
     """Bytes for weights and optimizer, estimated; activations and cache come on top."""
 
 
 @frozen(kw_only=True)
 class Plan:
-    """A run that can be started.
-
-    `pause` None means weights change without pausing generation; `staged` means the engine
-    takes new weights beside the ones it serves.
-    """
+    """A run that can be started."""
 
     config: RunConfig
     roles: tuple[RolePlan, ...]
-    pause: PauseMode | None
-    staged: bool
+    transports: tuple[TransportPlan, ...]
+    """What may carry the weights, the preferred one first; where workers were placed decides."""
     objective: ObjectiveSpec
     critic_objective: ObjectiveSpec | None
     warnings: tuple[str, ...]
@@ -89,12 +86,15 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     """
     for file in config.imports:
         registry.add_file(Path(file))
-    device = _choose_device(config.device, devices)
+    beyond = _reaches_beyond(config, registry)
+    device = config.device if beyond and config.device != "auto" else _choose_device(config.device, devices)
     roles = [_train_role(name, role, config, registry, device) for name, role in _train_roles(config).items()]
     roles.append(_rollout_role(config, registry, device))
     infer = registry.describe("infer", roles[-1].backend.name)
     engine_warnings = check_environment(config.rollout, infer, device)
-    _check_devices(roles, device, devices)
+    if not beyond:
+        _check_devices(roles, device, devices)
+    _check_placements(config, registry, roles)
     _check_names(config, registry)
     _check_rollout(config, roles[-1].model)
     _check_vocabularies(roles)
@@ -117,8 +117,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     return Plan(
         config=config,
         roles=tuple(roles),
-        pause=_choose_pause(config, registry, roles[-1]),
-        staged=_stages(config, registry, roles[-1]),
+        transports=plan_transports(config, registry, roles[-1], max(role.placement.num_hosts for role in roles)),
         objective=objective,
         critic_objective=critic,
         warnings=tuple(warnings),
@@ -163,6 +162,7 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
         num_workers=backend.world_size,
         devices_per_worker=1,
         cpus_per_worker=role.cpus_per_rank,
+        placement=role.placement,
         device=device,
         dtype=dtype,
         model=model,
@@ -176,8 +176,10 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
     backend = parse_backend(rollout.backend)
     manifest = registry.describe("infer", backend.name)
     needs = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
-    needs += [*asked_of_sampling(rollout.sampling), f"transport.{config.weight_sync.transport}"]
-    registry.describe("transport", config.weight_sync.transport)
+    needs += asked_of_sampling(rollout.sampling)
+    if config.weight_sync.transport != AUTO:
+        needs.append(f"transport.{config.weight_sync.transport}")
+        registry.describe("transport", config.weight_sync.transport)
     _require(registry, "infer", backend.name, needs, manifest.devices, device)
     if rollout.python is None:
         registry.check_engine("infer", backend.name)
@@ -202,6 +204,7 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
         num_workers=backend.data,
         devices_per_worker=backend.ranks_per_replica,
         cpus_per_worker=rollout.cpus_per_replica,
+        placement=rollout.placement,
         device=device,
         dtype=dtype,
         model=model,
@@ -253,7 +256,7 @@ def _kind(model: ModelFolder) -> str:
 def _check_routes(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> None:
     """Routes that the fleet records must be taken by everybody who is given its batches."""
     rollout = roles[-1]
-    if not rollout.model.experts_per_token or not _claims(config, registry, rollout, "experts.trace"):
+    if not rollout.model.experts_per_token or not claims(config, registry, rollout, "experts.trace"):
         return
     for role in roles[:-1]:
         try:
@@ -264,6 +267,12 @@ def _check_routes(config: RunConfig, registry: Registry, roles: list[RolePlan]) 
                 why=error.what,
                 fix=f"have the fleet record nothing, or set {role.role}.backend to one that can: {error.fix}",
             ) from None
+
+
+def _check_placements(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> None:
+    placements = {role.role: role.placement for role in roles}
+    sizes = {role.role: (role.num_workers, role.num_workers * role.devices_per_worker) for role in roles}
+    check_placements(placements, sizes, config.scheduler.backend, registry)
 
 
 def _check_names(config: RunConfig, registry: Registry) -> None:
@@ -284,9 +293,16 @@ def _check_names(config: RunConfig, registry: Registry) -> None:
         ("dataset", config.data.name, config.data.options, "data"),
         ("reward", rollout.reward.name, rollout.reward.options, "rollout.reward"),
         ("workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow"),
-        ("transport", sync.transport, sync.options, "weight_sync"),
         *(("logger", logger.name, logger.options, f"loggers[{n}]") for n, logger in enumerate(config.loggers)),
     ]
+    if sync.transport != AUTO:
+        named.append(("transport", sync.transport, sync.options, "weight_sync"))
+    elif sync.options:
+        raise ConfigError(
+            "weight_sync.options are set and weight_sync.transport=auto",
+            why="options belong to one transport",
+            fix="name it, for example weight_sync.transport=collective",
+        )
     if evaluation.data is not None:
         named.append(("dataset", evaluation.data.name, evaluation.data.options, "evaluation.data"))
     for role, name, options, path in named:
@@ -327,9 +343,16 @@ def _choose_device(wanted: str, devices: Mapping[str, int]) -> str:
     return wanted
 
 
+def _reaches_beyond(config: RunConfig, registry: Registry) -> bool:
+    """Tell whether the scheduler places workers on other machines, whose devices only it can count."""
+    given = registry.describe("scheduler", config.scheduler.backend).claims
+    return any(word in given and given[word].claimed for word in ("hosts.spread", "hosts.named"))
+
+
 def _check_devices(roles: list[RolePlan], device: str, devices: Mapping[str, int]) -> None:
     if device == "cpu":
         return
+    roles = [role for role in roles if not role.placement.owner]
     wanted = sum(role.num_workers * role.devices_per_worker for role in roles)
     if wanted > devices[device]:
         parts = ", ".join(f"{role.role} {role.num_workers * role.devices_per_worker}" for role in roles)
@@ -338,56 +361,6 @@ def _check_devices(roles: list[RolePlan], device: str, devices: Mapping[str, int
             why=f"{parts}; every rank owns its device",
             fix="make the layouts smaller, for example actor.backend=fsdp:d1",
         )
-
-
-def _choose_pause(config: RunConfig, registry: Registry, rollout: RolePlan) -> PauseMode | None:
-    wanted = config.weight_sync.pause
-    claims = {
-        "none": ("weights.staged", "weights.in_flight"),
-        "keep": ("pause.keep", "weights.in_flight"),
-        "abort": ("pause.abort",),
-    }
-    facts = _facts(config, registry, rollout)
-    for mode in claims if wanted == "auto" else (wanted,):
-        try:
-            for key in claims[mode]:
-                registry.require("infer", rollout.backend.name, key, device=rollout.device, facts=facts)
-        except CapabilityError:
-            if wanted != "auto":
-                raise
-            continue
-        return None if mode == "none" else PauseMode(mode)
-    raise CapabilityError(
-        f"infer backend {rollout.backend.name!r} cannot change weights under load",
-        why="it claims neither weights.in_flight nor pause.keep nor pause.abort",
-        fix="choose another backend: areal backends --role infer",
-    )
-
-
-def _stages(config: RunConfig, registry: Registry, rollout: RolePlan) -> bool:
-    """Return whether the engine takes new weights beside those it serves, as its options and the transport have it."""
-    return _claims(config, registry, rollout, "weights.staged")
-
-
-def _claims(config: RunConfig, registry: Registry, rollout: RolePlan, key: str) -> bool:
-    facts = _facts(config, registry, rollout)
-    try:
-        registry.require("infer", rollout.backend.name, key, device=rollout.device, facts=facts)
-    except CapabilityError:
-        return False
-    return True
-
-
-def _facts(config: RunConfig, registry: Registry, rollout: RolePlan) -> dict[str, str]:
-    """Return what conditions of the engine's claims may name: its plain options, and the transport."""
-    options = registry.options("infer", rollout.backend.name, rollout.options, "rollout.options")
-    plain = unstructure(options) if options is not None else dict(rollout.options)
-    words = {key: _word(value) for key, value in plain.items() if isinstance(value, str | bool | int)}
-    return {**words, "transport": config.weight_sync.transport}
-
-
-def _word(value: str | bool | int) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _width(dtype: str) -> int:

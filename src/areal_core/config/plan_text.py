@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from areal_core.config.placement import describe_placement
 from areal_core.config.plan import Plan, RolePlan
+from areal_core.config.weight_transport import TransportPlan
 
 _HEADINGS = ("role", "backend", "ranks", "device", "dtype", "model", "memory each")
 
@@ -13,15 +15,23 @@ def describe_plan(plan: Plan) -> str:
     """Return the resolved plan as aligned plain text, warnings last."""
     config, rollout = plan.config, plan.config.rollout
     lines = _aligned([_HEADINGS, *(_row(role) for role in plan.roles)])
-    pause = plan.pause.value if plan.pause else "none"
+    lines += filter(None, (describe_placement(role.role, role.placement) for role in plan.roles))
     lines.append("")
     lines.append(
         f"{config.steps} steps of {rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
         f"max staleness {rollout.max_staleness} ({rollout.staleness_policy.value}), objective {plan.objective.name}, "
-        f"weights by {config.weight_sync.transport}, pause {pause}"
+        f"{_transports(plan.transports)}"
     )
     lines += [f"warning: {warning}" for warning in plan.warnings]
     return "\n".join(lines)
+
+
+def _transports(plans: Sequence[TransportPlan]) -> str:
+    """Return how weights travel on one host, and by what across hosts if that is another transport."""
+    first = plans[0]
+    beyond = next((plan.name for plan in plans if plan.across_hosts), first.name)
+    across = "" if beyond == first.name else f" (across hosts by {beyond})"
+    return f"weights by {first.name}{across}, pause {first.pause.value if first.pause else 'none'}"
 
 
 def _row(role: RolePlan) -> tuple[str, ...]:

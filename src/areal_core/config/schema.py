@@ -13,11 +13,13 @@ from typing import Any
 from attrs import Factory, field, frozen, validators
 
 from areal_core.algorithms.config import AlgorithmConfig
+from areal_core.config.placement import PlacementConfig
 from areal_core.contract.inference import SamplingParams
 from areal_core.contract.train import LoraSpec, OptimizerSpec
 
 Options = Mapping[str, Any]  # Any: checked against the plugin's own config class
 
+AUTO = "auto"
 _DTYPE = validators.in_(("float32", "bfloat16", "float16"))
 
 
@@ -78,6 +80,8 @@ class RolloutConfig:
     """Of the inference weights; None takes `model.dtype`."""
     context_length: int = field(default=0, validator=validators.ge(0))
     cpus_per_replica: int = field(default=1, validator=validators.ge(1))
+    placement: PlacementConfig = PlacementConfig()
+    """Of each inference worker."""
     workflow: WorkflowConfig = WorkflowConfig()
     reward: RewardConfig = RewardConfig()
     prompts_per_step: int = field(default=16, validator=validators.ge(1))
@@ -105,6 +109,7 @@ class RoleConfig:
     """Starting weights of this role; None takes `model.path`."""
     dtype: str | None = field(default=None, validator=validators.optional(_DTYPE))
     cpus_per_rank: int = field(default=1, validator=validators.ge(1))
+    placement: PlacementConfig = PlacementConfig()
     max_tokens_per_microbatch: int = field(default=16384, validator=validators.ge(1))
     optimizer: OptimizerSpec = OptimizerSpec()
     lora: LoraSpec | None = None
@@ -115,7 +120,8 @@ class RoleConfig:
 class WeightSyncConfig:
     """How new weights reach the inference fleet after every step."""
 
-    transport: str = "shm"
+    transport: str = AUTO
+    """`auto` takes shared memory where everything is on one host, else what reaches across hosts."""
     options: Options = Factory(dict)
     pause: str = field(default="auto", validator=validators.in_(("auto", "none", "keep", "abort")))
     """`auto` takes the least disturbing one the engine claims: none, then keep, then abort."""

@@ -26,7 +26,7 @@ from areal_core.contract.inference import (
     Timings,
     VersionSpan,
 )
-from areal_core.contract.scheduler import Job, Scheduler, Worker, WorkerState, WorkerStatus
+from areal_core.contract.scheduler import Job, Scheduler, Share, Together, Worker, WorkerState, WorkerStatus
 from areal_core.contract.train import (
     ROUTED_EXPERTS,
     EngineInfo,
@@ -99,12 +99,14 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "Session",
+    "Share",
     "StopReason",
     "Structure",
     "Sum",
     "TaskId",
     "TensorSpec",
     "Timings",
+    "Together",
     "Tokenizer",
     "TrainEngine",
     "TrainReport",

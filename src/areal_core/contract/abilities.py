@@ -24,6 +24,7 @@ from areal_core.contract.optional import (
     SupportsStreaming,
     SupportsToolCalls,
 )
+from areal_core.contract.scheduler import Job, Share
 
 
 @frozen
@@ -86,17 +87,27 @@ _INFER = {
     "transport.shm": Ability("receives weights through shared memory"),
     "transport.collective": Ability("receives weights through a process group"),
 }
+_SCHEDULER = {
+    "hosts.one": Ability("keeps all workers of a job on one host"),
+    "hosts.spread": Ability("spreads the workers of a job evenly over several hosts"),
+    "hosts.named": Ability("places workers on the hosts a job names"),
+    "memory": Ability("keeps host memory for every worker, or refuses the job"),
+    "image": Ability("runs workers in a container image"),
+    "together.host": Ability("places workers on the hosts of another role"),
+    "together.devices": Ability("gives workers the devices of another role"),
+}
 
 ABILITIES: Mapping[str, Mapping[str, Ability]] = MappingProxyType(
     {
         "train": MappingProxyType(_TRAIN),
         "infer": MappingProxyType(_INFER),
-        "scheduler": MappingProxyType({}),
+        "scheduler": MappingProxyType(_SCHEDULER),
         "transport": MappingProxyType(
             {
                 "streams": Ability(
                     "bytes pass from the sender to receivers that are there at the same time", SupportsStreaming
-                )
+                ),
+                "across_hosts": Ability("carries weights between workers on different hosts"),
             }
         ),
         "workflow": MappingProxyType(
@@ -138,3 +149,18 @@ def asked_of(request: GenerationRequest) -> tuple[str, ...]:
         "images": IMAGES in request.extras,
     }
     return (*asked_of_sampling(request.sampling), *(word for word, is_asked in asked.items() if is_asked))
+
+
+def asked_of_job(job: Job) -> tuple[str, ...]:
+    """Return the words a job asks for: a scheduler that does not claim one of them refuses it."""
+    beside = job.together_with
+    asked = {
+        "hosts.one": job.num_hosts == 1,
+        "hosts.spread": job.num_hosts > 1,
+        "hosts.named": bool(job.hosts),
+        "memory": job.memory > 0,
+        "image": job.image is not None,
+        "together.host": beside is not None and beside.share is Share.HOST,
+        "together.devices": beside is not None and beside.share is Share.DEVICES,
+    }
+    return tuple(word for word, is_asked in asked.items() if is_asked)

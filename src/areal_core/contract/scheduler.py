@@ -9,6 +9,29 @@ from typing import Any, Protocol, runtime_checkable
 from attrs import Factory, field, frozen
 
 
+class Share(StrEnum):
+    """What workers have in common with those of another role."""
+
+    HOST = "host"
+    """Every worker runs on a host where a worker of that role runs."""
+    DEVICES = "devices"
+    """Every worker owns devices that workers of that role own too, and so shares their host."""
+
+
+@frozen(kw_only=True)
+class Together:
+    """Ask for a place beside a role that was submitted before.
+
+    Shared devices are taken in rank order, those first that no other job shares yet; none has more than one guest.
+    They are free again when the role and its guest have both ended.
+
+    Example: Together(role="actor", share="devices")
+    """
+
+    role: str
+    share: Share = field(default=Share.HOST, converter=Share)
+
+
 @frozen(kw_only=True)
 class Job:
     """Ask for `num_workers` equal workers of one role, all or none (gang).
@@ -30,8 +53,20 @@ class Job:
     cpus_per_worker: int = 1
     """Compute threads each worker may use."""
     env: Mapping[str, str] = Factory(dict)
+    """Variables of every worker, over whatever else the scheduler sets."""
     python: str | None = None
     imports: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    num_hosts: int = 0
+    """Spread over exactly so many hosts, equally many consecutive ranks on each; 0 leaves it to the scheduler."""
+    hosts: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Only on these hosts, by the scheduler's names for them: nodes of Slurm or Ray. `Worker.host` is one too."""
+    memory: int = 0
+    """Bytes of host memory kept for each worker; what other jobs were promised is not promised again. 0 asks for none.
+    A job whose memory no machine has is refused with ResourceError."""
+    image: str | None = None
+    """Container image the workers run in; it holds the interpreter and the packages."""
+    together_with: Together | None = None
+    """Beside which role."""
 
 
 class WorkerState(StrEnum):
@@ -65,7 +100,8 @@ class Worker(Protocol):
     id: str
     """`<role>/<rank>`, for example `actor/0`."""
     host: str
-    """Address other workers of the run can reach it at."""
+    """Address other workers of the run and the controller can reach it at. Its RPC and its rendezvous are there.
+    Workers of the same host have the same one."""
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call a method of the hosted engine and return its result.
@@ -90,8 +126,9 @@ class Scheduler(Protocol):
 
         Raises:
             ResourceError: the machines cannot hold the job; nothing was started.
+            CapabilityError: the job asks for something the scheduler does not claim; nothing was started.
             WorkerDied: a worker ended while starting; the others were ended too.
-            ConfigError: the role is already running.
+            ConfigError: the role is already running, or the one to be together with is not.
         """
 
     def poll(self, role: str) -> Sequence[WorkerStatus]:

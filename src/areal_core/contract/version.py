@@ -13,8 +13,8 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "train": (1, 2),
         "infer": (1, 2),
-        "scheduler": (1, 0),
-        "transport": (1, 1),
+        "scheduler": (1, 1),
+        "transport": (1, 2),
         "workflow": (1, 2),
         "objective": (1, 0),
         "dataset": (1, 0),

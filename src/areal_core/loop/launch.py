@@ -6,8 +6,9 @@ Does not know: where a scheduler puts them, or what happens in a step.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,13 @@ import attrs
 
 from areal_core.config.plan import Plan, RolePlan
 from areal_core.config.schema import RoleConfig, RunConfig
-from areal_core.contract.errors import WorkerError
+from areal_core.contract.errors import ResourceError, WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import EngineInfo, Head, RankContext, TrainSpec
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import together
 from areal_core.loop.train_group import TrainGroup
-from areal_core.worker.rendezvous import init_method
 from areal_core.worker.supervise import failure
 
 if TYPE_CHECKING:
@@ -43,7 +43,29 @@ def make_scheduler(config: RunConfig, registry: Registry, logs: Path) -> Schedul
     }
     scheduler = registry.build("scheduler", config.scheduler.backend, options)
     assert isinstance(scheduler, Scheduler)
-    return scheduler
+    return InOrder(scheduler, ("actor", "critic", "reference"))
+
+
+class InOrder:
+    """A run's scheduler, that submits a role once the one it is placed together with is there."""
+
+    def __init__(self, scheduler: Scheduler, roles: Iterable[str]) -> None:
+        self._submit, self.poll, self.cancel, self.close = (
+            scheduler.submit,
+            scheduler.poll,
+            scheduler.cancel,
+            scheduler.close,
+        )
+        self._there = {role: asyncio.Event() for role in roles}
+
+    async def submit(self, job: Job) -> Sequence[Worker]:
+        """Wait for the other role, and submit; see `contract.Scheduler.submit`."""
+        if job.together_with is not None:
+            await self._there[job.together_with.role].wait()
+        workers = await self._submit(job)
+        if job.role in self._there:
+            self._there[job.role].set()
+        return workers
 
 
 async def start_train_group(
@@ -69,7 +91,9 @@ async def start_train_group(
         lora=config.lora,
     )
     timeouts = plan.config.scheduler
-    ranks = _ranks(workers, role.device, timeouts.step_timeout_s)
+    # Rank 0 chooses in its own process: a port that is free here may be taken there.
+    address = await workers[0].call("rendezvous", workers[0].host, timeout_s=timeouts.start_timeout_s)
+    ranks = _ranks(len(workers), str(address), role.device, timeouts.step_timeout_s)
     await group.start(spec, ranks, timeout_s=timeouts.start_timeout_s)
     return group
 
@@ -88,6 +112,11 @@ class ReplicaLauncher:
         self._start_timeout_s = plan.config.scheduler.start_timeout_s
         self._numbers: dict[str, int] = {}
         self._next = itertools.count()
+        self._only_host = ""
+
+    def keep_to(self, host: str) -> None:
+        """Refuse replicas that are placed on another host from now on: weights would not reach them."""
+        self._only_host = host
 
     async def start_pool(self, policy: PoolPolicy) -> InferencePool:
         """Make the replicas the plan asks for, all or an error, and a pool of them."""
@@ -100,6 +129,13 @@ class ReplicaLauncher:
         number = next(self._next)
         role = f"{self._job.role}.{number}" if number else self._job.role
         (worker,) = await self._scheduler.submit(attrs.evolve(self._job, role=role))
+        if self._only_host not in ("", worker.host):
+            await self._scheduler.cancel(role)
+            raise ResourceError(
+                f"{worker.id} was placed on {worker.host}, the run is on {self._only_host}",
+                why="its weights travel within one host",
+                fix="set weight_sync.transport=collective",
+            )
         self._numbers[worker.id] = number
         return worker
 
@@ -146,20 +182,20 @@ def _job(config: RunConfig, role: RolePlan) -> Job:
         cpus_per_worker=role.cpus_per_worker,
         python=role.python,
         imports=tuple(str(Path(file).absolute()) for file in config.imports),
+        **role.placement.asks(),
     )
 
 
-def _ranks(workers: Sequence[Worker], device: str, timeout_s: float) -> list[RankContext]:
+def _ranks(number: int, address: str, device: str, timeout_s: float) -> list[RankContext]:
     """One context per worker. Each worker sees only its own devices, so its local rank is 0."""
-    address = init_method(workers[0].host)
     return [
         RankContext(
-            rank=number,
-            world_size=len(workers),
+            rank=rank,
+            world_size=number,
             local_rank=0,
             device=device,
             init_method=address,
             timeout_s=timeout_s,
         )
-        for number in range(len(workers))
+        for rank in range(number)
     ]

@@ -19,6 +19,7 @@ from areal_core.config.load import dump_config, redact
 from areal_core.config.plan import Plan
 from areal_core.config.schema import DataConfig
 from areal_core.config.tokenizer import load_tokenizer
+from areal_core.config.weight_transport import choose_transport, reachable
 from areal_core.contract.errors import ArealError, DatasetError
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.storage import storage_errors
@@ -39,7 +40,7 @@ from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.scaling import Inbox, clear
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_loop import Parts, TrainLoop
-from areal_core.observe.events import RUN_ENDED, RUN_STARTED, EventLog
+from areal_core.observe.events import RUN_ENDED, RUN_STARTED, WEIGHTS_TRAVEL, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.plugins.blame import told
 from areal_core.plugins.extensions import ImagePreparer, ImageSupport, MakeRewardPool, RewardPool, RunView, need
@@ -48,6 +49,7 @@ from areal_core.plugins.structure import unstructure
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
+from areal_core.worker.rendezvous import address_towards, is_here
 from areal_core.worker.supervise import Supervisor
 
 Rows = Sequence[Mapping[str, Any]]  # Any: the data set decides what a row holds
@@ -167,7 +169,7 @@ class Run:
         tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
         executor = self._executor(pool, rewards, tokenizer, rows, images, events, progress)
         stack.push_async_callback(executor.close)
-        sync = self._weight_sync(stack, learner, pool)
+        sync = self._weight_sync(stack, learner, pool, launcher, events)
         if checkpoint is not None:
             await restore(checkpoint, learner, progress)
             await sync.update(progress.version)
@@ -286,17 +288,32 @@ class Run:
             executor.restore(progress.tasks)
         return executor
 
-    def _weight_sync(self, stack: AsyncExitStack, learner: Learner, pool: InferencePool) -> WeightSync:
+    def _weight_sync(
+        self,
+        stack: AsyncExitStack,
+        learner: Learner,
+        pool: InferencePool,
+        launcher: ReplicaLauncher,
+        events: EventLog,
+    ) -> WeightSync:
+        """Connect the ends by a transport that reaches from where the trainer was placed to where the fleet was."""
         config = self._config.weight_sync
-        transport = self._registry.build("transport", config.transport, config.options)
+        hosts = [worker.host for worker in (*learner.actor.workers, *(replica.worker for replica in pool.replicas))]
+        plan, why = choose_transport(self._plan.transports, hosts, is_here)
+        events.write(WEIGHTS_TRAVEL, transport=plan.name, pause=plan.pause and plan.pause.value, why=why)
+        if not plan.across_hosts:
+            launcher.keep_to(hosts[0])
+        own = next((address_towards(host) for host in hosts if not is_here(host)), hosts[0])
+        options = reachable(self._registry, plan.name, config.options, own)
+        transport = self._registry.build("transport", plan.name, options)
         assert isinstance(transport, WeightTransport)
         stack.callback(transport.close)
         return WeightSync(
             trainers=learner.actor.workers,
             pool=pool,
             transport=transport,
-            pause=self._plan.pause,
-            staged=self._plan.staged,
+            pause=plan.pause,
+            staged=plan.staged,
             timeout_s=config.timeout_s,
         )
 

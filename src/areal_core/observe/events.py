@@ -17,6 +17,8 @@ RUN_STARTED = "run_started"
 """Event with `max_staleness`, `train_backend` and `infer_backend`; the last one counts."""
 RUN_ENDED = "run_ended"
 """Event with `status`: finished, stopped or failed. A run without one crashed."""
+WEIGHTS_TRAVEL = "weights_travel"
+"""Event with `transport`, `pause` and `why`: how weights reach the fleet, from where workers were placed."""
 EVALUATED = "evaluated"
 """Event with `version` and `reward`."""
 

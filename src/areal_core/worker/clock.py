@@ -1,5 +1,7 @@
 """Time as an argument: what waits takes a clock, so that tests can step it.
 
+Public, for schedulers.
+
 Knows: the real clock and the protocol every clock has.
 Does not know: who waits, or for what (`areal_core.testing.clock` has the stepped one).
 """

@@ -1,5 +1,7 @@
 """Messages as frames: one msgpack header, then one raw frame per tensor. Nothing is ever unpickled.
 
+Public, for schedulers.
+
 Knows: which types travel, and how each becomes frames and comes back equal.
 Does not know: sockets, requests or who is at the other end.
 

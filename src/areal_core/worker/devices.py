@@ -1,5 +1,7 @@
 """Which accelerators workers may own, and who owns them now. No device is given out twice.
 
+Public, for schedulers.
+
 Knows: visible device ids, and how a process is confined to some of them.
 Does not know: what runs on them; torch is not imported.
 """

@@ -1,15 +1,20 @@
-"""Where the ranks of one role meet: an address nobody else listens on.
+"""Where the ranks of one role meet: an address nobody else listens on, chosen by rank 0's own process.
 
-Knows: free TCP ports of this machine.
+Public, for schedulers: a worker that sets `network_environment` before it imports anything keeps the collectives of
+its engine to the address its controller was told.
+
+Knows: free TCP ports, addresses and interfaces of the machine it runs on.
 Does not know: process groups; the engines make them.
 """
 
 from __future__ import annotations
 
-import random
+import secrets
 import socket
 from collections.abc import Callable, Iterable
 from ipaddress import ip_address
+
+import psutil
 
 from areal_core.contract.errors import ResourceError
 
@@ -27,6 +32,33 @@ def init_method(host: str) -> str:
     return f"tcp://{f'[{host}]' if ':' in host else host}:{free_port(host)}"
 
 
+def is_here(host: str) -> bool:
+    """Tell whether an address is one of this machine's (of this network namespace)."""
+    return _can_bind(host, 0)
+
+
+def address_towards(host: str) -> str:
+    """Return the address of this machine that one at `host` reaches it at. Nothing is sent."""
+    family = socket.AF_INET6 if _is_v6(host) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+def network_environment(host: str) -> dict[str, str]:
+    """Return the variables that keep gloo, NCCL and HCCL to the interface of an address of this machine.
+
+    Left to itself gloo listens on the interface of the host's name, where anybody may connect. NCCL and HCCL find
+    their own way within a machine, so a loopback address leaves them alone. An address of no interface here gives {}.
+    """
+    addresses = psutil.net_if_addrs()
+    loopback = ip_address(host).is_loopback
+    wanted = ("127.0.0.1", "::1") if loopback else (host,)
+    name = next((name for name, own in addresses.items() if any(one.address in wanted for one in own)), None)
+    libraries = ("GLOO",) if loopback else ("GLOO", "NCCL", "HCCL")
+    return {} if name is None else {f"{library}_SOCKET_IFNAME": name for library in libraries}
+
+
 def free_port(
     host: str = "127.0.0.1",
     *,
@@ -42,7 +74,7 @@ def free_port(
     Raises:
         ResourceError: every candidate is taken.
     """
-    tried = list(random.sample(_BELOW_EPHEMERAL, 100) if candidates is None else candidates)
+    tried = list(secrets.SystemRandom().sample(_BELOW_EPHEMERAL, 100) if candidates is None else candidates)
     for port in tried:
         if port not in _given and (is_free or _can_bind)(host, port):
             _given.add(port)

@@ -1,5 +1,7 @@
 """What a worker process does with a call: an explicit table of methods around one contract engine.
 
+Public, for schedulers.
+
 Knows: which methods travel, how their arguments become what the contract takes, and in which thread they run.
 Does not know: sockets or processes (`rpc`, `worker_main`), or any engine by name: the registry finds it.
 """
@@ -36,6 +38,7 @@ from areal_core.contract.train import (
 )
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
 from areal_core.plugins.registry import Registry, default_registry
+from areal_core.worker.rendezvous import init_method
 
 T = TypeVar("T")
 
@@ -74,6 +77,7 @@ class TrainHost:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="areal-train")
         self._methods: Mapping[str, Callable[..., Any]] = {  # Any: one signature per method
             "start": self._start,
+            "rendezvous": init_method,
             "train_step": self._train_step,
             "forward": self._forward,
             "send_weights": self._send_weights,

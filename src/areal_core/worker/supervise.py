@@ -1,5 +1,7 @@
 """From a worker's state to the error that names it, and one place to hear of it.
 
+Public, for schedulers.
+
 Knows: which states are failures, and what to tell about them.
 Does not know: how a scheduler finds out (`Scheduler.poll` tells), or what the run does about it.
 """

@@ -160,7 +160,13 @@ def contract_values() -> dict[str, Any]:
             env={"A": "b"},
             python="/p",
             imports=("a.py", "b.py"),
+            num_hosts=3,
+            hosts=("h1", "h2"),
+            memory=2**40,
+            image="registry/image:1",
+            together_with=scheduler.Together(role="other", share="devices"),
         ),
+        scheduler.Together(role="other", share="devices"),
         scheduler.WorkerStatus(
             id="r/1", role="r", rank=1, state="silent", pid=9, exit_code=-9, log_path="/l", log_tail=("a", "b")
         ),
@@ -170,7 +176,7 @@ def contract_values() -> dict[str, Any]:
         workflow.RewardResult(value=None, status="timeout", components={"c": 0.5}, detail="d", seconds=1.5),
     ]
     named = {f"{type(value).__name__} {number}": value for number, value in enumerate(found)}
-    enums = (data.StopReason, inference.PauseMode, train.Output, train.Head, scheduler.WorkerState)
+    enums = (data.StopReason, inference.PauseMode, train.Output, train.Head, scheduler.WorkerState, scheduler.Share)
     return {**named, **{kind.__name__: list(kind) for kind in enums}}
 
 

@@ -92,24 +92,34 @@ INFER = Manifest(
 SCHEDULER = Manifest(
     role="scheduler",
     name="second",
-    contract=(1, 0),
+    contract=(1, 1),
     factory="areal_proof.second.scheduler:SecondScheduler",
     config="areal_proof.second.scheduler:SecondSchedulerConfig",
     devices=("cpu", "cuda"),
-    summary="a second opinion on starting workers: socket pairs, asyncio streams",
+    summary="a second opinion on starting workers: socket pairs, asyncio streams, hosts that are loopback aliases",
+    claims={
+        "hosts.one": full(),
+        "hosts.spread": full(),
+        "hosts.named": full(),
+        "memory": not_yet("nobody counts it"),
+        "image": not_yet("workers are processes"),
+        "together.host": full(),
+        "together.devices": full(),
+    },
     conformance=f"{_CONFORMANCE}:SCHEDULER",
 )
 
 TRANSPORT = Manifest(
     role="transport",
     name="second",
-    contract=(1, 0),
+    contract=(1, 2),
     factory="areal_proof.second.transport:SecondTransport",
     config="areal_proof.second.transport_config:SecondTransportConfig",
     requires=("torch>=2.11", "psutil>=6"),
     extra="engine",
     devices=("cpu", "cuda", "npu"),
     summary="a second opinion on carrying weights: a socket of the controller, and a key",
+    claims={"across_hosts": unsupported("the controller serves on loopback")},
     conformance=f"{_CONFORMANCE}:TRANSPORT",
 )
 

@@ -1,7 +1,8 @@
 """A second scheduler: every worker at the other end of an anonymous socket pair, one asyncio stream for everything.
 
 There is no address to connect to, so there is nobody to authenticate. Calls, replies and signs of life share the
-stream; its end is the death of the worker, and to the worker the death of the controller.
+stream; its end is the death of the worker, and to the worker the death of the controller. Loopback aliases play hosts:
+workers differ in address from the controller and from one another, as they would on a cluster.
 
 Knows: how a gang is started, called, watched and ended.
 Does not know: what a worker does with a call (`scheduler_worker`).
@@ -23,9 +24,11 @@ from typing import Any
 from attrs import asdict, evolve, field, frozen
 
 from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerError, WorkerTimeout
-from areal_core.contract.scheduler import Job, Worker, WorkerState, WorkerStatus
+from areal_core.contract.scheduler import Job, Share, Worker, WorkerState, WorkerStatus
+from areal_core.worker.claims import refuse_unclaimed
 from areal_core.worker.devices import DevicePool, Devices
 from areal_local.scheduler.environment import interpreter, worker_environment
+from areal_proof.second import manifest
 from areal_proof.second import scheduler_wire as wire
 
 HOSTED = ("train", "infer")
@@ -41,6 +44,7 @@ class SecondSchedulerConfig:
     start_timeout_s: float = 180.0
     heartbeat_timeout_s: float = 8.0
     stop_timeout_s: float = field(default=2.0)
+    hosts: tuple[str, ...] = field(default=("127.0.0.2", "127.0.0.3", "127.0.0.4"), converter=tuple[str, ...])
 
 
 class SecondScheduler:
@@ -53,21 +57,25 @@ class SecondScheduler:
         self._devices = DevicePool.of_machine(os.environ)
         self._gangs: dict[str, list[SecondWorker]] = {}
         self._owned: dict[str, tuple[str, list[Devices]]] = {}
+        self._jobs: dict[str, Job] = {}
 
     async def submit(self, job: Job) -> Sequence[Worker]:
         """Start every worker, or end those that were started."""
+        refuse_unclaimed(job, manifest.SCHEDULER)
         if job.role in self._gangs:
             raise ConfigError(f"role {job.role!r} is taken", why="it is running", fix="cancel it first")
         if job.engine_role not in HOSTED:
             raise ConfigError(f"nobody hosts {job.engine_role!r}", why=f"hosted are {', '.join(HOSTED)}")
         if job.num_workers < 1:
             raise ConfigError(f"{job.num_workers} workers make no job", fix="ask for one or more")
-        devices = self._devices.take(job.device, job.num_workers, job.devices_per_worker)
+        hosts = self._hosts(job)
+        devices = self._devices_for(job)
         gang: list[SecondWorker] = []
-        self._gangs[job.role], self._owned[job.role] = gang, (job.device, devices)
+        self._gangs[job.role], self._owned[job.role], self._jobs[job.role] = gang, (job.device, devices), job
         try:
             for rank in range(job.num_workers):
                 worker = self.worker_class(job, rank, self._config)
+                worker.host = hosts[rank * len(hosts) // job.num_workers]
                 gang.append(worker)
                 await worker.spawn(devices[rank])
             await asyncio.gather(*(worker.ready() for worker in gang))
@@ -85,12 +93,59 @@ class SecondScheduler:
         gang = self._gangs.get(role, [])
         await asyncio.gather(*(worker.end() for worker in gang))
         if self._gangs.get(role) is gang:
-            del self._gangs[role]
-            self._devices.give_back(*self._owned.pop(role))
+            del self._gangs[role], self._jobs[role]
+            kind, devices = self._owned.pop(role)
+            self._devices.give_back(kind, [self._unheld(kind, ids) for ids in devices])
 
     async def close(self) -> None:
         """End every gang."""
         await asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)))
+
+    def _hosts(self, job: Job) -> Sequence[str]:
+        """Return the hosts of a job, in the order they are filled."""
+        known = self._config.hosts
+        unknown = sorted(set(job.hosts) - set(known))
+        if unknown:
+            raise ResourceError(f"there is no host {', '.join(unknown)}", why=f"hosts are {', '.join(known)}")
+        hosts: Sequence[str] = [host for host in known if not job.hosts or host in job.hosts]
+        beside = job.together_with
+        if beside is not None:
+            taken = {worker.host for worker in self._beside(job)}
+            hosts = [host for host in hosts if host in taken]
+        wanted = job.num_hosts or 1
+        if wanted > len(hosts):
+            raise ResourceError(f"{job.role!r} wants {wanted} hosts, {len(hosts)} will do", fix="ask for fewer")
+        if job.num_workers % wanted:
+            raise ConfigError(f"{job.num_workers} workers on {wanted} hosts", why="each host takes equally many")
+        return hosts[:wanted]
+
+    def _beside(self, job: Job) -> Sequence[SecondWorker]:
+        assert job.together_with is not None
+        other = job.together_with.role
+        if other not in self._gangs:
+            raise ConfigError(f"{job.role!r} cannot be beside {other!r}", why="it is not running", fix="start it first")
+        return self._gangs[other]
+
+    def _devices_for(self, job: Job) -> list[Devices]:
+        beside = job.together_with
+        if beside is None or beside.share is not Share.DEVICES or job.device == "cpu":
+            return self._devices.take(job.device, job.num_workers, job.devices_per_worker)
+        kind, theirs = self._owned[beside.role]
+        guests = [one for role, job_ in self._jobs.items() if job_.together_with == beside for one in self._flat(role)]
+        free = [one for ids in theirs for one in ids if one not in guests]
+        wanted = job.num_workers * job.devices_per_worker
+        if kind != job.device or wanted > len(free):
+            told = f"{job.role!r} wants {wanted} {job.device} devices of {beside.role!r}"
+            raise ResourceError(told, why=f"{len(free)} of its {kind} devices have no guest")
+        each = job.devices_per_worker
+        return [tuple(free[rank * each : (rank + 1) * each]) for rank in range(job.num_workers)]
+
+    def _flat(self, role: str) -> list[str]:
+        return [one for ids in self._owned[role][1] for one in ids]
+
+    def _unheld(self, kind: str, ids: Devices) -> Devices:
+        held = {one for role, (other, _) in self._owned.items() if other == kind for one in self._flat(role)}
+        return tuple(one for one in ids if one not in held)
 
 
 class SecondWorker:
@@ -136,7 +191,7 @@ class SecondWorker:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._listener = asyncio.create_task(self._listen(reader), name=f"second-{self.id}")
-        self._write(self._writer, (wire.JOB, asdict(evolve(self._job, env={})), self.id))
+        self._write(self._writer, (wire.JOB, asdict(evolve(self._job, env={}, together_with=None)), self.id, self.host))
 
     async def ready(self) -> None:
         """Wait for its first word."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from areal_core.contract.errors import ArealError, RemoteError
+from areal_core.worker.rendezvous import network_environment
 from areal_core.worker.service import HOSTS, Host, Place
 from areal_proof.second import scheduler_wire as wire
 
@@ -38,7 +39,9 @@ async def _live(descriptor: int) -> None:
     told_to_end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
-    (_, job, name) = await wire.receive(reader)
+    (_, job, name, address) = await wire.receive(reader)
+    for variable, value in network_environment(address).items():
+        os.environ.setdefault(variable, value)
     host = HOSTS[job["engine_role"]](Place(worker=name, backend=job["backend"], imports=tuple(job["imports"])))
     beating = asyncio.create_task(_beat(writer))
     serving = asyncio.create_task(_serve(reader, writer, host))

@@ -25,11 +25,14 @@ class Bootstrap:
     backend: str
     imports: tuple[str, ...]
     host: str
+    """Address the worker is reached at; collectives of its engine keep to its interface."""
+    listen: str
+    """Address it listens on: `host`, unless the scheduler was told otherwise."""
     server_public: str
     server_secret: str = field(repr=False)
     client_public: str
     schema: str
-    """`runtime.schema.fingerprint()` of the controller."""
+    """`worker.schema.fingerprint()` of the controller."""
     ready_descriptor: int = -1
     """The pipe to answer on; set when the process is made."""
 

@@ -1,4 +1,4 @@
-"""An encrypted ZeroMQ socket in an asyncio loop: whole messages in, whole messages out, on loopback only.
+"""An encrypted ZeroMQ socket in an asyncio loop: whole messages in, whole messages out.
 
 Knows: sockets, CURVE keys, who is let in, and how libzmq's edge-triggered descriptor meets an event loop.
 Does not know: what messages mean (`rpc`) or how they are encoded (`codec`).
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from ipaddress import ip_address
 
 import zmq
 import zmq.auth.thread
@@ -43,25 +42,27 @@ class KeyPair:
 
 
 def listening(context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, host: str) -> tuple[zmq.Socket[bytes], int]:
-    """Return a ROUTER bound to a free port of a loopback address, and the port.
+    """Return a ROUTER bound to a free port of this address and of no other, and the port.
 
     Whoever connects must know the public key and be admitted by `doorkeeper`.
 
     Raises:
-        ResourceError: the address is not loopback, or no port is free.
+        ResourceError: it is no address of this machine, or no port is free.
     """
-    if not ip_address(host).is_loopback:
-        raise ResourceError(f"will not listen on {host}", why="local workers are reached over loopback only")
     socket = context.socket(zmq.ROUTER)
     _unbounded(socket)
     socket.curve_server = True
     socket.curve_secretkey = keys.secret.encode()
     socket.curve_publickey = keys.public.encode()
     try:
-        socket.bind(f"tcp://{host}:*")
+        socket.bind(_endpoint(socket, host, "*"))
     except zmq.ZMQError as exc:
         socket.close(linger=0)
-        raise ResourceError(f"no port of {host} could be bound", why=str(exc)) from exc
+        raise ResourceError(
+            f"no port of {host} could be bound",
+            why=str(exc),
+            fix="set scheduler.options.host to an address of the machine the workers run on",
+        ) from exc
     return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
@@ -74,8 +75,15 @@ def connected(
     socket.curve_serverkey = server_public.encode()
     socket.curve_secretkey = keys.secret.encode()
     socket.curve_publickey = keys.public.encode()
-    socket.connect(f"tcp://{host}:{port}")
+    socket.connect(_endpoint(socket, host, port))
     return socket
+
+
+def _endpoint(socket: zmq.Socket[bytes], host: str, port: int | str) -> str:
+    if ":" not in host:
+        return f"tcp://{host}:{port}"
+    socket.setsockopt(zmq.IPV6, 1)
+    return f"tcp://[{host}]:{port}"
 
 
 def doorkeeper(context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> zmq.auth.thread.ThreadAuthenticator:

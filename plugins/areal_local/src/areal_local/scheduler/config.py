@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+from typing import Any
+
 from attrs import field, frozen, validators
+
+
+def _one_address(_instance: object, _attribute: Any, value: str) -> None:  # Any: attrs's own
+    if ip_address(value).is_unspecified:
+        raise ValueError(
+            f"{value} is every address of the machine, and workers are told one; name one, "
+            "and set listen_on_all if they are to listen on every interface"
+        )
 
 
 @frozen(kw_only=True)
@@ -12,6 +23,10 @@ class LocalConfig:
     Example: LocalConfig(log_dir="runs/demo/logs", heartbeat_timeout_s=8.0)
     """
 
+    host: str = field(default="127.0.0.1", validator=_one_address)
+    """IP address of this machine that workers listen on and are reached at; collectives keep to its interface."""
+    listen_on_all: bool = False
+    """Listen on every interface instead, and be reached at `host`. Whoever connects still needs the run's key."""
     log_dir: str = "logs"
     """Folder of one log file per worker, `<role>-<rank>.log`; made when missing."""
     start_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))

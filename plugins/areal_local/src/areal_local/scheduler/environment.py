@@ -14,7 +14,6 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job
 from areal_core.worker.devices import Devices, confinement
 
-_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -39,9 +38,7 @@ def interpreter(job: Job) -> str:
 def worker_environment(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with the worker's threads and devices set, and the job's own variables over all.
 
-    Left to itself gloo listens on the interface of the host's name, where anybody may connect; the ranks of a
-    job are on this machine, so it gets the loopback interface, unless `environ` says otherwise.
+    The interface of its address is the worker's own to find (`rendezvous.network_environment`).
     """
     threads = {name: str(job.cpus_per_worker) for name in _THREADS}
-    network = {"GLOO_SOCKET_IFNAME": _LOOPBACK}
-    return {**network, **environ, **threads, "PYTHONUNBUFFERED": "1", **confinement(job.device, devices), **job.env}
+    return {**environ, **threads, "PYTHONUNBUFFERED": "1", **confinement(job.device, devices), **job.env}

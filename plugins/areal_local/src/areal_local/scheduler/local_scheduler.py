@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import zmq
@@ -16,17 +16,19 @@ import zmq
 from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.worker import schema
+from areal_core.worker.claims import refuse_unclaimed
 from areal_core.worker.clock import Clock, SystemClock
 from areal_core.worker.devices import DevicePool
 from areal_core.worker.service import HOSTS
 from areal_local.scheduler.bootstrap import Bootstrap
+from areal_local.scheduler.capacity import Capacity, Grant, machine_memory
 from areal_local.scheduler.channel import KeyPair
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.environment import interpreter, worker_environment
 from areal_local.scheduler.local_worker import LocalWorker
+from areal_local.scheduler.manifest import LOCAL
 from areal_local.scheduler.process import WorkerProcess
 
-LOOPBACK = "127.0.0.1"
 LOOK_S = 0.1
 """Between two looks at every worker: the delay with which a death is noticed."""
 
@@ -36,6 +38,9 @@ class LocalScheduler:
 
     Every worker ends when the controller does, however it ends: see `warden`.
     """
+
+    manifest = LOCAL
+    """What `submit` refuses to go beyond."""
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class LocalScheduler:
         """
         self._config = config or LocalConfig()
         self._environ = dict(os.environ if environ is None else environ)
-        self._devices = devices or DevicePool.of_machine(self._environ)
+        self._capacity = Capacity(devices or DevicePool.of_machine(self._environ), machine_memory())
         self._clock = clock or SystemClock()
         self._keys = KeyPair.generate()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -64,7 +69,7 @@ class LocalScheduler:
     async def submit(self, job: Job) -> Sequence[Worker]:
         """Start every worker of a job, or none; see `contract.Scheduler.submit`."""
         self._check(job)
-        gang = _Gang(job, lambda: self._devices.take(job.device, job.num_workers, job.devices_per_worker))
+        gang = _Gang(self._capacity.take(job))
         self._gangs[job.role] = gang
         try:
             self._spawn(gang)
@@ -91,7 +96,7 @@ class LocalScheduler:
         await asyncio.gather(*(worker.end(self._config.stop_timeout_s) for worker in gang.workers))
         if self._gangs.get(role) is gang:
             del self._gangs[role]
-            self._devices.give_back(gang.job.device, gang.devices)
+            self._capacity.give_back(role)
 
     async def close(self) -> None:
         """Cancel everything; leave no process, port or file behind. Idempotent."""
@@ -102,7 +107,16 @@ class LocalScheduler:
         await asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)))
         self._context.destroy(linger=0)
 
+    def address(self, job: Job, rank: int) -> str:
+        """Return the address a worker listens on and is reached at. Override it where workers have others."""
+        return self._config.host
+
+    def command(self, job: Job, rank: int) -> tuple[str, ...]:
+        """Return the command that runs a worker's interpreter. Override it to enter a namespace or a container."""
+        return (interpreter(job),)
+
     def _check(self, job: Job) -> None:
+        refuse_unclaimed(job, self.manifest)
         if job.role in self._gangs:
             raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first, or choose another name")
         if job.engine_role not in HOSTS:
@@ -123,33 +137,34 @@ class LocalScheduler:
 
     def _start_worker(self, gang: _Gang, rank: int, folder: Path) -> LocalWorker:
         job = gang.job
-        keys, name = KeyPair.generate(), f"{job.role}/{rank}"
+        keys, name, host = KeyPair.generate(), f"{job.role}/{rank}", self.address(job, rank)
         bootstrap = Bootstrap(
             worker=name,
             engine_role=job.engine_role,
             backend=job.backend,
             imports=job.imports,
-            host=LOOPBACK,
+            host=host,
+            listen=_everywhere(host) if self._config.listen_on_all else host,
             server_public=keys.public,
             server_secret=keys.secret,
             client_public=self._keys.public,
             schema=schema.fingerprint(),
         )
-        python, env = interpreter(job), worker_environment(job, gang.devices[rank], self._environ)
+        command, env = self.command(job, rank), worker_environment(job, gang.devices[rank], self._environ)
         log_path = folder / f"{job.role.replace('/', '-')}-{rank}.log"
         try:
-            process = WorkerProcess(python, bootstrap, env, log_path)
+            process = WorkerProcess(command, bootstrap, env, log_path)
         except OSError as exc:
             if exc.filename == str(log_path):
                 raise StorageError(f"the log {log_path} cannot be written", why=str(exc)) from exc
             raise ResourceError(
-                f"worker {name} cannot be started with {python}", why=str(exc), fix="check the interpreter's path"
+                f"worker {name} cannot be started with {command[-1]}", why=str(exc), fix="check the interpreter's path"
             ) from exc
-        return LocalWorker(job.role, rank, process, keys.public)
+        return LocalWorker(job.role, rank, process, keys.public, host)
 
     async def _all_ready(self, gang: _Gang) -> None:
         tasks = [
-            asyncio.create_task(worker.become_ready(self._context, self._keys, LOOPBACK, max_gap_s=2 * LOOK_S))
+            asyncio.create_task(worker.become_ready(self._context, self._keys, max_gap_s=2 * LOOK_S))
             for worker in gang.workers
         ]
         timeout_s = self._config.start_timeout_s
@@ -181,7 +196,10 @@ class LocalScheduler:
 class _Gang:
     """The workers of one job and the devices they own."""
 
-    def __init__(self, job: Job, take: Callable[[], list[tuple[str, ...]]]) -> None:
-        self.job = job
-        self.devices = take()
+    def __init__(self, grant: Grant) -> None:
+        self.job, self.devices = grant.job, grant.devices
         self.workers: list[LocalWorker] = []
+
+
+def _everywhere(host: str) -> str:
+    return "::" if ":" in host else "0.0.0.0"

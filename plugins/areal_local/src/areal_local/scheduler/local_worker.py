@@ -25,12 +25,13 @@ _LOOK_S = 0.1
 class LocalWorker:
     """Starting at first; running once it answered; silent or ended when it is not what it was."""
 
-    def __init__(self, role: str, rank: int, process: WorkerProcess, public_key: str) -> None:
+    def __init__(self, role: str, rank: int, process: WorkerProcess, public_key: str, host: str) -> None:
         self.id = f"{role}/{rank}"
         self.process = process
         self._role = role
         self._rank = rank
         self._public_key = public_key
+        self._host = host
         self._state = WorkerState.STARTING
         self._tail: tuple[str, ...] = ()
         self._ready: Ready | None = None
@@ -43,7 +44,7 @@ class LocalWorker:
         assert self._client is not None, "the worker has not answered yet"
         return self._client
 
-    async def become_ready(self, context: Context, keys: KeyPair, host: str, *, max_gap_s: float) -> None:
+    async def become_ready(self, context: Context, keys: KeyPair, *, max_gap_s: float) -> None:
         """Wait until the worker listens and has proved its key; no deadline of its own.
 
         Raises:
@@ -57,8 +58,9 @@ class LocalWorker:
         ready = ready_from(line)
         if ready.error:
             raise ResourceError(f"worker {self.id} cannot serve this run", why=ready.error)
-        self._client = RpcClient(self.id, host, connected(context, keys, self._public_key, host, ready.rpc_port))
-        self._pulse = Pulse(connected(context, keys, self._public_key, host, ready.heartbeat_port), max_gap_s=max_gap_s)
+        key, host = self._public_key, self._host
+        self._client = RpcClient(self.id, host, connected(context, keys, key, host, ready.rpc_port))
+        self._pulse = Pulse(connected(context, keys, key, host, ready.heartbeat_port), max_gap_s=max_gap_s)
         while not await self._pulse.heard(within_s=_LOOK_S):
             if (error := failure(self.status())) is not None:
                 raise error

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -41,14 +41,14 @@ class WorkerProcess:
     input stays open until `end`, or until the controller is no more: that tells the worker's warden to kill the group.
     """
 
-    def __init__(self, python: str, bootstrap: Bootstrap, env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(self, command: Sequence[str], bootstrap: Bootstrap, env: Mapping[str, str], log_path: Path) -> None:
         self.log_path = log_path
         self._gone = False
         self._ready, theirs = os.pipe()
         try:
             with log_path.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [python, "-P", "-m", "areal_local.scheduler.worker_main"],
+                    [*command, "-P", "-m", "areal_local.scheduler.worker_main"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -16,8 +16,10 @@ import sys
 
 import zmq
 
+from areal_core.contract.errors import ResourceError
 from areal_core.worker import schema
 from areal_core.worker import watchdog as warden
+from areal_core.worker.rendezvous import network_environment
 from areal_core.worker.service import HOSTS, Place
 from areal_local.scheduler.bootstrap import Bootstrap, Ready, bootstrap_from, to_line
 from areal_local.scheduler.channel import KeyPair, doorkeeper, listening
@@ -37,6 +39,8 @@ def main() -> None:
     if not line:
         os._exit(0)
     bootstrap = bootstrap_from(line)
+    for name, value in network_environment(bootstrap.host).items():
+        os.environ.setdefault(name, value)  # what the job or the user set comes first
     guard = warden.post(_STDIN)
     logging.basicConfig(
         level=logging.INFO,
@@ -74,9 +78,13 @@ async def _live(bootstrap: Bootstrap) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     keys = KeyPair(public=bootstrap.server_public, secret=bootstrap.server_secret)
     keeper = doorkeeper(context, bootstrap.client_public)
-    heartbeat, heartbeat_port = listening(context, keys, bootstrap.host)
+    try:
+        heartbeat, heartbeat_port = listening(context, keys, bootstrap.listen)
+        socket, rpc_port = listening(context, keys, bootstrap.listen)
+    except ResourceError as exc:
+        _answer(bootstrap, Ready(error=str(exc)))
+        raise
     start_echo(heartbeat)
-    socket, rpc_port = listening(context, keys, bootstrap.host)
     place = Place(worker=bootstrap.worker, backend=bootstrap.backend, imports=bootstrap.imports)
     host = HOSTS[bootstrap.engine_role](place)
     server = RpcServer(socket, host.call)

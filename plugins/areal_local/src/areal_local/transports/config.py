@@ -32,7 +32,8 @@ class ShmConfig:
 
 @frozen(kw_only=True)
 class CollectiveConfig:
-    """`host` is the address of the controller's machine that every participant reaches; the default is loopback.
+    """`host` is the address of the controller's machine that every participant reaches; a run that does not set it
+    takes the one that leads to its workers, anybody else loopback.
 
     `backend` auto takes NCCL or HCCL where every participant has a device of its own, else gloo. `timeout_s` bounds
     every single wait for a peer.

@@ -8,35 +8,41 @@ from areal_core.plugins.manifest import Manifest
 DISK = Manifest(
     role="transport",
     name="disk",
-    contract=(1, 1),
+    contract=(1, 2),
     factory="areal_local.transports.disk:DiskTransport",
     config="areal_local.transports.config:DiskConfig",
     requires=("torch>=2.11", "safetensors>=0.5"),
     devices=("cpu", "cuda", "npu"),
     summary="safetensors files in a folder every participant sees",
-    claims={"streams": unsupported("a version is stored, and read whenever a receiver comes")},
+    claims={
+        "streams": unsupported("a version is stored, and read whenever a receiver comes"),
+        "across_hosts": full(),
+    },
 )
 
 SHM = Manifest(
     role="transport",
     name="shm",
-    contract=(1, 1),
+    contract=(1, 2),
     factory="areal_local.transports.shm:ShmTransport",
     config="areal_local.transports.config:ShmConfig",
     requires=("torch>=2.11",),
     devices=("cpu", "cuda", "npu"),
     summary="shared memory, for processes of one machine",
-    claims={"streams": unsupported("a version is stored, and read whenever a receiver comes")},
+    claims={
+        "streams": unsupported("a version is stored, and read whenever a receiver comes"),
+        "across_hosts": unsupported("memory is shared by processes of one machine"),
+    },
 )
 
 COLLECTIVE = Manifest(
     role="transport",
     name="collective",
-    contract=(1, 1),
+    contract=(1, 2),
     factory="areal_local.transports.collective:CollectiveTransport",
     config="areal_local.transports.config:CollectiveConfig",
     requires=("torch>=2.11",),
     devices=("cpu", "cuda", "npu"),
     summary="a process group of its own: gloo, NCCL or HCCL broadcasts, on any machines",
-    claims={"streams": full()},
+    claims={"streams": full(), "across_hosts": full()},
 )

@@ -20,7 +20,6 @@ from areal_core.contract.scheduler import Job, Scheduler
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_core.loop.train_group import TrainGroup
 from areal_core.plugins.registry import Registry
-from areal_core.worker.rendezvous import init_method
 from areal_tasks.datasets.spell import SpellConfig, demonstration, long_spell, spell
 from areal_tasks.sft import Demonstration, fine_tune
 from areal_tasks.smollm2 import default_cache
@@ -99,7 +98,8 @@ async def _start_trainer(scheduler: Scheduler, recipe: Recipe, start: Path) -> T
     group = TrainGroup("warm-start", workers, timeout_s=_STEP_TIMEOUT_S)
     optimizer = OptimizerSpec(**{**asdict(recipe.optimizer), "total_steps": recipe.steps})
     spec = TrainSpec(role="warm-start", model_path=str(start), optimizer=optimizer, seed=recipe.seed)
-    rank = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method=init_method(workers[0].host))
+    address = await workers[0].call("rendezvous", workers[0].host, timeout_s=_STEP_TIMEOUT_S)
+    rank = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method=str(address))
     await group.start(spec, [rank], timeout_s=_STEP_TIMEOUT_S)
     return group
 

@@ -1,0 +1,119 @@
+"""Where a role's workers go and what they are given: the keys of `placement`, and what fits with what.
+
+Knows: the words a placement asks a scheduler for, and which roles may share devices.
+Does not know: machines; a scheduler refuses what they cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import Factory, field, frozen, validators
+
+from areal_core.contract.abilities import asked_of_job
+from areal_core.contract.errors import PlanError
+from areal_core.contract.scheduler import Job, Share, Together
+from areal_core.plugins.registry import Registry
+
+_GIB = 2**30
+
+
+@frozen(kw_only=True)
+class PlacementConfig:
+    """What a role asks the scheduler for; a scheduler that cannot obey a key refuses the run at planning.
+
+    Example: PlacementConfig(memory_gib=16, env={"NCCL_DEBUG": "INFO"}, together_with=Together(role="actor"))
+    """
+
+    num_hosts: int = field(default=0, validator=validators.ge(0))
+    """Spread the ranks evenly over exactly so many hosts; 0 leaves it to the scheduler."""
+    hosts: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Only on these hosts, by the scheduler's names for them."""
+    memory_gib: float = field(default=0.0, validator=validators.ge(0.0))
+    """Host memory kept for each worker."""
+    image: str | None = None
+    """Container image of the workers."""
+    env: Mapping[str, str] = Factory(dict)
+    """Variables of the workers; values of names such as HF_TOKEN are redacted wherever the run writes them."""
+    together_with: Together | None = None
+    """Beside another role, for example {role: actor, share: devices}."""
+
+    def asks(self) -> dict[str, Any]:
+        """Return the fields of `Job` this sets. Any: one type per field."""
+        return {
+            "num_hosts": self.num_hosts,
+            "hosts": self.hosts,
+            "memory": round(self.memory_gib * _GIB),
+            "image": self.image,
+            "env": dict(self.env),
+            "together_with": self.together_with,
+        }
+
+    @property
+    def owner(self) -> str:
+        """Return the role whose devices these workers own too; empty if they have their own."""
+        beside = self.together_with
+        return beside.role if beside is not None and beside.share is Share.DEVICES else ""
+
+
+def check_placements(
+    placements: Mapping[str, PlacementConfig], sizes: Mapping[str, tuple[int, int]], scheduler: str, registry: Registry
+) -> None:
+    """Refuse what the scheduler does not claim or what contradicts itself; `sizes` are workers and devices of each.
+
+    Raises:
+        CapabilityError: a word the scheduler does not claim.
+        PlanError: roles, hosts or devices do not fit one another.
+    """
+    for role, placement in placements.items():
+        asked = asked_of_job(Job(role=role, engine_role="", backend="", num_workers=1, **placement.asks()))
+        for word in asked:
+            registry.require("scheduler", scheduler, word)
+        _check_hosts(role, placement.num_hosts, 1 if role == "rollout" else sizes[role][0])
+        if placement.together_with is not None:
+            _check_together(role, placement.together_with, placements)
+    for owner, (_, devices) in sizes.items():
+        guests = [role for role, placement in placements.items() if placement.owner == owner]
+        wanted = sum(sizes[guest][1] for guest in guests)
+        if wanted > devices:
+            raise PlanError(
+                f"{', '.join(guests)} need {wanted} devices of {owner}, which has {devices}",
+                why="a device has one guest at most",
+                fix="make the layouts smaller, or share the host only: together_with.share=host",
+            )
+
+
+def describe_placement(role: str, placement: PlacementConfig) -> str:
+    """Return what a role asks for in one line, values of variables left out; empty if it asks for nothing."""
+    beside = placement.together_with
+    parts = [
+        f"on {placement.num_hosts} hosts" if placement.num_hosts else "",
+        f"among {', '.join(placement.hosts)}" if placement.hosts else "",
+        f"{placement.memory_gib:g} GiB per worker" if placement.memory_gib else "",
+        f"in {placement.image}" if placement.image else "",
+        f"sharing the {beside.share.value} of {beside.role}" if beside else "",
+        f"with {', '.join(sorted(placement.env))} set" if placement.env else "",
+    ]
+    told = ", ".join(part for part in parts if part)
+    return f"{role}: {told}" if told else ""
+
+
+def _check_hosts(role: str, num_hosts: int, num_workers: int) -> None:
+    if num_hosts and num_workers % num_hosts:
+        raise PlanError(
+            f"{role}.placement.num_hosts={num_hosts} with {num_workers} workers",
+            why="every host takes equally many; each inference replica is placed by itself",
+            fix=f"set {role}.placement.num_hosts to a divisor of {num_workers}",
+        )
+
+
+def _check_together(role: str, beside: Together, placements: Mapping[str, PlacementConfig]) -> None:
+    owners = [name for name, other in placements.items() if other.together_with is None]
+    allowed = [name for name in owners if name not in (role, "rollout")]  # each replica is a role of its own
+    if beside.role not in allowed:
+        raise PlanError(
+            f"{role} cannot be placed together with {beside.role!r}",
+            why=f"roles with a place of their own: {', '.join(allowed) or 'none'}",
+            fix=f"set {role}.placement.together_with.role to one of them",
+        )
