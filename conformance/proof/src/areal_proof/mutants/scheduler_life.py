@@ -102,7 +102,7 @@ class TailOfRankZero(SecondScheduler):
 
     class worker_class(SecondWorker):
         def _tail(self) -> tuple[str, ...]:
-            own, self._log = self._log, self._log.with_name(f"{self._job.role}.0.txt")
+            own, self._log = self._log, self._log.with_name(f"{self.job.role}.0.txt")
             try:
                 return super()._tail()
             finally:

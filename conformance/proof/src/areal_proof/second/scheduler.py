@@ -24,7 +24,7 @@ from typing import Any
 from attrs import asdict, evolve, field, frozen
 
 from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerError, WorkerTimeout
-from areal_core.contract.scheduler import Job, Share, Worker, WorkerState, WorkerStatus
+from areal_core.contract.scheduler import Job, Share, Together, Worker, WorkerState, WorkerStatus
 from areal_core.worker.claims import refuse_unclaimed
 from areal_core.worker.devices import DevicePool, Devices
 from areal_local.scheduler.environment import interpreter, worker_environment
@@ -57,7 +57,6 @@ class SecondScheduler:
         self._devices = DevicePool.of_machine(os.environ)
         self._gangs: dict[str, list[SecondWorker]] = {}
         self._owned: dict[str, tuple[str, list[Devices]]] = {}
-        self._jobs: dict[str, Job] = {}
 
     async def submit(self, job: Job) -> Sequence[Worker]:
         """Start every worker, or end those that were started."""
@@ -71,7 +70,7 @@ class SecondScheduler:
         hosts = self._hosts(job)
         devices = self._devices_for(job)
         gang: list[SecondWorker] = []
-        self._gangs[job.role], self._owned[job.role], self._jobs[job.role] = gang, (job.device, devices), job
+        self._gangs[job.role], self._owned[job.role] = gang, (job.device, devices)
         try:
             for rank in range(job.num_workers):
                 worker = self.worker_class(job, rank, self._config)
@@ -93,7 +92,7 @@ class SecondScheduler:
         gang = self._gangs.get(role, [])
         await asyncio.gather(*(worker.end() for worker in gang))
         if self._gangs.get(role) is gang:
-            del self._gangs[role], self._jobs[role]
+            del self._gangs[role]
             kind, devices = self._owned.pop(role)
             self._devices.give_back(kind, [self._unheld(kind, ids) for ids in devices])
 
@@ -131,7 +130,7 @@ class SecondScheduler:
         if beside is None or beside.share is not Share.DEVICES or job.device == "cpu":
             return self._devices.take(job.device, job.num_workers, job.devices_per_worker)
         kind, theirs = self._owned[beside.role]
-        guests = [one for role, job_ in self._jobs.items() if job_.together_with == beside for one in self._flat(role)]
+        guests = {one for role in self._gangs if self._is_beside(role, beside) for one in self._flat(role)}
         free = [one for ids in theirs for one in ids if one not in guests]
         wanted = job.num_workers * job.devices_per_worker
         if kind != job.device or wanted > len(free):
@@ -139,6 +138,10 @@ class SecondScheduler:
             raise ResourceError(told, why=f"{len(free)} of its {kind} devices have no guest")
         each = job.devices_per_worker
         return [tuple(free[rank * each : (rank + 1) * each]) for rank in range(job.num_workers)]
+
+    def _is_beside(self, role: str, beside: Together) -> bool:
+        gang = self._gangs[role]
+        return bool(gang) and gang[0].job.together_with == beside
 
     def _flat(self, role: str) -> list[str]:
         return [one for ids in self._owned[role][1] for one in ids]
@@ -156,7 +159,7 @@ class SecondWorker:
     def __init__(self, job: Job, rank: int, config: SecondSchedulerConfig) -> None:
         self.id = f"{job.role}/{rank}"
         self.host = "127.0.0.1"
-        self._job, self._rank, self._config = job, rank, config
+        self.job, self._rank, self._config = job, rank, config
         self._log = Path(config.log_dir).absolute() / f"{job.role.replace('/', '_')}.{rank}.txt"
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -172,7 +175,7 @@ class SecondWorker:
         """Start the process and tell it what to be."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
-        python, env = interpreter(self._job), worker_environment(self._job, devices, os.environ)
+        python, env = interpreter(self.job), worker_environment(self.job, devices, os.environ)
         try:
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
@@ -191,7 +194,7 @@ class SecondWorker:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._listener = asyncio.create_task(self._listen(reader), name=f"second-{self.id}")
-        self._write(self._writer, (wire.JOB, asdict(evolve(self._job, env={}, together_with=None)), self.id, self.host))
+        self._write(self._writer, (wire.JOB, asdict(evolve(self.job, env={}, together_with=None)), self.id, self.host))
 
     async def ready(self) -> None:
         """Wait for its first word."""
@@ -231,7 +234,7 @@ class SecondWorker:
             state = WorkerState.ENDED
         return WorkerStatus(
             id=self.id,
-            role=self._job.role,
+            role=self.job.role,
             rank=self._rank,
             state=state,
             pid=None if self._process is None else self._process.pid,
