@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from attrs import frozen
 
@@ -193,11 +195,23 @@ class Probe:
         return self._gates.setdefault(name, asyncio.Event())
 
 
-@backend(Manifest(role="train", name=NAME, contract=(1, 0), factory="engine:TrainProbe"))
+@frozen(kw_only=True)
+class TrainProbeOptions:
+    """What a rank does when it is started."""
+
+    meet: bool = False
+    """Find the other ranks at the address given."""
+
+
+@backend(
+    Manifest(role="train", name=NAME, contract=(1, 0), factory="engine:TrainProbe"),
+    config=TrainProbeOptions,
+)
 class TrainProbe:
     """Notes which calls came in which order, in which thread, and whether two were ever at work at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: TrainProbeOptions) -> None:
+        self._options = options
         self._version = 0
         self._log: list[str] = []
         self._threads: set[int] = set()
@@ -217,6 +231,8 @@ class TrainProbe:
         """Tell the rank it was given."""
         self._note("start")
         details = {"rank": str(rank.rank), "world_size": str(rank.world_size), "role": spec.role}
+        if self._options.meet:
+            details["met"] = ",".join(map(str, sorted(_meet(rank))))
         return EngineInfo(**_INFO, data_rank=rank.rank, data_size=rank.world_size, details=details)  # type: ignore[arg-type]
 
     def save_weights(self, path: Path) -> None:
@@ -243,6 +259,31 @@ class TrainProbe:
         self._log.append(call)
         self._threads.add(threading.get_ident())
         self._busy = False
+
+
+def _meet(rank: RankContext) -> list[int]:
+    """Return the ranks that came to the address; rank 0 listens there, the others call until it does."""
+    place = urlsplit(rank.init_method)
+    address = (str(place.hostname), int(place.port or 0))
+    deadline = time.monotonic() + rank.timeout_s
+    if rank.rank == 0:
+        with socket.create_server(address) as listener:
+            listener.settimeout(rank.timeout_s)
+            others = [listener.accept()[0] for _ in range(rank.world_size - 1)]
+            told = [0, *(other.recv(1)[0] for other in others)]
+            for other in others:
+                other.sendall(bytes(told))
+                other.close()
+        return told
+    while True:
+        try:
+            with socket.create_connection(address, timeout=rank.timeout_s) as connection:
+                connection.sendall(bytes([rank.rank]))
+                return list(connection.recv(rank.world_size))
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_HELD_S)
 
 
 def _child() -> int:

@@ -52,6 +52,10 @@ def _listens_everywhere() -> None:
     _KEPT.append(held)
 
 
+def _listens_elsewhere() -> None:
+    _KEPT.append(socket.create_server(("127.0.0.9", 0)))
+
+
 def _serves_strangers() -> None:
     answer = worker._answer
 
@@ -133,6 +137,7 @@ SINS: Mapping[str, Callable[[], None]] = MappingProxyType(
         "pickles": _pickles,
         "outlives": _outlives,
         "listens-everywhere": _listens_everywhere,
+        "listens-elsewhere": _listens_elsewhere,
         "serves-strangers": _serves_strangers,
         "overlaps": _overlaps,
         "last-in-first-out": _last_in_first_out,

@@ -37,19 +37,31 @@ _KEY_LIKE = re.compile(r"[A-Za-z0-9+=.:^!*?&<>()\[\]{}@%$#_-]{32,}")
 
 @check("scheduler.access.loopback", level=Level.SINGLE, law=11, spec=WORKER)
 async def loopback(bench: SchedulerBench) -> None:
-    """Every port that workers and controller listen on is bound to loopback, and workers tell that address."""
+    """Workers and controller listen on loopback only; on other machines, where the workers' handles tell."""
     async with bench.scheduler() as scheduler:
         before = listening(os.getpid())
         workers = await bench.start(scheduler, bench.job(num_workers=2))
         found = listening(os.getpid()) - before
         for pid in _family(scheduler):
             found |= listening(pid)
-        open_to_all = [where for where in found if not ipaddress.ip_address(where[0]).is_loopback]
+        hosts = {socket.gethostbyname(worker.host) for worker in workers}
+        told = hosts if bench.target.claimed("hosts.spread") else set()
+        open_to_all = [one for one in found if one[0] not in told and not ipaddress.ip_address(one[0]).is_loopback]
         expect(not open_to_all, f"listening where others can connect: {open_to_all}")
-        if found:
-            hosts = {socket.gethostbyname(worker.host) for worker in workers}
+        if found and not told:
             reached = all(ipaddress.ip_address(host).is_loopback for host in hosts)
             expect(reached, f"workers listen on loopback and tell they are at {hosts}")
+
+
+@check("scheduler.access.where_told", level=Level.SINGLE, law=11, spec=WORKER, since=(1, 1))
+async def where_told(bench: SchedulerBench) -> None:
+    """A worker listens at the address its handle tells and at no other one."""
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job(num_workers=2))
+        for worker, status in zip(workers, scheduler.poll("probe"), strict=True):
+            pids = [status.pid, *descendants(status.pid)] if status.pid else []
+            elsewhere = sorted(place for pid in pids for place in listening(pid) if place[0] != worker.host)
+            expect(not elsewhere, f"{worker.id} is at {worker.host}, and listens at {elsewhere}")
 
 
 @check("scheduler.access.stranger", level=Level.SINGLE, law=11, spec=WORKER)

@@ -27,7 +27,7 @@ class Bootstrap:
     host: str
     """Address the worker is reached at; collectives of its engine keep to its interface."""
     listen: str
-    """Address it listens on: `host`, unless the scheduler was told otherwise."""
+    """Address it listens on: `host`, or "*" where the scheduler was told to listen on every interface."""
     server_public: str
     server_secret: str = field(repr=False)
     client_public: str

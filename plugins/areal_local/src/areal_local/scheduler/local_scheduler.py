@@ -144,7 +144,7 @@ class LocalScheduler:
             backend=job.backend,
             imports=job.imports,
             host=host,
-            listen=_everywhere(host) if self._config.listen_on_all else host,
+            listen="*" if self._config.listen_on_all else host,
             server_public=keys.public,
             server_secret=keys.secret,
             client_public=self._keys.public,
@@ -199,7 +199,3 @@ class _Gang:
     def __init__(self, grant: Grant) -> None:
         self.job, self.devices = grant.job, grant.devices
         self.workers: list[LocalWorker] = []
-
-
-def _everywhere(host: str) -> str:
-    return "::" if ":" in host else "0.0.0.0"

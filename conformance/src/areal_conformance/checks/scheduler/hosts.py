@@ -1,0 +1,89 @@
+"""Which hosts workers run on, where a job says.
+
+Knows: addresses that handles tell.
+Does not know: what a host is; loopback aliases may play them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from areal_conformance.benches.scheduler import ask, told
+from areal_conformance.check import Level, check
+from areal_conformance.checks.scheduler.anchors import JOB
+from areal_conformance.outcome import expect
+from areal_core.contract.errors import ResourceError
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.scheduler import SchedulerBench
+    from areal_core.contract.scheduler import Worker
+
+_MANY = 4096
+
+
+@check("scheduler.place.one_host", level=Level.SINGLE, law=0, spec=JOB, requires=("hosts.one",), since=(1, 1))
+async def one_host(bench: SchedulerBench) -> None:
+    """All workers of a job for one host are at one address, and answer there."""
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job("gang", num_workers=3, num_hosts=1))
+        expect(len(set(_hosts(workers))) == 1, f"a job for one host is on {_hosts(workers)}")
+        await _all_answer(workers)
+
+
+@check("scheduler.place.spread", level=Level.SINGLE, law=0, spec=JOB, requires=("hosts.spread",), since=(1, 1))
+async def spread(bench: SchedulerBench) -> None:
+    """Hosts are filled in rank order, each with equally many workers."""
+    async with bench.scheduler() as scheduler:
+        workers = await bench.start(scheduler, bench.job("gang", num_workers=4, num_hosts=2))
+        first, _, _, last = hosts = _hosts(workers)
+        expect(hosts == [first, first, last, last] and first != last, f"four workers on two hosts are on {hosts}")
+        await _all_answer(workers)
+
+
+@check(
+    "scheduler.place.named",
+    level=Level.SINGLE,
+    law=0,
+    spec=JOB,
+    requires=("hosts.named", "hosts.spread"),
+    since=(1, 1),
+)
+async def named(bench: SchedulerBench) -> None:
+    """A job that names a host runs there and nowhere else; a host that is not there is refused by its name."""
+    async with bench.scheduler() as scheduler:
+        known = _hosts(await scheduler.submit(bench.job("all", num_workers=2, num_hosts=2)))
+        for number, host in enumerate(known):
+            workers = await bench.start(scheduler, bench.job(f"there-{number}", num_workers=2, hosts=(host,)))
+            expect(set(_hosts(workers)) == {host}, f"a job for {host} is on {_hosts(workers)}")
+            await _all_answer(workers)
+        before = bench.processes()
+        work = scheduler.submit(bench.job("nowhere", hosts=("no-such-host",)))
+        error = await bench.raised(work, "a job for a host that is not there")
+        expect(isinstance(error, ResourceError), f"it raised {type(error).__name__}: {error}")
+        expect("no-such-host" in told(error), f"the error does not name the host: {told(error)}")
+        await bench.gone(bench.processes() - before, "after a job for a host that is not there")
+
+
+@check("scheduler.place.too_many", level=Level.SINGLE, law=8, spec=JOB, requires=("hosts.spread",), since=(1, 1))
+async def too_many(bench: SchedulerBench) -> None:
+    """More hosts than there are, and workers that cannot be dealt out evenly, are refused; nothing is started."""
+    async with bench.scheduler() as scheduler:
+        before = bench.processes()
+        error = await bench.raised(
+            scheduler.submit(bench.job("wide", num_workers=_MANY, num_hosts=_MANY)), f"a job for {_MANY} hosts"
+        )
+        expect(isinstance(error, ResourceError), f"it raised {type(error).__name__}: {error}")
+        expect(str(_MANY) in told(error), f"the refusal does not tell how many are wanted: {told(error)}")
+        await bench.raised(scheduler.submit(bench.job("odd", num_workers=3, num_hosts=2)), "three workers on two hosts")
+        await bench.gone(bench.processes() - before, "after jobs that were refused")
+
+
+def _hosts(workers: Sequence[Worker]) -> list[str]:
+    return [worker.host for worker in workers]
+
+
+async def _all_answer(workers: Sequence[Worker]) -> None:
+    answers = await asyncio.gather(*(ask(worker, "echo", value=worker.id) for worker in workers))
+    expect([one["value"] for one in answers] == [worker.id for worker in workers], f"asked for their ids: {answers}")
