@@ -18,7 +18,7 @@ from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.trajectory import from_generation
 from areal_core.contract.workflow import Session
 from areal_core.fleet.pool import InferencePool, PoolPolicy
-from areal_core.rollout.episodes import EventSink, ignore_event
+from areal_core.observe.events import EventSink, ignore_event
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource

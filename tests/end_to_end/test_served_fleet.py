@@ -49,11 +49,11 @@ def test_a_killed_server_is_started_again_and_costs_no_episode(tmp_path: Path, m
         run.patience_s = PATIENCE_S
         run.wait_for_step(3)
         worker = run.worker("rollout")
-        first = _guard(worker)
+        first = _watchdog(worker)
         for process in _server(worker):
             with contextlib.suppress(psutil.NoSuchProcess):  # the death of one may end others
                 process.kill()
-        run.wait_until(lambda: _guard(worker) not in (first, None), "another server")
+        run.wait_until(lambda: _watchdog(worker) not in (first, None), "another server")
         _train_on_and_stop(run)
 
         assert _fleet(run) == []
@@ -97,11 +97,11 @@ def test_a_replica_with_a_server_is_added_and_removed(tmp_path: Path, model: Pat
         _assert_no_episode_lost(run)
 
 
-def _guard(worker: psutil.Process) -> psutil.Process | None:
-    """Return the guard of a replica's server, None between two servers."""
-    guards = [child for child in worker.children() if any(word.endswith("guard.py") for word in _words(child))]
-    assert len(guards) <= 1, f"{worker} has {len(guards)} servers"
-    return guards[0] if guards else None
+def _watchdog(worker: psutil.Process) -> psutil.Process | None:
+    """Return the watchdog of a replica's server, None between two servers."""
+    watchdogs = [child for child in worker.children() if any(word.endswith("watchdog.py") for word in _words(child))]
+    assert len(watchdogs) <= 1, f"{worker} has {len(watchdogs)} servers"
+    return watchdogs[0] if watchdogs else None
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -112,9 +112,9 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def _server(worker: psutil.Process) -> list[psutil.Process]:
-    """Return the processes of a replica's server, its guard left out."""
-    guard = _guard(worker)
-    found = guard.children(recursive=True) if guard else []
+    """Return the processes of a replica's server, its watchdog left out."""
+    watchdog = _watchdog(worker)
+    found = watchdog.children(recursive=True) if watchdog else []
     assert found, f"{worker} has no server"
     return found
 

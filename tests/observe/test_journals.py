@@ -67,7 +67,7 @@ def test_a_torn_last_line_is_ignored_and_written_over(
 ) -> None:
     """Wherever a crash tears the file, every whole line is read, and what is written next is read too."""
     path = tmp_path_factory.mktemp("run") / "events.jsonl"
-    log = EventLog(path, clock=lambda: 1.0)
+    log = EventLog(path, now=lambda: 1.0)
     for record in records:
         log.write("row", values=record)
     log.close()
@@ -77,7 +77,7 @@ def test_a_torn_last_line_is_ignored_and_written_over(
 
     num_whole = torn.count(b"\n")
     read = list(read_events(path))
-    again = EventLog(path, clock=lambda: 2.0)
+    again = EventLog(path, now=lambda: 2.0)
     again.write("next")
     again.close()
 
@@ -108,7 +108,7 @@ def test_an_event_does_not_grow_with_a_log(tmp_path: Path) -> None:
 
 def test_what_json_cannot_hold_is_still_written(tmp_path: Path) -> None:
     """NaN becomes null and a path becomes text: the file stays json for every reader."""
-    log = EventLog(tmp_path / "events.jsonl", clock=lambda: 5.0)
+    log = EventLog(tmp_path / "events.jsonl", now=lambda: 5.0)
 
     log.write("odd", loss=float("nan"), nested={"inf": [float("inf"), 1]}, path=tmp_path)
     log.close()
@@ -160,7 +160,7 @@ def log_size(folder: Path) -> int:
 def test_metrics_reach_file_and_loggers(tmp_path: Path) -> None:
     """The file gets the record as it is, loggers its finite numbers under flat names."""
     logger = Memory()
-    stream = MetricsStream(tmp_path / "metrics.jsonl", loggers={"memory": logger}, clock=lambda: 7.0)
+    stream = MetricsStream(tmp_path / "metrics.jsonl", loggers={"memory": logger}, now=lambda: 7.0)
     record = {"step": 1, "loss": 0.5, "bad": float("inf"), "stepped": True, "staleness_histogram": {"0": 3}}
 
     stream.start("run", tmp_path, {})

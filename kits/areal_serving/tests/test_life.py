@@ -82,7 +82,7 @@ def test_a_whole_life_leaves_nothing(model):
     pid, started_pids, generation, listening = asyncio.run(run())
 
     assert pid in started_pids
-    assert len(started_pids) == 3, "a guard, a server, and its child that left the process group"
+    assert len(started_pids) == 3, "a watchdog, a server, and its child that left the process group"
     assert survivors(started_pids, 0) == []
     assert listening == []
     assert [span.version for span in generation.version_spans] == [1]
@@ -387,7 +387,7 @@ asyncio.run(run())
 
 
 def test_the_server_and_all_it_started_die_with_the_worker():
-    """SIGKILL of the worker: guard, server, and a child that left the server's process group are gone."""
+    """SIGKILL of the worker: watchdog, server, and a child that left the server's process group are gone."""
     command = [sys.executable, "-c", WORKER, "bash", "-c", "setsid sleep 600 & echo up; sleep 600"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as worker:
         assert worker.stderr is not None

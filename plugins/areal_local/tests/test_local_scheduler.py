@@ -104,7 +104,7 @@ def test_a_gang_serves_logs_and_leaves_nothing(tmp_path: Path) -> None:
         {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "", "PROBE": "yes", "torch": "False"}.items() <= info.items()
         for info in infos
     )
-    assert len(everyone) == 6, "two workers, their wardens, their children"
+    assert len(everyone) == 6, "two workers, their watchdogs, their children"
     assert survivors(everyone, within_s=3) == []
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["rollout-0.log", "rollout-1.log"]
     assert "closed in good order" in (tmp_path / "logs" / "rollout-1.log").read_text()
@@ -272,7 +272,7 @@ def test_a_controller_that_was_busy_does_not_take_its_workers_for_dead(tmp_path:
 
 
 def test_killing_the_controller_leaves_nothing(tmp_path: Path) -> None:
-    """After kill -9 of the controller its workers, their wardens and their children are gone within seconds."""
+    """After kill -9 of the controller its workers, their watchdogs and their children are gone within seconds."""
     with subprocess.Popen(
         [sys.executable, CONTROLLER, str(tmp_path)], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as controller:
@@ -287,7 +287,7 @@ def test_killing_the_controller_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_killing_a_worker_takes_its_children_along(tmp_path: Path) -> None:
-    """After kill -9 of one worker its warden ends what it had started; nobody has to call cancel."""
+    """After kill -9 of one worker its watchdog ends what it had started; nobody has to call cancel."""
     with subprocess.Popen(
         [sys.executable, CONTROLLER, str(tmp_path)], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as controller:

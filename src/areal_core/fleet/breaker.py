@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from areal_core.worker.clock import Clock
+from areal_core.contract.clock import Clock
 
 
 class BreakerState(StrEnum):

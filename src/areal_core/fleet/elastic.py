@@ -19,6 +19,7 @@ from areal_core.contract.train import EngineInfo
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import Stage
 from areal_core.fleet.weight_sync import WeightSync
+from areal_core.observe.events import EventSink
 
 
 class Launcher(Protocol):
@@ -37,13 +38,6 @@ class Launcher(Protocol):
         """Return the error it ended or fell silent with; None while it is well."""
 
 
-class Tell(Protocol):
-    """Who writes down what happens to the fleet."""
-
-    def __call__(self, kind: str, **fields: Any) -> None:
-        """Take one event. Any: plain data."""
-
-
 class ElasticFleet:
     """Keeps the replicas of a pool; satisfies `rollout.pool.Keeper`. One per run, in the controller.
 
@@ -51,7 +45,9 @@ class ElasticFleet:
     `replica_removed` (worker, replicas); `replicas` counts those that serve.
     """
 
-    def __init__(self, *, pool: InferencePool, sync: WeightSync, launcher: Launcher, replace: int, tell: Tell) -> None:
+    def __init__(
+        self, *, pool: InferencePool, sync: WeightSync, launcher: Launcher, replace: int, tell: EventSink
+    ) -> None:
         """Take a started pool. `replace` bounds how many losses are made good over the whole run."""
         self._pool, self._sync, self._launcher, self._tell = pool, sync, launcher, tell
         self._left_to_replace = replace

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
+from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import ArealError, GenerationFailed, WorkerDied
 from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, InferenceSpec, PauseMode
 from areal_core.contract.optional import ToolParse
@@ -22,7 +23,6 @@ from areal_core.fleet.breaker import Breaker
 from areal_core.fleet.continuation import Continuation
 from areal_core.fleet.replica import FAILOVER, Replica, Stage
 from areal_core.fleet.roster import Roster
-from areal_core.worker.clock import Clock, SystemClock
 
 _T = TypeVar("_T")
 MAX_HOMES = 65536

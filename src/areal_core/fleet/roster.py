@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from areal_core.contract.clock import Clock
 from areal_core.contract.errors import NoReplica
 from areal_core.contract.scheduler import Worker
 from areal_core.fleet.breaker import Breaker
 from areal_core.fleet.replica import Replica, Stage
-from areal_core.worker.clock import Clock
 
 
 class Keeper(Protocol):

@@ -23,6 +23,7 @@ from functools import partial
 
 from attrs import frozen
 
+from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import (
     NoReplica,
     VersionRegressed,
@@ -38,7 +39,6 @@ from areal_core.fleet.fleet import Fleet, Replica
 from areal_core.fleet.receipts import check, named
 from areal_core.fleet.streaming import Results, at_once, is_lost, most_telling, refused
 from areal_core.fleet.task_groups import to_the_end
-from areal_core.worker.clock import Clock, SystemClock
 
 
 @frozen(kw_only=True)

@@ -24,6 +24,7 @@ from typing import Any
 from attrs import field, frozen
 
 from areal_core.contract import errors
+from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import (
     ArealError,
     ConfigError,
@@ -34,7 +35,6 @@ from areal_core.contract.errors import (
 )
 from areal_core.fleet.elastic import ElasticFleet
 from areal_core.loop.run_folder import RunFolder
-from areal_core.worker.clock import Clock, SystemClock
 
 PERIOD_S = 1.0
 """Between two looks of a run at its requests."""

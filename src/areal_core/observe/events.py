@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from areal_core.observe.jsonl import JsonLines, read_lines
 
@@ -26,19 +26,30 @@ MAX_FIELD = 4000
 """Characters kept of a text field: an event must not grow with a log."""
 
 
+class EventSink(Protocol):
+    """Where parts of a run tell what happened. Must not block or raise."""
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Take one event. Any: plain data."""
+
+
+def ignore_event(kind: str, **fields: Any) -> None:
+    """Take an event and do nothing. Any: as above."""
+
+
 class EventLog:
     """Append events; each is on its way to the disk before `write` returns. One per run, in the controller.
 
     Example of a line: {"time": 1760000000.5, "kind": "checkpoint", "version": 40, "path": "..."}
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._lines = JsonLines(path)
-        self._clock = clock
+        self._now = now
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event. Any: plain data; long text loses its middle."""
-        self._lines.write({"time": self._clock(), "kind": kind, **{name: _cut(v) for name, v in fields.items()}})
+        self._lines.write({"time": self._now(), "kind": kind, **{name: _cut(v) for name, v in fields.items()}})
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -14,36 +14,21 @@ from typing import Any, Protocol, runtime_checkable
 
 from areal_core.observe.events import EventLog
 from areal_core.observe.jsonl import JsonLines, read_lines, rewrite
+from areal_core.plugins.hooks import MetricSink
 
 
 @runtime_checkable
-class MetricsLogger(Protocol):
-    """A sink beside the file: the role `logger`. Any exception it raises disables it, never the run."""
+class MetricsLogger(MetricSink, Protocol):
+    """A sink with a beginning: the role `logger`. Any exception it raises disables it, never the run."""
 
     def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
         """Open it. Any: the run's configuration as plain data. `first_step` is above 0 on resume."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of one step. Called once per step, steps increasing."""
-
-    def close(self) -> None:
-        """Finish what is under way. Idempotent."""
-
-
-class Sink(Protocol):
-    """A sink a hook plugin added: it is not started, and fails like a logger."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of one step."""
-
-    def close(self) -> None:
-        """Finish what is under way."""
 
 
 class _Started:
     """A hooked sink as a logger."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: MetricSink) -> None:
         self.log, self.close = sink.log, sink.close
 
     def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
@@ -67,10 +52,10 @@ class MetricsStream:
         path: Path,
         *,
         loggers: Mapping[str, MetricsLogger] | None = None,
-        sinks: Sequence[Sink] = (),
+        sinks: Sequence[MetricSink] = (),
         events: EventLog | None = None,
         resume_step: int | None = None,
-        clock: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.time,
     ) -> None:
         if resume_step is not None and path.exists():
             rewrite(path, (record for record in read_lines(path) if record.get("step", 0) <= resume_step))
@@ -79,7 +64,7 @@ class MetricsStream:
         self._loggers |= {f"hook {number}": _Started(sink) for number, sink in enumerate(sinks)}
         self._events = events
         self._first_step = resume_step or 0
-        self._clock = clock
+        self._now = now
 
     @property
     def loggers(self) -> Sequence[str]:
@@ -96,7 +81,7 @@ class MetricsStream:
         Raises:
             StorageError: the file cannot be written. Loggers never raise.
         """
-        self._lines.write({"time": self._clock(), **record})
+        self._lines.write({"time": self._now(), **record})
         step, values = int(record["step"]), flat(record)
         self._each("log", lambda logger: logger.log(step, values))
 

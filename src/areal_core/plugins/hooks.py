@@ -42,13 +42,13 @@ class Command:
 
 @runtime_checkable
 class MetricSink(Protocol):
-    """Takes the metrics of every optimizer step; lives in the controller process."""
+    """Takes the metrics of every optimizer step, in the controller. An exception it raises disables it, not the run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take one step's values by metric name. Called in order of steps; must not block for long."""
 
     def close(self) -> None:
-        """Flush and let go; called once, also after an error."""
+        """Flush and let go, also after an error. Idempotent."""
 
 
 class Specification:

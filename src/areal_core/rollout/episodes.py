@@ -19,6 +19,7 @@ from areal_core.contract.errors import ArealError, EpisodeFailed, NoReplica
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import SamplingParams
 from areal_core.contract.workflow import RolloutWorkflow, Session
+from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
 
 Prepare = Callable[[Trajectory], Trajectory]
@@ -39,17 +40,6 @@ class SessionSource(Protocol):
 
     def open(self, *, task_id: TaskId, name: str, seed_name: str, sampling: SamplingParams | None) -> EpisodeSession:
         """Open a session; `name` is unique among live ones, the same `seed_name` gives the same seeds."""
-
-
-class EventSink(Protocol):
-    """Where the executor tells what happened, for the journal and the metrics. Must not block or raise."""
-
-    def __call__(self, kind: str, **fields: object) -> None:
-        """Take one event: its kind and its fields, plain data."""
-
-
-def ignore_event(kind: str, **fields: object) -> None:
-    """Take an event and do nothing."""
 
 
 @frozen(kw_only=True)

@@ -20,9 +20,10 @@ from areal_core.contract.errors import ArealError, DatasetError, EpisodeFailed, 
 from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import SamplingParams
 from areal_core.contract.workflow import RolloutWorkflow
+from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
 from areal_core.rollout.buffer import Buffer
-from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, EventSink, Prepare, SessionSource, ignore_event
+from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare, SessionSource
 from areal_core.rollout.groups import Group, run_group, stamped
 from areal_core.rollout.staleness import DroppingGate, StalenessGate
 from areal_core.rollout.stats import Counts, RolloutStats

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from areal_core.contract.clock import Clock
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import PromptTooLong, RemoteError, WorkerDied, WorkerError, WorkerTimeout
 from areal_core.contract.inference import (
@@ -26,7 +27,6 @@ from areal_core.contract.inference import (
 )
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Offer, Receipt
-from areal_core.worker.clock import Clock
 
 END_TOKEN = 1
 FIRST_TOKEN = 3

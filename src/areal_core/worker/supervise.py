@@ -12,10 +12,10 @@ import signal
 from collections.abc import Callable
 from typing import NoReturn
 
+from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import WorkerDied, WorkerError, WorkerTimeout
 from areal_core.contract.scheduler import Scheduler, WorkerState, WorkerStatus
 from areal_core.plugins.install import pip_install
-from areal_core.worker.clock import Clock, SystemClock
 
 PERIOD_S = 0.2
 

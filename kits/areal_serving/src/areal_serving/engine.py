@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field, frozen
 
+from areal_core.contract.clock import Clock
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.inference import (
     EngineStatus,
@@ -30,7 +31,6 @@ from areal_serving.calls import Calls, State
 from areal_serving.dialect import Dialect, Gauges, Reply, ServerFacts
 from areal_serving.direct import DirectDialect, DirectTransfer
 from areal_serving.http import Api, ServerAnswer, ServerGone
-from areal_serving.launch import Clock
 from areal_serving.model import ServedModel
 from areal_serving.options import ServedOptions
 from areal_serving.outputs import NOTHING, cut_at_stop, generation_of

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import time
 from pathlib import Path
-from typing import Protocol
 
 from attrs import define, frozen
 
+from areal_core.contract.clock import Clock
 from areal_core.contract.errors import ModelError, PlanError, WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_serving.dialect import Dialect, Launch
@@ -26,28 +25,6 @@ LOOK_S = 0.2
 """Between two questions to a server that starts."""
 PROBE_S = 5.0
 _PORT_TAKEN = "address already in use"
-
-
-class Clock(Protocol):
-    """Seconds that never go back, and a way to let them pass."""
-
-    def now(self) -> float:
-        """Return seconds since an arbitrary start."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Return once they have passed."""
-
-
-class WallClock:
-    """The machine's own."""
-
-    def now(self) -> float:
-        """Return `time.monotonic()`."""
-        return time.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep in the running event loop."""
-        await asyncio.sleep(seconds)
 
 
 @frozen(kw_only=True, eq=False)

@@ -1,6 +1,6 @@
 """One server process: started, its words kept, its end sure.
 
-Knows: a command, a guard around it (`guard`), the last lines it wrote.
+Knows: a command, a watchdog around it (`areal_core.worker.watchdog`), the last lines it wrote.
 Does not know: whether it serves (`launch` asks), or what it is.
 """
 
@@ -18,11 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+import areal_core
 from areal_core.contract.errors import WorkerError
 from areal_serving.dialect import Command
 
 KEPT_LINES = 200
-_GUARD = Path(__file__).with_name("guard.py")
+_WATCHDOG = Path(areal_core.__file__).parent / "worker" / "watchdog.py"
+"""Run as a file, so that it needs nothing but an interpreter."""
 _KILL_TIMEOUT_S = 10.0
 _PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")
 """The trainer's environment must not reach into the engine's."""
@@ -52,7 +54,7 @@ class ServerProcess:
         self._exited, self._silent = asyncio.Event(), asyncio.Event()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GUARD), *command.argv],
+                [sys.executable, "-I", "-S", str(_WATCHDOG), *command.argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -67,7 +69,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Return the guard's process id; the server is its child."""
+        """Return the watchdog's process id; the server is its child."""
         return self._process.pid
 
     def exit_code(self) -> int | None:

@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import ArealError, GenerationFailed, WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_serving.dialect import Dialect, ServerFacts
 from areal_serving.http import Api, ServerAnswer, ServerGone
-from areal_serving.launch import Clock, Launcher, Up, WallClock
+from areal_serving.launch import Launcher, Up
 from areal_serving.options import ServedOptions
 from areal_serving.server import ServerProcess
 from areal_torch.owned_folder import OwnedFolder
@@ -61,7 +62,7 @@ class ServerLifecycle:
         self._revive = revive
         self._beats = beats
         self._given_up = given_up
-        self._clock = clock or WallClock()
+        self._clock = clock or SystemClock()
         self._folder = OwnedFolder(Path(tempfile.gettempdir()), f"areal-{dialect.name}")
         self._launcher = Launcher(
             dialect=dialect,

@@ -6,9 +6,8 @@ Does not know: who makes the records. Without a terminal it writes one plain lin
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -42,13 +41,11 @@ class Progress:
         title: str = "areal",
         console: Console | None = None,
         plain_every: int = 10,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total
         self._title = title
         self._console = console or Console(stderr=True)
         self._plain_every = max(1, plain_every)
-        self._clock = clock
         self._rewards: list[float] = []
         self._recent: deque[Record] = deque(maxlen=_WINDOW + 1)
         self._evaluation: tuple[int, float] | None = None

@@ -6,12 +6,9 @@ Does not know: deadlines (the parent kills this process) or who asks.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import numbers
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,8 +19,7 @@ from areal_core.contract.errors import ArealError
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
 from areal_core.plugins.blame import told
 from areal_core.plugins.registry import Registry
-
-_PR_SET_PDEATHSIG = 1
+from areal_core.worker import watchdog
 
 
 @frozen(kw_only=True)
@@ -50,17 +46,8 @@ def start(target: RewardTarget, parent: int) -> None:
     """Prepare the process: die with the parent, ignore Ctrl-C, resolve the function. Called once, first."""
     global _resolved
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(parent)
+    watchdog.die_with_parent(parent)
     _resolved = resolve(target)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends (Linux)."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def resolve(target: RewardTarget) -> Resolved:

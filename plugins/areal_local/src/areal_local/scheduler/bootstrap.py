@@ -6,6 +6,7 @@ Does not know: who writes or reads them. Keys travel only here: never in argv, t
 
 from __future__ import annotations
 
+import os
 from typing import TypeVar
 
 import msgspec
@@ -44,6 +45,17 @@ class Ready:
     rpc_port: int = 0
     heartbeat_port: int = 0
     error: str = ""
+
+
+def read_line(descriptor: int) -> bytes:
+    """Return one line without reading beyond it; what ends early ends the line."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        octet = os.read(descriptor, 1)
+        if not octet:
+            break
+        line += octet
+    return bytes(line)
 
 
 def to_line(message: Bootstrap | Ready) -> bytes:

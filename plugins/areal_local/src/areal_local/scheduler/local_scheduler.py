@@ -13,11 +13,11 @@ from pathlib import Path
 
 import zmq
 
+from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.worker import schema
 from areal_core.worker.claims import refuse_unclaimed
-from areal_core.worker.clock import Clock, SystemClock
 from areal_core.worker.devices import DevicePool
 from areal_core.worker.service import HOSTS
 from areal_local.scheduler.bootstrap import Bootstrap
@@ -36,7 +36,7 @@ LOOK_S = 0.1
 class LocalScheduler:
     """Satisfies `contract.Scheduler`. Made and used in one event loop.
 
-    Every worker ends when the controller does, however it ends: see `warden`.
+    Every worker ends when the controller does, however it ends: see `areal_core.worker.watchdog`.
     """
 
     manifest = LOCAL

@@ -38,7 +38,7 @@ class WorkerProcess:
     """Starts at construction, in a session and process group of its own, with its output in `log_path`.
 
     `ready_line` is read from a pipe the process writes to when it listens. Its standard
-    input stays open until `end`, or until the controller is no more: that tells the worker's warden to kill the group.
+    input stays open until `end`, or until the controller is no more: that has the worker's watchdog kill the group.
     """
 
     def __init__(self, command: Sequence[str], bootstrap: Bootstrap, env: Mapping[str, str], log_path: Path) -> None:

@@ -1,7 +1,7 @@
 """One worker process: `python -m areal_local.scheduler.worker_main`, told on standard input what to be.
 
-Knows: the order of a worker's life: guard, listen, serve, close, end.
-Does not know: how workers are placed (`local_scheduler`), or what its engine does (`hosts`).
+Knows: the order of a worker's life: watchdog, listen, serve, close, end.
+Does not know: how workers are placed (`local_scheduler`), or what its engine does (`areal_core.worker.service`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import sys
 import zmq
 
 from areal_core.contract.errors import ResourceError
-from areal_core.worker import schema
-from areal_core.worker import watchdog as warden
+from areal_core.worker import schema, watchdog
 from areal_core.worker.rendezvous import network_environment
 from areal_core.worker.service import HOSTS, Place
-from areal_local.scheduler.bootstrap import Bootstrap, Ready, bootstrap_from, to_line
+from areal_local.scheduler.bootstrap import Bootstrap, Ready, bootstrap_from, read_line, to_line
 from areal_local.scheduler.channel import KeyPair, doorkeeper, listening
 from areal_local.scheduler.heartbeat import start_echo
 from areal_local.scheduler.rpc import RpcServer
@@ -34,14 +33,14 @@ _STDIN = 0
 def main() -> None:
     """Live one worker's life. Ends by `os._exit`: gloo may abort the interpreter's own way out."""
     faulthandler.enable()
-    warden.die_with_parent()
-    line = warden.read_line(_STDIN)
+    watchdog.die_with_parent()
+    line = read_line(_STDIN)
     if not line:
         os._exit(0)
     bootstrap = bootstrap_from(line)
     for name, value in network_environment(bootstrap.host).items():
         os.environ.setdefault(name, value)  # what the job or the user set comes first
-    guard = warden.post(_STDIN)
+    guard = watchdog.post(_STDIN)
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -54,7 +53,7 @@ def main() -> None:
     except Exception:  # the last words of the process; nobody is left to catch it
         logger.exception("worker failed")
     finally:
-        warden.dismiss(guard)
+        watchdog.dismiss(guard)
         _flush()
         os._exit(code)
 

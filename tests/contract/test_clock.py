@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_core.contract.clock import Clock, SystemClock
 from areal_core.testing.clock import StepClock
-from areal_core.worker.clock import Clock, SystemClock
 
 
 @pytest.mark.parametrize("kind", [SystemClock, StepClock])
