@@ -29,6 +29,12 @@ def test_an_unknown_key_is_named_with_the_nearest_one() -> None:
         load_config(None, ["rollout.max_stalenes=3"])
 
 
+def test_a_renamed_key_is_told_its_new_name() -> None:
+    """Old files are corrected with one look at the error."""
+    with pytest.raises(UnknownKey, match=r"rollout\.replace'(.|\n)*it is called 'rollout\.max_replacements' now"):
+        load_config(None, ["rollout.replace=0"])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

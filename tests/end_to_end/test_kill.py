@@ -27,7 +27,7 @@ def test_a_killed_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path
     """Within ten seconds, with the signal, the rank and the log, and exit code 1."""
     shared = shared_memory()
     folder = tmp_path / "run"
-    words = command(folder, model, "steps=1000", "actor.backend=fsdp:d1", "rollout.replace=0")
+    words = command(folder, model, "steps=1000", "actor.backend=fsdp:d1", "rollout.max_replacements=0")
     with live_run(words, folder) as run:
         run.wait_for_step(3)
         victim = run.worker(role)
@@ -58,7 +58,7 @@ def test_a_killed_controller_takes_everything_with_it(tmp_path: Path, model: Pat
 def test_a_killed_replica_costs_no_episode_while_another_serves(tmp_path: Path, model: Path) -> None:
     """`reference:d2` goes on with one replica, and every step is full."""
     folder = tmp_path / "run"
-    settings = ("steps=12", "rollout.backend=reference:d2", "evaluation.every_steps=0", "rollout.replace=0")
+    settings = ("steps=12", "rollout.backend=reference:d2", "evaluation.every_steps=0", "rollout.max_replacements=0")
     words = command(folder, model, *settings)
     with live_run(words, folder) as run:
         run.wait_for_step(3)

@@ -46,7 +46,7 @@ def test_a_streamed_run_is_the_stored_one_bit_for_bit(tmp_path: Path, model: Pat
 def test_a_replica_killed_under_a_stream_is_left_out(tmp_path: Path, model: Path) -> None:
     """The version is streamed to the one that is left, and every step is made."""
     folder = tmp_path / "run"
-    words = command(folder, model, "steps=10", "rollout.backend=reference:d2", "rollout.replace=0", *STREAM)
+    words = command(folder, model, "steps=10", "rollout.backend=reference:d2", "rollout.max_replacements=0", *STREAM)
     with live_run(words, folder) as run:
         run.wait_for_step(3)
         run.worker("rollout").kill()

@@ -81,7 +81,7 @@ class Bench:
     """An elastic fleet with everything it needs, on one clock."""
 
     def __init__(
-        self, num_replicas: int = 1, *, replace: int = 2, pause: PauseMode | None = None, **launch: Any
+        self, num_replicas: int = 1, *, max_replacements: int = 2, pause: PauseMode | None = None, **launch: Any
     ) -> None:
         asyncio.get_running_loop().set_default_executor(Inline())
         self.clock = StepClock()
@@ -102,7 +102,7 @@ class Bench:
             pool=self.pool,
             sync=self.sync,
             launcher=self.launcher,
-            replace=replace,
+            max_replacements=max_replacements,
             tell=lambda kind, **fields: self.events.append((kind, fields)),
         )
         self.fleet.start()
@@ -257,10 +257,10 @@ def test_the_only_replica_dies_in_the_update_itself(method: str) -> None:
 
 
 def test_losses_beyond_the_bound_are_told_and_the_last_one_ends_the_run() -> None:
-    """With `replace` 0 the fleet shrinks; without anybody left the error of the last death is raised."""
+    """With `max_replacements` 0 the fleet shrinks; without anybody left the error of the last death is raised."""
 
     async def test() -> None:
-        bench = Bench(2, replace=0)
+        bench = Bench(2, max_replacements=0)
         bench.workers[0].die()
         await bench.until(bench.ask(0))
         bench.assert_whole(1)
@@ -281,7 +281,7 @@ def test_a_replacement_that_does_not_start_is_replaced_too_until_the_bound() -> 
     """Each failed start is a loss; when none is left to replace, whoever waits is told why."""
 
     async def test() -> None:
-        bench = Bench(1, replace=3)
+        bench = Bench(1, max_replacements=3)
         bench.launcher.start_failures = [ModelError("broken once"), ModelError("broken twice")]
         bench.workers[0].die()
         await bench.until(bench.ask(0))
@@ -417,7 +417,7 @@ def test_a_joining_replica_that_takes_other_bytes_is_dropped_and_the_update_goes
     """What goes wrong with a replica that does not serve yet costs that replica only; a serving one, the update."""
 
     async def test() -> None:
-        bench = Bench(1, replace=0)
+        bench = Bench(1, max_replacements=0)
         await bench.train()
         await bench.clock.settle()
         grow = asyncio.ensure_future(bench.fleet.resize(2))
@@ -502,7 +502,7 @@ def test_whatever_comes_goes_and_dies_every_request_is_answered_once(
     """Random growth, shrinkage, deaths and updates: whole answers, versions that never fall, nothing left over."""
 
     async def test() -> None:
-        bench = Bench(replicas, replace=1000, pause=pause)
+        bench = Bench(replicas, max_replacements=1000, pause=pause)
         asked: list[asyncio.Future[Generation]] = []
         steps: list[asyncio.Future[WeightUpdate]] = []
         wanted, served = replicas, 0

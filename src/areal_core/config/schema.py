@@ -94,7 +94,9 @@ class RolloutConfig:
     """How often a member is run again after a retryable error."""
     max_failed_groups: int = field(default=0, validator=validators.ge(0))
     """Groups that may fail for good before the run stops."""
-    replace: int = field(default=2, validator=validators.ge(0))
+    request_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
+    """One generation request, from asking a replica to its last token; also how long it may be held back."""
+    max_replacements: int = field(default=2, validator=validators.ge(0), metadata={"was": "replace"})
     """Lost inference replicas a run may replace; 0 goes on with those that are left."""
     sampling: SamplingParams = SamplingParams()
 
@@ -157,6 +159,7 @@ class SchedulerConfig:
     options: Options = Factory(dict)
     start_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))
     step_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
+    """One call of a training role: a step, a forward pass, a checkpoint."""
     heartbeat_timeout_s: float = field(default=8.0, validator=validators.gt(0.0))
 
 

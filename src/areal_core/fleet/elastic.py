@@ -46,11 +46,11 @@ class ElasticFleet:
     """
 
     def __init__(
-        self, *, pool: InferencePool, sync: WeightSync, launcher: Launcher, replace: int, tell: EventSink
+        self, *, pool: InferencePool, sync: WeightSync, launcher: Launcher, max_replacements: int, tell: EventSink
     ) -> None:
-        """Take a started pool. `replace` bounds how many losses are made good over the whole run."""
+        """Take a started pool. `max_replacements` bounds how many losses are made good over the whole run."""
         self._pool, self._sync, self._launcher, self._tell = pool, sync, launcher, tell
-        self._left_to_replace = replace
+        self._left_to_replace = max_replacements
         self._making: list[_Making] = []
         self._placing = 0
         self._leaving: set[str] = set()

@@ -162,7 +162,7 @@ class Run:
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
         launcher = ReplicaLauncher(scheduler, self._plan)
-        policy = PoolPolicy(request_timeout_s=config.scheduler.step_timeout_s)
+        policy = PoolPolicy(request_timeout_s=rollout.request_timeout_s)
         pool_task = asyncio.ensure_future(launcher.start_pool(policy))
         await together([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
@@ -179,7 +179,11 @@ class Run:
             held = [held_out[i] for i in range(min(limit, len(held_out)))]
             evaluator = Evaluator(held, rollout.sampling, config.evaluation.temperature)
         fleet = ElasticFleet(
-            pool=pool, sync=sync, launcher=launcher, replace=rollout.replace, tell=FleetNews(events, self._view).tell
+            pool=pool,
+            sync=sync,
+            launcher=launcher,
+            max_replacements=rollout.max_replacements,
+            tell=FleetNews(events, self._view).tell,
         )
         stack.push_async_callback(fleet.close)
         fleet.start()

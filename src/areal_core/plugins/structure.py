@@ -110,11 +110,14 @@ def _example(owner: type, path: str) -> str:
 
 def _unknown_key(key: str, cls: type, path: str) -> UnknownKey:
     allowed = [field.name for field in attrs.fields(cls)]
-    near = difflib.get_close_matches(key, allowed, n=1)
+    renamed = [field.name for field in attrs.fields(cls) if field.metadata.get("was") == key]
+    near = renamed or difflib.get_close_matches(key, allowed, n=1)
     return UnknownKey(
         f"nothing reads the key {_at(path, key)!r}",
         why=f"keys here: {', '.join(allowed) or 'none'}",
-        fix=f"did you mean {_at(path, near[0])!r}?" if near else "remove it, or check its place in the file",
+        fix=f"{'it is called' if renamed else 'did you mean'} {_at(path, near[0])!r}{' now' if renamed else '?'}"
+        if near
+        else "remove it, or check its place in the file",
     )
 
 
