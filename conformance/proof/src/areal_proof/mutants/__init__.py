@@ -1,8 +1,10 @@
 """Deliberately broken backends, each named by its sin: what the suite must catch, to be believed.
 
-    @mutant("infer/second", killers=("infer.versions.in_flight",), incident="vLLM#54443", row="version-spans")
-    class StampAtAdmission(SecondInferenceEngine):
-        \"\"\"Stamps every token with the version that served when the request came.\"\"\"
+    @mutant("infer/reference", killers=("infer.close.callers",), row="dead-peer")
+    class CloseForgetsTheFrozen(ReferenceInferenceEngine):
+        \"\"\"Fails running callers when it is closed, and forgets those a pause had frozen.\"\"\"
+
+A mutant that changes one call needs no class: it is a row of a table, or a function (`mutants.rows`).
 
 Knows: how a broken class takes the place of a backend, and which mutants there are.
 Does not know: how they are killed (`self_test`).
@@ -14,9 +16,10 @@ import difflib
 import functools
 import importlib
 import inspect
+import itertools
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -47,7 +50,6 @@ class Mutant:
     """Row of the table of incidents (`incidents.ROWS`) it stands for."""
     ranks: int = 1
     breaks: Breaks
-    module: str = ""
 
     @property
     def role(self) -> str:
@@ -117,11 +119,18 @@ def mutant(
             row=row,
             ranks=ranks,
             breaks=own,
-            module=broken.__module__,
         )
         return broken
 
     return mark
+
+
+def _marked(value: Any) -> Iterable[Mutant]:
+    """Return the mutants a name of a module stands for. Any: whatever a module holds."""
+    if isinstance(value, tuple):
+        return (one for one in value if isinstance(one, Mutant))
+    marked = value if isinstance(value, Mutant) else getattr(value, "__dict__", {}).get("__mutant__")
+    return (marked,) if isinstance(marked, Mutant) else ()
 
 
 @functools.cache
@@ -138,10 +147,7 @@ def collect(package: ModuleType) -> dict[str, Mutant]:
     """
     found: dict[str, Mutant] = {}
     for module in pkgutil.walk_packages(package.__path__, prefix=f"{package.__name__}."):
-        for value in vars(importlib.import_module(module.name)).values():
-            marked = vars(value).get("__mutant__") if hasattr(value, "__dict__") else None
-            if not isinstance(marked, Mutant) or marked.module != module.name:
-                continue
+        for marked in itertools.chain(*map(_marked, vars(importlib.import_module(module.name)).values())):
             if found.setdefault(marked.name, marked) is not marked:
                 raise ValueError(f"mutant {marked.name} is there twice, again in {module.name}")
     return dict(sorted(found.items()))

@@ -7,16 +7,20 @@ Does not know: weights.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import attrs
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, PauseMode, VersionSpan
-from areal_core.contract.weights import Receipt, WeightSource
+from areal_core.contract.weights import WeightSource
 from areal_core.plugins.claims import unsupported
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, before, breaking, row
 from areal_reference.infer.engine import ReferenceInferenceEngine
+
+breaks = breaking("infer/reference", ReferenceInferenceEngine)
 
 
 @mutant(
@@ -43,21 +47,19 @@ class PauseIgnored(ReferenceInferenceEngine):
         return attrs.evolve(await super().status(), paused=vars(self).get("says_paused", False))
 
 
-@mutant("infer/reference", killers=("infer.pause.freezes",), row="sleep-is-real")
-class PauseReturnsEarly(ReferenceInferenceEngine):
+@breaks("pause", "infer.pause.freezes", row="sleep-is-real")
+async def PauseReturnsEarly(self: Any, mode: PauseMode) -> None:
     """Returns from `pause` while tokens are still being computed."""
+    loop = self._require().loop
+    goal = loop.counters.tokens + 10
 
-    async def pause(self, mode: PauseMode) -> None:
-        loop = self._require().loop
-        goal = loop.counters.tokens + 10
+    async def later() -> None:
+        while loop.rows.count and loop.counters.tokens < goal:  # noqa: ASYNC110 - the loop is another thread
+            await asyncio.sleep(0)
+        loop.post(lambda: loop.pause(abort=mode is PauseMode.ABORT))
 
-        async def later() -> None:
-            while loop.rows.count and loop.counters.tokens < goal:  # noqa: ASYNC110 - the loop is another thread
-                await asyncio.sleep(0)
-            loop.post(lambda: loop.pause(abort=mode is PauseMode.ABORT))
-
-        vars(self)["later"] = asyncio.ensure_future(later())
-        await asyncio.sleep(0)
+    vars(self)["later"] = asyncio.ensure_future(later())
+    await asyncio.sleep(0)
 
 
 @mutant("infer/reference", killers=("infer.pause.freezes", "infer.pause.keep_is_invisible"))
@@ -83,175 +85,108 @@ class PauseCostsAToken(ReferenceInferenceEngine):
         )
 
 
-@mutant("infer/reference", killers=("infer.pause.keep_is_invisible", "infer.pause.freezes"))
-class KeepIsAbort(ReferenceInferenceEngine):
-    """Returns requests early where it was to freeze them."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        await super().pause(PauseMode.ABORT)
-
-
-@mutant("infer/reference", killers=("infer.pause.abort_returns",))
-class AbortForgetsTheQueue(ReferenceInferenceEngine):
+@breaks("pause", "infer.pause.abort_returns")
+async def AbortForgetsTheQueue(self: ReferenceInferenceEngine, mode: PauseMode) -> None:
     """Returns what runs, and leaves what is queued waiting."""
+    loop = self._require().loop
 
-    async def pause(self, mode: PauseMode) -> None:
-        loop = self._require().loop
+    def message() -> None:
+        waiting = list(loop.waiting)
+        loop.waiting.clear()
+        loop.pause(abort=mode is PauseMode.ABORT)
+        loop.waiting.extend(waiting)
 
-        def message() -> None:
-            waiting = list(loop.waiting)
-            loop.waiting.clear()
-            loop.pause(abort=mode is PauseMode.ABORT)
-            loop.waiting.extend(waiting)
-
-        await self._between_steps(message)
+    await self._between_steps(message)
 
 
-@mutant("infer/reference", killers=("infer.pause.abort_returns",), row="trained-as-submitted")
-class AbortedIsLength(ReferenceInferenceEngine):
-    """Says of an output that a pause cut short that it reached its length."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        cut = result.stop_reason is StopReason.ABORTED and result.output_ids
-        return attrs.evolve(result, stop_reason=StopReason.LENGTH) if cut else result
-
-
-@mutant("infer/reference", killers=("infer.pause.abort_returns",), row="trained-as-submitted")
-class AbortedIsEmpty(ReferenceInferenceEngine):
+@breaks("generate", "infer.pause.abort_returns", row="trained-as-submitted")
+async def AbortedIsEmpty(original: Original) -> Any:
     """Throws the tokens of an aborted request away."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        if result.stop_reason is not StopReason.ABORTED:
-            return result
-        return attrs.evolve(result, output_ids=(), logprobs=(), version_spans=())
+    result = await original()
+    if result.stop_reason is not StopReason.ABORTED:
+        return result
+    return attrs.evolve(result, output_ids=(), logprobs=(), version_spans=())
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.pause.abort_continues", "infer.pause.abort_returns", "infer.pause.ends_first_token"),
-    row="token-fidelity",
-)
-class AbortedRepeatsAToken(ReferenceInferenceEngine):
+@breaks("generate", "infer.pause.abort_continues", "infer.pause.abort_returns", "infer.pause.ends_first_token",
+        row="token-fidelity")  # fmt: skip
+async def AbortedRepeatsAToken(original: Original) -> Any:
     """Returns the last token but one of an aborted request once more, at its end."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        if result.stop_reason is not StopReason.ABORTED or len(result.output_ids) < 2:
-            return result
-        last = result.version_spans[-1]
-        return attrs.evolve(
-            result,
-            output_ids=(*result.output_ids, result.output_ids[-2]),
-            logprobs=(*result.logprobs, result.logprobs[-2]),
-            version_spans=(*result.version_spans[:-1], attrs.evolve(last, stop=last.stop + 1)),
-        )
+    result = await original()
+    if result.stop_reason is not StopReason.ABORTED or len(result.output_ids) < 2:
+        return result
+    last = result.version_spans[-1]
+    return attrs.evolve(
+        result,
+        output_ids=(*result.output_ids, result.output_ids[-2]),
+        logprobs=(*result.logprobs, result.logprobs[-2]),
+        version_spans=(*result.version_spans[:-1], attrs.evolve(last, stop=last.stop + 1)),
+    )
 
 
-@mutant("infer/reference", killers=("infer.pause.abort_returns",), row="version-spans")
-class AbortedHasAnEmptySpan(ReferenceInferenceEngine):
+@breaks("generate", "infer.pause.abort_returns", row="version-spans")
+async def AbortedHasAnEmptySpan(original: Original) -> Any:
     """Gives a request that was aborted before its first token a span of no token."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        if result.output_ids:
-            return result
-        return attrs.evolve(result, version_spans=(VersionSpan(start=0, stop=0, version=0),))
+    result = await original()
+    if result.output_ids:
+        return result
+    return attrs.evolve(result, version_spans=(VersionSpan(start=0, stop=0, version=0),))
 
 
-@mutant("infer/reference", killers=("infer.pause.holds_new",))
-class RefusesWhilePaused(ReferenceInferenceEngine):
-    """Fails requests that come during a pause."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        if self._require().loop.paused:
-            raise GenerationFailed("the engine is paused")
-        return await super().generate(request)
-
-
-@mutant("infer/reference", killers=("infer.pause.holds_new",))
-class AnswersEmptyWhilePaused(ReferenceInferenceEngine):
-    """Answers requests that come during a pause at once, with nothing."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        if self._require().loop.paused:
-            return Generation(output_ids=(), logprobs=(), version_spans=(), stop_reason=StopReason.ABORTED)
-        return await super().generate(request)
-
-
-@mutant("infer/reference", killers=("infer.pause.idempotent",))
-class PauseIsASwitch(ReferenceInferenceEngine):
+@breaks("pause", "infer.pause.idempotent")
+async def PauseIsASwitch(original: Original, self: ReferenceInferenceEngine) -> None:
     """Resumes when it is told to pause a second time."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        if self._require().loop.paused:
-            await self.resume()
-        else:
-            await super().pause(mode)
+    if self._require().loop.paused:
+        await self.resume()
+    else:
+        await original()
 
 
-@mutant("infer/reference", killers=("infer.pause.mixed",))
-class SecondPauseIsIgnored(ReferenceInferenceEngine):
-    """Ignores a pause, of whatever mode, while it is paused."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        if not self._require().loop.paused:
-            await super().pause(mode)
-
-
-@mutant("infer/reference", killers=("infer.pause.cancelled",))
-class CancelDeafWhilePaused(ReferenceInferenceEngine):
+@breaks("generate", "infer.pause.cancelled")
+async def CancelDeafWhilePaused(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Misses a cancellation that comes during a pause, and computes on when resumed."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        inner = asyncio.ensure_future(super().generate(request))
-        try:
-            return await asyncio.shield(inner)
-        except asyncio.CancelledError:
-            if self._running is None or not self._running.loop.paused:
-                inner.cancel()
-            raise
+    inner = asyncio.ensure_future(original())
+    try:
+        return await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        if self._running is None or not self._running.loop.paused:
+            inner.cancel()
+        raise
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.pause.refuse_keep",),
-    claims={"pause.keep": unsupported("requests cannot be frozen")},
-)
-class KeepUnclaimedIsIgnored(ReferenceInferenceEngine):
-    """Does nothing when it is asked to freeze requests, which it does not claim."""
+ROWS = breaks.rows(
+    row("KeepIsAbort", "Returns requests early where it was to freeze them.", "infer.pause.keep_is_invisible",
+        "infer.pause.freezes", pause=lambda original: original(PauseMode.ABORT)),
+    row("AbortedIsLength", "Says of an output that a pause cut short that it reached its length.",
+        "infer.pause.abort_returns", row="trained-as-submitted",
+        generate=after(lambda result: attrs.evolve(result, stop_reason=StopReason.LENGTH)
+            if result.stop_reason is StopReason.ABORTED and result.output_ids else result)),
+    row("RefusesWhilePaused", "Fails requests that come during a pause.", "infer.pause.holds_new",
+        generate=before(lambda self: GenerationFailed("the engine is paused") if self._require().loop.paused
+            else None)),
+    row("AnswersEmptyWhilePaused", "Answers requests that come during a pause at once, with nothing.",
+        "infer.pause.holds_new",
+        generate=lambda original, self, request: Generation(output_ids=(), logprobs=(), version_spans=(),
+            stop_reason=StopReason.ABORTED) if self._require().loop.paused else original(request)),
+    row("SecondPauseIsIgnored", "Ignores a pause, of whatever mode, while it is paused.", "infer.pause.mixed",
+        pause=lambda original, self, mode: original(mode) if not self._require().loop.paused else None),
+    row("KeepUnclaimedIsIgnored", "Does nothing when it is asked to freeze requests, which it does not claim.",
+        "infer.pause.refuse_keep", claims={"pause.keep": unsupported("requests cannot be frozen")},
+        pause=lambda original, mode: original(mode) if mode is PauseMode.ABORT else None),
+    row("AbortUnclaimedIsIgnored", "Freezes requests when it is asked to return them, which it does not claim.",
+        "infer.pause.refuse_abort", claims={"pause.abort": unsupported("requests cannot be returned early")},
+        pause=lambda original: original(PauseMode.KEEP)),
+)  # fmt: skip
 
-    async def pause(self, mode: PauseMode) -> None:
-        if mode is PauseMode.ABORT:
-            await super().pause(mode)
 
-
-@mutant(
-    "infer/reference",
-    killers=("infer.pause.refuse_abort",),
-    claims={"pause.abort": unsupported("requests cannot be returned early")},
-)
-class AbortUnclaimedIsIgnored(ReferenceInferenceEngine):
-    """Freezes requests when it is asked to return them, which it does not claim."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        await super().pause(PauseMode.KEEP)
-
-
-@mutant(
-    "infer/reference",
-    killers=("infer.weights.cast_refused",),
-    claims={"weights.cast": unsupported("weights must come in the dtype that serves")},
-)
-class CastUnclaimedIsSkipped(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.weights.cast_refused",
+        claims={"weights.cast": unsupported("weights must come in the dtype that serves")})  # fmt: skip
+async def CastUnclaimedIsSkipped(original: Original, self: ReferenceInferenceEngine, source: WeightSource) -> Any:
     """Skips tensors of another dtype, which it does not claim to cast, and says it received them."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        running = self._require()
-        receipt = await super().receive_weights(source, version)
-        kinds = {spec.dtype for spec in source.manifest.tensors}
-        if kinds != {running.spec.dtype}:
-            for name, parameter in running.loaded.model.named_parameters():
-                running.stage._spare[name].copy_(parameter.data)
-        return receipt
+    running = self._require()
+    receipt = await original()
+    kinds = {spec.dtype for spec in source.manifest.tensors}
+    if kinds != {running.spec.dtype}:
+        for name, parameter in running.loaded.model.named_parameters():
+            running.stage._spare[name].copy_(parameter.data)
+    return receipt

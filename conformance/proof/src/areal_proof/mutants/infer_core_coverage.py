@@ -7,6 +7,7 @@ Does not know: the two phases.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -16,8 +17,11 @@ from areal_core.contract.errors import CoverageError
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSource
 from areal_core.weights.specs import spec_of, torch_dtype
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, catches, row
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_torch.testing.serving import OfferedWeights
+
+breaks_reference = breaking("infer/reference", ReferenceInferenceEngine)
 
 Named = list[tuple[str, Tensor]]
 
@@ -43,41 +47,38 @@ class _Repairing(ReferenceInferenceEngine):
         return {name: parameter.data for name, parameter in self._require().loaded.model.named_parameters()}
 
 
-@mutant("infer/reference", killers=("infer.coverage.missing",), row="one-destination", incident="UniRL#166")
-class KeepsWhatIsMissing(_Repairing):
+breaks = breaking("infer/reference", _Repairing)
+
+
+@breaks("repaired", "infer.coverage.missing", incident="UniRL#166", row="one-destination")
+def KeepsWhatIsMissing(self: _Repairing, manifest: WeightManifest, named: Named) -> Any:
     """Serves on with its old tensor where an update brings none."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        announced = {spec.name for spec in manifest.tensors} | set(manifest.tied)
-        more = [(name, tensor) for name, tensor in self.own().items() if name not in announced]
-        whole = (*manifest.tensors, *(spec_of(name, tensor) for name, tensor in more))
-        return attrs.evolve(manifest, tensors=whole), [*named, *more]
+    announced = {spec.name for spec in manifest.tensors} | set(manifest.tied)
+    more = [(name, tensor) for name, tensor in self.own().items() if name not in announced]
+    whole = (*manifest.tensors, *(spec_of(name, tensor) for name, tensor in more))
+    return attrs.evolve(manifest, tensors=whole), [*named, *more]
 
 
-@mutant("infer/reference", killers=("infer.coverage.extra",), row="one-destination", incident="sglang#9379")
-class IgnoresTheUnknown(_Repairing):
+@breaks("repaired", "infer.coverage.extra", incident="sglang#9379", row="one-destination")
+def IgnoresTheUnknown(self: _Repairing, manifest: WeightManifest, named: Named) -> Any:
     """Ignores a tensor it has no place for."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        own, announced = self.own(), {spec.name for spec in manifest.tensors}
-        if not set(own) < announced:
-            return manifest, named
-        known = [(name, tensor) for name, tensor in named if name in own]
-        return announcing(known, manifest), known
+    own, announced = self.own(), {spec.name for spec in manifest.tensors}
+    if not set(own) < announced:
+        return manifest, named
+    known = [(name, tensor) for name, tensor in named if name in own]
+    return announcing(known, manifest), known
 
 
-@mutant("infer/reference", killers=("infer.coverage.renamed",), row="one-destination")
-class GuessesNames(_Repairing):
+@breaks("repaired", "infer.coverage.renamed", row="one-destination")
+def GuessesNames(self: _Repairing, manifest: WeightManifest, named: Named) -> Any:
     """Puts a tensor of an unknown name where one of its shape is missing."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        own = self.own()
-        missing = [name for name in own if name not in {spec.name for spec in manifest.tensors}]
-        unknown = [name for name, _ in named if name not in own]
-        if len(missing) != 1 or len(unknown) != 1:
-            return manifest, named
-        guessed = [(missing[0] if name == unknown[0] else name, tensor) for name, tensor in named]
-        return announcing(guessed, manifest), guessed
+    own = self.own()
+    missing = [name for name in own if name not in {spec.name for spec in manifest.tensors}]
+    unknown = [name for name, _ in named if name not in own]
+    if len(missing) != 1 or len(unknown) != 1:
+        return manifest, named
+    guessed = [(missing[0] if name == unknown[0] else name, tensor) for name, tensor in named]
+    return announcing(guessed, manifest), guessed
 
 
 class _Shaping(_Repairing):
@@ -94,41 +95,13 @@ class _Shaping(_Repairing):
         return tensor
 
 
-@mutant("infer/reference", killers=("infer.coverage.shape",), row="one-destination")
-class SpreadsOneNumber(_Shaping):
-    """Spreads a tensor of one number over all its places."""
-
-    def shaped(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return tensor.expand_as(like).clone() if tensor.numel() == 1 else tensor
-
-
-@mutant("infer/reference", killers=("infer.coverage.shape",), row="one-destination")
-class TransposesToFit(_Shaping):
-    """Transposes a tensor that fits the other way round."""
-
-    def shaped(self, tensor: Tensor, like: Tensor) -> Tensor:
-        turned = tensor.ndim == 2 and tensor.shape != like.shape and tensor.T.shape == like.shape
-        return tensor.T.contiguous() if turned else tensor
-
-
-@mutant("infer/reference", killers=("infer.coverage.shape",), row="one-destination")
-class CutsTheVocabulary(_Shaping):
-    """Cuts rows off a tensor that has too many."""
-
-    def shaped(self, tensor: Tensor, like: Tensor) -> Tensor:
-        longer = tensor.ndim == like.ndim == 2 and tensor.shape[0] > like.shape[0]
-        return tensor[: like.shape[0]].clone() if longer and tensor.shape[1] == like.shape[1] else tensor
-
-
-@mutant("infer/reference", killers=("infer.coverage.dtype",))
-class CastsIntegers(_Repairing):
+@breaks("repaired", "infer.coverage.dtype")
+def CastsIntegers(manifest: WeightManifest, named: Named) -> Any:
     """Takes whole numbers for weights."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        if manifest.tensors != tuple(spec_of(*item) for item in named):
-            return manifest, named
-        cast = [(name, tensor if tensor.is_floating_point() else tensor.float()) for name, tensor in named]
-        return announcing(cast, manifest), cast
+    if manifest.tensors != tuple(spec_of(*item) for item in named):
+        return manifest, named
+    cast = [(name, tensor if tensor.is_floating_point() else tensor.float()) for name, tensor in named]
+    return announcing(cast, manifest), cast
 
 
 @mutant("infer/reference", killers=("infer.coverage.other_than_announced",))
@@ -146,96 +119,79 @@ class CastsToWhatWasAnnounced(_Repairing):
         return spec is not None and tensor.dtype is torch.float64
 
 
-@mutant("infer/reference", killers=("infer.coverage.other_than_announced",))
-class IgnoresTheUnannounced(_Repairing):
+@breaks("repaired", "infer.coverage.other_than_announced")
+def IgnoresTheUnannounced(manifest: WeightManifest, named: Named) -> Any:
     """Ignores a tensor that comes without having been announced."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        announced = {spec.name for spec in manifest.tensors}
-        return manifest, [(name, tensor) for name, tensor in named if name in announced]
+    announced = {spec.name for spec in manifest.tensors}
+    return manifest, [(name, tensor) for name, tensor in named if name in announced]
 
 
-@mutant("infer/reference", killers=("infer.coverage.never_came",), row="one-destination")
-class EndsWhenTheSourceEnds(_Repairing):
+@breaks("repaired", "infer.coverage.never_came", row="one-destination")
+def EndsWhenTheSourceEnds(self: _Repairing, manifest: WeightManifest, named: Named) -> Any:
     """Takes an update for complete when nothing more comes."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        own, came = self.own(), {name for name, _ in named}
-        more = [(spec.name, own[spec.name]) for spec in manifest.tensors if spec.name not in came and spec.name in own]
-        return manifest, [*named, *more]
+    own, came = self.own(), {name for name, _ in named}
+    more = [(spec.name, own[spec.name]) for spec in manifest.tensors if spec.name not in came and spec.name in own]
+    return manifest, [*named, *more]
 
 
-@mutant("infer/reference", killers=("infer.coverage.twice",), row="one-destination")
-class TheLastOneWins(_Repairing):
-    """Takes the last of two tensors of one name."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        once = dict(named)
-        specs = {spec.name: spec for spec in manifest.tensors}
-        return attrs.evolve(manifest, tensors=tuple(specs.values())), list(once.items())
-
-
-@mutant("infer/reference", killers=("infer.coverage.tied_missing",), row="one-destination", incident="torchtitan#2402")
-class AssumesItsOwnTies(_Repairing):
+@breaks("repaired", "infer.coverage.tied_missing", incident="torchtitan#2402", row="one-destination")
+def AssumesItsOwnTies(self: _Repairing, manifest: WeightManifest, named: Named) -> Any:
     """Takes an update that says nothing of a tie for one that has it."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        names = {spec.name for spec in manifest.tensors}
-        if self._require().loaded.model.config.tie_word_embeddings and "lm_head.weight" not in names | set(
-            manifest.tied
-        ):
-            return attrs.evolve(manifest, tied={"lm_head.weight": "model.embed_tokens.weight"}), named
-        return manifest, named
-
-
-@mutant("infer/reference", killers=("infer.coverage.tied_wrongly",), row="one-destination")
-class DoesNotReadTies(_Repairing):
-    """Does not look what a tied name is tied to."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        if not manifest.tied:
-            return manifest, named
+    names = {spec.name for spec in manifest.tensors}
+    if self._require().loaded.model.config.tie_word_embeddings and "lm_head.weight" not in names | set(manifest.tied):
         return attrs.evolve(manifest, tied={"lm_head.weight": "model.embed_tokens.weight"}), named
+    return manifest, named
 
 
-@mutant("infer/reference", killers=("infer.coverage.head_of_its_own",), row="one-destination")
-class DropsTheOtherHead(_Repairing):
+ROWS = breaks.rows(
+    row("TheLastOneWins", "Takes the last of two tensors of one name.", "infer.coverage.twice", row="one-destination",
+        repaired=lambda manifest, named: (attrs.evolve(manifest, tensors=tuple({spec.name: spec
+            for spec in manifest.tensors}.values())), list(dict(named).items()))),
+    row("DoesNotReadTies", "Does not look what a tied name is tied to.", "infer.coverage.tied_wrongly",
+        row="one-destination",
+        repaired=lambda manifest, named: (manifest, named) if not manifest.tied
+            else (attrs.evolve(manifest, tied={"lm_head.weight": "model.embed_tokens.weight"}), named)),
+)  # fmt: skip
+
+
+@breaks("repaired", "infer.coverage.head_of_its_own", row="one-destination")
+def DropsTheOtherHead(self: _Repairing, manifest: WeightManifest, named: Named) -> Any:
     """Drops a head that its own model does not have."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        names = {spec.name for spec in manifest.tensors}
-        if "lm_head.weight" not in names or "lm_head.weight" in self.own():
-            return manifest, named
-        own = [(name, tensor) for name, tensor in named if name != "lm_head.weight"]
-        return announcing(own, manifest, {"lm_head.weight": "model.embed_tokens.weight"}), own
+    names = {spec.name for spec in manifest.tensors}
+    if "lm_head.weight" not in names or "lm_head.weight" in self.own():
+        return manifest, named
+    own = [(name, tensor) for name, tensor in named if name != "lm_head.weight"]
+    return announcing(own, manifest, {"lm_head.weight": "model.embed_tokens.weight"}), own
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.coverage.missing", "infer.coverage.never_came", "infer.coverage.renamed"),
-    row="served-policy-changes",
-)
-class RefusesTooLate(_Repairing):
+@breaks("receive_weights", "infer.coverage.missing", "infer.coverage.never_came", "infer.coverage.renamed",
+        row="served-policy-changes")  # fmt: skip
+async def RefusesTooLate(original: Original, self: _Repairing, source: WeightSource, version: int) -> Any:
     """Refuses an unfit update after it wrote the part that fits into the weights that serve."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        named = [(name, tensor) for bucket in source.buckets() for name, tensor in bucket.items()]
-        try:
-            return await super().receive_weights(OfferedWeights(source.manifest, named), version)
-        except CoverageError:
-            own = self.own()
-            for name, tensor in named:
-                if name in own and own[name].shape == tensor.shape:
-                    own[name].copy_(tensor)
-            raise
+    named = [(name, tensor) for bucket in source.buckets() for name, tensor in bucket.items()]
+    try:
+        return await original(OfferedWeights(source.manifest, named), version)
+    except CoverageError:
+        own = self.own()
+        for name, tensor in named:
+            if name in own and own[name].shape == tensor.shape:
+                own[name].copy_(tensor)
+        raise
 
 
-@mutant("infer/reference", killers=("infer.coverage.missing", "infer.coverage.extra"), row="failed-is-typed")
-class UnfitIsAKeyError(ReferenceInferenceEngine):
-    """Lets an unfit update fail with whatever its dictionary raises."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        try:
-            return await super().receive_weights(source, version)
-        except CoverageError as error:
-            raise KeyError(str(error)) from error
+REFERENCE_ROWS = breaks_reference.rows(
+    row("SpreadsOneNumber", "Spreads a tensor of one number over all its places.", "infer.coverage.shape",
+        row="one-destination", base=_Shaping,
+        shaped=lambda tensor, like: tensor.expand_as(like).clone() if tensor.numel() == 1 else tensor),
+    row("TransposesToFit", "Transposes a tensor that fits the other way round.", "infer.coverage.shape",
+        row="one-destination", base=_Shaping,
+        shaped=lambda tensor, like: tensor.T.contiguous() if tensor.ndim == 2 and tensor.shape != like.shape
+            and (tensor.T.shape == like.shape) else tensor),
+    row("CutsTheVocabulary", "Cuts rows off a tensor that has too many.", "infer.coverage.shape",
+        row="one-destination", base=_Shaping,
+        shaped=lambda tensor, like: tensor[: like.shape[0]].clone() if (tensor.ndim == like.ndim == 2
+            and tensor.shape[0] > like.shape[0]) and tensor.shape[1] == like.shape[1] else tensor),
+    row("UnfitIsAKeyError", "Lets an unfit update fail with whatever its dictionary raises.", "infer.coverage.missing",
+        "infer.coverage.extra", row="failed-is-typed",
+        receive_weights=catches(CoverageError, lambda error: KeyError(str(error)))),
+)  # fmt: skip

@@ -7,16 +7,19 @@ Does not know: the bytes that are sent.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import attrs
 
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceSpec, VersionSpan
-from areal_core.contract.train import EngineInfo
+from areal_core.contract.inference import Generation, GenerationRequest, VersionSpan
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.plugins.claims import unsupported
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, breaking, gives, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.infer.loop import GenerationLoop
+
+breaks = breaking("infer/reference", ReferenceInferenceEngine)
 
 
 def stamped(result: Generation, version: int) -> Generation:
@@ -26,130 +29,80 @@ def stamped(result: Generation, version: int) -> Generation:
     return attrs.evolve(result, version_spans=spans)
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.versions.in_flight", "infer.versions.many_in_one", "infer.versions.queued"),
-    incident="vLLM#54443",
-    row="version-spans",
-)
-class StampAtAdmission(ReferenceInferenceEngine):
+@breaks("generate", "infer.versions.in_flight", "infer.versions.many_in_one", "infer.versions.queued",
+        incident="vLLM#54443", row="version-spans")  # fmt: skip
+async def StampAtAdmission(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Stamps every token with the version that served when the request came."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        version = self._require().stage.version
-        return stamped(await super().generate(request), version)
+    version = self._require().stage.version
+    return stamped(await original(), version)
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.versions.in_flight", "infer.versions.many_in_one"),
-    incident="vLLM#48306",
-    row="version-spans",
-)
-class StampAtReturn(ReferenceInferenceEngine):
-    """Stamps every token with the version that serves when the request is done."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        return stamped(result, self._require().stage.version)
-
-
-@mutant("infer/reference", killers=("infer.versions.queued",), row="version-spans")
-class WaitingIsStampedOnArrival(ReferenceInferenceEngine):
+@breaks("generate", "infer.versions.queued", row="version-spans")
+async def WaitingIsStampedOnArrival(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Stamps a request that had to wait for its slot with the version of its arrival."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        running = self._require()
-        version, waits = running.stage.version, running.loop.rows.count >= running.spec.max_concurrent
-        result = await super().generate(request)
-        return stamped(result, version) if waits else result
+    running = self._require()
+    version, waits = running.stage.version, running.loop.rows.count >= running.spec.max_concurrent
+    result = await original()
+    return stamped(result, version) if waits else result
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.versions.in_flight", "infer.versions.many_in_one", "infer.versions.while_paused"),
-    row="version-spans",
-)
-class StampLagsOneToken(ReferenceInferenceEngine):
+@breaks("generate", "infer.versions.in_flight", "infer.versions.many_in_one", "infer.versions.while_paused",
+        row="version-spans")  # fmt: skip
+async def StampLagsOneToken(original: Original) -> Any:
     """Stamps the first token after an update with the version before it."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        spans, count = result.version_spans, len(result.output_ids)
-        late = [
-            attrs.evolve(
-                span, start=span.start and min(span.start + 1, count), stop=min(span.stop + (span.stop < count), count)
-            )
-            for span in spans
-        ]
-        return attrs.evolve(result, version_spans=tuple(span for span in late if span.stop > span.start))
-
-
-@mutant("infer/reference", killers=("infer.versions.many_in_one",), row="version-spans")
-class OnlyTwoSpans(ReferenceInferenceEngine):
-    """Takes everything after the first update for one version."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        spans = result.version_spans
-        if len(spans) < 3:
-            return result
-        return attrs.evolve(result, version_spans=(spans[0], attrs.evolve(spans[-1], start=spans[0].stop)))
-
-
-@mutant("infer/reference", killers=("infer.versions.at_rest", "infer.versions.first_token"), row="version-spans")
-class StampsOneAhead(ReferenceInferenceEngine):
-    """Stamps tokens with the number of the next version."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        return attrs.evolve(
-            result, version_spans=tuple(attrs.evolve(span, version=span.version + 1) for span in result.version_spans)
+    result = await original()
+    spans, count = result.version_spans, len(result.output_ids)
+    late = [
+        attrs.evolve(
+            span, start=span.start and min(span.start + 1, count), stop=min(span.stop + (span.stop < count), count)
         )
+        for span in spans
+    ]
+    return attrs.evolve(result, version_spans=tuple(span for span in late if span.stop > span.start))
 
 
-@mutant("infer/reference", killers=("infer.versions.first_token",), row="version-spans")
-class FirstTokenHasNoSpan(ReferenceInferenceEngine):
+@breaks("generate", "infer.versions.many_in_one", row="version-spans")
+async def OnlyTwoSpans(original: Original) -> Any:
+    """Takes everything after the first update for one version."""
+    result = await original()
+    spans = result.version_spans
+    if len(spans) < 3:
+        return result
+    return attrs.evolve(result, version_spans=(spans[0], attrs.evolve(spans[-1], start=spans[0].stop)))
+
+
+@breaks("generate", "infer.versions.first_token", row="version-spans")
+async def FirstTokenHasNoSpan(original: Original) -> Any:
     """Leaves the token that came with the prompt out of its spans."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        if len(result.output_ids) != 1:
-            return result
-        return attrs.evolve(result, version_spans=())
+    result = await original()
+    if len(result.output_ids) != 1:
+        return result
+    return attrs.evolve(result, version_spans=())
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.versions.while_paused", "infer.versions.traces", "infer.versions.machine"),
-    row="sleep-is-real",
-    incident="vLLM#45585",
-)
-class UpdateLostWhilePaused(ReferenceInferenceEngine):
+@breaks("commit_weights", "infer.versions.while_paused", "infer.versions.traces", "infer.versions.machine",
+        incident="vLLM#45585", row="sleep-is-real")  # fmt: skip
+async def UpdateLostWhilePaused(original: Original, self: ReferenceInferenceEngine, version: int) -> None:
     """Takes the number of a version that is committed during a pause, and not its weights."""
+    running = self._require()
+    if running.loop.paused and running.stage.staged == version:
+        running.stage.version, running.stage.staged = version, None
+        return
+    await original()
 
-    async def commit_weights(self, version: int) -> None:
-        running = self._require()
+
+@breaks("commit_weights", "infer.faults.crossing_calls", incident="NeMo-RL#2512", row="control-messages")
+async def CommitLosesAgainstPause(self: ReferenceInferenceEngine, version: int) -> None:
+    """Forgets the weights of a commit that finds a pause in force when its turn comes."""
+    running = self._require()
+
+    def commit() -> None:
         if running.loop.paused and running.stage.staged == version:
             running.stage.version, running.stage.staged = version, None
-            return
-        await super().commit_weights(version)
+        else:
+            running.loop.commit(version)
 
-
-@mutant("infer/reference", killers=("infer.faults.crossing_calls",), row="control-messages", incident="NeMo-RL#2512")
-class CommitLosesAgainstPause(ReferenceInferenceEngine):
-    """Forgets the weights of a commit that finds a pause in force when its turn comes."""
-
-    async def commit_weights(self, version: int) -> None:
-        running = self._require()
-
-        def commit() -> None:
-            if running.loop.paused and running.stage.staged == version:
-                running.stage.version, running.stage.staged = version, None
-            else:
-                running.loop.commit(version)
-
-        await self._between_steps(commit)
+    await self._between_steps(commit)
 
 
 @mutant("infer/reference", killers=("infer.versions.same_bytes",), row="version-spans")
@@ -192,35 +145,12 @@ class CommitsLater(ReferenceInferenceEngine):
         vars(self).setdefault("tasks", []).append(asyncio.ensure_future(later()))
 
 
-@mutant("infer/reference", killers=("infer.versions.aborted",), row="version-spans")
-class ReturnedEarlyIsUnstamped(ReferenceInferenceEngine):
-    """Stamps what a pause returned early as version 0."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        return stamped(result, 0) if result.stop_reason == "aborted" else result
-
-
-@mutant("infer/reference", killers=("infer.versions.aborted",), row="version-spans")
-class CountsSpansFromThePrior(ReferenceInferenceEngine):
+@breaks("generate", "infer.versions.aborted", row="version-spans")
+async def CountsSpansFromThePrior(original: Original, request: GenerationRequest) -> Any:
     """Numbers the spans of a continued request from its prior tokens on."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result, by = await super().generate(request), request.num_prior
-        spans = tuple(attrs.evolve(span, start=span.start + by, stop=span.stop + by) for span in result.version_spans)
-        return attrs.evolve(result, version_spans=spans)
-
-
-@mutant("infer/reference", killers=("infer.many.far_apart",), row="version-spans")
-class SmallVersions(ReferenceInferenceEngine):
-    """Has sixteen bits for a version."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        return attrs.evolve(
-            result,
-            version_spans=tuple(attrs.evolve(span, version=span.version & 0xFFFF) for span in result.version_spans),
-        )
+    result, by = await original(), request.num_prior
+    spans = tuple(attrs.evolve(span, start=span.start + by, stop=span.stop + by) for span in result.version_spans)
+    return attrs.evolve(result, version_spans=spans)
 
 
 class _SharingLoop(GenerationLoop):
@@ -232,47 +162,46 @@ class _SharingLoop(GenerationLoop):
         self._owners.update(owners)
 
 
-@mutant("infer/reference", killers=("infer.cache.new_requests",), row="logprob-gap", incident="vime#64")
-class SharesOldPrefixes(ReferenceInferenceEngine):
-    """Lets new requests share prompts that older weights have cached."""
-
-    async def start(self, spec: InferenceSpec) -> EngineInfo:
-        info = await super().start(spec)
-        self._require().loop.__class__ = _SharingLoop
-        return info
-
-
-@mutant("infer/reference", killers=("infer.cache.waiting_requests",))
-class WaitingPromptsLoseATokenAtUpdates(ReferenceInferenceEngine):
+@breaks("commit_weights", "infer.cache.waiting_requests")
+async def WaitingPromptsLoseATokenAtUpdates(original: Original, self: ReferenceInferenceEngine) -> None:
     """Takes the first prompt token of waiting requests for computed when an update comes."""
-
-    async def commit_weights(self, version: int) -> None:
-        for ticket in self._require().loop.waiting:
-            ticket.request = attrs.evolve(ticket.request, input_ids=ticket.request.input_ids[1:])
-        await super().commit_weights(version)
+    for ticket in self._require().loop.waiting:
+        ticket.request = attrs.evolve(ticket.request, input_ids=ticket.request.input_ids[1:])
+    await original()
 
 
-@mutant("infer/reference", killers=("infer.cache.kept",))
-class RecomputesThoughItKeeps(ReferenceInferenceEngine):
+@breaks("commit_weights", "infer.cache.kept")
+async def RecomputesThoughItKeeps(original: Original, self: ReferenceInferenceEngine) -> None:
     """Makes the cache anew at an update, though it claims to keep it."""
+    await original()
+    loop = self._require().loop
 
-    async def commit_weights(self, version: int) -> None:
-        await super().commit_weights(version)
-        loop = self._require().loop
+    def recompute() -> None:
+        loop._recompute = loop.rows.count > 0
 
-        def recompute() -> None:
-            loop._recompute = loop.rows.count > 0
-
-        await self._between_steps(recompute)
+    await self._between_steps(recompute)
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.cache.recomputed",),
-    claims={"weights.kv_kept": unsupported("the cache is made anew")},
-)
-class KeepsThoughItRecomputes(ReferenceInferenceEngine):
-    """Goes on with the old cache at an update, though it claims to make it anew."""
+ROWS = breaks.rows(
+    row("StampAtReturn", "Stamps every token with the version that serves when the request is done.",
+        "infer.versions.in_flight", "infer.versions.many_in_one", incident="vLLM#48306", row="version-spans",
+        generate=after(lambda result, self: stamped(result, self._require().stage.version))),
+    row("StampsOneAhead", "Stamps tokens with the number of the next version.", "infer.versions.at_rest",
+        "infer.versions.first_token", row="version-spans",
+        generate=gives(version_spans=lambda result: tuple(attrs.evolve(span, version=span.version + 1)
+            for span in result.version_spans))),
+    row("ReturnedEarlyIsUnstamped", "Stamps what a pause returned early as version 0.", "infer.versions.aborted",
+        row="version-spans",
+        generate=after(lambda result: stamped(result, 0) if result.stop_reason == "aborted" else result)),
+    row("SmallVersions", "Has sixteen bits for a version.", "infer.many.far_apart", row="version-spans",
+        generate=gives(version_spans=lambda result: tuple(attrs.evolve(span, version=span.version & 0xFFFF)
+            for span in result.version_spans))),
+    row("SharesOldPrefixes", "Lets new requests share prompts that older weights have cached.",
+        "infer.cache.new_requests", incident="vime#64", row="logprob-gap",
+        start=then(lambda self: setattr(self._require().loop, "__class__", _SharingLoop))),
+    row("KeepsThoughItRecomputes", "Goes on with the old cache at an update, though it claims to make it anew.",
+        "infer.cache.recomputed", claims={"weights.kv_kept": unsupported("the cache is made anew")}),
+)  # fmt: skip
 
 
 @mutant("infer/reference", killers=("infer.faults.pause_storm", "infer.pause.idempotent"))

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 from torch import Tensor
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import GenerationFailed, VersionRegressed, WeightSyncError
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceSpec, VersionSpan
-from areal_core.contract.train import EngineInfo
+from areal_core.contract.inference import Generation, VersionSpan
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, catches, row, then
 from areal_reference.infer.cache import CacheSlab
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_torch.testing.serving import OfferedWeights
+
+breaks = breaking("infer/reference", ReferenceInferenceEngine)
 
 
 class Passing:
@@ -44,21 +47,19 @@ class Passing:
         return tensor
 
 
-@mutant("infer/reference", killers=("infer.weights.two_phase",), row="served-policy-changes")
-class ServesOnReceipt(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.weights.two_phase", row="served-policy-changes")
+async def ServesOnReceipt(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Serves weights as soon as they are received, under the old number."""
+    receipt, running = await original(), self._require()
 
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        receipt, running = await super().receive_weights(source, version), self._require()
+    def swap() -> None:
+        for name, parameter in running.loaded.model.named_parameters():
+            spare = running.stage._spare[name]
+            running.stage._spare[name] = spare.clone()
+            parameter.data = spare
 
-        def swap() -> None:
-            for name, parameter in running.loaded.model.named_parameters():
-                spare = running.stage._spare[name]
-                running.stage._spare[name] = spare.clone()
-                parameter.data = spare
-
-        await self._between_steps(swap)
-        return receipt
+    await self._between_steps(swap)
+    return receipt
 
 
 class _Tearing(Passing):
@@ -70,113 +71,64 @@ class _Tearing(Passing):
         return tensor
 
 
-@mutant("infer/reference", killers=("infer.weights.torn",), row="served-policy-changes")
-class TornUpdate(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.weights.torn", row="served-policy-changes")
+async def TornUpdate(original: Original, self: ReferenceInferenceEngine, source: WeightSource, version: int) -> Any:
     """Writes tensors into the weights that serve, one by one as they arrive."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        tearing = _Tearing(source)
-        tearing.live = {name: parameter.data for name, parameter in self._require().loaded.model.named_parameters()}
-        return await super().receive_weights(tearing, version)
+    tearing = _Tearing(source)
+    tearing.live = {name: parameter.data for name, parameter in self._require().loaded.model.named_parameters()}
+    return await original(tearing, version)
 
 
-@mutant("infer/reference", killers=("infer.weights.torn", "infer.faults.stalled_source"), row="one-straggler")
-class ReceivesInTheEventLoop(ReferenceInferenceEngine):
-    """Blocks the event loop, and with it every request, while weights arrive."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        return self._require().stage.receive(source, version)
-
-
-@mutant("infer/reference", killers=("infer.weights.aborted",), row="update-chain")
-class AbortKeepsWhatWasReceived(ReferenceInferenceEngine):
-    """Ignores `abort_weights`: the dropped version can still be committed."""
-
-    async def abort_weights(self) -> None:
-        self._require()
-
-
-@mutant("infer/reference", killers=("infer.weights.abort_unstarted",))
-class AbortOfNothingIsAnError(ReferenceInferenceEngine):
-    """Raises when there is nothing to abort."""
-
-    async def abort_weights(self) -> None:
-        if self._require().stage.staged is None:
-            raise WeightSyncError("there is no update to abort")
-        await super().abort_weights()
-
-
-@mutant("infer/reference", killers=("infer.weights.commit_unreceived",), row="update-chain")
-class CommitsTheUnreceived(ReferenceInferenceEngine):
+@breaks("commit_weights", "infer.weights.commit_unreceived", row="update-chain")
+async def CommitsTheUnreceived(original: Original, self: ReferenceInferenceEngine, version: int) -> None:
     """Takes the number of a version it never received."""
-
-    async def commit_weights(self, version: int) -> None:
-        stage = self._require().stage
-        if stage.staged is None:
-            stage.version = version
-        else:
-            await super().commit_weights(version)
+    stage = self._require().stage
+    if stage.staged is None:
+        stage.version = version
+    else:
+        await original()
 
 
-@mutant("infer/reference", killers=("infer.weights.commit_unreceived",), row="update-chain")
-class CommitsWhateverIsThere(ReferenceInferenceEngine):
+@breaks("commit_weights", "infer.weights.commit_unreceived", row="update-chain")
+async def CommitsWhateverIsThere(original: Original, self: ReferenceInferenceEngine, version: int) -> None:
     """Commits what it holds under whatever number it is told."""
-
-    async def commit_weights(self, version: int) -> None:
-        stage = self._require().stage
-        if stage.staged is not None:
-            stage.staged = version
-        await super().commit_weights(version)
+    stage = self._require().stage
+    if stage.staged is not None:
+        stage.staged = version
+    await original()
 
 
-@mutant("infer/reference", killers=("infer.weights.regressed",), row="update-chain")
-class TakesTheSameVersionAgain(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.weights.regressed", row="update-chain")
+async def TakesTheSameVersionAgain(original: Original, self: ReferenceInferenceEngine, version: int) -> Any:
     """Takes weights of the very version that serves."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        stage = self._require().stage
-        served = stage.version
-        stage.version = served - (version == served)
-        try:
-            return await super().receive_weights(source, version)
-        finally:
-            stage.version = served
+    stage = self._require().stage
+    served = stage.version
+    stage.version = served - (version == served)
+    try:
+        return await original()
+    finally:
+        stage.version = served
 
 
-@mutant("infer/reference", killers=("infer.weights.regressed",), row="failed-is-typed")
-class RegressedIsAnyError(ReferenceInferenceEngine):
-    """Refuses older weights with an error of no particular type."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        try:
-            return await super().receive_weights(source, version)
-        except VersionRegressed as error:
-            raise ValueError(str(error)) from error
-
-
-@mutant("infer/reference", killers=("infer.weights.other_manifest",), row="update-chain")
-class DoesNotReadTheManifestsVersion(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.weights.other_manifest", row="update-chain")
+async def DoesNotReadTheManifestsVersion(original: Original, source: WeightSource, version: int) -> Any:
     """Takes the weights of another version than the one it was asked to receive."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        passing = Passing(source)
-        renamed = attrs.evolve(source.manifest, version=version)
-        other = type("Renamed", (Passing,), {"manifest": property(lambda _self: renamed)})
-        passing.__class__ = other
-        return await super().receive_weights(passing, version)
+    passing = Passing(source)
+    renamed = attrs.evolve(source.manifest, version=version)
+    other = type("Renamed", (Passing,), {"manifest": property(lambda _self: renamed)})
+    passing.__class__ = other
+    return await original(passing, version)
 
 
-@mutant("infer/reference", killers=("infer.weights.received_twice",), row="update-chain")
-class KeepsTheFirstReceived(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.weights.received_twice", row="update-chain")
+async def KeepsTheFirstReceived(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Keeps what it holds when it is given another version to hold."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        stage = self._require().stage
-        kept = {name: tensor.clone() for name, tensor in stage._spare.items()} if stage.staged is not None else None
-        receipt = await super().receive_weights(source, version)
-        if kept is not None:
-            stage._spare.update(kept)
-        return receipt
+    stage = self._require().stage
+    kept = {name: tensor.clone() for name, tensor in stage._spare.items()} if stage.staged is not None else None
+    receipt = await original()
+    if kept is not None:
+        stage._spare.update(kept)
+    return receipt
 
 
 class _Lending(Passing):
@@ -213,14 +165,6 @@ class _Scribbling(Passing):
                     tensor.mul_(1.0001)
 
 
-@mutant("infer/reference", killers=("infer.weights.copied",))
-class WritesIntoTheSource(ReferenceInferenceEngine):
-    """Scales a lent tensor in place."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        return await super().receive_weights(_Scribbling(source), version)
-
-
 class _Resuming(Passing):
     kept: dict[str, Tensor]
 
@@ -228,95 +172,72 @@ class _Resuming(Passing):
         return self.kept.setdefault(name, tensor.clone())
 
 
-@mutant("infer/reference", killers=("infer.weights.after_abort",), row="update-chain")
-class ResumesTheBrokenTransfer(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.weights.after_abort", row="update-chain")
+async def ResumesTheBrokenTransfer(original: Original, self: Any, source: WeightSource, version: int) -> Any:
     """Keeps the tensors of a transfer that broke off, and does not take them again from the next one."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        resuming = _Resuming(source)
-        resuming.kept = vars(self).setdefault("kept", {})
-        receipt = await super().receive_weights(resuming, version)
-        resuming.kept.clear()
-        return receipt
+    resuming = _Resuming(source)
+    resuming.kept = vars(self).setdefault("kept", {})
+    receipt = await original(resuming, version)
+    resuming.kept.clear()
+    return receipt
 
 
-@mutant("infer/reference", killers=("infer.faults.failing_source", "infer.coverage.never_came"), row="update-chain")
-class CommitsWhatBrokeOff(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.faults.failing_source", "infer.coverage.never_came", row="update-chain")
+async def CommitsWhatBrokeOff(original: Original, self: ReferenceInferenceEngine, version: int) -> Any:
     """Holds what came of a transfer that broke off ready to be committed."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        try:
-            return await super().receive_weights(source, version)
-        except VersionRegressed:
-            raise
-        except Exception:
-            stage = self._require().stage
-            if stage._spare:
-                stage.staged = version
-            raise
+    try:
+        return await original()
+    except VersionRegressed:
+        raise
+    except Exception:
+        stage = self._require().stage
+        if stage._spare:
+            stage.staged = version
+        raise
 
 
-@mutant("infer/reference", killers=("infer.faults.receive_cancelled",), row="dead-peer")
-class CancelledReceiveLocksUpdates(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.faults.receive_cancelled", row="dead-peer")
+async def CancelledReceiveLocksUpdates(original: Original, self: Any) -> Any:
     """Takes no more updates once a caller of `receive_weights` went away."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        if vars(self).get("busy"):
-            raise WeightSyncError("another update is under way")
-        vars(self)["busy"] = True
-        try:
-            receipt = await super().receive_weights(source, version)
-        except Exception:
-            vars(self)["busy"] = False
-            raise
+    if vars(self).get("busy"):
+        raise WeightSyncError("another update is under way")
+    vars(self)["busy"] = True
+    try:
+        receipt = await original()
+    except Exception:
         vars(self)["busy"] = False
-        return receipt
+        raise
+    vars(self)["busy"] = False
+    return receipt
 
 
-@mutant("infer/reference", killers=("infer.faults.crossing_updates",), row="control-messages", incident="NeMo-RL#2512")
-class TwoTransfersOneBuffer(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.faults.crossing_updates", incident="NeMo-RL#2512", row="control-messages")
+async def TwoTransfersOneBuffer(original: Original, self: Any, source: WeightSource, version: int) -> Any:
     """Lets two transfers land in one buffer, each in two halves."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        landing, running = vars(self).setdefault("landing", {}), vars(self).setdefault("running", [0])
-        named = [(name, tensor.clone()) for bucket in source.buckets() for name, tensor in bucket.items()]
-        running[0] += 1
-        first = running[0] == 1
-        half = len(named) // 2
-        landing.update(named[:half])
-        await asyncio.sleep(0.02 if first else 0.0)
-        landing.update(named[half:])
-        running[0] -= 1
-        tensors = [(name, landing[name]) for name, _ in named if name in landing]
-        return await super().receive_weights(OfferedWeights(source.manifest, tensors), version)
+    landing, running = vars(self).setdefault("landing", {}), vars(self).setdefault("running", [0])
+    named = [(name, tensor.clone()) for bucket in source.buckets() for name, tensor in bucket.items()]
+    running[0] += 1
+    first = running[0] == 1
+    half = len(named) // 2
+    landing.update(named[:half])
+    await asyncio.sleep(0.02 if first else 0.0)
+    landing.update(named[half:])
+    running[0] -= 1
+    tensors = [(name, landing[name]) for name, _ in named if name in landing]
+    return await original(OfferedWeights(source.manifest, tensors), version)
 
 
-@mutant("infer/reference", killers=("infer.many.flat",), row="flat-memory", incident="slime#205")
-class KeepsEveryVersion(ReferenceInferenceEngine):
-    """Keeps a copy of every version it ever received."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        receipt = await super().receive_weights(source, version)
-        spare = self._require().stage._spare
-        vars(self).setdefault("archive", []).append([tensor.clone() for tensor in spare.values()])
-        return receipt
-
-
-@mutant("infer/reference", killers=("infer.faults.not_finite",), row="failed-is-typed")
-class ReportsNotANumber(ReferenceInferenceEngine):
+@breaks("generate", "infer.faults.not_finite", row="failed-is-typed")
+async def ReportsNotANumber(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Answers with a token and a log-prob that is no number where the weights are not finite."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        try:
-            return await super().generate(request)
-        except GenerationFailed as error:
-            if "finite" not in str(error):
-                raise
-            version = self._require().stage.version
-            spans = (VersionSpan(start=0, stop=1, version=version),)
-            return Generation(
-                output_ids=(2,), logprobs=(float("nan"),), version_spans=spans, stop_reason=StopReason.LENGTH
-            )
+    try:
+        return await original()
+    except GenerationFailed as error:
+        if "finite" not in str(error):
+            raise
+        version = self._require().stage.version
+        spans = (VersionSpan(start=0, stop=1, version=version),)
+        return Generation(output_ids=(2,), logprobs=(float("nan"),), version_spans=spans, stop_reason=StopReason.LENGTH)
 
 
 class _Unclean(CacheSlab):
@@ -324,11 +245,23 @@ class _Unclean(CacheSlab):
         return
 
 
-@mutant("infer/reference", killers=("infer.faults.not_finite",))
-class CacheStaysPoisoned(ReferenceInferenceEngine):
-    """Leaves what is not finite in the cache rows of requests that failed."""
-
-    async def start(self, spec: InferenceSpec) -> EngineInfo:
-        info = await super().start(spec)
-        self._require().cache.__class__ = _Unclean
-        return info
+ROWS = breaks.rows(
+    row("ReceivesInTheEventLoop", "Blocks the event loop, and with it every request, while weights arrive.",
+        "infer.weights.torn", "infer.faults.stalled_source", row="one-straggler",
+        receive_weights=lambda self, source, version: self._require().stage.receive(source, version)),
+    row("AbortKeepsWhatWasReceived", "Ignores `abort_weights`: the dropped version can still be committed.",
+        "infer.weights.aborted", row="update-chain", abort_weights=lambda self: self._require()),
+    row("AbortOfNothingIsAnError", "Raises when there is nothing to abort.", "infer.weights.abort_unstarted",
+        abort_weights=before(lambda self: WeightSyncError("there is no update to abort")
+            if self._require().stage.staged is None else None)),
+    row("RegressedIsAnyError", "Refuses older weights with an error of no particular type.", "infer.weights.regressed",
+        row="failed-is-typed", receive_weights=catches(VersionRegressed, lambda error: ValueError(str(error)))),
+    row("WritesIntoTheSource", "Scales a lent tensor in place.", "infer.weights.copied",
+        receive_weights=lambda original, source, version: original(_Scribbling(source), version)),
+    row("KeepsEveryVersion", "Keeps a copy of every version it ever received.", "infer.many.flat",
+        incident="slime#205", row="flat-memory",
+        receive_weights=then(lambda self: self.__dict__.setdefault("archive",
+            []).append([tensor.clone() for tensor in self._require().stage._spare.values()]))),
+    row("CacheStaysPoisoned", "Leaves what is not finite in the cache rows of requests that failed.",
+        "infer.faults.not_finite", start=then(lambda self: setattr(self._require().cache, "__class__", _Unclean))),
+)  # fmt: skip

@@ -13,10 +13,12 @@ import attrs
 import torch
 
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
-from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, row
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Seat
 from areal_proof.second.vision import Picture
+
+breaks_second = breaking("infer/second", SecondInferenceEngine)
 
 
 class _Looks(SecondInferenceEngine):
@@ -31,84 +33,51 @@ class _Looks(SecondInferenceEngine):
         return pictures
 
 
-@mutant("infer/second", killers=("infer.images.truth",))
-class SeesBlankImages(_Looks):
-    """Makes room for an image and does not look at it."""
-
-    def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
-        return tuple(attrs.evolve(picture, patches=torch.zeros_like(picture.patches)) for picture in pictures)
+breaks = breaking("infer/second", _Looks)
 
 
-@mutant("infer/second", killers=("infer.images.truth",))
-class LeavesImagesOut(_Looks):
-    """Checks images and computes the prompt with one placeholder each, as if it were text."""
-
-    def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
-        return ()
-
-
-@mutant("infer/second", killers=("infer.images.truth",))
-class SwapsHeightAndWidth(_Looks):
-    """Takes the rows of an image for its columns."""
-
-    def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
-        return tuple(attrs.evolve(picture, rows=picture.columns, columns=picture.rows) for picture in pictures)
-
-
-@mutant("infer/second", killers=("infer.images.truth",))
-class CountsImagesAsOutput(_Looks):
+@breaks("_looked", "infer.images.truth")
+def CountsImagesAsOutput(seat: Seat, pictures: tuple[Picture, ...]) -> Any:
     """Takes the tokens of images off the budget."""
-
-    def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
-        seat.limit = max(1, seat.limit - sum(picture.num_tokens for picture in pictures))
-        return pictures
+    seat.limit = max(1, seat.limit - sum(picture.num_tokens for picture in pictures))
+    return pictures
 
 
-@mutant("infer/second", killers=("infer.images.order",))
-class ShowsImagesInReverse(_Looks):
-    """Puts several images in the wrong order."""
-
-    def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
-        return pictures[::-1]
-
-
-@mutant("infer/second", killers=("infer.images.order",))
-class ShowsTheFirstImageOnly(_Looks):
-    """Shows the first image at every placeholder."""
-
-    def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
-        return pictures[:1] * len(pictures)
+SECOND_ROWS = breaks_second.rows(
+    row("KeepsPromptsByTokens", "Finds a kept prompt by its tokens alone: another image gets the answer of the first.",
+        "infer.images.not_by_tokens",
+        _prefix_key=lambda self, seat: (self._version, id(seat.adapter), *seat.request.input_ids)),
+)  # fmt: skip
 
 
-@mutant("infer/second", killers=("infer.images.not_by_tokens",))
-class KeepsPromptsByTokens(SecondInferenceEngine):
-    """Finds a kept prompt by its tokens alone: another image gets the answer of the first."""
-
-    def _prefix_key(self, seat: Seat) -> tuple[object, ...]:
-        return (self._version, id(seat.adapter), *seat.request.input_ids)
-
-
-@mutant("infer/second", killers=("infer.images.follows_updates",))
-class SeesWithTheFirstTower(SecondInferenceEngine):
+@breaks_second("commit_weights", "infer.images.follows_updates")
+async def SeesWithTheFirstTower(original: Original, self: SecondInferenceEngine) -> None:
     """Goes on looking at images with the vision tower of the folder, whatever was committed."""
-
-    async def commit_weights(self, version: int) -> None:
-        await super().commit_weights(version)
-        old = self._require().weights
-        self._weights = {
-            name: old[name] if name.startswith("visual.") else tensor
-            for name, tensor in self._require_weights().items()
-        }
+    await original()
+    old = self._require().weights
+    self._weights = {
+        name: old[name] if name.startswith("visual.") else tensor for name, tensor in self._require_weights().items()
+    }
 
 
-@mutant("infer/second", killers=("infer.images.continued",))
-class ForgetsImagesWhenContinued(_Looks):
-    """Shows nothing in place of the images of a continued request."""
-
-    def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
-        if not seat.request.num_prior:
-            return pictures
-        return tuple(attrs.evolve(picture, patches=torch.zeros_like(picture.patches)) for picture in pictures)
+ROWS = breaks.rows(
+    row("SeesBlankImages", "Makes room for an image and does not look at it.", "infer.images.truth",
+        _looked=lambda pictures: tuple(attrs.evolve(picture, patches=torch.zeros_like(picture.patches))
+            for picture in pictures)),
+    row("LeavesImagesOut", "Checks images and computes the prompt with one placeholder each, as if it were text.",
+        "infer.images.truth", _looked=lambda: ()),
+    row("SwapsHeightAndWidth", "Takes the rows of an image for its columns.", "infer.images.truth",
+        _looked=lambda pictures: tuple(attrs.evolve(picture, rows=picture.columns, columns=picture.rows)
+            for picture in pictures)),
+    row("ShowsImagesInReverse", "Puts several images in the wrong order.", "infer.images.order",
+        _looked=lambda pictures: pictures[::-1]),
+    row("ShowsTheFirstImageOnly", "Shows the first image at every placeholder.", "infer.images.order",
+        _looked=lambda pictures: pictures[:1] * len(pictures)),
+    row("ForgetsImagesWhenContinued", "Shows nothing in place of the images of a continued request.",
+        "infer.images.continued",
+        _looked=lambda seat, pictures: pictures if not seat.request.num_prior
+            else tuple(attrs.evolve(picture, patches=torch.zeros_like(picture.patches)) for picture in pictures)),
+)  # fmt: skip
 
 
 class _Lenient(SecondInferenceEngine):
@@ -128,36 +97,23 @@ class _Lenient(SecondInferenceEngine):
         return images
 
 
-@mutant("infer/second", killers=("infer.images.text_model",))
-class DropsImagesOfTextModels(_Lenient):
-    """Serves a model of text and passes over images."""
+breaks_lenient = breaking("infer/second", _Lenient)
+LENIENT_ROWS = breaks_lenient.rows(
+    row("DropsImagesOfTextModels", "Serves a model of text and passes over images.", "infer.images.text_model"),
+    row("PassesOverSpareImages", "Drops images that have no placeholder.", "infer.images.refused",
+        _mended=lambda images, count: images[:count]),
+    row("ShowsTheLastImageAgain", "Fills placeholders that have no image with the last one there is.",
+        "infer.images.refused", _mended=lambda images, count: (*images, *images[-1:] * (count - len(images)))),
+)  # fmt: skip
 
 
-@mutant("infer/second", killers=("infer.images.refused",))
-class PassesOverSpareImages(_Lenient):
-    """Drops images that have no placeholder."""
-
-    def _mended(self, images: tuple[bytes, ...], count: int) -> tuple[bytes, ...]:
-        return images[:count]
-
-
-@mutant("infer/second", killers=("infer.images.refused",))
-class ShowsTheLastImageAgain(_Lenient):
-    """Fills placeholders that have no image with the last one there is."""
-
-    def _mended(self, images: tuple[bytes, ...], count: int) -> tuple[bytes, ...]:
-        return (*images, *images[-1:] * (count - len(images)))
-
-
-@mutant("infer/second", killers=("infer.images.refused",))
-class TakesTornFiles(_Lenient):
+@breaks_lenient("_seat", "infer.images.refused")
+def TakesTornFiles(original: Original) -> Any:
     """Shows as much of an image as there is, and grey for the rest."""
+    from PIL import ImageFile
 
-    def _seat(self, request: GenerationRequest) -> Seat:
-        from PIL import ImageFile
-
-        ImageFile.LOAD_TRUNCATED_IMAGES, before = True, ImageFile.LOAD_TRUNCATED_IMAGES
-        try:
-            return super()._seat(request)
-        finally:
-            ImageFile.LOAD_TRUNCATED_IMAGES = before
+    ImageFile.LOAD_TRUNCATED_IMAGES, before = True, ImageFile.LOAD_TRUNCATED_IMAGES
+    try:
+        return original()
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before

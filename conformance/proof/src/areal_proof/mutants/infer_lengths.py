@@ -6,101 +6,68 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from torch import Tensor
 
 from areal_core.contract.data import StopReason
-from areal_core.contract.inference import GenerationRequest, PauseMode
+from areal_core.contract.inference import PauseMode
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, before, breaking, given, row
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Seat
 from areal_proof.second.infer.sampling import distribution, uniform
 
+breaks = breaking("infer/second", SecondInferenceEngine)
 
-@mutant("infer/second", killers=("infer.output.long",), incident="vime#64", row="logprob-gap")
-class WarmBeyondTwoHundred(SecondInferenceEngine):
+
+@breaks("_next_logits", "infer.output.long", incident="vime#64", row="logprob-gap")
+def WarmBeyondTwoHundred(original: Original, seat: Seat) -> Any:
     """Computes what lies beyond 200 tokens a little too flat."""
-
-    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
-        logits, routes = super()._next_logits(seat)
-        return (logits * 0.98 if len(seat.ids) > 200 else logits), routes
+    logits, routes = original()
+    return (logits * 0.98 if len(seat.ids) > 200 else logits), routes
 
 
-@mutant("infer/second", killers=("infer.concurrent.crowd",), row="logprob-gap")
-class CrosstalkBeyondSixtyFour(SecondInferenceEngine):
+@breaks("_reported", "infer.concurrent.crowd", row="logprob-gap")
+def CrosstalkBeyondSixtyFour(original: Original, self: SecondInferenceEngine) -> Any:
     """Reports the log-prob of a neighbour's last token where more than 64 requests run."""
-
-    def _reported(self, seat: Seat, token: int, logits: Tensor, logprobs: Tensor) -> float:
-        own, other = super()._reported(seat, token, logits, logprobs), self._running[0]
-        crowded = len(self._running) > 64 and bool(other.output)
-        return other.output[-1].logprob if crowded else own
+    own, other = original(), self._running[0]
+    crowded = len(self._running) > 64 and bool(other.output)
+    return other.output[-1].logprob if crowded else own
 
 
-@mutant("infer/second", killers=("infer.sampling.stream",))
-class StreamOfSixtyFour(SecondInferenceEngine):
-    """Begins the random numbers of a request again after 64 tokens."""
-
-    def _number(self, seat: Seat) -> float:
-        return uniform(seat.seed, seat.index % 64)
-
-
-@mutant("infer/second", killers=("infer.sampling.greedy_top_p",))
-class GreedyNucleusIsCertain(SecondInferenceEngine):
+@breaks("_reported", "infer.sampling.greedy_top_p")
+def GreedyNucleusIsCertain(original: Original, seat: Seat) -> Any:
     """Reports log-prob 0 for greedy tokens where top_p is set: the nucleus of one."""
-
-    def _reported(self, seat: Seat, token: int, logits: Tensor, logprobs: Tensor) -> float:
-        sampling = seat.request.sampling
-        certain = sampling.temperature == 0 and sampling.top_p < 1.0
-        return 0.0 if certain else super()._reported(seat, token, logits, logprobs)
+    sampling = seat.request.sampling
+    certain = sampling.temperature == 0 and sampling.top_p < 1.0
+    return 0.0 if certain else original()
 
 
-@mutant("infer/second", killers=("infer.sampling.greedy_top_k",))
-class GreedyAmongTheBest(SecondInferenceEngine):
+@breaks("_distribution", "infer.sampling.greedy_top_k")
+def GreedyAmongTheBest(seat: Seat, logits: Tensor) -> Any:
     """Renormalises the log-prob of greedy tokens over the k best."""
-
-    def _distribution(self, seat: Seat, logits: Tensor) -> Tensor:
-        sampling = seat.request.sampling
-        return distribution(logits, attrs.evolve(sampling, temperature=sampling.temperature or 1.0), seat.forbidden)
+    sampling = seat.request.sampling
+    return distribution(logits, attrs.evolve(sampling, temperature=sampling.temperature or 1.0), seat.forbidden)
 
 
-@mutant("infer/second", killers=("infer.sampling.continued",), row="trained-as-submitted")
-class ContinuedWithoutFilters(SecondInferenceEngine):
+@breaks("_distribution", "infer.sampling.continued", row="trained-as-submitted")
+def ContinuedWithoutFilters(seat: Seat, logits: Tensor) -> Any:
     """Forgets top_k and top_p where a request is continued."""
-
-    def _distribution(self, seat: Seat, logits: Tensor) -> Tensor:
-        sampling = seat.request.sampling
-        if seat.request.num_prior:
-            sampling = attrs.evolve(sampling, top_k=0, top_p=1.0)
-        return distribution(logits, sampling, seat.forbidden)
+    sampling = seat.request.sampling
+    if seat.request.num_prior:
+        sampling = attrs.evolve(sampling, top_k=0, top_p=1.0)
+    return distribution(logits, sampling, seat.forbidden)
 
 
-@mutant("infer/second", killers=("infer.sampling.continued",), row="trained-as-submitted")
-class FirstContinuedTokenAtOne(SecondInferenceEngine):
+@breaks("_distribution", "infer.sampling.continued", row="trained-as-submitted")
+def FirstContinuedTokenAtOne(seat: Seat, logits: Tensor) -> Any:
     """Draws the first token of a continued request at temperature 1."""
-
-    def _distribution(self, seat: Seat, logits: Tensor) -> Tensor:
-        sampling = seat.request.sampling
-        if seat.request.num_prior and not seat.output and sampling.temperature:
-            sampling = attrs.evolve(sampling, temperature=1.0)
-        return distribution(logits, sampling, seat.forbidden)
-
-
-@mutant("infer/second", killers=("infer.sampling.continued_stop_tokens",))
-class ContinuedWithoutStopTokens(SecondInferenceEngine):
-    """Forgets stop_token_ids where a request is continued."""
-
-    def _seat(self, request: GenerationRequest) -> Seat:
-        own = attrs.evolve(request.sampling, stop_token_ids=())
-        return super()._seat(attrs.evolve(request, sampling=own) if request.num_prior else request)
-
-
-@mutant("infer/second", killers=("infer.sampling.stop_strings_long",))
-class EightLettersOfAStop(SecondInferenceEngine):
-    """Compares the last eight letters of a stop string."""
-
-    def _seat(self, request: GenerationRequest) -> Seat:
-        short = tuple(text[-8:] for text in request.sampling.stop)
-        return super()._seat(attrs.evolve(request, sampling=attrs.evolve(request.sampling, stop=short)))
+    sampling = seat.request.sampling
+    if seat.request.num_prior and not seat.output and sampling.temperature:
+        sampling = attrs.evolve(sampling, temperature=1.0)
+    return distribution(logits, sampling, seat.forbidden)
 
 
 class _BlindBelowTheMinimum(Seat):
@@ -113,24 +80,26 @@ class _BlindBelowTheMinimum(Seat):
         return any(string in seen for string in text)
 
 
-@mutant("infer/second", killers=("infer.sampling.stop_strings_across_min",))
-class StopStringsBeginAfterTheMinimum(SecondInferenceEngine):
-    """Shows tokens below the minimum length to no stop string: one that begins there is missed."""
-
-    def _seat(self, request: GenerationRequest) -> Seat:
-        plain = super()._seat(request)
-        names = [field.name for field in attrs.fields(Seat)]
-        return _BlindBelowTheMinimum(**{name: getattr(plain, name) for name in names})
-
-
-@mutant("infer/second", killers=("infer.pause.abort_returns_all",), row="trained-as-submitted")
-class AbortDropsTheNewestToken(SecondInferenceEngine):
-    """Returns all but the newest token of what it aborts."""
-
-    def _finish(self, seat: Seat, reason: StopReason) -> None:
-        if reason is StopReason.ABORTED and len(seat.output) > 1:
-            seat.output.pop()
-        super()._finish(seat, reason)
+ROWS = breaks.rows(
+    row("StreamOfSixtyFour", "Begins the random numbers of a request again after 64 tokens.", "infer.sampling.stream",
+        _number=lambda seat: uniform(seat.seed, seat.index % 64)),
+    row("ContinuedWithoutStopTokens", "Forgets stop_token_ids where a request is continued.",
+        "infer.sampling.continued_stop_tokens",
+        _seat=lambda original, request: original(attrs.evolve(request, sampling=attrs.evolve(request.sampling,
+            stop_token_ids=())) if request.num_prior else request)),
+    row("EightLettersOfAStop", "Compares the last eight letters of a stop string.", "infer.sampling.stop_strings_long",
+        _seat=given(sampling=lambda request: attrs.evolve(request.sampling,
+            stop=tuple(text[-8:] for text in request.sampling.stop)))),
+    row("StopStringsBeginAfterTheMinimum",
+        "Shows tokens below the minimum length to no stop string: one that begins there is missed.",
+        "infer.sampling.stop_strings_across_min",
+        _seat=after(lambda result: _BlindBelowTheMinimum(**{name: getattr(result, name)
+            for name in [field.name for field in attrs.fields(Seat)]}))),
+    row("AbortDropsTheNewestToken", "Returns all but the newest token of what it aborts.",
+        "infer.pause.abort_returns_all", row="trained-as-submitted",
+        _finish=before(lambda seat, reason: seat.output.pop() if reason is StopReason.ABORTED and len(seat.output) > 1
+            else None)),
+)  # fmt: skip
 
 
 @mutant("infer/second", killers=("infer.cancel.while_paused",))

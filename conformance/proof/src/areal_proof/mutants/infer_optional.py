@@ -14,77 +14,55 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.errors import GenerationFailed
-from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, PauseMode
-from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
+from areal_core.contract.inference import Generation, GenerationRequest
+from areal_core.contract.weights import WeightManifest
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, before, breaking, gives, row
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Seat
 from areal_proof.second.infer.stage import Stage
 
-
-@mutant("infer/second", killers=("infer.scoring.oracle", "infer.scoring.generated"))
-class ScoresAtTemperatureOne(SecondInferenceEngine):
-    """Scores at temperature 1 whatever is asked."""
-
-    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
-        return await super().score(input_ids, 1.0)
+breaks = breaking("infer/second", SecondInferenceEngine)
 
 
-@mutant("infer/second", killers=("infer.scoring.oracle",), incident="AReaL#1290", row="logprob-gap")
-class ScoresOneTokenAhead(SecondInferenceEngine):
-    """Gives each token the score of the next one."""
-
-    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
-        scores = await super().score(input_ids, temperature)
-        return [*scores[1:], 0.0]
-
-
-@mutant("infer/second", killers=("infer.scoring.oracle",))
-class KeepsScoresByTokens(SecondInferenceEngine):
+@breaks("score", "infer.scoring.oracle")
+async def KeepsScoresByTokens(original: Original, self: SecondInferenceEngine, input_ids: Sequence[int]) -> Any:
     """Keeps the scores of a sequence and gives them again at another temperature."""
-
-    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
-        kept = self.__dict__.setdefault("kept_scores", {})
-        key = (self._version, tuple(input_ids))
-        if key not in kept:
-            kept[key] = await super().score(input_ids, temperature)
-        found: Sequence[float] = kept[key]
-        return found
+    kept = self.__dict__.setdefault("kept_scores", {})
+    key = (self._version, tuple(input_ids))
+    if key not in kept:
+        kept[key] = await original()
+    found: Sequence[float] = kept[key]
+    return found
 
 
-@mutant("infer/second", killers=("infer.scoring.follows_updates",), incident="verl#3821", row="served-policy-changes")
-class ScoresWithTheFirstWeights(SecondInferenceEngine):
+@breaks("score", "infer.scoring.follows_updates", incident="verl#3821", row="served-policy-changes")
+async def ScoresWithTheFirstWeights(original: Original, self: SecondInferenceEngine) -> Any:
     """Scores with the weights of the folder, whatever was committed since."""
-
-    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
-        serving, self._weights = self._weights, self._require().weights
-        try:
-            return await super().score(input_ids, temperature)
-        finally:
-            self._weights = serving
+    serving, self._weights = self._weights, self._require().weights
+    try:
+        return await original()
+    finally:
+        self._weights = serving
 
 
-@mutant("infer/second", killers=("infer.scoring.follows_updates",))
-class ScoresWithStagedWeights(SecondInferenceEngine):
+@breaks("score", "infer.scoring.follows_updates")
+async def ScoresWithStagedWeights(original: Original, self: SecondInferenceEngine) -> Any:
     """Scores with weights that were received and not committed."""
-
-    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
-        serving, self._weights = self._weights, self._staged.tensors if self._staged else self._weights
-        try:
-            return await super().score(input_ids, temperature)
-        finally:
-            self._weights = serving
+    serving, self._weights = self._weights, self._staged.tensors if self._staged else self._weights
+    try:
+        return await original()
+    finally:
+        self._weights = serving
 
 
-@mutant("infer/second", killers=("infer.scoring.beside_generation",))
-class ScoringWritesIntoRequests(SecondInferenceEngine):
+@breaks("score", "infer.scoring.beside_generation")
+async def ScoringWritesIntoRequests(original: Original, self: SecondInferenceEngine) -> Any:
     """Scores in a buffer that running requests use: a token of theirs is overwritten."""
-
-    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
-        for seat in self._running:
-            if seat.output:
-                seat.output[-1] = attrs.evolve(seat.output[-1], id=(seat.output[-1].id + 1) % 64)
-        return await super().score(input_ids, temperature)
+    for seat in self._running:
+        if seat.output:
+            seat.output[-1] = attrs.evolve(seat.output[-1], id=(seat.output[-1].id + 1) % 64)
+    return await original()
 
 
 @mutant("infer/second", killers=("infer.sleep.computes_nothing",), incident="vLLM#45585", row="sleep-is-real")
@@ -100,67 +78,41 @@ class SleepIsAFlag(SecondInferenceEngine):
         self._require()
 
 
-@mutant("infer/second", killers=("infer.sleep.computes_nothing",), row="sleep-is-real")
-class WakesWithGarbage(SecondInferenceEngine):
+@breaks("wake", "infer.sleep.computes_nothing", row="sleep-is-real")
+async def WakesWithGarbage(original: Original, self: SecondInferenceEngine) -> None:
     """Takes fresh memory on wake and serves what happens to be in it."""
-
-    async def wake(self) -> None:
-        loaded = self._require()
-        if self._weights is None:
-            self._weights = {name: torch.full(shape, 0.01) for name, shape in loaded.needs.shapes.items()}
-        await super().wake()
+    loaded = self._require()
+    if self._weights is None:
+        self._weights = {name: torch.full(shape, 0.01) for name, shape in loaded.needs.shapes.items()}
+    await original()
 
 
-@mutant("infer/second", killers=("infer.sleep.only_paused",), row="sleep-is-real")
-class SleepsWhileServing(SecondInferenceEngine):
+@breaks("sleep", "infer.sleep.only_paused", row="sleep-is-real")
+async def SleepsWhileServing(original: Original, self: SecondInferenceEngine) -> None:
     """Sleeps although it is not paused, and drops what runs."""
-
-    async def sleep(self) -> None:
-        self._paused = True
-        self._turn.clear()
-        await super().sleep()
+    self._paused = True
+    self._turn.clear()
+    await original()
 
 
-@mutant("infer/second", killers=("infer.sleep.round_trip",))
-class SleepsOnlyOnce(SecondInferenceEngine):
-    """Cannot be told to sleep twice."""
-
-    async def sleep(self) -> None:
-        if self._asleep:
-            raise GenerationFailed("the engine sleeps already")
-        await super().sleep()
-
-
-@mutant("infer/second", killers=("infer.sleep.round_trip",))
-class SleepLooksAwake(SecondInferenceEngine):
-    """Reports a sleeping engine as one that is not paused: routing sends requests to it."""
-
-    async def status(self) -> EngineStatus:
-        return attrs.evolve(await super().status(), paused=self._paused and not self._asleep)
-
-
-@mutant("infer/second", killers=("infer.sleep.frozen_requests",), row="sleep-is-real")
-class SleepTearsTheFrozen(SecondInferenceEngine):
+@breaks("sleep", "infer.sleep.frozen_requests", row="sleep-is-real")
+async def SleepTearsTheFrozen(original: Original, self: SecondInferenceEngine) -> None:
     """Loses a token of every frozen request when its memory goes."""
-
-    async def sleep(self) -> None:
-        for seat in self._running:
-            del seat.output[1:2]
-        await super().sleep()
+    for seat in self._running:
+        del seat.output[1:2]
+    await original()
 
 
-@mutant("infer/second", killers=("infer.cast.bfloat16_sent", "infer.cast.bfloat16_served"))
-class ProvesTheCastBytes(SecondInferenceEngine):
+@breaks("receive_weights", "infer.cast.bfloat16_sent", "infer.cast.bfloat16_served")
+async def ProvesTheCastBytes(original: Original, self: SecondInferenceEngine) -> Any:
     """Fingerprints tensors after the cast: the proof never agrees with the sender's."""
+    from areal_core.weights.fingerprint import fingerprint
 
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        from areal_core.weights.fingerprint import fingerprint
-
-        receipt = await super().receive_weights(source, version)
-        assert self._staged is not None
-        return attrs.evolve(
-            receipt, fingerprints={name: fingerprint(tensor) for name, tensor in self._staged.tensors.items()}
-        )
+    receipt = await original()
+    assert self._staged is not None
+    return attrs.evolve(
+        receipt, fingerprints={name: fingerprint(tensor) for name, tensor in self._staged.tensors.items()}
+    )
 
 
 class _SkipsOtherDtypes(Stage):
@@ -175,54 +127,28 @@ class _SkipsOtherDtypes(Stage):
                 self.tensors[name] = self.old[name]
 
 
-@mutant(
-    "infer/second",
-    killers=("infer.cast.bfloat16_sent", "infer.cast.bfloat16_served"),
-    incident="ms-swift#9855",
-    row="served-policy-changes",
-)
-class KeepsWhatItCannotCopy(SecondInferenceEngine):
+@breaks("_new_stage", "infer.cast.bfloat16_sent", "infer.cast.bfloat16_served", incident="ms-swift#9855",
+        row="served-policy-changes")  # fmt: skip
+def KeepsWhatItCannotCopy(original: Original, self: SecondInferenceEngine, manifest: WeightManifest) -> Any:
     """Proves tensors of another dtype and goes on with the old ones."""
-
-    def _new_stage(self, manifest: WeightManifest, version: int) -> Stage:
-        stage = _SkipsOtherDtypes(needs=super()._new_stage(manifest, version).needs, manifest=manifest)
-        stage.old = self._require_weights()
-        return stage
+    stage = _SkipsOtherDtypes(needs=original().needs, manifest=manifest)
+    stage.old = self._require_weights()
+    return stage
 
 
-@mutant("infer/second", killers=("infer.deterministic.company",), incident="verl#6780", row="synchronous-at-zero")
-class CompanyChangesBits(SecondInferenceEngine):
-    """Sums in another order when requests run together: the last bits differ."""
-
-    def _reported(self, seat: Seat, token: int, logits: Tensor, logprobs: Tensor) -> float:
-        return float(logprobs[token]) * (1.0 + 1e-7 * (len(self._running) > 1))
-
-
-@mutant("infer/second", killers=("infer.deterministic.continued",))
-class ContinuingChangesBits(SecondInferenceEngine):
-    """Computes prior tokens as a prompt: the last bits differ from those of an uninterrupted request."""
-
-    def _reported(self, seat: Seat, token: int, logits: Tensor, logprobs: Tensor) -> float:
-        return float(logprobs[token]) * (1.0 + 1e-7 * (seat.request.num_prior > 0))
-
-
-@mutant("infer/second", killers=("infer.deterministic.paused",))
-class PauseDrawsAnew(SecondInferenceEngine):
+@breaks("pause", "infer.deterministic.paused")
+async def PauseDrawsAnew(original: Original, self: SecondInferenceEngine) -> None:
     """Goes on with other random numbers after a pause."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        await super().pause(mode)
-        for seat in self._running:
-            seat.seed = f"{seat.seed}/paused"
+    await original()
+    for seat in self._running:
+        seat.seed = f"{seat.seed}/paused"
 
 
-@mutant("infer/second", killers=("infer.prefix_cache.cross_talk",))
-class PrefixWithoutItsEnd(SecondInferenceEngine):
+@breaks("_prefix_key", "infer.prefix_cache.cross_talk")
+def PrefixWithoutItsEnd(self: SecondInferenceEngine, seat: Seat) -> Any:
     """Finds a kept prompt by all but the last of its tokens."""
-
-    def _prefix_key(self, seat: Seat) -> tuple[object, ...]:
-        ids = seat.request.input_ids
-        return (self._version, len(ids), *ids[:-1])
+    ids = seat.request.input_ids
+    return (self._version, len(ids), *ids[:-1])
 
 
 @mutant("infer/second", killers=("infer.prefix_cache.follows_updates",))
@@ -238,90 +164,88 @@ class PrefixOutlivesUpdates(SecondInferenceEngine):
         return (id(seat.adapter), *seat.request.input_ids)
 
 
-@mutant("infer/second", killers=("infer.prefix_cache.update_in_flight",))
-class PrefixOfTwoVersions(SecondInferenceEngine):
+@breaks("_next_logits", "infer.prefix_cache.update_in_flight")
+def PrefixOfTwoVersions(original: Original, self: SecondInferenceEngine, seat: Seat) -> Any:
     """Keeps what a request began with under the old weights when it ends under the new ones."""
-
-    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
-        found = super()._next_logits(seat)
-        first = self.__dict__.setdefault("firsts", {}).setdefault(id(seat), found)
-        if len(seat.output) == seat.limit - 1:
-            self._prefixes[self._prefix_key(seat)] = first
-        return found
+    found = original()
+    first = self.__dict__.setdefault("firsts", {}).setdefault(id(seat), found)
+    if len(seat.output) == seat.limit - 1:
+        self._prefixes[self._prefix_key(seat)] = first
+    return found
 
 
-@mutant(
-    "infer/second", killers=("infer.prefix_cache.not_the_output",), incident="NeMo-RL#3599", row="trained-as-submitted"
-)
-class KeepsOutputs(SecondInferenceEngine):
+@breaks("generate", "infer.prefix_cache.not_the_output", incident="NeMo-RL#3599", row="trained-as-submitted")
+async def KeepsOutputs(original: Original, self: SecondInferenceEngine, request: GenerationRequest) -> Any:
     """Answers a prompt asked again with the output it gave before."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        kept: dict[Any, Generation] = self.__dict__.setdefault("answers", {})  # Any: a key
-        key = (self._version, request.input_ids, request.adapter, request.sampling.max_new_tokens)
-        if len(request.input_ids) < 40 or key not in kept:
-            kept[key] = await super().generate(request)
-        return kept[key]
+    kept: dict[Any, Generation] = self.__dict__.setdefault("answers", {})  # Any: a key
+    key = (self._version, request.input_ids, request.adapter, request.sampling.max_new_tokens)
+    if len(request.input_ids) < 40 or key not in kept:
+        kept[key] = await original()
+    return kept[key]
 
 
-@mutant("infer/second", killers=("infer.experts.trace",), incident="Megatron-LM#4168", row="expert-replay")
-class TraceIsOneTokenLate(SecondInferenceEngine):
+@breaks("_next_logits", "infer.experts.trace", incident="Megatron-LM#4168", row="expert-replay")
+def TraceIsOneTokenLate(original: Original, self: SecondInferenceEngine, seat: Seat) -> Any:
     """Reports for each token the experts of the token before it."""
-
-    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
-        logits, routes = super()._next_logits(seat)
-        before = self.__dict__.setdefault("before", {})
-        late = before[id(seat)] if seat.output else routes
-        before[id(seat)] = routes
-        return logits, late
+    logits, routes = original()
+    before = self.__dict__.setdefault("before", {})
+    late = before[id(seat)] if seat.output else routes
+    before[id(seat)] = routes
+    return logits, late
 
 
-@mutant("infer/second", killers=("infer.experts.trace",))
-class TraceOfWideNumbers(SecondInferenceEngine):
+@breaks("_next_logits", "infer.experts.trace")
+def TraceOfWideNumbers(original: Original) -> Any:
     """Reports experts as int64."""
-
-    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
-        logits, routes = super()._next_logits(seat)
-        return logits, None if routes is None else routes.long()
+    logits, routes = original()
+    return logits, None if routes is None else routes.long()
 
 
-@mutant("infer/second", killers=("infer.experts.trace",), incident="AReno#524", row="expert-replay")
-class TraceRepeatsTheFirstLayer(SecondInferenceEngine):
+@breaks("_next_logits", "infer.experts.trace", incident="AReno#524", row="expert-replay")
+def TraceRepeatsTheFirstLayer(original: Original) -> Any:
     """Reports the first layer's experts for every layer."""
-
-    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
-        logits, routes = super()._next_logits(seat)
-        return logits, None if routes is None else routes[:1].expand_as(routes)
+    logits, routes = original()
+    return logits, None if routes is None else routes[:1].expand_as(routes)
 
 
-@mutant("infer/second", killers=("infer.experts.after_update",), row="expert-replay")
-class TraceOfTheFirstWeights(SecondInferenceEngine):
+@breaks("_next_logits", "infer.experts.after_update", row="expert-replay")
+def TraceOfTheFirstWeights(original: Original, self: SecondInferenceEngine) -> Any:
     """Routes the trace, not the tokens, with the router the folder had."""
-
-    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
-        serving, self._weights = self._weights, self._require().weights
-        kept, self._prefixes = self._prefixes, {}
-        _, routes = super()._next_logits(seat)
-        self._weights, self._prefixes = serving, kept
-        return super()._next_logits(seat)[0], routes
+    serving, self._weights = self._weights, self._require().weights
+    kept, self._prefixes = self._prefixes, {}
+    _, routes = original()
+    self._weights, self._prefixes = serving, kept
+    return original()[0], routes
 
 
-@mutant("infer/second", killers=("infer.experts.paused",), row="expert-replay")
-class TraceLosesThePausedToken(SecondInferenceEngine):
+@breaks("pause", "infer.experts.paused", row="expert-replay")
+async def TraceLosesThePausedToken(original: Original, self: SecondInferenceEngine) -> None:
     """Fills the row of the last token before a pause with zeros."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        for seat in self._running:
-            if seat.output and seat.output[-1].routes is not None:
-                empty = torch.zeros_like(seat.output[-1].routes)
-                seat.output[-1] = attrs.evolve(seat.output[-1], routes=empty)
-        await super().pause(mode)
+    for seat in self._running:
+        if seat.output and seat.output[-1].routes is not None:
+            empty = torch.zeros_like(seat.output[-1].routes)
+            seat.output[-1] = attrs.evolve(seat.output[-1], routes=empty)
+    await original()
 
 
-@mutant("infer/second", killers=("infer.experts.continued",), incident="SkyRL#1908", row="expert-replay")
-class TraceOfAbortedIsLost(SecondInferenceEngine):
-    """Returns no trace with what it aborts."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        result = await super().generate(request)
-        return result if result.stop_reason != "aborted" else attrs.evolve(result, token_extras={})
+ROWS = breaks.rows(
+    row("ScoresAtTemperatureOne", "Scores at temperature 1 whatever is asked.", "infer.scoring.oracle",
+        "infer.scoring.generated", score=lambda original, input_ids: original(input_ids, 1.0)),
+    row("ScoresOneTokenAhead", "Gives each token the score of the next one.", "infer.scoring.oracle",
+        incident="AReaL#1290", row="logprob-gap", score=after(lambda result: [*result[1:], 0.0])),
+    row("SleepsOnlyOnce", "Cannot be told to sleep twice.", "infer.sleep.round_trip",
+        sleep=before(lambda self: GenerationFailed("the engine sleeps already") if self._asleep else None)),
+    row("SleepLooksAwake", "Reports a sleeping engine as one that is not paused: routing sends requests to it.",
+        "infer.sleep.round_trip", status=gives(paused=lambda self: self._paused and not self._asleep)),
+    row("CompanyChangesBits", "Sums in another order when requests run together: the last bits differ.",
+        "infer.deterministic.company", incident="verl#6780", row="synchronous-at-zero",
+        _reported=lambda self, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (len(self._running) > 1))),
+    row("ContinuingChangesBits",
+        "Computes prior tokens as a prompt: the last bits differ from those of an uninterrupted request.",
+        "infer.deterministic.continued",
+        _reported=lambda seat, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (seat.request.num_prior > 0))),
+    row("TraceOfAbortedIsLost", "Returns no trace with what it aborts.", "infer.experts.continued",
+        incident="SkyRL#1908", row="expert-replay",
+        generate=after(lambda result: result if result.stop_reason != "aborted"
+            else attrs.evolve(result, token_extras={}))),
+)  # fmt: skip

@@ -7,16 +7,19 @@ Does not know: how it is caught.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from areal_core.contract.inference import InferenceSpec
-from areal_core.contract.train import EngineInfo
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.ranks import CUT_BY_INPUT
 from areal_proof.second.infer.requests import Seat
+
+breaks = breaking("infer/second", SecondInferenceEngine)
 
 
 def of_two(first: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -29,28 +32,24 @@ def of_two(first: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> dict[str,
     return found
 
 
-@mutant("infer/second", killers=("infer.parallel.tokens",))
-class OneRankOfTheSum(SecondInferenceEngine):
+@breaks("start", "infer.parallel.tokens")
+async def OneRankOfTheSum(original: Original, self: SecondInferenceEngine, spec: InferenceSpec) -> Any:
     """Leaves out the results of the last rank where results are to be summed."""
-
-    async def start(self, spec: InferenceSpec) -> EngineInfo:
-        info = await super().start(spec)
-        if spec.layout.get("t", 1) > 1:
-            whole = self._require_weights()
-            empty = {n: t * 0 if n.removesuffix(".weight").endswith(CUT_BY_INPUT) else t for n, t in whole.items()}
-            self._weights = of_two(whole, empty)
-        return info
+    info = await original()
+    if spec.layout.get("t", 1) > 1:
+        whole = self._require_weights()
+        empty = {n: t * 0 if n.removesuffix(".weight").endswith(CUT_BY_INPUT) else t for n, t in whole.items()}
+        self._weights = of_two(whole, empty)
+    return info
 
 
-@mutant("infer/second", killers=("infer.parallel.update",))
-class OneRankKeepsTheOld(SecondInferenceEngine):
+@breaks("commit_weights", "infer.parallel.update")
+async def OneRankKeepsTheOld(original: Original, self: SecondInferenceEngine) -> None:
     """Loads an update in the first rank only."""
-
-    async def commit_weights(self, version: int) -> None:
-        before = self._require_weights()
-        await super().commit_weights(version)
-        if self._require().ranks > 1:
-            self._weights = of_two(self._require_weights(), before)
+    before = self._require_weights()
+    await original()
+    if self._require().ranks > 1:
+        self._weights = of_two(self._require_weights(), before)
 
 
 @mutant("infer/second", killers=("infer.parallel.in_flight",))

@@ -6,21 +6,24 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from areal_core.contract.weights import Receipt, WeightSource
+from areal_core.contract.weights import WeightSource
 from areal_proof.mutants import mutant
 from areal_proof.mutants.infer_core_weights import Passing
+from areal_proof.mutants.rows import Original, breaking
 from areal_proof.second.infer.engine import SecondInferenceEngine
 
+breaks = breaking("infer/second", SecondInferenceEngine)
 
-@mutant("infer/second", killers=("infer.stages.abort_meanwhile",), row="update-chain")
-class AbortMissesWhatIsComing(SecondInferenceEngine):
+
+@breaks("abort_weights", "infer.stages.abort_meanwhile", row="update-chain")
+def AbortMissesWhatIsComing(self: SecondInferenceEngine) -> None:
     """Drops what is held and not what is still coming: an aborted transfer goes on and is held ready."""
-
-    async def abort_weights(self) -> None:
-        self._require()
-        self._staged = None
+    self._require()
+    self._staged = None
 
 
 class _Keeping(Passing):
@@ -31,20 +34,20 @@ class _Keeping(Passing):
         return tensor
 
 
-@mutant("infer/second", killers=("infer.stages.broken_over_held",), row="update-chain")
-class BrokenTransferOverHeld(SecondInferenceEngine):
+@breaks("receive_weights", "infer.stages.broken_over_held", row="update-chain")
+async def BrokenTransferOverHeld(
+    original: Original, self: SecondInferenceEngine, source: WeightSource, version: int
+) -> Any:
     """Takes a transfer into the buffers of the version held, and holds that one still when it breaks off."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        held, keeping = self._staged, _Keeping(source)
-        keeping.came = {}
-        try:
-            return await super().receive_weights(keeping, version)
-        except Exception:
-            if held is not None:
-                held.tensors.update(keeping.came)
-                self._staged = held
-            raise
+    held, keeping = self._staged, _Keeping(source)
+    keeping.came = {}
+    try:
+        return await original(keeping, version)
+    except Exception:
+        if held is not None:
+            held.tensors.update(keeping.came)
+            self._staged = held
+        raise
 
 
 @mutant("infer/second", killers=("infer.stages.no_leftovers",), row="update-chain")

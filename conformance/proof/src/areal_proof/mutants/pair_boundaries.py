@@ -16,10 +16,12 @@ from areal_core.contract.inference import Generation, GenerationRequest
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.weights.fingerprint import fingerprint
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, row
 from areal_proof.mutants.weight_parts import PassingSource
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
 _OF = "pair/reference+reference"
+breaks = breaking(_OF, ReferenceInferenceEngine, side="infer")
 
 
 class _Shifted(ReferenceInferenceEngine):
@@ -38,18 +40,12 @@ class _Shifted(ReferenceInferenceEngine):
         return attrs.evolve(made, version_spans=tuple(spans))
 
 
-@mutant(_OF, side="infer", killers=("pair.versions.boundary",), row="version-spans", incident="vLLM#54443")
-class StampsOneTokenEarly(_Shifted):
-    """The last token the old weights computed is stamped with the new version."""
-
-    by = -1
-
-
-@mutant(_OF, side="infer", killers=("pair.versions.boundary",), row="version-spans")
-class StampsOneTokenLate(_Shifted):
-    """The first token the new weights computed is stamped with the old version."""
-
-    by = 1
+ROWS = breaks.rows(
+    row("StampsOneTokenEarly", "The last token the old weights computed is stamped with the new version.",
+        "pair.versions.boundary", incident="vLLM#54443", row="version-spans", base=_Shifted, by=-1),
+    row("StampsOneTokenLate", "The first token the new weights computed is stamped with the old version.",
+        "pair.versions.boundary", row="version-spans", base=_Shifted, by=1),
+)  # fmt: skip
 
 
 @mutant(_OF, side="infer", killers=("pair.fault.leftovers",), row="update-chain")
@@ -86,21 +82,17 @@ class _Resumed(PassingSource):
             yield {name: self.before.get(name, tensor) for name, tensor in bucket.items()}
 
 
-@mutant(_OF, side="infer", killers=("pair.fault.leftovers",), row="update-chain")
-class ResumesWhatBroke(ReferenceInferenceEngine):
+@breaks("receive_weights", "pair.fault.leftovers", row="update-chain", before={})
+async def ResumesWhatBroke(original: Original, self: Any, source: WeightSource, version: int) -> Any:
     """A transfer that follows a broken one skips what had arrived before, and vouches for the bytes it was sent."""
-
-    before: Mapping[str, Tensor] = {}
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        resumed = _Resumed(source, dict(self.before))
-        try:
-            receipt = await super().receive_weights(resumed, version)
-        except Exception:
-            self.before = resumed.had
-            raise
-        self.before = {}
-        return attrs.evolve(receipt, fingerprints={**receipt.fingerprints, **resumed.sent})
+    resumed = _Resumed(source, dict(self.before))
+    try:
+        receipt = await original(resumed, version)
+    except Exception:
+        self.before = resumed.had
+        raise
+    self.before = {}
+    return attrs.evolve(receipt, fingerprints={**receipt.fingerprints, **resumed.sent})
 
 
 class _Noting(PassingSource):

@@ -6,7 +6,7 @@ Does not know: which check sees it, but for the names of its killers.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -16,9 +16,11 @@ from areal_core.contract.inference import Generation, GenerationRequest, Inferen
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, row
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
 _OF = "pair/reference+reference"
+breaks = breaking(_OF, ReferenceInferenceEngine, side="infer")
 
 
 class _Serving(ReferenceInferenceEngine):
@@ -29,26 +31,22 @@ class _Serving(ReferenceInferenceEngine):
         return dict(self._require().stage.model.named_parameters())
 
 
-@mutant(_OF, side="infer", killers=("pair.update.one_by_one",), incident="sglang#9379", row="one-destination")
-class KeepsItsHead(_Serving):
+@breaks("commit_weights", "pair.update.one_by_one", incident="sglang#9379", row="one-destination", base=_Serving)
+async def KeepsItsHead(original: Original, self: _Serving) -> None:
     """The head of an untied model stays as it was loaded."""
-
-    async def commit_weights(self, version: int) -> None:
-        kept = {n: p.detach().clone() for n, p in self.parameters().items() if n.endswith("lm_head.weight")}
-        await super().commit_weights(version)
-        for name, tensor in kept.items():
-            self.parameters()[name].data.copy_(tensor)
+    kept = {n: p.detach().clone() for n, p in self.parameters().items() if n.endswith("lm_head.weight")}
+    await original()
+    for name, tensor in kept.items():
+        self.parameters()[name].data.copy_(tensor)
 
 
-@mutant(_OF, side="infer", killers=("pair.update.one_by_one", "pair.update.witness"), row="one-destination")
-class LayersInOtherPlaces(_Serving):
+@breaks("commit_weights", "pair.update.one_by_one", "pair.update.witness", row="one-destination", base=_Serving)
+async def LayersInOtherPlaces(original: Original, self: _Serving) -> None:
     """Two layers' tensors of one shape are put into each other's place."""
-
-    async def commit_weights(self, version: int) -> None:
-        await super().commit_weights(version)
-        own = self.parameters()
-        first, second = (own[f"model.layers.{number}.mlp.up_proj.weight"] for number in (0, 1))
-        first.data, second.data = second.data.clone(), first.data.clone()
+    await original()
+    own = self.parameters()
+    first, second = (own[f"model.layers.{number}.mlp.up_proj.weight"] for number in (0, 1))
+    first.data, second.data = second.data.clone(), first.data.clone()
 
 
 class _Stamping(ReferenceInferenceEngine):
@@ -78,14 +76,12 @@ class CountsUpdates(_Stamping):
         return attrs.evolve(generation, version_spans=tuple(spans))
 
 
-@mutant(_OF, side="infer", killers=("pair.versions.in_flight",), incident="vLLM#54443", row="version-spans")
-class StampsTheFirstVersion(_Stamping):
-    """Every token of an output is stamped with the version of the first."""
-
-    def alter(self, generation: Generation) -> Generation:
-        first = generation.version_spans[0].version
-        whole = VersionSpan(start=0, stop=len(generation.output_ids), version=first)
-        return attrs.evolve(generation, version_spans=(whole,))
+ROWS = breaks.rows(
+    row("StampsTheFirstVersion", "Every token of an output is stamped with the version of the first.",
+        "pair.versions.in_flight", incident="vLLM#54443", row="version-spans", base=_Stamping,
+        alter=lambda generation: attrs.evolve(generation, version_spans=(VersionSpan(start=0,
+            stop=len(generation.output_ids), version=generation.version_spans[0].version),))),
+)  # fmt: skip
 
 
 @mutant(_OF, side="infer", killers=("pair.fault.spoiled", "pair.fault.replica"), incident="NeMo-RL sparse delta")
@@ -101,55 +97,45 @@ class ServesOnArrival(ReferenceInferenceEngine):
         """Do nothing: it is done."""
 
 
-@mutant(_OF, side="infer", killers=("pair.fault.spoiled",), row="update-chain")
-class AbortCommits(ReferenceInferenceEngine):
+@breaks("abort_weights", "pair.fault.spoiled", row="update-chain")
+async def AbortCommits(original: Original, self: ReferenceInferenceEngine) -> None:
     """`abort_weights` serves what is staged."""
-
-    async def abort_weights(self) -> None:
-        stage = self._require().stage
-        if stage.staged is not None:
-            await super().commit_weights(stage.staged)
-        await super().abort_weights()
+    stage = self._require().stage
+    if stage.staged is not None:
+        await self.commit_weights(stage.staged)
+    await original()
 
 
-@mutant(_OF, side="infer", killers=("pair.update.regressed",), row="update-chain")
-class TakesOldVersions(ReferenceInferenceEngine):
+@breaks("receive_weights", "pair.update.regressed", row="update-chain")
+async def TakesOldVersions(original: Original, self: ReferenceInferenceEngine) -> Any:
     """A version that is not newer is taken, and told to have been staged."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        stage = self._require().stage
-        served, stage.version = stage.version, -1
-        try:
-            return await super().receive_weights(source, version)
-        finally:
-            stage.version = served
+    stage = self._require().stage
+    served, stage.version = stage.version, -1
+    try:
+        return await original()
+    finally:
+        stage.version = served
 
 
-@mutant(_OF, side="infer", killers=("pair.fault.renamed", "pair.fault.replica"))
-class NeverForgivesARefusal(ReferenceInferenceEngine):
+@breaks("receive_weights", "pair.fault.renamed", "pair.fault.replica", spoiled=False)
+async def NeverForgivesARefusal(original: Original, self: Any) -> Any:
     """After one version that could not be received, none is received any more."""
-
-    spoiled = False
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        if self.spoiled:
-            raise WeightSyncError("an earlier version could not be received")
-        try:
-            return await super().receive_weights(source, version)
-        except Exception:
-            self.spoiled = True
-            raise
+    if self.spoiled:
+        raise WeightSyncError("an earlier version could not be received")
+    try:
+        return await original()
+    except Exception:
+        self.spoiled = True
+        raise
 
 
-@mutant(_OF, side="infer", killers=("pair.fault.replica",), incident="TRL#6913", row="dead-peer")
-class TellsNoReason(ReferenceInferenceEngine):
+@breaks("receive_weights", "pair.fault.replica", incident="TRL#6913", row="dead-peer")
+async def TellsNoReason(original: Original) -> Any:
     """Whatever goes wrong while weights arrive is told as "update failed"."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        try:
-            return await super().receive_weights(source, version)
-        except Exception:
-            raise WeightSyncError("update failed") from None
+    try:
+        return await original()
+    except Exception:
+        raise WeightSyncError("update failed") from None
 
 
 @mutant(_OF, side="infer", killers=("pair.fault.replica_died",), row="dead-peer")

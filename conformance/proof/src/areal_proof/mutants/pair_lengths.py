@@ -15,12 +15,13 @@ from torch import Tensor
 from areal_core.contract.batch import Batch
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.train import EngineInfo, Output
-from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, row
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.train.engine import ReferenceTrainEngine
 
 _OF = "pair/reference+reference"
 _FAR = 100
+breaks_reference = breaking(_OF, ReferenceTrainEngine, side="train")
 
 
 class _Turned(ReferenceInferenceEngine):
@@ -43,33 +44,26 @@ class _Turned(ReferenceInferenceEngine):
         return info
 
 
-@mutant(_OF, side="infer", killers=("pair.gap.lengths",), row="logprob-gap")
-class PositionsStopCounting(_Turned):
-    """Every token beyond the first hundred is at the hundredth place."""
-
-    def seen(self, positions: Tensor) -> Tensor:
-        return positions.clamp(max=_FAR)
-
-
-@mutant(_OF, side="infer", killers=("pair.gap.lengths",), row="logprob-gap")
-class SkipsAPlaceFarOut(_Turned):
-    """From the hundredth token on all places are one further: a table that is off by one at a page's end."""
-
-    def seen(self, positions: Tensor) -> Tensor:
-        return positions + (positions >= _FAR).to(positions.dtype)
+breaks = breaking(_OF, _Turned, side="infer")
+ROWS = breaks.rows(
+    row("PositionsStopCounting", "Every token beyond the first hundred is at the hundredth place.", "pair.gap.lengths",
+        row="logprob-gap", seen=lambda positions: positions.clamp(max=_FAR)),
+    row("SkipsAPlaceFarOut",
+        "From the hundredth token on all places are one further: a table that is off by one at a page's end.",
+        "pair.gap.lengths", row="logprob-gap",
+        seen=lambda positions: positions + (positions >= _FAR).to(positions.dtype)),
+)  # fmt: skip
 
 
-@mutant(_OF, side="train", killers=("pair.gap.lengths",), row="logprob-gap")
-class CoarseFarOut(ReferenceTrainEngine):
+@breaks_reference("forward", "pair.gap.lengths", row="logprob-gap")
+def CoarseFarOut(original: Original, batch: Batch, outputs: frozenset[Output]) -> Any:
     """The trainer's log-probs beyond the hundredth token of a sequence went through bfloat16."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        told = super().forward(batch, outputs)
-        if Output.LOGPROBS not in outputs:
-            return told
-        logprobs = told.tokens["logprobs"].clone()
-        ends = batch.cu_seqlens.tolist()
-        for start, stop in pairwise(ends):
-            far = slice(min(start + _FAR, stop), stop)
-            logprobs[far] = logprobs[far].to(torch.bfloat16).to(logprobs.dtype)
-        return told.with_tokens(logprobs=logprobs)
+    told = original()
+    if Output.LOGPROBS not in outputs:
+        return told
+    logprobs = told.tokens["logprobs"].clone()
+    ends = batch.cu_seqlens.tolist()
+    for start, stop in pairwise(ends):
+        far = slice(min(start + _FAR, stop), stop)
+        logprobs[far] = logprobs[far].to(torch.bfloat16).to(logprobs.dtype)
+    return told.with_tokens(logprobs=logprobs)

@@ -7,7 +7,6 @@ Does not know: which check sees it, but for the names of its killers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -20,10 +19,12 @@ from areal_core.contract.train import EngineInfo, Output, RankContext, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.weights.bucketing import buckets
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, given, row, then
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.testing.memory_weights import MemorySink
 
 _OF = "pair/reference+reference"
+breaks = breaking(_OF, ReferenceTrainEngine, side="train")
 
 
 def _parameters(engine: Any) -> Iterator[Tensor]:
@@ -56,77 +57,32 @@ class _Resending(ReferenceTrainEngine):
         return sink.finish()
 
 
-@mutant(
-    _OF,
-    side="train",
-    killers=("pair.update.witness", "pair.update.changes_policy", "pair.run.processes"),
-    incident="verl#7495",
-    row="served-policy-changes",
-)
-class SendsTheBase(_Resending):
-    """Every update sends the weights the trainer started with."""
-
-    first: Mapping[str, Tensor] | None = None
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        self.first = self.held().tensors
-        return info
-
-    def choose(self, kept: MemorySink) -> Mapping[str, Tensor]:
-        assert self.first is not None
-        return self.first
+breaks_resending = breaking(_OF, _Resending, side="train")
 
 
-@mutant(_OF, side="train", killers=("pair.update.witness",), row="served-policy-changes")
-class SendsOneStepLate(_Resending):
+@breaks_resending("choose", "pair.update.witness", row="served-policy-changes", last=None)
+def SendsOneStepLate(self: Any, kept: MemorySink) -> Any:
     """An update sends what the update before should have sent."""
-
-    last: Mapping[str, Tensor] | None = None
-
-    def choose(self, kept: MemorySink) -> Mapping[str, Tensor]:
-        sent, self.last = self.last or kept.tensors, kept.tensors
-        return sent
+    sent, self.last = self.last or kept.tensors, kept.tensors
+    return sent
 
 
-@mutant(_OF, side="train", killers=("pair.update.witness",), incident="ms-swift#9855", row="served-policy-changes")
-class NormsStayBehind(_Resending):
+@breaks_resending("choose", "pair.update.witness", incident="ms-swift#9855", row="served-policy-changes", first=None)
+def NormsStayBehind(self: Any, kept: MemorySink) -> Any:
     """The weights of norms are sent as they were first sent."""
-
-    first: Mapping[str, Tensor] | None = None
-
-    def choose(self, kept: MemorySink) -> Mapping[str, Tensor]:
-        if self.first is None:
-            self.first = {name: torch.ones_like(t) for name, t in kept.tensors.items() if "norm" in name}
-        return {name: self.first.get(name, tensor) for name, tensor in kept.tensors.items()}
+    if self.first is None:
+        self.first = {name: torch.ones_like(t) for name, t in kept.tensors.items() if "norm" in name}
+    return {name: self.first.get(name, tensor) for name, tensor in kept.tensors.items()}
 
 
-@mutant(_OF, side="train", killers=("pair.update.witness",))
-class SendsThroughBfloat16(_Resending):
-    """Weights are rounded to bfloat16 on the way, though both sides hold float32."""
-
-    def choose(self, kept: MemorySink) -> Mapping[str, Tensor]:
-        return {name: tensor.to(torch.bfloat16).to(tensor.dtype) for name, tensor in kept.tensors.items()}
-
-
-@mutant(_OF, side="train", killers=("pair.drift.none",), incident="open-instruct#1473", row="no-drift")
-class DriftsWithEachUpdate(ReferenceTrainEngine):
+@breaks("send_weights", "pair.drift.none", incident="open-instruct#1473", row="no-drift")
+def DriftsWithEachUpdate(original: Original, self: ReferenceTrainEngine) -> Any:
     """Sending moves the weights themselves by one part in a million."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        receipt = super().send_weights(sink, version)
-        with torch.no_grad():
-            for parameter in _parameters(self):
-                parameter.mul_(1 + 1e-6)
-        return receipt
-
-
-@mutant(_OF, side="train", killers=("pair.gap.logprobs",), incident="AReaL#1290", row="logprob-gap")
-class ForgetsTheTemperature(ReferenceTrainEngine):
-    """The trainer scores tokens at temperature 1, whatever they were sampled at."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        return super().start(attrs.evolve(spec, temperature=1.0), rank)
+    receipt = original()
+    with torch.no_grad():
+        for parameter in _parameters(self):
+            parameter.mul_(1 + 1e-6)
+    return receipt
 
 
 class _Scoring(ReferenceTrainEngine):
@@ -144,47 +100,13 @@ class _Scoring(ReferenceTrainEngine):
         return told.with_tokens(logprobs=self.alter(batch, told.tokens["logprobs"]))
 
 
-@mutant(_OF, side="train", killers=("pair.gap.packing", "pair.gap.logprobs"), incident="vime#64", row="logprob-gap")
-class PackingShows(_Scoring):
-    """The log-probs of a sequence depend on how many others are packed with it."""
-
-    def alter(self, batch: Batch, logprobs: Tensor) -> Tensor:
-        shift: Tensor = 0.01 * (batch.num_sequences - 1) * batch.tokens["loss_mask"]
-        return logprobs - shift
-
-
-@mutant(_OF, side="train", killers=("pair.gap.logprobs",), row="logprob-gap")
-class LastTokenIsApart(_Scoring):
+@breaks("alter", "pair.gap.logprobs", row="logprob-gap", base=_Scoring)
+def LastTokenIsApart(batch: Batch, logprobs: Tensor) -> Any:
     """The log-prob of the last token of each sequence is that of the token before it."""
-
-    def alter(self, batch: Batch, logprobs: Tensor) -> Tensor:
-        told = logprobs.clone()
-        for end in batch.cu_seqlens.tolist()[1:]:
-            told[end - 1] = logprobs[end - 2]
-        return told
-
-
-@mutant(_OF, side="train", killers=("pair.gap.dtypes",), row="logprob-gap")
-class HalfPrecisionIsCold(ReferenceTrainEngine):
-    """In bfloat16 tokens are scored at half the temperature."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        shared = 1.0 if spec.dtype == "float32" else 0.5
-        return super().start(attrs.evolve(spec, temperature=spec.temperature * shared), rank)
-
-
-@mutant(_OF, side="train", killers=("pair.update.after_load",))
-class SendsWhatItHeldBeforeTheLoad(_Resending):
-    """After `load_state` the weights of before are sent."""
-
-    before: Mapping[str, Tensor] | None = None
-
-    def load_state(self, path: Path) -> None:
-        self.before = self.held().tensors
-        super().load_state(path)
-
-    def choose(self, kept: MemorySink) -> Mapping[str, Tensor]:
-        return self.before or kept.tensors
+    told = logprobs.clone()
+    for end in batch.cu_seqlens.tolist()[1:]:
+        told[end - 1] = logprobs[end - 2]
+    return told
 
 
 class _Shrugging:
@@ -202,17 +124,35 @@ class _Shrugging:
             return
 
 
-@mutant(_OF, side="train", killers=("pair.fault.sender",), incident="TRL#6913", row="dead-peer")
-class SwallowsSinkErrors(ReferenceTrainEngine):
-    """A bucket the sink could not take is skipped."""
+ROWS = breaks.rows(
+    row("ForgetsTheTemperature", "The trainer scores tokens at temperature 1, whatever they were sampled at.",
+        "pair.gap.logprobs", incident="AReaL#1290", row="logprob-gap", start=given(temperature=1.0)),
+    row("PackingShows", "The log-probs of a sequence depend on how many others are packed with it.",
+        "pair.gap.packing", "pair.gap.logprobs", incident="vime#64", row="logprob-gap", base=_Scoring,
+        alter=lambda batch, logprobs: logprobs - 0.01 * (batch.num_sequences - 1) * batch.tokens["loss_mask"]),
+    row("HalfPrecisionIsCold", "In bfloat16 tokens are scored at half the temperature.", "pair.gap.dtypes",
+        row="logprob-gap",
+        start=given(temperature=lambda spec: spec.temperature * (1.0 if spec.dtype == "float32" else 0.5))),
+    row("SwallowsSinkErrors", "A bucket the sink could not take is skipped.", "pair.fault.sender", incident="TRL#6913",
+        row="dead-peer", send_weights=lambda original, sink, version: original(_Shrugging(sink), version)),
+)  # fmt: skip
 
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        return super().send_weights(_Shrugging(sink), version)
 
-
-@mutant(_OF, side="train", killers=("pair.fault.sender_spoiled",), row="update-chain")
-class BelievesTheSink(_Resending):
-    """The sink's receipt is not compared with the tensors sent."""
+RESENDING_ROWS = breaks_resending.rows(
+    row("SendsTheBase", "Every update sends the weights the trainer started with.", "pair.update.witness",
+        "pair.update.changes_policy", "pair.run.processes", incident="verl#7495", row="served-policy-changes",
+        first=None, start=then(lambda self: setattr(self, "first", self.held().tensors)),
+        choose=lambda self: self.first),
+    row("SendsThroughBfloat16", "Weights are rounded to bfloat16 on the way, though both sides hold float32.",
+        "pair.update.witness",
+        choose=lambda kept: {name: tensor.to(torch.bfloat16).to(tensor.dtype) for name,
+            tensor in kept.tensors.items()}),
+    row("SendsWhatItHeldBeforeTheLoad", "After `load_state` the weights of before are sent.", "pair.update.after_load",
+        before=None, load_state=before(lambda self: setattr(self, "before", self.held().tensors)),
+        choose=lambda self, kept: self.before or kept.tensors),
+    row("BelievesTheSink", "The sink's receipt is not compared with the tensors sent.", "pair.fault.sender_spoiled",
+        row="update-chain"),
+)  # fmt: skip
 
 
 @mutant(_OF, side="train", killers=("pair.run.synchronous",), incident="verl#6780", row="synchronous-at-zero")

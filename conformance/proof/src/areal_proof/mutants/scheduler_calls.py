@@ -19,8 +19,12 @@ from areal_core.contract.scheduler import Job, Worker
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.rpc import RpcClient
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, catches, row, then
 from areal_proof.mutants.scheduler_workers import receive_pickled, send_pickled
 from areal_proof.second.scheduler import SecondScheduler, SecondSchedulerConfig, SecondWorker
+
+breaks_local = breaking("scheduler/local", LocalScheduler)
+breaks_second = breaking("scheduler/second", SecondScheduler, part=("worker_class", SecondWorker))
 
 
 class _Handle:
@@ -54,27 +58,13 @@ class _Sinning(SecondScheduler):
     sin: tuple[str, ...] = ()
 
 
-@mutant("scheduler/second", killers=("scheduler.calls.at_once", "scheduler.calls.late_reply"), row="control-messages",
-        incident="NeMo-RL#2512")  # fmt: skip
-class RepliesInTurn(SecondScheduler):
-    """Gives each reply to the call that has waited longest, whoever's it is."""
-
-    class worker_class(SecondWorker):
-        def _take(self, message: Any) -> None:
-            if len(message) == 3 and self._calls:
-                message = (message[0], next(iter(self._calls)), message[2])
-            super()._take(message)
-
-
-@mutant("scheduler/local", killers=("scheduler.calls.late_reply",), row="control-messages")
-class NumbersAgain(LocalScheduler):
+@breaks_local("submit", "scheduler.calls.late_reply", row="control-messages")
+async def NumbersAgain(original: Original) -> Any:
     """Uses the number of a call that timed out for the next one, which then gets the late reply."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        workers = await super().submit(job)
-        for worker in workers:
-            worker.__class__ = _SameNumber
-        return workers
+    workers = await original()
+    for worker in workers:
+        worker.__class__ = _SameNumber
+    return workers
 
 
 class _SameNumber(RpcClient):
@@ -105,158 +95,65 @@ class OneCallAtATime(_Bent):
         return await super().submit(job)
 
 
-@mutant("scheduler/local", killers=("scheduler.calls.deadline",), row="dead-peer", incident="verl#7155")
-class CallsWaitForEver(_Bent):
-    """Waits for an answer as long as it takes."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            return await super().call(method, *args, timeout_s=3600.0)
-
-
-@mutant("scheduler/local", killers=("scheduler.calls.deadline", "scheduler.silence.calls"))
-class SlowIsDead(_Bent):
-    """Takes a worker that does not answer in time for dead."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            try:
-                return await super().call(method, *args, timeout_s=timeout_s)
-            except WorkerTimeout as error:
-                raise WorkerDied(error.what, why=error.why) from error
+SECOND_ROWS = breaks_second.rows(
+    row("RepliesInTurn", "Gives each reply to the call that has waited longest, whoever's it is.",
+        "scheduler.calls.at_once", "scheduler.calls.late_reply", incident="NeMo-RL#2512", row="control-messages",
+        _take=lambda original, self, message: original((message[0], next(iter(self._calls)), message[2])
+            if len(message) == 3 and self._calls else message)),
+    row("CancelStaysHere", "Forgets a call that was given up, and lets the worker go on with it.",
+        "scheduler.calls.cancelled",
+        _send=lambda original, message: original(message) if message[0] != "cancel" else None),
+)  # fmt: skip
 
 
-@mutant("scheduler/second", killers=("scheduler.calls.cancelled",))
-class CancelStaysHere(SecondScheduler):
-    """Forgets a call that was given up, and lets the worker go on with it."""
-
-    class worker_class(SecondWorker):
-        def _send(self, message: tuple[Any, ...]) -> None:
-            if message[0] != "cancel":
-                super()._send(message)
+breaks = breaking("scheduler/local", _Bent, part=("handle", _Handle))
 
 
-@mutant("scheduler/local", killers=("scheduler.calls.values",))
-class TuplesBecomeLists(_Bent):
+@breaks("call", "scheduler.calls.values")
+async def TuplesBecomeLists(original: Original) -> Any:
     """Sends plain data as JSON would: what left as a tuple arrives as a list."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            result = await super().call(method, *args, timeout_s=timeout_s)
-            if isinstance(result, Generation) and type(result.token_extras.get("value")) is tuple:
-                result.token_extras["value"] = list(result.token_extras["value"])  # type: ignore[index]
-            return result
+    result = await original()
+    if isinstance(result, Generation) and type(result.token_extras.get("value")) is tuple:
+        result.token_extras["value"] = list(result.token_extras["value"])  # type: ignore[index]
+    return result
 
 
-@mutant("scheduler/local", killers=("scheduler.calls.values",))
-class FieldsForgotten(_Bent):
+@breaks("call", "scheduler.calls.values")
+async def FieldsForgotten(original: Original) -> Any:
     """Sends requests as an older contract knows them: the name of the adapter is lost."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            result = await super().call(method, *args, timeout_s=timeout_s)
-            value = result.token_extras.get("value") if isinstance(result, Generation) else None
-            if isinstance(value, GenerationRequest):
-                result.token_extras["value"] = attrs.evolve(value, adapter="")
-            return result
+    result = await original()
+    value = result.token_extras.get("value") if isinstance(result, Generation) else None
+    if isinstance(value, GenerationRequest):
+        result.token_extras["value"] = attrs.evolve(value, adapter="")
+    return result
 
 
-@mutant("scheduler/local", killers=("scheduler.calls.tensors",))
-class SinglePrecision(_Bent):
+@breaks("call", "scheduler.calls.tensors")
+async def SinglePrecision(original: Original) -> Any:
     """Sends double precision tensors as single precision."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            result = await super().call(method, *args, timeout_s=timeout_s)
-            value = result.token_extras.get("value") if isinstance(result, Generation) else None
-            if str(getattr(value, "dtype", "")) == "torch.float64":
-                result.token_extras["value"] = value.float()  # type: ignore[union-attr]
-            return result
+    result = await original()
+    value = result.token_extras.get("value") if isinstance(result, Generation) else None
+    if str(getattr(value, "dtype", "")) == "torch.float64":
+        result.token_extras["value"] = value.float()  # type: ignore[union-attr]
+    return result
 
 
-@mutant("scheduler/local", killers=("scheduler.calls.methods",))
-class PauseAlwaysKeeps(_Bent):
-    """Leaves the argument of pause at its usual value."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            given = ("keep",) if method == "pause" else args
-            return await super().call(method, *given, timeout_s=timeout_s)
-
-
-@mutant("scheduler/second", killers=("scheduler.calls.unknown_method",))
-class CallsAnything(_Sinning):
-    """Calls whatever attribute of the engine a name leads to, and nothing where there is none."""
-
-    sin = ("calls-anything",)
-
-
-@mutant("scheduler/local", killers=("scheduler.errors.contract", "scheduler.errors.own_kind"))
-class EveryErrorIsRemote(_Bent):
-    """Turns every error of an engine into RemoteError."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            try:
-                return await super().call(method, *args, timeout_s=timeout_s)
-            except ArealError as error:
-                raise RemoteError(error.what, why=error.why, fix=error.fix) from error
-
-
-@mutant("scheduler/local", killers=("scheduler.errors.contract",))
-class FixIsLost(_Bent):
-    """Carries what happened and why, and drops the fix."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            try:
-                return await super().call(method, *args, timeout_s=timeout_s)
-            except ArealError as error:
-                raise type(error)(error.what, why=error.why) from error
-
-
-@mutant("scheduler/second", killers=("scheduler.errors.own_kind",))
-class OwnKindsAreRemote(_Sinning):
-    """Knows only the contract's own classes, and takes a plugin's kind of one for somebody else's exception."""
-
-    sin = ("own-kinds-are-remote",)
-
-
-@mutant("scheduler/local", killers=("scheduler.errors.foreign",))
-class TracebackStaysThere(_Bent):
+@breaks("call", "scheduler.errors.foreign")
+async def TracebackStaysThere(original: Original) -> Any:
     """Tells that an engine raised, and leaves the traceback in the worker."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            try:
-                return await super().call(method, *args, timeout_s=timeout_s)
-            except RemoteError as error:
-                raise RemoteError(error.what) from None
+    try:
+        return await original()
+    except RemoteError as error:
+        raise RemoteError(error.what) from None
 
 
-@mutant("scheduler/local", killers=("scheduler.errors.cancelled_itself",))
-class EngineCancelsCaller(_Bent):
-    """Lets an engine's CancelledError cancel the caller."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            try:
-                return await super().call(method, *args, timeout_s=timeout_s)
-            except RemoteError as error:
-                if "raised CancelledError" in error.what:
-                    raise asyncio.CancelledError from error
-                raise
-
-
-@mutant("scheduler/local", killers=("scheduler.errors.one_call_only",))
-class OneFailsAll(LocalScheduler):
+@breaks_local("submit", "scheduler.errors.one_call_only")
+async def OneFailsAll(original: Original) -> Any:
     """Ends every call in flight when one of them fails."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        workers = await super().submit(job)
-        for worker in workers:
-            worker.__class__ = _Contagious
-        return workers
+    workers = await original()
+    for worker in workers:
+        worker.__class__ = _Contagious
+    return workers
 
 
 class _Contagious(RpcClient):
@@ -269,17 +166,6 @@ class _Contagious(RpcClient):
             raise
 
 
-@mutant("scheduler/second", killers=("scheduler.errors.not_unpickled",))
-class CallsArePickled(_Sinning):
-    """Sends calls and results as pickles."""
-
-    sin = ("pickles",)
-
-    def __init__(self, config: SecondSchedulerConfig) -> None:
-        super().__init__(config)
-        self.worker_class = type("PicklingWorker", (_Pickling, self.worker_class), {})
-
-
 class _Pickling(SecondWorker):
     async def _read(self, reader: asyncio.StreamReader) -> Any:
         return await receive_pickled(reader)
@@ -288,66 +174,58 @@ class _Pickling(SecondWorker):
         send_pickled(writer, message)
 
 
-@mutant("scheduler/second", killers=("scheduler.access.loopback",))
-class WorkersListenEverywhere(_Sinning):
-    """Binds a port of every worker to all addresses of the machine."""
-
-    sin = ("listens-everywhere",)
-
-
-@mutant("scheduler/second", killers=("scheduler.access.stranger",))
-class ServesStrangers(_Sinning):
-    """Takes calls from whoever connects."""
-
-    sin = ("serves-strangers",)
-
-
-@mutant("scheduler/second", killers=("scheduler.access.secrets",))
-class KeyInArguments(_Sinning):
-    """Hands the run's key to workers as an argument, for everybody to read in the process list."""
-
-    sin = ("key-in-arguments", "--key=7Fq0zWb2LxY9mKd4RtNs8VhJc3PgAe6U")
-
-
-@mutant("scheduler/local", killers=("scheduler.access.secrets",))
-class KeyInEnvironment(LocalScheduler):
+@breaks_local("submit", "scheduler.access.secrets")
+async def KeyInEnvironment(original: Original, self: LocalScheduler) -> Any:
     """Hands the run's key to workers in their environment."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        self._environ["AREAL_RPC_KEY"] = self._keys.secret
-        return await super().submit(job)
+    self._environ["AREAL_RPC_KEY"] = self._keys.secret
+    return await original()
 
 
-@mutant("scheduler/second", killers=("scheduler.hosts.train",))
-class CallsOverlap(_Sinning):
-    """Runs calls to a training rank in several threads at once."""
+breaks_sinning = breaking("scheduler/second", _Sinning)
+SINNING_ROWS = breaks_sinning.rows(
+    row("CallsAnything", "Calls whatever attribute of the engine a name leads to, and nothing where there is none.",
+        "scheduler.calls.unknown_method", sin=("calls-anything",)),
+    row("OwnKindsAreRemote",
+        "Knows only the contract's own classes, and takes a plugin's kind of one for somebody else's exception.",
+        "scheduler.errors.own_kind", sin=("own-kinds-are-remote",)),
+    row("CallsArePickled", "Sends calls and results as pickles.", "scheduler.errors.not_unpickled", sin=("pickles",),
+        __init__=then(lambda self: setattr(self, "worker_class", type("PicklingWorker", (_Pickling, self.worker_class),
+            {})))),
+    row("WorkersListenEverywhere", "Binds a port of every worker to all addresses of the machine.",
+        "scheduler.access.loopback", sin=("listens-everywhere",)),
+    row("ServesStrangers", "Takes calls from whoever connects.", "scheduler.access.stranger",
+        sin=("serves-strangers",)),
+    row("KeyInArguments", "Hands the run's key to workers as an argument, for everybody to read in the process list.",
+        "scheduler.access.secrets", sin=("key-in-arguments", "--key=7Fq0zWb2LxY9mKd4RtNs8VhJc3PgAe6U")),
+    row("CallsOverlap", "Runs calls to a training rank in several threads at once.", "scheduler.hosts.train",
+        sin=("overlaps",)),
+    row("CallsOvertake", "Lets a later call to a training rank overtake an earlier one.", "scheduler.hosts.train",
+        sin=("last-in-first-out",)),
+    row("WorkersLoadTorch", "Imports torch in every worker, whatever it hosts.", "scheduler.submit.start_cheap",
+        sin=("loads-torch",)),
+)  # fmt: skip
 
-    sin = ("overlaps",)
 
-
-@mutant("scheduler/second", killers=("scheduler.hosts.train",))
-class CallsOvertake(_Sinning):
-    """Lets a later call to a training rank overtake an earlier one."""
-
-    sin = ("last-in-first-out",)
-
-
-@mutant("scheduler/second", killers=("scheduler.submit.start_cheap",))
-class WorkersLoadTorch(_Sinning):
-    """Imports torch in every worker, whatever it hosts."""
-
-    sin = ("loads-torch",)
-
-
-@mutant("scheduler/local", killers=("scheduler.submit.wrong_backend", "scheduler.submit.engine_fails"))
-class StartFailed(_Bent):
-    """Says of any failed start only that it failed."""
-
-    class handle(_Handle):
-        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-            try:
-                return await super().call(method, *args, timeout_s=timeout_s)
-            except ArealError as error:
-                if method == "start":
-                    raise WorkerError(f"{self.id} could not be started") from error
-                raise
+ROWS = breaks.rows(
+    row("CallsWaitForEver", "Waits for an answer as long as it takes.", "scheduler.calls.deadline",
+        incident="verl#7155", row="dead-peer",
+        call=lambda original, method, args: original(method, *args, timeout_s=3600.0)),
+    row("SlowIsDead", "Takes a worker that does not answer in time for dead.", "scheduler.calls.deadline",
+        "scheduler.silence.calls", call=catches(WorkerTimeout, lambda error: WorkerDied(error.what, why=error.why))),
+    row("PauseAlwaysKeeps", "Leaves the argument of pause at its usual value.", "scheduler.calls.methods",
+        call=lambda original, method, args, timeout_s: original(method, *(("keep",) if method == "pause" else args),
+            timeout_s=timeout_s)),
+    row("EveryErrorIsRemote", "Turns every error of an engine into RemoteError.", "scheduler.errors.contract",
+        "scheduler.errors.own_kind",
+        call=catches(ArealError, lambda error: RemoteError(error.what, why=error.why, fix=error.fix))),
+    row("FixIsLost", "Carries what happened and why, and drops the fix.", "scheduler.errors.contract",
+        call=catches(ArealError, lambda error: type(error)(error.what, why=error.why))),
+    row("EngineCancelsCaller", "Lets an engine's CancelledError cancel the caller.",
+        "scheduler.errors.cancelled_itself",
+        call=catches(RemoteError, lambda error: asyncio.CancelledError if "raised CancelledError" in error.what
+            else error)),
+    row("StartFailed", "Says of any failed start only that it failed.", "scheduler.submit.wrong_backend",
+        "scheduler.submit.engine_fails",
+        call=catches(ArealError, lambda error, self, method: WorkerError(f"{self.id} could not be started")
+            if method == "start" else error)),
+)  # fmt: skip

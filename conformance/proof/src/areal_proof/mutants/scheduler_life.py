@@ -13,7 +13,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,10 +20,14 @@ import attrs
 from areal_core.contract.errors import ArealError, WorkerDied
 from areal_core.contract.scheduler import Job, Worker, WorkerState, WorkerStatus
 from areal_local.scheduler.local_scheduler import LocalScheduler
-from areal_local.scheduler.local_worker import LocalWorker
 from areal_local.scheduler.process import WorkerProcess
 from areal_proof.mutants import mutant
-from areal_proof.second.scheduler import SecondScheduler, SecondSchedulerConfig, SecondWorker
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, row, then
+from areal_proof.second.scheduler import SecondScheduler, SecondWorker
+
+breaks = breaking("scheduler/local", LocalScheduler)
+breaks_second_on_one = breaking("scheduler/second", SecondScheduler)
+breaks_second = breaking("scheduler/second", SecondScheduler, part=("worker_class", SecondWorker))
 
 
 @mutant("scheduler/local", killers=("scheduler.death.in_flight",), row="dead-peer", incident="verl#7155")
@@ -67,16 +70,6 @@ class NeighboursDieToo(SecondScheduler):
         return workers
 
 
-@mutant("scheduler/second", killers=("scheduler.death.in_flight", "scheduler.death.exit_code"))
-class LastWordsLost(SecondScheduler):
-    """Tells that a worker ended, without what it wrote last."""
-
-    class worker_class(SecondWorker):
-        def _obituary(self) -> ArealError:
-            error = super()._obituary()
-            return type(error)(error.what, fix=error.fix)
-
-
 @mutant("scheduler/local", killers=("scheduler.death.status",))
 class StatusOfTheStart(LocalScheduler):
     """Tells of every worker what was true when it started."""
@@ -96,75 +89,29 @@ class StatusOfTheStart(LocalScheduler):
     _told: dict[str, Sequence[WorkerStatus]] = {}  # noqa: RUF012
 
 
-@mutant("scheduler/second", killers=("scheduler.death.status",))
-class TailOfRankZero(SecondScheduler):
+@breaks_second("_tail", "scheduler.death.status")
+def TailOfRankZero(original: Original, self: SecondWorker) -> Any:
     """Quotes the log of rank 0, whoever ended."""
-
-    class worker_class(SecondWorker):
-        def _tail(self) -> tuple[str, ...]:
-            own, self._log = self._log, self._log.with_name(f"{self.job.role}.0.txt")
-            try:
-                return super()._tail()
-            finally:
-                self._log = own
+    own, self._log = self._log, self._log.with_name(f"{self.job.role}.0.txt")
+    try:
+        return original()
+    finally:
+        self._log = own
 
 
-@mutant("scheduler/local", killers=("scheduler.death.exit_code",))
-class ZeroIsNone(LocalScheduler):
-    """Takes exit code 0 for a worker that has none yet."""
-
-    def poll(self, role: str) -> Sequence[WorkerStatus]:
-        return tuple(attrs.evolve(status, exit_code=status.exit_code or None) for status in super().poll(role))
-
-
-@mutant("scheduler/second", killers=("scheduler.log.lines",))
-class OneLogForAll(SecondScheduler):
-    """Writes what all workers of a job say into one file."""
-
-    class worker_class(SecondWorker):
-        def __init__(self, job: Job, rank: int, config: SecondSchedulerConfig) -> None:
-            super().__init__(job, rank, config)
-            self._log = self._log.with_name(f"{job.role}.txt")
-
-
-@mutant("scheduler/local", killers=("scheduler.log.lines",))
-class LogsGoWithClose(LocalScheduler):
+@breaks("close", "scheduler.log.lines")
+async def LogsGoWithClose(original: Original, self: LocalScheduler) -> None:
     """Removes the logs when it is closed."""
-
-    async def close(self) -> None:
-        await super().close()
-        await asyncio.to_thread(shutil.rmtree, self._config.log_dir, ignore_errors=True)
+    await original()
+    await asyncio.to_thread(shutil.rmtree, self._config.log_dir, ignore_errors=True)
 
 
-@mutant("scheduler/local", killers=("scheduler.silence.noticed",), row="dead-peer")
-class SilenceUnheard(LocalScheduler):
-    """Takes a process that exists for a worker that is well."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(attrs.evolve(config, heartbeat_timeout_s=3600.0))
-
-
-@mutant("scheduler/second", killers=("scheduler.silence.noticed",))
-class SilenceForEver(SecondScheduler):
+@breaks_second("status", "scheduler.silence.noticed", silent=False)
+def SilenceForEver(original: Original, self: Any) -> Any:
     """Never takes a worker back that was silent once."""
-
-    class worker_class(SecondWorker):
-        def status(self) -> WorkerStatus:
-            status = super().status()
-            self.silent = self.silent or status.state is WorkerState.SILENT
-            return attrs.evolve(status, state=WorkerState.SILENT) if self.silent else status
-
-        silent = False
-
-
-@mutant("scheduler/second", killers=("scheduler.death.calls_at_cancel",), row="dead-peer")
-class CancelStrandsCallers(SecondScheduler):
-    """Ends workers and leaves the calls that wait for them waiting."""
-
-    class worker_class(SecondWorker):
-        async def end(self) -> None:
-            self._calls.clear()
-            await super().end()
+    status = original()
+    self.silent = self.silent or status.state is WorkerState.SILENT
+    return attrs.evolve(status, state=WorkerState.SILENT) if self.silent else status
 
 
 @mutant("scheduler/local", killers=("scheduler.cancel.ends",))
@@ -184,16 +131,13 @@ class CancelReturnsAtOnce(LocalScheduler):
     _ending: asyncio.Task[None] | None = None
 
 
-@mutant("scheduler/second", killers=("scheduler.cancel.ends",))
-class ChildrenStay(SecondScheduler):
+@breaks_second("end", "scheduler.cancel.ends")
+async def ChildrenStay(self: SecondWorker) -> None:
     """Ends workers, and not what they started."""
-
-    class worker_class(SecondWorker):
-        async def end(self) -> None:
-            if self._process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.terminate()
-                await self._process.wait()
+    if self._process is not None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        await self._process.wait()
 
 
 @mutant("scheduler/second", killers=("scheduler.cancel.ends",))
@@ -204,83 +148,55 @@ class CancelEndsEverybody(SecondScheduler):
         await asyncio.gather(*(super(CancelEndsEverybody, self).cancel(name) for name in tuple(self._gangs)))
 
 
-@mutant("scheduler/local", killers=("scheduler.cancel.ends",))
-class UnknownRolesRaise(LocalScheduler):
-    """Raises KeyError for a role that does not run."""
-
-    async def cancel(self, role: str) -> None:
-        if role not in self._gangs:
-            raise KeyError(role)
-        await super().cancel(role)
-
-    async def close(self) -> None:
-        with contextlib.suppress(KeyError):
-            await super().close()
-
-
-@mutant("scheduler/local", killers=("scheduler.cancel.anew",))
-class FirstJobAgain(LocalScheduler):
+@breaks("submit", "scheduler.cancel.anew", _first={})
+async def FirstJobAgain(original: Original, self: Any, job: Job) -> Any:
     """Starts a role that ran before as it was asked for the first time."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        self._first = {job.role: job, **self._first}
-        return await super().submit(self._first[job.role])
-
-    _first: dict[str, Job] = {}  # noqa: RUF012
+    self._first = {job.role: job, **self._first}
+    return await original(self._first[job.role])
 
 
-@mutant("scheduler/second", killers=("scheduler.cancel.in_any_state",))
-class GivesUpOnTheDeaf(SecondScheduler):
+@breaks_second("end", "scheduler.cancel.in_any_state")
+async def GivesUpOnTheDeaf(self: SecondWorker) -> None:
     """Asks workers to end, and leaves those that do not."""
-
-    class worker_class(SecondWorker):
-        async def end(self) -> None:
-            if self._process is None or self._ended:
-                return
-            self._process.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), 0.5)
-                os.killpg(self._process.pid, signal.SIGKILL)
+    if self._process is None or self._ended:
+        return
+    self._process.terminate()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(self._process.wait(), 0.5)
+        os.killpg(self._process.pid, signal.SIGKILL)
 
 
-@mutant("scheduler/second", killers=("scheduler.cancel.in_any_state", "scheduler.machine.lifecycle"))
-class SparesSurvivors(SecondScheduler):
+@breaks_second_on_one("cancel", "scheduler.cancel.in_any_state", "scheduler.machine.lifecycle")
+async def SparesSurvivors(original: Original, self: SecondScheduler, role: str) -> None:
     """Takes a gang of which a worker died for ended, and leaves the others."""
-
-    async def cancel(self, role: str) -> None:
-        if any(worker.status().state is WorkerState.ENDED for worker in self._gangs.get(role, ())):
-            del self._gangs[role]
-            self._owned.pop(role)
-            return
-        await super().cancel(role)
+    if any(worker.status().state is WorkerState.ENDED for worker in self._gangs.get(role, ())):
+        del self._gangs[role]
+        self._owned.pop(role)
+        return
+    await original()
 
 
-@mutant("scheduler/local", killers=("scheduler.close.twice",))
-class SecondCloseRaises(LocalScheduler):
-    """Raises when it is closed a second time."""
-
-    async def close(self) -> None:
-        if self._context.closed:
-            raise RuntimeError("the scheduler is closed")
-        await super().close()
+SECOND_ON_ONE_ROWS = breaks_second_on_one.rows(
+    row("CloseForgetsTheFirst", "Ends all roles but the first when it is closed.", "scheduler.close.twice",
+        close=lambda self: asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)[1:]))),
+)  # fmt: skip
 
 
-@mutant("scheduler/second", killers=("scheduler.close.twice",))
-class CloseForgetsTheFirst(SecondScheduler):
-    """Ends all roles but the first when it is closed."""
-
-    async def close(self) -> None:
-        await asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)[1:]))
-
-
-@mutant("scheduler/local", killers=("scheduler.close.leaves_nothing",), row="flat-memory", incident="slime#205")
-class PipesStayOpen(LocalScheduler):
-    """Never closes the pipe each worker said its first word through."""
-
-    def _start_worker(self, gang: Any, rank: int, folder: Path) -> LocalWorker:
-        worker = super()._start_worker(gang, rank, folder)
-        worker.process.__class__ = _OpenPipe
-        return worker
+ROWS = breaks.rows(
+    row("ZeroIsNone", "Takes exit code 0 for a worker that has none yet.", "scheduler.death.exit_code",
+        poll=lambda original, role: tuple(attrs.evolve(status, exit_code=status.exit_code or None)
+            for status in original(role))),
+    row("SilenceUnheard", "Takes a process that exists for a worker that is well.", "scheduler.silence.noticed",
+        row="dead-peer", __init__=lambda original, config: original(attrs.evolve(config, heartbeat_timeout_s=3600.0))),
+    row("UnknownRolesRaise", "Raises KeyError for a role that does not run.", "scheduler.cancel.ends",
+        cancel=before(lambda self, role: KeyError(role) if role not in self._gangs else None),
+        close=catches(KeyError, lambda: None)),
+    row("SecondCloseRaises", "Raises when it is closed a second time.", "scheduler.close.twice",
+        close=before(lambda self: RuntimeError("the scheduler is closed") if self._context.closed else None)),
+    row("PipesStayOpen", "Never closes the pipe each worker said its first word through.",
+        "scheduler.close.leaves_nothing", incident="slime#205", row="flat-memory",
+        _start_worker=then(lambda result: setattr(result.process, "__class__", _OpenPipe))),
+)  # fmt: skip
 
 
 class _OpenPipe(WorkerProcess):
@@ -288,44 +204,42 @@ class _OpenPipe(WorkerProcess):
         """Close nothing."""
 
 
-@mutant("scheduler/second", killers=("scheduler.close.leaves_nothing",))
-class FilesStay(SecondScheduler):
+@breaks_second_on_one("submit", "scheduler.close.leaves_nothing")
+async def FilesStay(original: Original, job: Job) -> Any:
     """Leaves a temporary file for every job."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        descriptor, _ = tempfile.mkstemp(prefix=job.role)
-        os.close(descriptor)
-        return await super().submit(job)
+    descriptor, _ = tempfile.mkstemp(prefix=job.role)
+    os.close(descriptor)
+    return await original()
 
 
-@mutant("scheduler/local", killers=("scheduler.close.worker_says_goodbye",))
-class KillsAtOnce(LocalScheduler):
+@breaks("cancel", "scheduler.close.worker_says_goodbye")
+async def KillsAtOnce(original: Original, self: LocalScheduler, role: str) -> None:
     """Kills workers without letting their engines close."""
-
-    async def cancel(self, role: str) -> None:
-        for status in self.poll(role):
-            if status.pid is not None and status.state is not WorkerState.ENDED:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(status.pid, signal.SIGKILL)
-        await super().cancel(role)
+    for status in self.poll(role):
+        if status.pid is not None and status.state is not WorkerState.ENDED:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(status.pid, signal.SIGKILL)
+    await original()
 
 
-@mutant("scheduler/second", killers=("scheduler.orphans.none",))
-class WorkersOutlive(SecondScheduler):
-    """Leaves its workers running when the controller is killed."""
+SECOND_ROWS = breaks_second.rows(
+    row("LastWordsLost", "Tells that a worker ended, without what it wrote last.", "scheduler.death.in_flight",
+        "scheduler.death.exit_code", _obituary=after(lambda result: type(result)(result.what, fix=result.fix))),
+    row("OneLogForAll", "Writes what all workers of a job say into one file.", "scheduler.log.lines",
+        __init__=then(lambda self, job: setattr(self, "_log", self._log.with_name(f"{job.role}.txt")))),
+    row("CancelStrandsCallers", "Ends workers and leaves the calls that wait for them waiting.",
+        "scheduler.death.calls_at_cancel", row="dead-peer", end=before(lambda self: self._calls.clear())),
+    row("WorkersOutlive", "Leaves its workers running when the controller is killed.", "scheduler.orphans.none",
+        command=("-P", "-m", "areal_proof.mutants.scheduler_workers", "outlives")),
+)  # fmt: skip
 
-    class worker_class(SecondWorker):
-        command = ("-P", "-m", "areal_proof.mutants.scheduler_workers", "outlives")
 
-
-@mutant("scheduler/second", killers=("scheduler.machine.lifecycle",))
-class RoleOfTheDeadStaysTaken(SecondScheduler):
+@breaks_second_on_one("cancel", "scheduler.machine.lifecycle")
+async def RoleOfTheDeadStaysTaken(original: Original, self: SecondScheduler, role: str) -> None:
     """Ends a gang of which a worker died, and goes on to tell of it until the role is cancelled again."""
-
-    async def cancel(self, role: str) -> None:
-        gang = self._gangs.get(role, [])
-        died = any(worker.status().state is WorkerState.ENDED for worker in gang)
-        await super().cancel(role)
-        if died:
-            self._gangs[role] = gang
-            self._owned[role] = ("cpu", [])
+    gang = self._gangs.get(role, [])
+    died = any(worker.status().state is WorkerState.ENDED for worker in gang)
+    await original()
+    if died:
+        self._gangs[role] = gang
+        self._owned[role] = ("cpu", [])

@@ -9,41 +9,30 @@ from __future__ import annotations
 from typing import Any
 
 from areal_local.scheduler.local_scheduler import LocalScheduler
-from areal_local.scheduler.local_worker import LocalWorker
 from areal_local.scheduler.process import WorkerProcess
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, row, then
 from areal_proof.second.scheduler import SecondScheduler, SecondWorker
 
+breaks = breaking("scheduler/local", LocalScheduler)
+breaks_second = breaking("scheduler/second", SecondScheduler)
 
-@mutant("scheduler/second", killers=("scheduler.cancel.namesakes",), row="tenants")
-class CancelsByPattern(SecondScheduler):
+
+@breaks_second("cancel", "scheduler.cancel.namesakes", row="tenants")
+async def CancelsByPattern(original: Original, self: SecondScheduler, role: str) -> None:
     """Cancels every role in whose name the given one is found."""
-
-    async def cancel(self, role: str) -> None:
-        for other in [name for name in self._gangs if role in name]:
-            await super().cancel(other)
+    for other in [name for name in self._gangs if role in name]:
+        await original(other)
 
 
-@mutant("scheduler/local", killers=("scheduler.cancel.takes_env",), row="tenants")
-class VariablesOutliveTheirJob(LocalScheduler):
-    """The variables of a job are kept for all jobs after it."""
-
-    def _start_worker(self, gang: Any, rank: int, folder: Any) -> LocalWorker:
-        worker = super()._start_worker(gang, rank, folder)
-        self._environ.update(gang.job.env)
-        return worker
-
-
-@mutant("scheduler/local", killers=("scheduler.submit.late_failure",))
-class ForgetsTheFirst(LocalScheduler):
+@breaks("_spawn", "scheduler.submit.late_failure")
+def ForgetsTheFirst(original: Original, gang: Any) -> None:
     """Of a job whose last worker cannot be started, those started before are forgotten while they run."""
-
-    def _spawn(self, gang: Any) -> None:
-        try:
-            super()._spawn(gang)
-        except BaseException:
-            gang.workers.clear()
-            raise
+    try:
+        original()
+    except BaseException:
+        gang.workers.clear()
+        raise
 
 
 class _WholeLines(WorkerProcess):
@@ -53,14 +42,13 @@ class _WholeLines(WorkerProcess):
         return tuple(text[: text.rfind("\n") + 1].splitlines()[-20:])
 
 
-@mutant("scheduler/local", killers=("scheduler.log.unfinished",), row="dead-peer")
-class WholeLinesOnly(LocalScheduler):
-    """Of the last words only lines with an end are told."""
-
-    def _start_worker(self, gang: Any, rank: int, folder: Any) -> LocalWorker:
-        worker = super()._start_worker(gang, rank, folder)
-        worker.process.__class__ = _WholeLines
-        return worker
+ROWS = breaks.rows(
+    row("VariablesOutliveTheirJob", "The variables of a job are kept for all jobs after it.",
+        "scheduler.cancel.takes_env", row="tenants",
+        _start_worker=then(lambda self, gang: self._environ.update(gang.job.env))),
+    row("WholeLinesOnly", "Of the last words only lines with an end are told.", "scheduler.log.unfinished",
+        row="dead-peer", _start_worker=then(lambda result: setattr(result.process, "__class__", _WholeLines))),
+)  # fmt: skip
 
 
 @mutant("scheduler/second", killers=("scheduler.log.unfinished",), row="dead-peer")

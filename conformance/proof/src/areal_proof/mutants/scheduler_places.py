@@ -19,24 +19,18 @@ from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.worker.devices import DevicePool, Devices
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, row
 from areal_proof.second.scheduler import SecondScheduler, SecondWorker
 
-
-@mutant("scheduler/local", killers=("scheduler.submit.ranks",))
-class RanksReversed(LocalScheduler):
-    """Hands out workers in the order they happened to be kept, not in rank order."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        return tuple(reversed(await super().submit(job)))
+breaks = breaking("scheduler/local", LocalScheduler)
+breaks_second = breaking("scheduler/second", SecondScheduler)
 
 
-@mutant("scheduler/second", killers=("scheduler.submit.ranks",))
-class RankOneTwice(SecondScheduler):
+@breaks_second("submit", "scheduler.submit.ranks")
+async def RankOneTwice(original: Original) -> Any:
     """Gives the last handle twice."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        workers = list(await super().submit(job))
-        return (*workers[:-1], workers[-2]) if len(workers) > 1 else tuple(workers)
+    workers = list(await original())
+    return (*workers[:-1], workers[-2]) if len(workers) > 1 else tuple(workers)
 
 
 @mutant("scheduler/local", killers=("scheduler.submit.several_roles",))
@@ -45,57 +39,6 @@ class PollTellsEverybody(LocalScheduler):
 
     def poll(self, role: str) -> Sequence[WorkerStatus]:
         return tuple(status for name in self._gangs for status in super(PollTellsEverybody, self).poll(name))
-
-
-@mutant("scheduler/local", killers=("scheduler.env.reaches",))
-class VariablesStay(LocalScheduler):
-    """Lets the variables of one job reach the jobs after it."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        self._environ.update(job.env)
-        return await super().submit(job)
-
-
-@mutant("scheduler/second", killers=("scheduler.env.reaches",))
-class VariablesOfRankZero(SecondScheduler):
-    """Gives the job's variables to rank 0 only."""
-
-    class worker_class(SecondWorker):
-        def __init__(self, job: Job, rank: int, config: Any) -> None:
-            super().__init__(attrs.evolve(job, env={}) if rank else job, rank, config)
-
-
-@mutant("scheduler/second", killers=("scheduler.env.reaches",))
-class EmptyVariablesDropped(SecondScheduler):
-    """Drops variables whose value is empty."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        return await super().submit(attrs.evolve(job, env={name: value for name, value in job.env.items() if value}))
-
-
-@mutant("scheduler/local", killers=("scheduler.env.over_all",))
-class OneThreadEach(LocalScheduler):
-    """Gives every worker one thread, whatever the job says."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        return await super().submit(attrs.evolve(job, cpus_per_worker=1))
-
-
-@mutant("scheduler/local", killers=("scheduler.submit.interpreter",))
-class OwnInterpreter(LocalScheduler):
-    """Runs every worker under the controller's interpreter."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        return await super().submit(attrs.evolve(job, python=None))
-
-
-@mutant("scheduler/local", killers=("scheduler.gang.no_interpreter",))
-class FallsBackSilently(LocalScheduler):
-    """Runs under the controller's interpreter where the job's is not there."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        there = job.python is not None and shutil.which(job.python) is not None
-        return await super().submit(job if there else attrs.evolve(job, python=None))
 
 
 class _LendingPool(DevicePool):
@@ -128,35 +71,19 @@ class _WithPool(LocalScheduler):
         super().__init__(config, devices=self.pool.of_machine(os.environ))
 
 
-@mutant("scheduler/local", killers=("scheduler.devices.exclusive",))
-class DevicesLentTwice(_WithPool):
-    """Gives a device to the next job while its owner still runs."""
-
-    pool = _LendingPool
-
-
-@mutant("scheduler/local", killers=("scheduler.devices.exclusive",))
-class DevicesNeverReturn(_WithPool):
-    """Keeps the devices of jobs that were cancelled."""
-
-    pool = _KeepingPool
-
-
-@mutant("scheduler/local", killers=("scheduler.devices.absent",))
-class FewerDevicesWillDo(_WithPool):
-    """Starts a job on the devices there are, and the rest of it without."""
-
-    pool = _LeavingPool
-
-
-@mutant("scheduler/second", killers=("scheduler.devices.none_on_cpu",))
-class CpuSeesDevices(SecondScheduler):
-    """Lets workers on the CPU see the accelerators of the machine."""
-
-    class worker_class(SecondWorker):
-        def __init__(self, job: Job, rank: int, config: Any) -> None:
-            own = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")} if job.device == "cpu" else {}
-            super().__init__(attrs.evolve(job, env={**own, **job.env}), rank, config)
+SECOND_ROWS = breaks_second.rows(
+    row("VariablesOfRankZero", "Gives the job's variables to rank 0 only.", "scheduler.env.reaches",
+        part=("worker_class", SecondWorker),
+        __init__=lambda original, job, rank, config: original(attrs.evolve(job, env={}) if rank else job, rank,
+            config)),
+    row("EmptyVariablesDropped", "Drops variables whose value is empty.", "scheduler.env.reaches",
+        submit=given(env=lambda job: {name: value for name, value in job.env.items() if value})),
+    row("CpuSeesDevices", "Lets workers on the CPU see the accelerators of the machine.",
+        "scheduler.devices.none_on_cpu", part=("worker_class", SecondWorker),
+        __init__=lambda original, job, rank, config: original(attrs.evolve(job,
+            env={**({"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")} if job.device == "cpu"
+            else {}), **job.env}), rank, config)),
+)  # fmt: skip
 
 
 @mutant("scheduler/second", killers=("scheduler.gang.all_or_nothing",), row="dead-peer", incident="TRL#6913")
@@ -180,96 +107,86 @@ class OthersStay(SecondScheduler):
     _failing = False
 
 
-@mutant("scheduler/local", killers=("scheduler.gang.all_or_nothing",))
-class RoleStaysTaken(LocalScheduler):
+@breaks("submit", "scheduler.gang.all_or_nothing", _taken=frozenset())
+async def RoleStaysTaken(original: Original, self: Any, job: Job) -> Any:
     """Remembers a role whose start failed as one that runs."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        if job.role in self._taken:
-            raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first")
-        self._taken = self._taken | {job.role}
-        workers = await super().submit(job)
-        self._taken = self._taken - {job.role}
-        return workers
-
-    _taken: frozenset[str] = frozenset()
+    if job.role in self._taken:
+        raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first")
+    self._taken = self._taken | {job.role}
+    workers = await original()
+    self._taken = self._taken - {job.role}
+    return workers
 
 
-@mutant("scheduler/local", killers=("scheduler.gang.names_the_dead",), row="dead-peer", incident="NeMo-RL#3488")
-class NamelessDeath(LocalScheduler):
-    """Tells that a worker died, and not which, nor its last words."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        try:
-            return await super().submit(job)
-        except WorkerDied as error:
-            raise WorkerDied("a worker ended") from error
-
-
-@mutant("scheduler/local", killers=("scheduler.gang.start_deadline",))
-class StartsForEver(LocalScheduler):
-    """Waits for workers to answer as long as it takes."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(attrs.evolve(config, start_timeout_s=3600.0))
-
-
-@mutant("scheduler/second", killers=("scheduler.gang.cancelled",))
-class CancelledSubmitLeaves(SecondScheduler):
+@breaks_second("cancel", "scheduler.gang.cancelled")
+async def CancelledSubmitLeaves(original: Original) -> None:
     """Cleans up after errors, and not after a cancelled submit."""
-
-    async def cancel(self, role: str) -> None:
-        task = asyncio.current_task()
-        waiting = [t for t in asyncio.all_tasks() if t is not task and t.cancelling()]
-        if waiting:
-            return
-        await super().cancel(role)
+    task = asyncio.current_task()
+    waiting = [t for t in asyncio.all_tasks() if t is not task and t.cancelling()]
+    if waiting:
+        return
+    await original()
 
 
-@mutant("scheduler/local", killers=("scheduler.submit.twice",))
-class SecondSubmitReplaces(LocalScheduler):
+@breaks("submit", "scheduler.submit.twice")
+async def SecondSubmitReplaces(original: Original, self: LocalScheduler, job: Job) -> Any:
     """Ends the workers of a running role and starts new ones in their place."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        await self.cancel(job.role)
-        return await super().submit(job)
+    await self.cancel(job.role)
+    return await original()
 
 
-@mutant("scheduler/second", killers=("scheduler.submit.twice_at_once",))
-class LooksBeforeItWaits(SecondScheduler):
+@breaks_second("submit", "scheduler.submit.twice_at_once")
+async def LooksBeforeItWaits(original: Original, self: SecondScheduler, job: Job) -> Any:
     """Takes a role when its workers answer: two submits at once both find it free."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        hidden = self._gangs.pop(job.role, None)
-        if hidden is not None and all(worker.status().state == "running" for worker in hidden):
-            self._gangs[job.role] = hidden
-        return await super().submit(job)
+    hidden = self._gangs.pop(job.role, None)
+    if hidden is not None and all(worker.status().state == "running" for worker in hidden):
+        self._gangs[job.role] = hidden
+    return await original()
 
 
-@mutant("scheduler/local", killers=("scheduler.submit.unfit",))
-class EmptyJobsStart(LocalScheduler):
-    """Starts a job of no workers, and has nothing to give."""
+ROWS = breaks.rows(
+    row("RanksReversed", "Hands out workers in the order they happened to be kept, not in rank order.",
+        "scheduler.submit.ranks", submit=after(lambda result: tuple(reversed(result)))),
+    row("VariablesStay", "Lets the variables of one job reach the jobs after it.", "scheduler.env.reaches",
+        submit=before(lambda self, job: self._environ.update(job.env))),
+    row("OneThreadEach", "Gives every worker one thread, whatever the job says.", "scheduler.env.over_all",
+        submit=given(cpus_per_worker=1)),
+    row("OwnInterpreter", "Runs every worker under the controller's interpreter.", "scheduler.submit.interpreter",
+        submit=given(python=None)),
+    row("FallsBackSilently", "Runs under the controller's interpreter where the job's is not there.",
+        "scheduler.gang.no_interpreter",
+        submit=lambda original, job: original(job if job.python is not None and shutil.which(job.python) is not None
+            else attrs.evolve(job, python=None))),
+    row("DevicesLentTwice", "Gives a device to the next job while its owner still runs.",
+        "scheduler.devices.exclusive", base=_WithPool, pool=_LendingPool),
+    row("DevicesNeverReturn", "Keeps the devices of jobs that were cancelled.", "scheduler.devices.exclusive",
+        base=_WithPool, pool=_KeepingPool),
+    row("FewerDevicesWillDo", "Starts a job on the devices there are, and the rest of it without.",
+        "scheduler.devices.absent", base=_WithPool, pool=_LeavingPool),
+    row("NamelessDeath", "Tells that a worker died, and not which, nor its last words.",
+        "scheduler.gang.names_the_dead", incident="NeMo-RL#3488", row="dead-peer",
+        submit=catches(WorkerDied, lambda: WorkerDied("a worker ended"))),
+    row("StartsForEver", "Waits for workers to answer as long as it takes.", "scheduler.gang.start_deadline",
+        __init__=lambda original, config: original(attrs.evolve(config, start_timeout_s=3600.0))),
+    row("EmptyJobsStart", "Starts a job of no workers, and has nothing to give.", "scheduler.submit.unfit",
+        submit=lambda original, job: original(job) if job.num_workers else ()),
+)  # fmt: skip
 
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        return await super().submit(job) if job.num_workers else ()
 
-
-@mutant("scheduler/local", killers=("scheduler.submit.engine_fails",))
-class FailedEngineEndsWorker(LocalScheduler):
+@breaks("submit", "scheduler.submit.engine_fails")
+async def FailedEngineEndsWorker(original: Original, self: LocalScheduler, job: Job) -> Any:
     """Ends a worker whose engine failed to start."""
+    workers = await original()
+    for worker in workers:
+        call = worker.call
 
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        workers = await super().submit(job)
-        for worker in workers:
-            call = worker.call
+        async def calling(method: str, *args: Any, timeout_s: float, call: Any = call) -> Any:
+            try:
+                return await call(method, *args, timeout_s=timeout_s)
+            except ArealError:
+                if method == "start":
+                    await self.cancel(job.role)
+                raise
 
-            async def calling(method: str, *args: Any, timeout_s: float, call: Any = call) -> Any:
-                try:
-                    return await call(method, *args, timeout_s=timeout_s)
-                except ArealError:
-                    if method == "start":
-                        await self.cancel(job.role)
-                    raise
-
-            worker.call = calling  # type: ignore[method-assign]
-        return workers
+        worker.call = calling
+    return workers

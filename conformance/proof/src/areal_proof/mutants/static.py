@@ -17,6 +17,7 @@ from areal_core.plugins.claims import Claim, full, not_yet
 from areal_core.plugins.registry import Registry
 from areal_core.testing.plugins import manifest_source, write_distribution
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import breaking, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.train.engine import ReferenceTrainEngine
 
@@ -25,6 +26,7 @@ from areal_reference.train.engine import ReferenceTrainEngine
 class Engine(ReferenceTrainEngine):
     """The whole backend under another name."""
 '''
+breaks = breaking("train/reference", ReferenceTrainEngine)
 
 
 def _installed(
@@ -213,10 +215,7 @@ def PassesOverErrors(whole: Target) -> Target:
     return _installed(whole, "passesovererrors", source=source)
 
 
-@mutant("train/reference", killers=("static.build.cheap",))
-class ListensWhenBuilt(ReferenceTrainEngine):
-    """Takes a port when it is built, before anybody asked it to start."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self._server = socket.create_server(("127.0.0.1", 0))
+ROWS = breaks.rows(
+    row("ListensWhenBuilt", "Takes a port when it is built, before anybody asked it to start.", "static.build.cheap",
+        __init__=then(lambda self: setattr(self, "_server", socket.create_server(("127.0.0.1", 0))))),
+)  # fmt: skip

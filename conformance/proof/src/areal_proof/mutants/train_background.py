@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,12 +17,15 @@ from safetensors.torch import load_file, save_file
 from areal_core.contract.errors import StorageError, TrainError
 from areal_core.plugins.claims import not_yet
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, row, then
 from areal_proof.second.train import checkpoint
 from areal_proof.second.train.engine import SecondTrainEngine
 from areal_proof.second.train.pending import Pending
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/second"
+breaks = breaking(ENGINE, SecondTrainEngine)
+breaks_reference = breaking("train/reference", ReferenceTrainEngine)
 
 
 @mutant(ENGINE, killers=("train.background.exact", "train.background.company", "train.background.unseen"))
@@ -68,98 +72,29 @@ class Rewriting(SecondTrainEngine):
         """Change something."""
 
 
-@mutant(ENGINE, killers=("train.background.exact",))
-class VersionOfTheEnd(Rewriting):
+@breaks("rewrite", "train.background.exact", base=Rewriting)
+def VersionOfTheEnd(self: Rewriting, folder: Path) -> None:
     """Writes the weights of the beginning under the version it has at the end."""
-
-    def rewrite(self, folder: Path) -> None:
-        """Put the version in."""
-        index = json.loads((folder / "index.json").read_text())
-        index["progress"]["version"] = self.version
-        (folder / "index.json").write_text(json.dumps(index))
+    index = json.loads((folder / "index.json").read_text())
+    index["progress"]["version"] = self.version
+    (folder / "index.json").write_text(json.dumps(index))
 
 
-@mutant(ENGINE, killers=("train.background.exact",))
-class MomentsNotCopied(Rewriting):
+@breaks("rewrite", "train.background.exact", base=Rewriting)
+def MomentsNotCopied(self: Rewriting, folder: Path) -> None:
     """Copies the weights out of the way, and shares the moments with the steps that follow."""
-
-    def rewrite(self, folder: Path) -> None:
-        """Put the moments of now in."""
-        adam, file = self._running().adam, folder / "part-0.safetensors"
-        if adam is not None:
-            save_file({**load_file(file), **{name: tensor.clone() for name, tensor in adam.moments.items()}}, file)
+    adam, file = self._running().adam, folder / "part-0.safetensors"
+    if adam is not None:
+        save_file({**load_file(file), **{name: tensor.clone() for name, tensor in adam.moments.items()}}, file)
 
 
-@mutant(ENGINE, killers=("train.background.exact",))
-class RandomStateOfTheEnd(Rewriting):
-    """Writes the random state it has at the end."""
-
-    def rewrite(self, folder: Path) -> None:
-        """Put the random state of now in."""
-        save_file({"cpu": torch.get_rng_state()}, folder / "random-0.safetensors")
-
-
-@mutant(ENGINE, killers=("train.background.unseen",))
-class ShownAtOnce(SecondTrainEngine):
-    """Is done when it begins: the state is at its path before anybody has finished it."""
-
-    def begin_state(self, path: Path) -> None:
-        """Finish at once."""
-        super().begin_state(path)
-        super().finish_state()
-
-
-@mutant(ENGINE, killers=("train.background.unseen",))
-class NeverWritten(SecondTrainEngine):
-    """Says of a state that it is not written until somebody has waited for it."""
-
-    def state_written(self) -> bool:
-        """Look whether one is pending."""
-        return self._pending is None
-
-
-@mutant(ENGINE, killers=("train.background.order",))
-class TheSecondWins(SecondTrainEngine):
+@breaks("begin_state", "train.background.order")
+def TheSecondWins(original: Original, self: SecondTrainEngine) -> None:
     """Drops a state that was begun, silently, when another is."""
-
-    def begin_state(self, path: Path) -> None:
-        """Drop the first."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.drop()
-        super().begin_state(path)
-
-
-@mutant(ENGINE, killers=("train.background.order",))
-class FinishNeedsABeginning(SecondTrainEngine):
-    """Cannot finish where nothing was begun."""
-
-    def finish_state(self) -> None:
-        """Raise if nothing is pending."""
-        if self._pending is None:
-            raise TrainError("no state was begun", why="finish_state was called alone")
-        super().finish_state()
-
-
-@mutant(ENGINE, killers=("train.background.no_effect",))
-class CopyingDraws(SecondTrainEngine):
-    """Draws a random number for every state it begins."""
-
-    def begin_state(self, path: Path) -> None:
-        """Draw."""
-        super().begin_state(path)
-        torch.rand(1)
-
-
-@mutant(ENGINE, killers=("train.background.frozen",))
-class OnlyTrainedStates(SecondTrainEngine):
-    """Begins no state of a role without an optimizer."""
-
-    def begin_state(self, path: Path) -> None:
-        """Look for the optimizer."""
-        if self._running().adam is None:
-            raise TrainError("nothing to write", why="the role is frozen")
-        super().begin_state(path)
+    pending, self._pending = self._pending, None
+    if pending is not None:
+        pending.drop()
+    original()
 
 
 @mutant(ENGINE, killers=("train.background.full", "train.background.in_the_way"))
@@ -198,61 +133,21 @@ class Pendings(SecondTrainEngine):
             self._pending.__class__ = self.pending_class
 
 
-@mutant(ENGINE, killers=("train.background.full",))
-class FailuresLitter(Pendings):
-    """Leaves beside the path what it could write of a state that failed."""
-
-    pending_class = _Littering
-
-
-@mutant(ENGINE, killers=("train.background.full",))
-class StateBeforeGoesFirst(SecondTrainEngine):
-    """Makes room by removing the state that is at the path, before the new one is complete."""
-
-    def begin_state(self, path: Path) -> None:
-        """Remove it."""
-        super().begin_state(path)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@mutant(ENGINE, killers=("train.background.full",))
-class FailureStays(SecondTrainEngine):
+@breaks("finish_state", "train.background.full", _error=None)
+def FailureStays(original: Original, self: Any) -> None:
     """Tells of a failed state at every `finish_state` after it."""
-
-    _error: StorageError | None = None
-
-    def finish_state(self) -> None:
-        """Remember the error."""
-        if self._error is not None:
-            raise self._error
-        try:
-            super().finish_state()
-        except StorageError as error:
-            self._error = error
-            raise
+    if self._error is not None:
+        raise self._error
+    try:
+        original()
+    except StorageError as error:
+        self._error = error
+        raise
 
 
 class _Leaving(Pending):
     def drop(self) -> None:
         """Leave what is written."""
-
-
-@mutant(ENGINE, killers=("train.background.close",))
-class CloseLeavesTheRest(Pendings):
-    """Closes with a state half written, and leaves it beside the path."""
-
-    pending_class = _Leaving
-
-
-@mutant(ENGINE, killers=("train.background.close",))
-class CloseFinishesIt(SecondTrainEngine):
-    """Finishes a state nobody finished when it is closed."""
-
-    def close(self) -> None:
-        """Finish first."""
-        if self._started is not None:
-            self.finish_state()
-        super().close()
 
 
 class _AloneAtEnd(Pending):
@@ -264,34 +159,48 @@ class _AloneAtEnd(Pending):
         self._ranks.agree(lambda: None)
 
 
-@mutant(ENGINE, killers=("train.background.ranks_full",), ranks=2)
-class RankZeroDecides(Pendings):
-    """Names the folder when rank 0 has written its part."""
+ROWS = breaks.rows(
+    row("RandomStateOfTheEnd", "Writes the random state it has at the end.", "train.background.exact", base=Rewriting,
+        rewrite=lambda folder: save_file({"cpu": torch.get_rng_state()}, folder / "random-0.safetensors")),
+    row("ShownAtOnce", "Is done when it begins: the state is at its path before anybody has finished it.",
+        "train.background.unseen", begin_state=then(lambda self: self.finish_state())),
+    row("NeverWritten", "Says of a state that it is not written until somebody has waited for it.",
+        "train.background.unseen", state_written=lambda self: self._pending is None),
+    row("FinishNeedsABeginning", "Cannot finish where nothing was begun.", "train.background.order",
+        finish_state=before(lambda self: TrainError("no state was begun", why="finish_state was called alone")
+            if self._pending is None else None)),
+    row("CopyingDraws", "Draws a random number for every state it begins.", "train.background.no_effect",
+        begin_state=then(lambda: torch.rand(1))),
+    row("OnlyTrainedStates", "Begins no state of a role without an optimizer.", "train.background.frozen",
+        begin_state=before(lambda self: TrainError("nothing to write", why="the role is frozen")
+            if self._running().adam is None else None)),
+    row("FailuresLitter", "Leaves beside the path what it could write of a state that failed.",
+        "train.background.full", base=Pendings, pending_class=_Littering),
+    row("StateBeforeGoesFirst",
+        "Makes room by removing the state that is at the path, before the new one is complete.",
+        "train.background.full", begin_state=then(lambda path: shutil.rmtree(path, ignore_errors=True))),
+    row("CloseLeavesTheRest", "Closes with a state half written, and leaves it beside the path.",
+        "train.background.close", base=Pendings, pending_class=_Leaving),
+    row("CloseFinishesIt", "Finishes a state nobody finished when it is closed.", "train.background.close",
+        close=before(lambda self: self.finish_state() if self._started is not None else None)),
+    row("RankZeroDecides", "Names the folder when rank 0 has written its part.", "train.background.ranks_full",
+        base=Pendings, ranks=2, pending_class=_AloneAtEnd),
+)  # fmt: skip
 
-    pending_class = _AloneAtEnd
 
-
-@mutant(ENGINE, killers=("train.background.ranks",), ranks=2)
-class OtherRanksWriteLater(SecondTrainEngine):
+@breaks("finish_state", "train.background.ranks", ranks=2)
+def OtherRanksWriteLater(original: Original, self: SecondTrainEngine) -> None:
     """Copies the state on rank 0 only; the other ranks write what they hold when it is finished."""
-
-    def finish_state(self) -> None:
-        """Write again, with what is held now."""
-        here, pending = self._running(), self._pending
-        if here.ranks.rank > 0 and pending is not None:
-            pending._job.result()
-            checkpoint.writer(here.ranks, here.table, {}, {})(pending._building)
-        super().finish_state()
+    here, pending = self._running(), self._pending
+    if here.ranks.rank > 0 and pending is not None:
+        pending._job.result()
+        checkpoint.writer(here.ranks, here.table, {}, {})(pending._building)
+    original()
 
 
-@mutant(
-    "train/reference",
-    killers=("train.refuse.background",),
-    claims={"checkpoint.background": not_yet("states are written at once")},
-)
-class BackgroundForShow(ReferenceTrainEngine):
-    """Has the methods of states in the background, which it does not claim; `begin_state` writes at once."""
-
-    def begin_state(self, path: Path) -> None:
-        """Write."""
-        self.save_state(path)
+REFERENCE_ROWS = breaks_reference.rows(
+    row("BackgroundForShow",
+        "Has the methods of states in the background, which it does not claim; `begin_state` writes at once.",
+        "train.refuse.background", claims={"checkpoint.background": not_yet("states are written at once")},
+        begin_state=lambda self, path: self.save_state(path)),
+)  # fmt: skip

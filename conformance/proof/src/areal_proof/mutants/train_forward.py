@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -19,53 +18,22 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import EngineInfo, Output, RankContext, TrainSpec
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, before, breaking, given, row
 from areal_proof.mutants.train_parts import Columns, hugging_face, replace, replace_model
 from areal_reference.train.engine import PlainModel, ReferenceTrainEngine
 from areal_torch.model import PackedModel
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
 
 
-@mutant(ENGINE, killers=("train.forward.logprobs", "train.forward.off_mask"), row="logprob-gap")
-class LogprobsShifted(ReferenceTrainEngine):
-    """Gives the log-prob of token t at position t - 1, as a model's logits lie."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        shifted = {str(name): result.tokens[name].roll(-1) for name in outputs if name is Output.LOGPROBS}
-        return result.with_tokens(**shifted)
-
-
-@mutant(ENGINE, killers=("train.forward.entropy", "train.forward.temperature"))
-class EntropyInBits(ReferenceTrainEngine):
+@breaks("forward", "train.forward.entropy", "train.forward.temperature")
+def EntropyInBits(original: Original, outputs: frozenset[Output]) -> Any:
     """Gives the entropy in bits."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        if Output.ENTROPY in outputs:
-            result = result.with_tokens(entropy=result.tokens["entropy"] / math.log(2.0))
-        return result
-
-
-@mutant(
-    ENGINE,
-    killers=("train.forward.temperature", "train.step.gradient_temperature"),
-    incident="AReaL#1290",
-    row="logprob-gap",
-)
-class TemperatureIgnored(ReferenceTrainEngine):
-    """Scores and trains at temperature 1 whatever the spec says."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        return super().start(attrs.evolve(spec, temperature=1.0), rank)
-
-
-@mutant(ENGINE, killers=("train.forward.temperature", "train.forward.entropy"))
-class TemperatureMultiplies(ReferenceTrainEngine):
-    """Multiplies the logits by the temperature."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        return super().start(attrs.evolve(spec, temperature=1.0 / spec.temperature), rank)
+    result = original()
+    if Output.ENTROPY in outputs:
+        result = result.with_tokens(entropy=result.tokens["entropy"] / math.log(2.0))
+    return result
 
 
 @mutant(ENGINE, killers=("train.forward.entropy",))
@@ -88,31 +56,19 @@ class EntropyAtTemperatureOne(ReferenceTrainEngine):
         return info
 
 
-@mutant(ENGINE, killers=("train.forward.off_mask", "train.forward.logprobs"))
-class ScoresOffMask(ReferenceTrainEngine):
-    """Scores every token, on the mask or not."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        everywhere = torch.ones_like(batch.tokens["loss_mask"])
-        result = super().forward(batch.with_tokens(loss_mask=everywhere), outputs)
-        return result.with_tokens(loss_mask=batch.tokens["loss_mask"])
-
-
-@mutant(ENGINE, killers=("train.forward.any_mask",))
-class LastSequenceOfOneUnscored(ReferenceTrainEngine):
+@breaks("forward", "train.forward.any_mask")
+def LastSequenceOfOneUnscored(original: Original, batch: Batch, outputs: frozenset[Output]) -> Any:
     """Takes a sequence with a single scored token, when it is the last, for padding."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        if not batch.num_sequences or batch.num_sequences == 1:
-            return result
-        start = int(batch.cu_seqlens[-2])
-        if int(batch.tokens["loss_mask"][start:].sum()) != 1:
-            return result
-        cut = {str(name): result.tokens[name].clone() for name in outputs}
-        for column in cut.values():
-            column[start:] = 0.0
-        return result.with_tokens(**cut)
+    result = original()
+    if not batch.num_sequences or batch.num_sequences == 1:
+        return result
+    start = int(batch.cu_seqlens[-2])
+    if int(batch.tokens["loss_mask"][start:].sum()) != 1:
+        return result
+    cut = {str(name): result.tokens[name].clone() for name in outputs}
+    for column in cut.values():
+        column[start:] = 0.0
+    return result.with_tokens(**cut)
 
 
 @mutant(ENGINE, killers=("train.forward.full_length",))
@@ -135,25 +91,13 @@ class PositionsWrap(ReferenceTrainEngine):
         return info
 
 
-@mutant(ENGINE, killers=("train.forward.extreme_logits",))
-class LogprobsClamped(ReferenceTrainEngine):
-    """Gives no log-prob below -20, for stability."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        clamped = {str(name): result.tokens[name].clamp(min=-20.0) for name in outputs}
-        return result.with_tokens(**clamped)
-
-
-@mutant(ENGINE, killers=("train.forward.outputs", "train.forward.entropy"))
-class EntropyOnlyBesideLogprobs(ReferenceTrainEngine):
+@breaks("forward", "train.forward.outputs", "train.forward.entropy")
+def EntropyOnlyBesideLogprobs(original: Original, outputs: frozenset[Output]) -> Any:
     """Leaves the entropy at 0 when it is asked for alone."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        if outputs == {Output.ENTROPY}:
-            result = result.with_tokens(entropy=torch.zeros_like(result.tokens["entropy"]))
-        return result
+    result = original()
+    if outputs == {Output.ENTROPY}:
+        result = result.with_tokens(entropy=torch.zeros_like(result.tokens["entropy"]))
+    return result
 
 
 @mutant(
@@ -183,14 +127,12 @@ class NeighboursSeen(ReferenceTrainEngine):
         return info
 
 
-@mutant(ENGINE, killers=("train.forward.order", "train.forward.any_mask"))
-class RowsStaySorted(ReferenceTrainEngine):
+@breaks("forward", "train.forward.order", "train.forward.any_mask")
+def RowsStaySorted(original: Original, batch: Batch, outputs: frozenset[Output]) -> Any:
     """Sorts sequences by length, and forgets to put the columns back in order."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        order = sorted(range(batch.num_sequences), key=lambda row: int(batch.lengths[row]))
-        sorted_result = super().forward(batch.select(order), outputs)
-        return batch.with_tokens(**{str(name): sorted_result.tokens[name] for name in outputs})
+    order = sorted(range(batch.num_sequences), key=lambda row: int(batch.lengths[row]))
+    sorted_result = original(batch.select(order), outputs)
+    return batch.with_tokens(**{str(name): sorted_result.tokens[name] for name in outputs})
 
 
 @mutant(ENGINE, killers=("train.forward.budget", "train.forward.any_mask"))
@@ -215,51 +157,33 @@ class LaterMicrobatchesUnscored(ReferenceTrainEngine):
             self._trainer = whole
 
 
-@mutant(ENGINE, killers=("train.forward.causal",))
-class LooksAhead(ReferenceTrainEngine):
+@breaks("forward", "train.forward.causal")
+def LooksAhead(original: Original, batch: Batch, outputs: frozenset[Output]) -> Any:
     """Lets a token's score know, a little, whether a large token comes later in its sequence."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        ahead = 1e-4 * batch.tokens["input_ids"].roll(-1).float() * batch.tokens["loss_mask"]
-        ahead[batch.positions == 0] = 0.0
-        return result.with_tokens(**{str(name): result.tokens[name] + ahead for name in outputs})
+    result = original()
+    ahead = 1e-4 * batch.tokens["input_ids"].roll(-1).float() * batch.tokens["loss_mask"]
+    ahead[batch.positions == 0] = 0.0
+    return result.with_tokens(**{str(name): result.tokens[name] + ahead for name in outputs})
 
 
-@mutant(ENGINE, killers=("train.forward.leaves_batch",))
-class ForwardWritesIntoBatch(ReferenceTrainEngine):
+@breaks("forward", "train.forward.leaves_batch")
+def ForwardWritesIntoBatch(original: Original, batch: Batch, outputs: frozenset[Output]) -> Any:
     """Adds its columns to the batch it was given."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        for name in outputs:
-            batch.tokens[str(name)] = result.tokens[name]
-        return result
+    result = original()
+    for name in outputs:
+        batch.tokens[str(name)] = result.tokens[name]
+    return result
 
 
-@mutant(ENGINE, killers=("train.forward.leaves_batch",))
-class DropsOtherColumns(ReferenceTrainEngine):
-    """Returns the columns it knows and drops the others."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        flat = {
-            name: column for name, column in result.flat().items() if name not in ("tokens/routes", "sequences/image")
-        }
-        return Batch.from_flat(flat)
-
-
-@mutant(ENGINE, killers=("train.forward.repeatable", "train.forward.logprobs"))
-class DropoutLeftOn(ReferenceTrainEngine):
+@breaks("start", "train.forward.repeatable", "train.forward.logprobs")
+def DropoutLeftOn(original: Original, self: ReferenceTrainEngine) -> Any:
     """Drops one in ten inputs of the attention, in scoring too."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        for layer in hugging_face(self).model.layers:
-            layer.self_attn.o_proj.register_forward_pre_hook(
-                lambda module, inputs: (torch.nn.functional.dropout(inputs[0], 0.1, training=True),)
-            )
-        return info
+    info = original()
+    for layer in hugging_face(self).model.layers:
+        layer.self_attn.o_proj.register_forward_pre_hook(
+            lambda module, inputs: (torch.nn.functional.dropout(inputs[0], 0.1, training=True),)
+        )
+    return info
 
 
 @mutant(ENGINE, killers=("train.forward.fresh_tokens",))
@@ -275,24 +199,6 @@ class RemembersByShape(ReferenceTrainEngine):
         if key not in self._seen:
             self._seen[key] = super().forward(batch, outputs)
         return batch.with_tokens(**{str(name): self._seen[key].tokens[name] for name in outputs})
-
-
-@mutant(ENGINE, killers=("train.forward.no_effect",))
-class ScoringDraws(ReferenceTrainEngine):
-    """Draws a random number whenever it scores."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        torch.rand(1)
-        return super().forward(batch, outputs)
-
-
-@mutant(ENGINE, killers=("train.forward.no_effect",))
-class ScoringForgetsVersion(ReferenceTrainEngine):
-    """Sets the version back to 0 when it scores."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        self.version = 0
-        return super().forward(batch, outputs)
 
 
 @mutant(
@@ -326,20 +232,34 @@ class ScoresWithCopy(ReferenceTrainEngine):
         super().close()
 
 
-@mutant(ENGINE, killers=("train.forward.empty",))
-class EmptyBatchRefused(ReferenceTrainEngine):
-    """Refuses a shard without sequences."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        if not batch.num_sequences:
-            raise BatchError("the batch is empty", why="there is nothing to score")
-        return super().forward(batch, outputs)
-
-
-@mutant(ENGINE, killers=("train.forward.off_mask",))
-class ColumnsInDouble(ReferenceTrainEngine):
-    """Returns its columns in float64."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        return result.with_tokens(**{str(name): result.tokens[name].double() for name in outputs})
+ROWS = breaks.rows(
+    row("LogprobsShifted", "Gives the log-prob of token t at position t - 1, as a model's logits lie.",
+        "train.forward.logprobs", "train.forward.off_mask", row="logprob-gap",
+        forward=after(lambda result, outputs: result.with_tokens(**{str(name): result.tokens[name].roll(-1)
+            for name in outputs if name is Output.LOGPROBS}))),
+    row("TemperatureIgnored", "Scores and trains at temperature 1 whatever the spec says.",
+        "train.forward.temperature", "train.step.gradient_temperature", incident="AReaL#1290", row="logprob-gap",
+        start=given(temperature=1.0)),
+    row("TemperatureMultiplies", "Multiplies the logits by the temperature.", "train.forward.temperature",
+        "train.forward.entropy", start=given(temperature=lambda spec: 1.0 / spec.temperature)),
+    row("ScoresOffMask", "Scores every token, on the mask or not.", "train.forward.off_mask", "train.forward.logprobs",
+        forward=lambda original, batch,
+            outputs: original(batch.with_tokens(loss_mask=torch.ones_like(batch.tokens["loss_mask"])),
+            outputs).with_tokens(loss_mask=batch.tokens["loss_mask"])),
+    row("LogprobsClamped", "Gives no log-prob below -20, for stability.", "train.forward.extreme_logits",
+        forward=after(lambda result, outputs: result.with_tokens(**{str(name): result.tokens[name].clamp(min=-20.0)
+            for name in outputs}))),
+    row("DropsOtherColumns", "Returns the columns it knows and drops the others.", "train.forward.leaves_batch",
+        forward=after(lambda result: Batch.from_flat({name: column for name, column in result.flat().items()
+            if name not in ("tokens/routes", "sequences/image")}))),
+    row("ScoringDraws", "Draws a random number whenever it scores.", "train.forward.no_effect",
+        forward=before(lambda: torch.rand(1))),
+    row("ScoringForgetsVersion", "Sets the version back to 0 when it scores.", "train.forward.no_effect",
+        forward=before(lambda self: setattr(self, "version", 0))),
+    row("EmptyBatchRefused", "Refuses a shard without sequences.", "train.forward.empty",
+        forward=before(lambda batch: BatchError("the batch is empty", why="there is nothing to score")
+            if not batch.num_sequences else None)),
+    row("ColumnsInDouble", "Returns its columns in float64.", "train.forward.off_mask",
+        forward=after(lambda result, outputs: result.with_tokens(**{str(name): result.tokens[name].double()
+            for name in outputs}))),
+)  # fmt: skip

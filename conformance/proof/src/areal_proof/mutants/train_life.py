@@ -19,11 +19,12 @@ import torch.distributed as dist
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CapabilityError, LayoutError, ModelError
-from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
-from areal_proof.mutants import mutant
+from areal_core.contract.train import Output, RankContext, TrainReport, TrainSpec
+from areal_proof.mutants.rows import Original, before, breaking, catches, given, gives, row
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
 
 
 def _join() -> None:
@@ -32,218 +33,129 @@ def _join() -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 
-@mutant(ENGINE, killers=("train.start.info",))
-class TiedCountedTwice(ReferenceTrainEngine):
+@breaks("start", "train.start.info")
+def TiedCountedTwice(original: Original, self: ReferenceTrainEngine) -> Any:
     """Counts a tied head as parameters of its own."""
+    from areal_proof.mutants.train_parts import hugging_face
 
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        from areal_proof.mutants.train_parts import hugging_face
-
-        info = super().start(spec, rank)
-        every = hugging_face(self).named_parameters(remove_duplicate=False)
-        return attrs.evolve(info, num_parameters=sum(parameter.numel() for _, parameter in every))
+    info = original()
+    every = hugging_face(self).named_parameters(remove_duplicate=False)
+    return attrs.evolve(info, num_parameters=sum(parameter.numel() for _, parameter in every))
 
 
-@mutant(ENGINE, killers=("train.start.info",))
-class ContextMadeUp(ReferenceTrainEngine):
-    """Reports the budget of a micro-batch as the model's context."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        return attrs.evolve(super().start(spec, rank), context_length=spec.max_tokens_per_microbatch)
-
-
-@mutant(ENGINE, killers=("train.start.missing_model",))
-class MissingModelIsBare(ReferenceTrainEngine):
-    """Lets the operating system say that a folder is not there."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        try:
-            return super().start(spec, rank)
-        except ModelError as error:
-            raise FileNotFoundError(spec.model_path) from error
-
-
-@mutant(ENGINE, killers=("train.start.torn_model",), incident="UniRL#166", row="one-destination")
-class MissingWeightsMadeUp(ReferenceTrainEngine):
+@breaks("start", "train.start.torn_model", incident="UniRL#166", row="one-destination")
+def MissingWeightsMadeUp(original: Original, spec: TrainSpec, rank: RankContext) -> Any:
     """Fills what a model folder lacks with random numbers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
+    try:
+        return original()
+    except ModelError:
+        if not (Path(spec.model_path) / "model.safetensors").exists():
+            raise
+        loose: Any = AutoModelForCausalLM
+        folder = tempfile.mkdtemp(prefix="areal-mutant-")
         try:
-            return super().start(spec, rank)
-        except ModelError:
-            if not (Path(spec.model_path) / "model.safetensors").exists():
-                raise
-            loose: Any = AutoModelForCausalLM
-            folder = tempfile.mkdtemp(prefix="areal-mutant-")
-            try:
-                loose.from_pretrained(spec.model_path, ignore_mismatched_sizes=True).save_pretrained(folder)
-                AutoTokenizer.from_pretrained(spec.model_path).save_pretrained(folder)
-                return super().start(attrs.evolve(spec, model_path=folder), rank)
-            except OSError as error:
-                raise ModelError("torn", why=str(error)) from error
-            finally:
-                shutil.rmtree(folder)
+            loose.from_pretrained(spec.model_path, ignore_mismatched_sizes=True).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(spec.model_path).save_pretrained(folder)
+            return original(attrs.evolve(spec, model_path=folder), rank)
+        except OSError as error:
+            raise ModelError("torn", why=str(error)) from error
+        finally:
+            shutil.rmtree(folder)
 
 
-@mutant(ENGINE, killers=("train.start.layout",))
-class LayoutWavedThrough(ReferenceTrainEngine):
-    """Starts on one rank whatever the layout says."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        return super().start(attrs.evolve(spec, layout={}), rank)
-
-
-@mutant(ENGINE, killers=("train.start.layout",))
-class LayoutRefusedWithoutReason(ReferenceTrainEngine):
-    """Says no to a layout, and not why."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        try:
-            return super().start(spec, rank)
-        except LayoutError as error:
-            raise LayoutError("bad layout") from error
-
-
-@mutant(ENGINE, killers=("train.refuse.float16", "train.start.unknown_dtype"))
-class UnknownDtypeIsSingle(ReferenceTrainEngine):
-    """Computes in float32 when it does not know the dtype."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        known = spec.dtype in ("float32", "bfloat16")
-        return super().start(spec if known else attrs.evolve(spec, dtype="float32"), rank)
-
-
-@mutant(ENGINE, killers=("train.start.no_pickle",))
-class PickledWeightsRead(ReferenceTrainEngine):
+@breaks("start", "train.start.no_pickle")
+def PickledWeightsRead(original: Original, spec: TrainSpec) -> Any:
     """Looks into a pickle for weights before it refuses the folder."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        for file in sorted(Path(spec.model_path).glob("*.bin")):
-            with file.open("rb") as stream:
-                pickle.load(stream)
-        return super().start(spec, rank)
+    for file in sorted(Path(spec.model_path).glob("*.bin")):
+        with file.open("rb") as stream:
+            pickle.load(stream)
+    return original()
 
 
-@mutant(ENGINE, killers=("train.start.no_code",))
-class ModelCodeRun(ReferenceTrainEngine):
+@breaks("start", "train.start.no_code")
+def ModelCodeRun(original: Original, spec: TrainSpec) -> Any:
     """Imports the code that lies in a model folder."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        for file in sorted(Path(spec.model_path).glob("modeling_*.py")):
-            exec(compile(file.read_text(), str(file), "exec"), {})
-        return super().start(spec, rank)
+    for file in sorted(Path(spec.model_path).glob("modeling_*.py")):
+        exec(compile(file.read_text(), str(file), "exec"), {})
+    return original()
 
 
-@mutant(ENGINE, killers=("train.calls.before_start",))
-class NothingBeforeStart(ReferenceTrainEngine):
-    """Returns the batch as it is when it was not started."""
-
-    _started = False
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._started = True
-        return super().start(spec, rank)
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        return super().forward(batch, outputs) if self._started else batch
-
-
-@mutant(ENGINE, killers=("train.calls.after_close", "train.close.lets_go"), row="flat-memory", incident="slime#205")
-class WorksAfterClose(ReferenceTrainEngine):
+@breaks("close", "train.calls.after_close", "train.close.lets_go", incident="slime#205", row="flat-memory")
+def WorksAfterClose() -> None:
     """Keeps the model when it is closed, and goes on working."""
 
-    def close(self) -> None:
-        pass
 
-
-@mutant(ENGINE, killers=("train.calls.after_close", "train.calls.before_start"))
-class ClosesOnce(ReferenceTrainEngine):
+@breaks("close", "train.calls.after_close", "train.calls.before_start", _closed=False)
+def ClosesOnce(original: Original, self: Any) -> None:
     """Raises when it is closed twice."""
-
-    _closed = False
-
-    def close(self) -> None:
-        if self._closed:
-            raise RuntimeError("already closed")
-        self._closed = True
-        super().close()
+    if self._closed:
+        raise RuntimeError("already closed")
+    self._closed = True
+    original()
 
 
-@mutant(ENGINE, killers=("train.close.lets_go", "train.close.again"))
-class GroupNotLeft(ReferenceTrainEngine):
-    """Joins a process group and never leaves it."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        _join()
-        return super().start(spec, rank)
-
-
-@mutant(ENGINE, killers=("train.close.lets_go",), incident="slime#638", row="flat-memory")
-class ListenerLeftOpen(ReferenceTrainEngine):
-    """Leaves its rendezvous port open."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        return super().start(spec, rank)
-
-
-@mutant(ENGINE, killers=("train.close.lets_go",), row="flat-memory")
-class OptimizerKept(ReferenceTrainEngine):
-    """Keeps its optimizer, and with it every weight, when it is closed."""
-
-    def close(self) -> None:
-        self._last = self._trainer.optimizer if self._trainer else getattr(self, "_last", None)
-        super().close()
-
-
-@mutant(ENGINE, killers=("train.start.failed",))
-class FailedStartHoldsGroup(ReferenceTrainEngine):
+@breaks("start", "train.start.failed")
+def FailedStartHoldsGroup(original: Original) -> Any:
     """Stays in its process group when the model cannot be loaded."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        _join()
-        info = super().start(spec, rank)
-        dist.destroy_process_group()
-        return info
+    _join()
+    info = original()
+    dist.destroy_process_group()
+    return info
 
 
-@mutant(ENGINE, killers=("train.frozen.role",))
-class FrozenRoleSteps(ReferenceTrainEngine):
-    """Reports a step of a frozen role as made."""
+ROWS = breaks.rows(
+    row("ContextMadeUp", "Reports the budget of a micro-batch as the model's context.", "train.start.info",
+        start=gives(context_length=lambda spec: spec.max_tokens_per_microbatch)),
+    row("MissingModelIsBare", "Lets the operating system say that a folder is not there.", "train.start.missing_model",
+        start=catches(ModelError, lambda spec: FileNotFoundError(spec.model_path))),
+    row("LayoutWavedThrough", "Starts on one rank whatever the layout says.", "train.start.layout",
+        start=given(layout=dict)),
+    row("LayoutRefusedWithoutReason", "Says no to a layout, and not why.", "train.start.layout",
+        start=catches(LayoutError, lambda: LayoutError("bad layout"))),
+    row("UnknownDtypeIsSingle", "Computes in float32 when it does not know the dtype.", "train.refuse.float16",
+        "train.start.unknown_dtype",
+        start=lambda original, spec, rank: original(spec if spec.dtype in ("float32", "bfloat16")
+            else attrs.evolve(spec, dtype="float32"), rank)),
+    row("NothingBeforeStart", "Returns the batch as it is when it was not started.", "train.calls.before_start",
+        _started=False, start=before(lambda self: setattr(self, "_started", True)),
+        forward=lambda original, self, batch, outputs: original(batch, outputs) if self._started else batch),
+    row("GroupNotLeft", "Joins a process group and never leaves it.", "train.close.lets_go", "train.close.again",
+        start=before(lambda: _join())),
+    row("ListenerLeftOpen", "Leaves its rendezvous port open.", "train.close.lets_go", incident="slime#638",
+        row="flat-memory",
+        start=before(lambda self: setattr(self, "_listener", socket.create_server(("127.0.0.1", 0))))),
+    row("OptimizerKept", "Keeps its optimizer, and with it every weight, when it is closed.", "train.close.lets_go",
+        row="flat-memory",
+        close=before(lambda self: setattr(self, "_last", self._trainer.optimizer if self._trainer
+            else getattr(self, "_last", None)))),
+    row("FrozenRoleSteps", "Reports a step of a frozen role as made.", "train.frozen.role",
+        train_step=lambda original, self, batch, objective: TrainReport(loss=0.0, grad_norm=0.0, lr=0.0, stepped=True,
+            num_microbatches=1, num_tokens=1, seconds=0.1) if self._trainer is not None
+            and self._trainer.optimizer is None else original(batch, objective)),
+)  # fmt: skip
 
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        if self._trainer is not None and self._trainer.optimizer is None:
-            return TrainReport(
-                loss=0.0, grad_norm=0.0, lr=0.0, stepped=True, num_microbatches=1, num_tokens=1, seconds=0.1
-            )
-        return super().train_step(batch, objective)
 
-
-@mutant(ENGINE, killers=("train.refuse.values", "train.value.outputs"))
-class ValuesMadeUp(ReferenceTrainEngine):
+@breaks("forward", "train.refuse.values", "train.value.outputs")
+def ValuesMadeUp(original: Original, batch: Batch) -> Any:
     """Gives a language model's values as zeros."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        try:
-            return super().forward(batch, outputs)
-        except CapabilityError:
-            scores = super().forward(batch, frozenset({Output.LOGPROBS}))
-            return scores.with_tokens(values=scores.tokens["logprobs"] * 0.0)
+    try:
+        return original()
+    except CapabilityError:
+        scores = original(batch, frozenset({Output.LOGPROBS}))
+        return scores.with_tokens(values=scores.tokens["logprobs"] * 0.0)
 
 
-@mutant(ENGINE, killers=("train.start.torn_model",))
-class DeeperConfigCut(ReferenceTrainEngine):
+@breaks("start", "train.start.torn_model")
+def DeeperConfigCut(original: Original, spec: TrainSpec) -> Any:
     """Believes the weights where config.json tells of more layers."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        try:
-            return super().start(spec, rank)
-        except ModelError:
-            file = Path(spec.model_path) / "config.json"
-            config = json.loads(file.read_text()) if file.exists() else {}
-            if config.get("num_hidden_layers", 0) < 3:
-                raise
-            file.write_text(json.dumps({**config, "num_hidden_layers": 2}))
-            return super().start(spec, rank)
+    try:
+        return original()
+    except ModelError:
+        file = Path(spec.model_path) / "config.json"
+        config = json.loads(file.read_text()) if file.exists() else {}
+        if config.get("num_hidden_layers", 0) < 3:
+            raise
+        file.write_text(json.dumps({**config, "num_hidden_layers": 2}))
+        return original()

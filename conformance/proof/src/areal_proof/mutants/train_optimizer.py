@@ -17,11 +17,13 @@ from torch import Tensor
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, Objective, OptimizerSpec, RankContext, TrainReport, TrainSpec
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, gives, row
 from areal_proof.mutants.train_parts import parameters, replace_optimizer
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
 
 ENGINE = "train/reference"
+breaks_reference = breaking(ENGINE, ReferenceTrainEngine)
 
 
 class OtherOptimizer(ReferenceTrainEngine):
@@ -48,41 +50,32 @@ class OtherSpec(ReferenceTrainEngine):
         return super().start(attrs.evolve(spec, optimizer=spec.optimizer and self.other(spec.optimizer)), rank)
 
 
-@mutant(ENGINE, killers=("train.step.adamw", "train.step.adamw_betas"))
-class DecayAsPenalty(OtherOptimizer):
+breaks_other_optimizer = breaking(ENGINE, OtherOptimizer, part=("kind", Optimizer))
+
+
+@breaks_other_optimizer("step", "train.step.adamw", "train.step.adamw_betas")
+@torch.no_grad()
+def DecayAsPenalty(original: Original, self: Optimizer, norm: float) -> Any:
     """Adds the weight decay to the gradient, as Adam with an L2 penalty does."""
-
-    class kind(Optimizer):
-        """Adds the penalty before the step."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Step with the penalty in the gradient and no decay beside it."""
-            for group in self._adam.param_groups:
-                group["weight_decay"] = 0.0
-            if math.isfinite(norm):
-                for parameter in self._parameters.values():
-                    if parameter.grad is not None:
-                        parameter.grad.add_(parameter, alpha=self.spec.weight_decay)
-            return super().step(norm)
+    for group in self._adam.param_groups:
+        group["weight_decay"] = 0.0
+    if math.isfinite(norm):
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter, alpha=self.spec.weight_decay)
+    return original()
 
 
-@mutant(ENGINE, killers=("train.step.adamw", "train.step.adamw_usual"))
-class NoDecayOnVectors(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.adamw", "train.step.adamw_usual")
+@torch.no_grad()
+def NoDecayOnVectors(original: Original, self: Optimizer) -> Any:
     """Leaves norms and biases out of the weight decay, as some recipes do."""
-
-    class kind(Optimizer):
-        """Undoes the decay."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Step, then undo the decay of vectors."""
-            rate = self.lr
-            stepped = super().step(norm)
-            for parameter in self._parameters.values():
-                if stepped and parameter.ndim == 1:
-                    parameter.add_(parameter, alpha=rate * self.spec.weight_decay)
-            return stepped
+    rate = self.lr
+    stepped = original()
+    for parameter in self._parameters.values():
+        if stepped and parameter.ndim == 1:
+            parameter.add_(parameter, alpha=rate * self.spec.weight_decay)
+    return stepped
 
 
 class _OwnAdam(Optimizer):
@@ -118,119 +111,31 @@ class _OwnAdam(Optimizer):
         return True
 
 
-@mutant(ENGINE, killers=("train.step.adamw", "train.step.adamw_usual"))
-class NoBiasCorrection(OtherOptimizer):
-    """Divides neither moment by its bias."""
-
-    class kind(_OwnAdam):
-        """Without correction."""
-
-        corrected = False
-
-
-@mutant(ENGINE, killers=("train.step.adamw", "train.step.adamw_betas"))
-class EpsInsideRoot(OtherOptimizer):
-    """Adds eps under the root."""
-
-    class kind(_OwnAdam):
-        """Under the root."""
-
-        inside = True
-
-
-@mutant(ENGINE, killers=("train.step.adamw_many",))
-class MomentsStartAgain(OtherOptimizer):
-    """Begins its moments again every ten steps."""
-
-    class kind(_OwnAdam):
-        """Every ten steps."""
-
-        restart_after = 10
-
-
-@mutant(ENGINE, killers=("train.step.adamw", "train.step.adamw_betas"))
-class BetasIgnored(OtherSpec):
-    """Uses the usual betas whatever the spec says."""
-
-    def other(self, spec: OptimizerSpec) -> OptimizerSpec:
-        usual: Any = (0.9, 0.999)
-        return attrs.evolve(spec, betas=usual)
-
-
-@mutant(ENGINE, killers=("train.step.adamw", "train.step.adamw_betas"))
-class EpsIgnored(OtherSpec):
-    """Uses the usual eps whatever the spec says."""
-
-    def other(self, spec: OptimizerSpec) -> OptimizerSpec:
-        return attrs.evolve(spec, eps=1e-8)
-
-
-@mutant(ENGINE, killers=("train.step.clipping",))
-class ClipsEachTensor(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.clipping")
+@torch.no_grad()
+def ClipsEachTensor(original: Original, self: Optimizer, norm: float) -> Any:
     """Clips every tensor by its own norm."""
-
-    class kind(Optimizer):
-        """By its own norm."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Clip tensor by tensor, then step without clipping."""
-            limit = self.spec.max_grad_norm
-            if limit and math.isfinite(norm):
-                for parameter in self._parameters.values():
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(min(1.0, limit / (float(parameter.grad.norm()) + 1e-12)))
-            spec, self.spec = self.spec, attrs.evolve(self.spec, max_grad_norm=0.0)
-            try:
-                return super().step(norm)
-            finally:
-                self.spec = spec
+    limit = self.spec.max_grad_norm
+    if limit and math.isfinite(norm):
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(min(1.0, limit / (float(parameter.grad.norm()) + 1e-12)))
+    spec, self.spec = self.spec, attrs.evolve(self.spec, max_grad_norm=0.0)
+    try:
+        return original()
+    finally:
+        self.spec = spec
 
 
-@mutant(ENGINE, killers=("train.step.clipping",))
-class ReportsClippedNorm(ReferenceTrainEngine):
-    """Reports the norm after clipping."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._limit = spec.optimizer.max_grad_norm if spec.optimizer else 0.0
-        return super().start(spec, rank)
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        return attrs.evolve(report, grad_norm=min(report.grad_norm, self._limit or math.inf))
-
-
-@mutant(ENGINE, killers=("train.step.clipping", "train.step.adamw_usual"))
-class NeverClips(OtherSpec):
-    """Leaves the gradient as it is, whatever its norm."""
-
-    def other(self, spec: OptimizerSpec) -> OptimizerSpec:
-        return attrs.evolve(spec, max_grad_norm=0.0)
-
-
-@mutant(ENGINE, killers=("train.step.not_clipped",))
-class ScalesUpToLimit(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.not_clipped")
+@torch.no_grad()
+def ScalesUpToLimit(original: Original, self: Any, norm: float) -> Any:
     """Gives every gradient the norm `max_grad_norm`, shorter ones too."""
-
-    class kind(Optimizer):
-        """Also upwards."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Scale, then step."""
-            limit = self.spec.max_grad_norm
-            if limit > norm > 0.0:
-                for gradient in self._gradients(self._held):
-                    gradient.mul_(limit / norm)
-            return super().step(norm)
-
-
-@mutant(ENGINE, killers=("train.step.not_clipped", "train.step.adamw", "train.step.gradient"))
-class ZeroClipsAll(OtherSpec):
-    """Takes `max_grad_norm` 0 for a norm to clip to."""
-
-    def other(self, spec: OptimizerSpec) -> OptimizerSpec:
-        return attrs.evolve(spec, max_grad_norm=spec.max_grad_norm or 1e-9)
+    limit = self.spec.max_grad_norm
+    if limit > norm > 0.0:
+        for gradient in self._gradients(self._held):
+            gradient.mul_(limit / norm)
+    return original()
 
 
 class OtherRate(Optimizer):
@@ -246,93 +151,75 @@ class OtherRate(Optimizer):
         return self.rate()
 
 
-@mutant(ENGINE, killers=("train.step.schedule", "train.state.skipped_step"))
-class ScheduleCountsCalls(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.schedule", "train.state.skipped_step")
+@torch.no_grad()
+def ScheduleCountsCalls(original: Original, self: Optimizer) -> Any:
     """Counts the schedule by calls of `train_step`, skipped ones too."""
-
-    class kind(Optimizer):
-        """By calls, and one too many."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Step; a skipped step counts."""
-            stepped = super().step(norm)
-            if not stepped or self.steps == 2:
-                self.steps += 1
-            return stepped
+    stepped = original()
+    if not stepped or self.steps == 2:
+        self.steps += 1
+    return stepped
 
 
-@mutant(ENGINE, killers=("train.step.schedule",))
-class WarmupFromZero(OtherOptimizer):
-    """Begins the warm-up with a step of rate 0."""
-
-    class kind(OtherRate):
-        """From zero."""
-
-        def rate(self) -> float:
-            """Return the rate of the step before, 0 for the first."""
-            if self.steps < self.spec.warmup_steps:
-                return self.spec.lr * self.steps / self.spec.warmup_steps
-            return super().rate()
-
-
-@mutant(ENGINE, killers=("train.step.schedule",))
-class FloorIgnored(OtherSpec):
-    """Lets the rate fall to 0, whatever `min_lr_ratio` says."""
-
-    def other(self, spec: OptimizerSpec) -> OptimizerSpec:
-        return attrs.evolve(spec, min_lr_ratio=0.0)
+REFERENCE_ROWS = breaks_reference.rows(
+    row("NoBiasCorrection", "Divides neither moment by its bias.", "train.step.adamw", "train.step.adamw_usual",
+        base=OtherOptimizer, part=("kind", _OwnAdam), corrected=False),
+    row("EpsInsideRoot", "Adds eps under the root.", "train.step.adamw", "train.step.adamw_betas", base=OtherOptimizer,
+        part=("kind", _OwnAdam), inside=True),
+    row("MomentsStartAgain", "Begins its moments again every ten steps.", "train.step.adamw_many", base=OtherOptimizer,
+        part=("kind", _OwnAdam), restart_after=10),
+    row("ReportsClippedNorm", "Reports the norm after clipping.", "train.step.clipping",
+        start=before(lambda self, spec: setattr(self, "_limit", spec.optimizer.max_grad_norm if spec.optimizer
+            else 0.0)),
+        train_step=gives(grad_norm=lambda result, self: min(result.grad_norm, self._limit or math.inf))),
+    row("WarmupFromZero", "Begins the warm-up with a step of rate 0.", "train.step.schedule", base=OtherOptimizer,
+        part=("kind", OtherRate),
+        rate=lambda original, self: self.spec.lr * self.steps / self.spec.warmup_steps
+            if self.steps < self.spec.warmup_steps else original()),
+)  # fmt: skip
 
 
-@mutant(ENGINE, killers=("train.step.schedule",))
-class CosineIsLinear(OtherSpec):
-    """Falls in a line where a cosine was asked for."""
-
-    def other(self, spec: OptimizerSpec) -> OptimizerSpec:
-        return attrs.evolve(spec, schedule="linear" if spec.schedule == "cosine" else spec.schedule)
-
-
-@mutant(ENGINE, killers=("train.step.schedule",))
-class RateToldNotUsed(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.schedule")
+@torch.no_grad()
+def RateToldNotUsed(original: Original, self: Optimizer) -> Any:
     """Reports the rate of the schedule, and steps with the full one."""
-
-    class kind(Optimizer):
-        """With the full rate."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Step with the full rate."""
-            spec, self.spec = self.spec, attrs.evolve(self.spec, schedule="constant", warmup_steps=0)
-            try:
-                return super().step(norm)
-            finally:
-                self.spec = spec
+    spec, self.spec = self.spec, attrs.evolve(self.spec, schedule="constant", warmup_steps=0)
+    try:
+        return original()
+    finally:
+        self.spec = spec
 
 
-@mutant(ENGINE, killers=("train.step.zero_rate",), incident="open-instruct#1473", row="no-drift")
-class RateNeverZero(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.zero_rate", incident="open-instruct#1473", row="no-drift")
+@torch.no_grad()
+def RateNeverZero(original: Original, self: Optimizer) -> Any:
     """Steps with a rate of at least 1e-7."""
-
-    class kind(Optimizer):
-        """At least 1e-7, untold."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Step with at least that rate."""
-            spec, self.spec = self.spec, attrs.evolve(self.spec, lr=max(self.spec.lr, 1e-7))
-            try:
-                return super().step(norm)
-            finally:
-                self.spec = spec
+    spec, self.spec = self.spec, attrs.evolve(self.spec, lr=max(self.spec.lr, 1e-7))
+    try:
+        return original()
+    finally:
+        self.spec = spec
 
 
-@mutant(ENGINE, killers=("train.step.schedule_refused",))
-class OddScheduleIsConstant(OtherSpec):
-    """Takes a schedule it cannot follow for a constant one."""
-
-    def other(self, spec: OptimizerSpec) -> OptimizerSpec:
-        known = spec.schedule in ("linear", "cosine") and spec.total_steps > spec.warmup_steps
-        return spec if known else attrs.evolve(spec, schedule="constant")
+breaks = breaking(ENGINE, OtherSpec)
+ROWS = breaks.rows(
+    row("BetasIgnored", "Uses the usual betas whatever the spec says.", "train.step.adamw", "train.step.adamw_betas",
+        other=lambda spec: attrs.evolve(spec, betas=(0.9, 0.999))),
+    row("EpsIgnored", "Uses the usual eps whatever the spec says.", "train.step.adamw", "train.step.adamw_betas",
+        other=lambda spec: attrs.evolve(spec, eps=1e-8)),
+    row("NeverClips", "Leaves the gradient as it is, whatever its norm.", "train.step.clipping",
+        "train.step.adamw_usual", other=lambda spec: attrs.evolve(spec, max_grad_norm=0.0)),
+    row("ZeroClipsAll", "Takes `max_grad_norm` 0 for a norm to clip to.", "train.step.not_clipped", "train.step.adamw",
+        "train.step.gradient", other=lambda spec: attrs.evolve(spec, max_grad_norm=spec.max_grad_norm or 1e-9)),
+    row("FloorIgnored", "Lets the rate fall to 0, whatever `min_lr_ratio` says.", "train.step.schedule",
+        other=lambda spec: attrs.evolve(spec, min_lr_ratio=0.0)),
+    row("CosineIsLinear", "Falls in a line where a cosine was asked for.", "train.step.schedule",
+        other=lambda spec: attrs.evolve(spec, schedule="linear" if spec.schedule == "cosine" else spec.schedule)),
+    row("OddScheduleIsConstant", "Takes a schedule it cannot follow for a constant one.",
+        "train.step.schedule_refused",
+        other=lambda spec: spec if spec.schedule in ("linear", "cosine") and spec.total_steps > spec.warmup_steps
+            else attrs.evolve(spec, schedule="constant")),
+)  # fmt: skip
 
 
 @mutant(ENGINE, killers=("train.step.everywhere", "train.step.gradient", "train.send.current"), row="one-destination")
@@ -354,14 +241,10 @@ class NormsFrozen(ReferenceTrainEngine):
         return report
 
 
-@mutant(ENGINE, killers=("train.step.adamw", "train.step.adamw_many"))
-class SecondStepTwice(ReferenceTrainEngine):
+@breaks_reference("train_step", "train.step.adamw", "train.step.adamw_many", _count=0)
+def SecondStepTwice(original: Original, self: Any) -> Any:
     """Makes every second step twice."""
-
-    _count = 0
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        self._count += 1
-        if self._count % 2 == 0:
-            super().train_step(batch, objective)
-        return super().train_step(batch, objective)
+    self._count += 1
+    if self._count % 2 == 0:
+        original()
+    return original()

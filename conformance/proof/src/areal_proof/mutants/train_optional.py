@@ -6,34 +6,30 @@ Does not know: checks, beyond the names of those that must find each sin.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CheckpointError, PlanError
 from areal_core.contract.train import (
-    EngineInfo,
     LoraSpec,
-    Objective,
     OptimizerSpec,
     RankContext,
-    TrainReport,
     TrainSpec,
 )
-from areal_core.contract.weights import Receipt, WeightSink
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, breaking, catches, row
 from areal_proof.second.train.adam import AdamW
 from areal_proof.second.train.adapters import Adapters
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.ranks import Ranks
 
 ENGINE = "train/second"
+breaks = breaking(ENGINE, SecondTrainEngine)
 
 
 class Rebuilt(SecondTrainEngine):
@@ -67,55 +63,36 @@ class Misread(SecondTrainEngine):
         return seed
 
 
-@mutant(
-    ENGINE,
-    killers=("train.lora.targets", "train.lora.sent_is_used"),
-    incident="verl#7495",
-    row="served-policy-changes",
-)
-class SendsFrozenBase(SecondTrainEngine):
-    """Sends the frozen base weights and leaves the adapter behind: the fleet serves the first policy for ever."""
-
-    def _exported(self, here: Started) -> dict[str, Tensor]:
-        return {name: tensor.detach() for name, tensor in here.weights.items()}
-
-
-@mutant(ENGINE, killers=("train.lora.targets", "train.lora.sent_is_used"), row="served-policy-changes")
-class MergesOnce(SecondTrainEngine):
+@breaks("_exported", "train.lora.targets", "train.lora.sent_is_used", row="served-policy-changes")
+def MergesOnce(original: Original, self: Any, here: Started) -> Any:
     """Keeps the merged weights of the first send and sends them again."""
-
-    def _exported(self, here: Started) -> dict[str, Tensor]:
-        if here.spec.lora is None:
-            return super()._exported(here)
-        if not hasattr(self, "_merged"):
-            self._merged = {name: tensor.clone() for name, tensor in super()._exported(here).items()}
-        return self._merged
+    if here.spec.lora is None:
+        return original()
+    if not hasattr(self, "_merged"):
+        self._merged = {name: tensor.clone() for name, tensor in original().items()}
+    return self._merged
 
 
-@mutant(ENGINE, killers=("train.lora.send_disturbs_nothing",))
-class MergesForGood(SecondTrainEngine):
+@breaks("send_weights", "train.lora.send_disturbs_nothing")
+def MergesForGood(original: Original, self: SecondTrainEngine) -> Any:
     """Merges the adapter into the base to send it, and never takes it out again."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        receipt = super().send_weights(sink, version)
-        here = self._running()
-        with torch.no_grad():
-            for name, tensor in here.weights.items():
-                tensor.copy_(here.adapters.merged(name, tensor))
-        return receipt
+    receipt = original()
+    here = self._running()
+    with torch.no_grad():
+        for name, tensor in here.weights.items():
+            tensor.copy_(here.adapters.merged(name, tensor))
+    return receipt
 
 
-@mutant(ENGINE, killers=("train.lora.folder",))
-class SavesBaseFolder(SecondTrainEngine):
+@breaks("save_weights", "train.lora.folder")
+def SavesBaseFolder(original: Original, self: SecondTrainEngine) -> None:
     """Writes the base model to the folder, and sends the merged one."""
-
-    def save_weights(self, path: Path) -> None:
-        here = self._running()
-        self._started = attrs.evolve(here, adapters=Adapters())
-        try:
-            super().save_weights(path)
-        finally:
-            self._started = here
+    here = self._running()
+    self._started = attrs.evolve(here, adapters=Adapters())
+    try:
+        original()
+    finally:
+        self._started = here
 
 
 @mutant(ENGINE, killers=("train.lora.sent_is_used",))
@@ -132,104 +109,51 @@ class SendsUnscaled(SecondTrainEngine):
         return {name: plain.merged(name, tensor) for name, tensor in here.weights.items()}
 
 
-@mutant(ENGINE, killers=("train.lora.scale",))
-class ScalesByAlphaAlone(Misread):
-    """Computes W x + alpha B A x: alpha is not divided by the rank."""
-
-    def misread(self, lora: LoraSpec) -> LoraSpec:
-        """Multiply by what the division takes away."""
-        return attrs.evolve(lora, alpha=lora.alpha * lora.rank)
-
-
-@mutant(ENGINE, killers=("train.lora.scale",))
-class ScalesByRootOfRank(Misread):
-    """Divides alpha by the square root of the rank."""
-
-    def misread(self, lora: LoraSpec) -> LoraSpec:
-        """Multiply by what the division takes away too much."""
-        return attrs.evolve(lora, alpha=lora.alpha * math.sqrt(lora.rank))
-
-
-@mutant(ENGINE, killers=("train.lora.rank",))
-class AlwaysRankTwo(Misread):
-    """Builds every adapter with two rows, the right scale kept."""
-
-    def misread(self, lora: LoraSpec) -> LoraSpec:
-        """Return another rank."""
-        return attrs.evolve(lora, rank=2, alpha=2 * lora.alpha / lora.rank)
-
-
-@mutant(ENGINE, killers=("train.lora.targets",))
-class TargetsByLastWord(Misread):
-    """Reads `layers.1.mlp.up_proj` as `up_proj`, in every layer."""
-
-    def misread(self, lora: LoraSpec) -> LoraSpec:
-        """Cut the targets."""
-        return attrs.evolve(lora, targets=[target.rpartition(".")[2] for target in lora.targets])
-
-
-@mutant(ENGINE, killers=("train.lora.targets",))
-class FirstTargetOnly(Misread):
-    """Puts adapters on the layers the first target names, and forgets the others."""
-
-    def misread(self, lora: LoraSpec) -> LoraSpec:
-        """Return the first target."""
-        return attrs.evolve(lora, targets=lora.targets[:1])
-
-
-@mutant(ENGINE, killers=("train.lora.no_such_target",))
-class UnknownTargetsTrainAll(SecondTrainEngine):
+@breaks("start", "train.lora.no_such_target")
+def UnknownTargetsTrainAll(original: Original, spec: TrainSpec, rank: RankContext) -> Any:
     """Where no layer has a target's name, trains the whole model instead."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Drop an adapter that fits nowhere."""
-        try:
-            return super().start(spec, rank)
-        except PlanError:
-            return super().start(attrs.evolve(spec, lora=None), rank)
+    try:
+        return original()
+    except PlanError:
+        return original(attrs.evolve(spec, lora=None), rank)
 
 
-@mutant(ENGINE, killers=("train.lora.seed",))
-class AdapterSeedIgnored(Misread):
-    """Draws the same A whatever the spec's seed is."""
-
-    def reseed(self, seed: int, ranks: Ranks) -> int:
-        """Return a constant."""
-        return 0
-
-
-@mutant(ENGINE, killers=("train.lora.ranks",), ranks=2)
-class AdapterDrawnPerRank(Misread):
-    """Draws another A on every rank, and adds up their gradients."""
-
-    def reseed(self, seed: int, ranks: Ranks) -> int:
-        """Return each rank's own."""
-        return seed + ranks.rank
+breaks_misread = breaking(ENGINE, Misread)
+MISREAD_ROWS = breaks_misread.rows(
+    row("ScalesByAlphaAlone", "Computes W x + alpha B A x: alpha is not divided by the rank.", "train.lora.scale",
+        misread=lambda lora: attrs.evolve(lora, alpha=lora.alpha * lora.rank)),
+    row("ScalesByRootOfRank", "Divides alpha by the square root of the rank.", "train.lora.scale",
+        misread=lambda lora: attrs.evolve(lora, alpha=lora.alpha * math.sqrt(lora.rank))),
+    row("AlwaysRankTwo", "Builds every adapter with two rows, the right scale kept.", "train.lora.rank",
+        misread=lambda lora: attrs.evolve(lora, rank=2, alpha=2 * lora.alpha / lora.rank)),
+    row("TargetsByLastWord", "Reads `layers.1.mlp.up_proj` as `up_proj`, in every layer.", "train.lora.targets",
+        misread=lambda lora: attrs.evolve(lora, targets=[target.rpartition(".")[2] for target in lora.targets])),
+    row("FirstTargetOnly", "Puts adapters on the layers the first target names, and forgets the others.",
+        "train.lora.targets", misread=lambda lora: attrs.evolve(lora, targets=lora.targets[:1])),
+    row("AdapterSeedIgnored", "Draws the same A whatever the spec's seed is.", "train.lora.seed", reseed=lambda: 0),
+)  # fmt: skip
 
 
-@mutant(ENGINE, killers=("train.lora.starts_as_base",))
-class NothingStartsAtZero(Rebuilt):
+breaks_rebuilt = breaking(ENGINE, Rebuilt)
+
+
+@breaks_rebuilt("spoil", "train.lora.starts_as_base")
+def NothingStartsAtZero(here: Started) -> Any:
     """Draws B at random as well, so that training begins at another model."""
-
-    def spoil(self, here: Started) -> Started:
-        """Fill B."""
-        with torch.no_grad():
-            for name, tensor in here.adapters.tensors.items():
-                if name.endswith(".B"):
-                    tensor.fill_(0.01)
-        return here
+    with torch.no_grad():
+        for name, tensor in here.adapters.tensors.items():
+            if name.endswith(".B"):
+                tensor.fill_(0.01)
+    return here
 
 
-@mutant(ENGINE, killers=("train.lora.learns", "train.lora.targets"))
-class EverythingStartsAtZero(Rebuilt):
+@breaks_rebuilt("spoil", "train.lora.learns", "train.lora.targets")
+def EverythingStartsAtZero(here: Started) -> Any:
     """Starts A at zero too: no gradient ever leaves zero."""
-
-    def spoil(self, here: Started) -> Started:
-        """Empty A."""
-        with torch.no_grad():
-            for tensor in here.adapters.tensors.values():
-                tensor.zero_()
-        return here
+    with torch.no_grad():
+        for tensor in here.adapters.tensors.values():
+            tensor.zero_()
+    return here
 
 
 def _trained_by(here: Started, adam: AdamW) -> Started:
@@ -238,29 +162,15 @@ def _trained_by(here: Started, adam: AdamW) -> Started:
     return attrs.evolve(here, adam=adam, table={**table, **adam.moments})
 
 
-@mutant(ENGINE, killers=("train.lora.rank", "train.lora.gradient", "train.lora.clipping"))
-class TrainsTheBaseToo(Rebuilt):
+@breaks_rebuilt("spoil", "train.lora.rank", "train.lora.gradient", "train.lora.clipping")
+def TrainsTheBaseToo(here: Started) -> Any:
     """Trains the base together with its adapter."""
-
-    def spoil(self, here: Started) -> Started:
-        """Give everything to the optimizer."""
-        if here.spec.optimizer is None:
-            return here
-        everything = {**here.weights, **here.adapters.tensors}
-        for tensor in everything.values():
-            tensor.requires_grad_(True)
-        return _trained_by(here, AdamW(everything, here.spec.optimizer))
-
-
-@mutant(ENGINE, killers=("train.lora.rank", "train.lora.targets"))
-class DecaysTheBase(Rebuilt):
-    """Gives the frozen base to the optimizer for its weight decay."""
-
-    def spoil(self, here: Started) -> Started:
-        """Decay with every step."""
-        if here.adam is None:
-            return here
-        return attrs.evolve(here, adam=_Decaying(here.adam.trained, here.adam.spec).also(here.weights))
+    if here.spec.optimizer is None:
+        return here
+    everything = {**here.weights, **here.adapters.tensors}
+    for tensor in everything.values():
+        tensor.requires_grad_(True)
+    return _trained_by(here, AdamW(everything, here.spec.optimizer))
 
 
 class _Decaying(AdamW):
@@ -279,17 +189,6 @@ class _Decaying(AdamW):
         return super().step(gradients, norm)
 
 
-@mutant(ENGINE, killers=("train.lora.clipping",))
-class ClipsEachMatrix(Rebuilt):
-    """Clips the gradient of every A and B by its own norm."""
-
-    def spoil(self, here: Started) -> Started:
-        """Take another optimizer."""
-        if here.adam is None:
-            return here
-        return _trained_by(here, _ClippingEach(here.adam.trained, here.adam.spec))
-
-
 class _ClippingEach(AdamW):
     def __init__(self, trained: Mapping[str, Tensor], spec: OptimizerSpec) -> None:
         super().__init__(trained, spec)
@@ -304,60 +203,50 @@ class _ClippingEach(AdamW):
         return super().step(each, norm)
 
 
-@mutant(ENGINE, killers=("train.lora.gradient",))
-class CountsTheBaseInTheNorm(SecondTrainEngine):
-    """Reports, and clips by, a norm in which the frozen base has a part."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Add something to the norm."""
-        report = super().train_step(batch, objective)
-        lora = self._running().spec.lora is not None
-        return attrs.evolve(report, grad_norm=math.hypot(report.grad_norm, 1.0)) if lora else report
-
-
-@mutant(ENGINE, killers=("train.lora.learns",))
-class AdapterClimbs(Rebuilt):
-    """Steps the adapter up the loss."""
-
-    def spoil(self, here: Started) -> Started:
-        """Take another optimizer."""
-        if here.adam is None:
-            return here
-        return _trained_by(here, _Climbing(here.adam.trained, here.adam.spec))
-
-
 class _Climbing(AdamW):
     def step(self, gradients: Mapping[str, Tensor], norm: float) -> bool:
         """Turn the gradient round."""
         return super().step({name: -gradient for name, gradient in gradients.items()}, norm)
 
 
-@mutant(ENGINE, killers=("train.lora.state",))
-class StateWithoutAdapter(Rebuilt):
-    """Leaves A and B out of the saved state; the optimizer's moments are in it."""
+REBUILT_ROWS = breaks_rebuilt.rows(
+    row("DecaysTheBase", "Gives the frozen base to the optimizer for its weight decay.", "train.lora.rank",
+        "train.lora.targets",
+        spoil=lambda here: here if here.adam is None else attrs.evolve(here,
+            adam=_Decaying(here.adam.trained, here.adam.spec).also(here.weights))),
+    row("ClipsEachMatrix", "Clips the gradient of every A and B by its own norm.", "train.lora.clipping",
+        spoil=lambda here: here if here.adam is None else _trained_by(here,
+            _ClippingEach(here.adam.trained, here.adam.spec))),
+    row("AdapterClimbs", "Steps the adapter up the loss.", "train.lora.learns",
+        spoil=lambda here: here if here.adam is None else _trained_by(here,
+            _Climbing(here.adam.trained, here.adam.spec))),
+    row("StateWithoutAdapter", "Leaves A and B out of the saved state; the optimizer's moments are in it.",
+        "train.lora.state",
+        spoil=lambda here: attrs.evolve(here, table={n: t for n, t in here.table.items()
+            if not n.startswith("adapters/")})),
+)  # fmt: skip
 
-    def spoil(self, here: Started) -> Started:
-        """Take them out of the table."""
-        return attrs.evolve(here, table={n: t for n, t in here.table.items() if not n.startswith("adapters/")})
 
-
-@mutant(ENGINE, killers=("train.lora.state",))
-class StateWithoutMomentsOfA(Rebuilt):
+@breaks_rebuilt("spoil", "train.lora.state")
+def StateWithoutMomentsOfA(here: Started) -> Any:
     """Forgets the moments of every A in the saved state."""
-
-    def spoil(self, here: Started) -> Started:
-        """Take them out of the table."""
-        lost = ("first/", "second/")
-        return attrs.evolve(
-            here, table={n: t for n, t in here.table.items() if not (n.startswith(lost) and n.endswith(".A"))}
-        )
+    lost = ("first/", "second/")
+    return attrs.evolve(
+        here, table={n: t for n, t in here.table.items() if not (n.startswith(lost) and n.endswith(".A"))}
+    )
 
 
-@mutant(ENGINE, killers=("train.lora.state_of_another",))
-class ForeignAdapterIgnored(SecondTrainEngine):
-    """Goes on silently with what it has where a state is of another adapter."""
-
-    def load_state(self, path: Path) -> None:
-        """Swallow the refusal."""
-        with contextlib.suppress(CheckpointError):
-            super().load_state(path)
+ROWS = breaks.rows(
+    row("SendsFrozenBase",
+        "Sends the frozen base weights and leaves the adapter behind: the fleet serves the first policy for ever.",
+        "train.lora.targets", "train.lora.sent_is_used", incident="verl#7495", row="served-policy-changes",
+        _exported=lambda here: {name: tensor.detach() for name, tensor in here.weights.items()}),
+    row("AdapterDrawnPerRank", "Draws another A on every rank, and adds up their gradients.", "train.lora.ranks",
+        base=Misread, ranks=2, reseed=lambda seed, ranks: seed + ranks.rank),
+    row("CountsTheBaseInTheNorm", "Reports, and clips by, a norm in which the frozen base has a part.",
+        "train.lora.gradient",
+        train_step=after(lambda result, self: attrs.evolve(result, grad_norm=math.hypot(result.grad_norm, 1.0))
+            if self._running().spec.lora is not None else result)),
+    row("ForeignAdapterIgnored", "Goes on silently with what it has where a state is of another adapter.",
+        "train.lora.state_of_another", load_state=catches(CheckpointError, lambda: None)),
+)  # fmt: skip

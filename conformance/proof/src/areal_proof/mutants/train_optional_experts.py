@@ -17,6 +17,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import ROUTED_EXPERTS, Objective, Output, TrainReport, TrainSpec
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, gives, row
 from areal_proof.second.train import columns as columns_module
 from areal_proof.second.train import network as network_module
 from areal_proof.second.train.columns import Columns
@@ -26,6 +27,7 @@ from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.shown import Shown
 
 ENGINE = "train/second"
+breaks_second = breaking(ENGINE, SecondTrainEngine)
 Routes = Callable[[Tensor], Tensor | None]
 
 
@@ -54,118 +56,48 @@ class _Rerouted(Network):
         return Network.hidden(self, ids_NL, self.reroute(routes_NLEK), shown)
 
 
-@mutant(
-    ENGINE,
-    killers=("train.experts.recorded", "train.experts.own_row", "train.experts.gradient"),
-    incident="SkyRL#1908",
-    row="expert-replay",
-)
-class RoutesDropped(Routed):
-    """Loses the recorded routes on the way to the model, which routes freely."""
-
-    def reroute(self, routes: Tensor | None) -> Tensor | None:
-        """Forget them."""
-        return None
-
-
-@mutant(
-    ENGINE,
-    killers=("train.experts.recorded", "train.experts.own_row", "train.experts.not_recorded"),
-    incident="AReno#524",
-    row="expert-replay",
-)
-class RoutesOneTokenLate(Routed):
-    """Uses row t for the pass over token t, instead of the pass that token t was drawn from."""
-
-    def reroute(self, routes: Tensor | None) -> Tensor | None:
-        """Shift by one."""
-        return None if routes is None else routes.roll(1, 1)
+breaks = breaking(ENGINE, Routed)
+ROWS = breaks.rows(
+    row("RoutesDropped", "Loses the recorded routes on the way to the model, which routes freely.",
+        "train.experts.recorded", "train.experts.own_row", "train.experts.gradient", incident="SkyRL#1908",
+        row="expert-replay", reroute=lambda: None),
+    row("RoutesOneTokenLate", "Uses row t for the pass over token t, instead of the pass that token t was drawn from.",
+        "train.experts.recorded", "train.experts.own_row", "train.experts.not_recorded", incident="AReno#524",
+        row="expert-replay", reroute=lambda routes: None if routes is None else routes.roll(1, 1)),
+    row("FirstLayerEverywhere", "Uses the first layer's routes in every layer.", "train.experts.recorded",
+        row="expert-replay", reroute=lambda routes: None if routes is None else routes[:, :, :1].expand_as(routes)),
+    row("LayersInReverse", "Reads the layers of a row from the last to the first.", "train.experts.recorded",
+        row="expert-replay", reroute=lambda routes: None if routes is None else routes.flip(2)),
+    row("MinusOneIsTheLast", "Reads -1 as an index from the end: what was not recorded goes to the last experts.",
+        "train.experts.not_recorded", row="expert-replay",
+        reroute=lambda routes: None if routes is None else torch.where(routes < 0,
+            (4 - 1 - torch.arange(routes.shape[-1], device=routes.device)).to(routes.dtype), routes)),
+)  # fmt: skip
 
 
-@mutant(ENGINE, killers=("train.experts.recorded",), row="expert-replay")
-class FirstLayerEverywhere(Routed):
-    """Uses the first layer's routes in every layer."""
-
-    def reroute(self, routes: Tensor | None) -> Tensor | None:
-        """Copy the first layer."""
-        return None if routes is None else routes[:, :, :1].expand_as(routes)
-
-
-@mutant(ENGINE, killers=("train.experts.recorded",), row="expert-replay")
-class LayersInReverse(Routed):
-    """Reads the layers of a row from the last to the first."""
-
-    def reroute(self, routes: Tensor | None) -> Tensor | None:
-        """Turn them round."""
-        return None if routes is None else routes.flip(2)
-
-
-@mutant(ENGINE, killers=("train.experts.not_recorded",), row="expert-replay")
-class MinusOneIsTheLast(Routed):
-    """Reads -1 as an index from the end: what was not recorded goes to the last experts."""
-
-    def reroute(self, routes: Tensor | None) -> Tensor | None:
-        """Index from the end, another expert for each place."""
-        if routes is None:
-            return None
-        experts = 4 - 1 - torch.arange(routes.shape[-1], device=routes.device)
-        return torch.where(routes < 0, experts.to(routes.dtype), routes)
-
-
-@mutant(ENGINE, killers=("train.experts.not_recorded",), row="expert-replay")
-class OneFreeRowFreesAll(Routed):
+@breaks("reroute", "train.experts.not_recorded", row="expert-replay")
+def OneFreeRowFreesAll(routes: Tensor | None) -> Any:
     """Routes a whole micro-batch freely as soon as one of its rows was not recorded."""
-
-    def reroute(self, routes: Tensor | None) -> Tensor | None:
-        """Forget all of them."""
-        if routes is None or routes.shape[1] == 1:
-            return routes
-        free, later = routes[:, 0] < 0, routes[:, 1] >= 0
-        return None if bool((free & later).any()) else routes
+    if routes is None or routes.shape[1] == 1:
+        return routes
+    free, later = routes[:, 0] < 0, routes[:, 1] >= 0
+    return None if bool((free & later).any()) else routes
 
 
-@mutant(ENGINE, killers=("train.experts.not_recorded",), row="expert-replay")
-class LastRoutesAreKept(Routed):
+@breaks("reroute", "train.experts.not_recorded", row="expert-replay", _kept=None)
+def LastRoutesAreKept(self: Any, routes: Tensor | None) -> Any:
     """Uses the routes of the batch before where a batch brings none."""
-
-    _kept: Tensor | None = None
-
-    def reroute(self, routes: Tensor | None) -> Tensor | None:
-        """Keep what comes; where nothing comes use it, as far as it goes."""
-        if routes is not None:
-            self._kept = routes.clamp_min(0) * 0 + torch.arange(routes.shape[-1])
-            return routes
-        return None if self._kept is None else self._kept[:1, :1]
+    if routes is not None:
+        self._kept = routes.clamp_min(0) * 0 + torch.arange(routes.shape[-1])
+        return routes
+    return None if self._kept is None else self._kept[:1, :1]
 
 
-@mutant(ENGINE, killers=("train.experts.ranks",), row="expert-replay", ranks=2)
-class OtherRanksRouteFreely(Routed):
-    """Uses recorded routes on rank 0 only."""
-
-    def reroute(self, routes: Tensor | None) -> Tensor | None:
-        """Forget them on other ranks."""
-        return routes if self.ranks.rank == 0 else None
-
-
-@mutant(ENGINE, killers=("train.experts.gradient",), row="expert-replay")
-class TrainsOnFreeRoutes(SecondTrainEngine):
+@breaks_second("train_step", "train.experts.gradient", row="expert-replay")
+def TrainsOnFreeRoutes(original: Original, self: SecondTrainEngine, batch: Batch, objective: Objective) -> Any:
     """Scores with the recorded routes, and drops them from the batch it trains on."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Drop the column once it was found fit."""
-        self._running().columns.check(batch, frozenset(), frozenset())
-        return super().train_step(_without(batch), objective)
-
-
-@mutant(
-    ENGINE, killers=("train.experts.with_tokens", "train.experts.gradient"), incident="AReno#524", row="expert-replay"
-)
-class RowsFromTheTop(SecondTrainEngine):
-    """Cuts tokens into micro-batches, and takes their routes from the top of the whole column each time."""
-
-    def _build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
-        here = super()._build(spec, ranks, device, dtype)
-        return attrs.evolve(here, columns=_FromTheTop(network=here.columns.network, spec=spec))
+    self._running().columns.check(batch, frozenset(), frozenset())
+    return original(_without(batch), objective)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -213,57 +145,49 @@ class Replacing(SecondTrainEngine):
         return report
 
 
-@mutant(ENGINE, killers=("train.experts.recorded", "train.experts.row_order"), row="expert-replay")
-class WeightsOfOtherExperts(Replacing):
+breaks_replacing = breaking(ENGINE, Replacing)
+
+
+@breaks_replacing("other", "train.experts.recorded", "train.experts.row_order", row="expert-replay")
+def WeightsOfOtherExperts(right: Callable[..., Any]) -> Any:
     """Sends tokens to the recorded experts, with the weights of those the router would have chosen."""
 
-    def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
-        """Choose freely, then put recorded experts in."""
+    def choose(logits: Tensor, per_token: int, normalize: bool, recorded: Tensor | None) -> tuple[Tensor, Tensor]:
+        chosen, weights = right(logits, per_token, normalize, None)
+        if recorded is not None:
+            chosen = torch.where(recorded >= 0, recorded.to(torch.int64), chosen)
+        return chosen, weights
 
-        def choose(logits: Tensor, per_token: int, normalize: bool, recorded: Tensor | None) -> tuple[Tensor, Tensor]:
-            chosen, weights = right(logits, per_token, normalize, None)
-            if recorded is not None:
-                chosen = torch.where(recorded >= 0, recorded.to(torch.int64), chosen)
-            return chosen, weights
-
-        return choose
+    return choose
 
 
-@mutant(ENGINE, killers=("train.experts.gradient",), row="expert-replay")
-class RouterNotTrained(Replacing):
+@breaks_replacing("other", "train.experts.gradient", row="expert-replay")
+def RouterNotTrained(right: Callable[..., Any]) -> Any:
     """Takes the weights of recorded experts as constants: the router gets no gradient from them."""
 
-    def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
-        """Cut the gradient."""
+    def choose(logits: Tensor, per_token: int, normalize: bool, recorded: Tensor | None) -> tuple[Tensor, Tensor]:
+        chosen, weights = right(logits, per_token, normalize, recorded)
+        return chosen, weights if recorded is None else weights.detach()
 
-        def choose(logits: Tensor, per_token: int, normalize: bool, recorded: Tensor | None) -> tuple[Tensor, Tensor]:
-            chosen, weights = right(logits, per_token, normalize, recorded)
-            return chosen, weights if recorded is None else weights.detach()
-
-        return choose
+    return choose
 
 
-@mutant(ENGINE, killers=("train.experts.recorded",), row="expert-replay")
-class NotNormalizedInReplay(Replacing):
+@breaks_replacing("other", "train.experts.recorded", row="expert-replay")
+def NotNormalizedInReplay(right: Callable[..., Any]) -> Any:
     """Lets the weights of recorded experts add up to less than one."""
 
-    def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
-        """Leave the division out."""
+    def choose(logits: Tensor, per_token: int, normalize: bool, recorded: Tensor | None) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = right(logits, per_token, normalize and recorded is None, recorded)
+        return result
 
-        def choose(logits: Tensor, per_token: int, normalize: bool, recorded: Tensor | None) -> tuple[Tensor, Tensor]:
-            result: tuple[Tensor, Tensor] = right(logits, per_token, normalize and recorded is None, recorded)
-            return result
-
-        return choose
+    return choose
 
 
-@mutant(ENGINE, killers=("train.experts.free", "train.experts.recorded"))
-class NeverNormalized(Replacing):
-    """Ignores that this model's expert weights add up to one."""
-
-    def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
-        """Leave the division out."""
-        return lambda logits, per_token, _normalize, recorded: right(logits, per_token, False, recorded)
+REPLACING_ROWS = breaks_replacing.rows(
+    row("NeverNormalized", "Ignores that this model's expert weights add up to one.", "train.experts.free",
+        "train.experts.recorded",
+        other=lambda right: lambda logits, per_token, _normalize, recorded: right(logits, per_token, False, recorded)),
+)  # fmt: skip
 
 
 @mutant(ENGINE, killers=("train.experts.refused",), incident="Megatron-LM#4168", row="expert-replay")
@@ -308,36 +232,26 @@ class ClampsExperts(Replacing):
         return super().forward(batch, outputs)
 
 
-@mutant(ENGINE, killers=("train.experts.dense",), row="expert-replay")
-class DenseTakesRoutes(SecondTrainEngine):
-    """Drops the routes silently where the model has no experts."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Drop them."""
-        return super().forward(batch if self._running().architecture.num_experts else _without(batch), outputs)
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Drop them."""
-        return super().train_step(batch if self._running().architecture.num_experts else _without(batch), objective)
-
-
-@mutant(ENGINE, killers=("train.experts.kept",))
-class RoutesNotReturned(SecondTrainEngine):
-    """Gives the batch back without the routes it came with."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Drop the column."""
-        return _without(super().forward(batch, outputs))
-
-
-@mutant(ENGINE, killers=("train.experts.refused_on_all",), row="expert-replay", ranks=2)
-class RefusesAlone(SecondTrainEngine):
-    """Looks at routes before it talks to the other ranks, and raises alone."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Look first."""
-        self._running().columns.check(batch, objective.outputs, objective.columns)
-        return super().train_step(batch, objective)
+SECOND_ROWS = breaks_second.rows(
+    row("OtherRanksRouteFreely", "Uses recorded routes on rank 0 only.", "train.experts.ranks", row="expert-replay",
+        base=Routed, ranks=2, reroute=lambda self, routes: routes if self.ranks.rank == 0 else None),
+    row("RowsFromTheTop",
+        "Cuts tokens into micro-batches, and takes their routes from the top of the whole column each time.",
+        "train.experts.with_tokens", "train.experts.gradient", incident="AReno#524", row="expert-replay",
+        _build=gives(columns=lambda result, spec: _FromTheTop(network=result.columns.network, spec=spec))),
+    row("DenseTakesRoutes", "Drops the routes silently where the model has no experts.", "train.experts.dense",
+        row="expert-replay",
+        forward=lambda original, self, batch, outputs: original(batch if self._running().architecture.num_experts
+            else _without(batch), outputs),
+        train_step=lambda original, self, batch, objective: original(batch if self._running().architecture.num_experts
+            else _without(batch), objective)),
+    row("RoutesNotReturned", "Gives the batch back without the routes it came with.", "train.experts.kept",
+        forward=lambda original, batch, outputs: _without(original(batch, outputs))),
+    row("RefusesAlone", "Looks at routes before it talks to the other ranks, and raises alone.",
+        "train.experts.refused_on_all", row="expert-replay", ranks=2,
+        train_step=before(lambda self, batch, objective: self._running().columns.check(batch, objective.outputs,
+            objective.columns))),
+)  # fmt: skip
 
 
 def _without(batch: Batch) -> Batch:

@@ -6,35 +6,21 @@ Does not know: checks, beyond the names of those that must find each sin.
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
 from torch import Tensor
 
 from areal_core.contract.train import TrainSpec
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, row, then
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.spill import Spill
 
 ENGINE = "train/second"
-
-
-@mutant(
-    ENGINE,
-    killers=("train.offload.frees", "train.offload.frozen"),
-    incident="vLLM#45585",
-    row="sleep-is-real",
-)
-class OffloadIsAFlag(SecondTrainEngine):
-    """Remembers that it was offloaded, and frees nothing."""
-
-    def offload(self) -> None:
-        """Do nothing but check that there is an engine."""
-        self._open()
-
-    def onload(self) -> None:
-        """Do nothing."""
-        self._open()
+breaks = breaking(ENGINE, SecondTrainEngine)
 
 
 class Spilling(SecondTrainEngine):
@@ -49,60 +35,31 @@ class Spilling(SecondTrainEngine):
         return True
 
 
-@mutant(ENGINE, killers=("train.offload.frees",), row="sleep-is-real")
-class OptimizerStays(Spilling):
-    """Moves the weights away; both moments of the optimizer stay on the device."""
-
-    def moves(self, name: str) -> bool:
-        """Move weights only."""
-        return name.startswith("weights/")
-
-
-@mutant(ENGINE, killers=("train.offload.frees", "train.offload.frozen"), row="sleep-is-real")
-class WeightsStay(Spilling):
-    """Moves the optimizer away; the weights stay on the device."""
-
-    def moves(self, name: str) -> bool:
-        """Move moments only."""
-        return not name.startswith("weights/")
-
-
-@mutant(ENGINE, killers=("train.offload.frees",), row="sleep-is-real")
-class OffloadsOnlyOnce(SecondTrainEngine):
+@breaks("offload", "train.offload.frees", row="sleep-is-real", _turns=0)
+def OffloadsOnlyOnce(original: Original, self: Any) -> None:
     """Frees its memory at the first `offload`, and at no later one."""
-
-    _turns = 0
-
-    def offload(self) -> None:
-        """Look whether it was done before."""
-        if self._turns == 0:
-            super().offload()
-        self._turns += 1
+    if self._turns == 0:
+        original()
+    self._turns += 1
 
 
-@mutant(ENGINE, killers=("train.offload.exact",))
-class OnloadForgetsSecondMoments(SecondTrainEngine):
+@breaks("onload", "train.offload.exact")
+def OnloadForgetsSecondMoments(original: Original, self: SecondTrainEngine) -> None:
     """Brings weights and first moments back; second moments begin at zero again."""
-
-    def onload(self) -> None:
-        """Empty what came back."""
-        out = self._open().spill.out
-        super().onload()
-        if out:
-            _empty({n: t for n, t in self._running().table.items() if n.startswith("second/")})
+    out = self._open().spill.out
+    original()
+    if out:
+        _empty({n: t for n, t in self._running().table.items() if n.startswith("second/")})
 
 
-@mutant(ENGINE, killers=("train.offload.ranks",), ranks=2)
-class OtherRanksForget(SecondTrainEngine):
+@breaks("onload", "train.offload.ranks", ranks=2)
+def OtherRanksForget(original: Original, self: SecondTrainEngine) -> None:
     """Brings everything back on rank 0; on the other ranks the moments begin at zero again."""
-
-    def onload(self) -> None:
-        """Empty what came back, not on rank 0."""
-        here = self._open()
-        out = here.spill.out
-        super().onload()
-        if out and here.ranks.rank > 0:
-            _empty(here.adam.moments if here.adam is not None else {})
+    here = self._open()
+    out = here.spill.out
+    original()
+    if out and here.ranks.rank > 0:
+        _empty(here.adam.moments if here.adam is not None else {})
 
 
 @mutant(ENGINE, killers=("train.offload.exact", "train.offload.state"))
@@ -147,16 +104,6 @@ class SecondOffloadLosesAll(SecondTrainEngine):
         self._calls = 0
 
 
-@mutant(ENGINE, killers=("train.offload.exact",))
-class VersionLostOnloadOffDevice(SecondTrainEngine):
-    """Comes back as version 0."""
-
-    def onload(self) -> None:
-        """Begin at 0."""
-        super().onload()
-        self.version = 0
-
-
 @mutant(ENGINE, killers=("train.offload.use",), row="sleep-is-real")
 class ComputesWithNothing(SecondTrainEngine):
     """Answers calls while offloaded, with weights of zero."""
@@ -179,15 +126,19 @@ class ComputesWithNothing(SecondTrainEngine):
                     tensor.copy_(kept[name])
 
 
-@mutant(ENGINE, killers=("train.offload.close",))
-class CloseNeedsTheDevice(SecondTrainEngine):
-    """Cannot be closed while it is offloaded."""
-
-    def close(self) -> None:
-        """Look at the weights first."""
-        if self._started is not None:
-            self.weights_in_use()
-        super().close()
+ROWS = breaks.rows(
+    row("OffloadIsAFlag", "Remembers that it was offloaded, and frees nothing.", "train.offload.frees",
+        "train.offload.frozen", incident="vLLM#45585", row="sleep-is-real", offload=lambda self: self._open(),
+        onload=lambda self: self._open()),
+    row("OptimizerStays", "Moves the weights away; both moments of the optimizer stay on the device.",
+        "train.offload.frees", row="sleep-is-real", base=Spilling, moves=lambda name: name.startswith("weights/")),
+    row("WeightsStay", "Moves the optimizer away; the weights stay on the device.", "train.offload.frees",
+        "train.offload.frozen", row="sleep-is-real", base=Spilling, moves=lambda name: not name.startswith("weights/")),
+    row("VersionLostOnloadOffDevice", "Comes back as version 0.", "train.offload.exact",
+        onload=then(lambda self: setattr(self, "version", 0))),
+    row("CloseNeedsTheDevice", "Cannot be closed while it is offloaded.", "train.offload.close",
+        close=before(lambda self: self.weights_in_use() if self._started is not None else None)),
+)  # fmt: skip
 
 
 def _empty(tensors: dict[str, Tensor]) -> None:

@@ -6,84 +6,37 @@ Does not know: checks, beyond the names of those that must find each sin.
 
 from __future__ import annotations
 
-import attrs
-
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import ROUTED_EXPERTS, EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
+from areal_core.contract.train import ROUTED_EXPERTS
 from areal_core.plugins.claims import not_yet
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import before, breaking, given, row
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.refusals import refuse_routes
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
 _NO_REPLAY = {"experts.replay": not_yet("its routers choose")}
 
 
-@mutant(ENGINE, killers=("train.refuse.lora",), claims={"lora": not_yet("all weights are trained")})
-class AdapterIgnored(ReferenceTrainEngine):
-    """Is asked for an adapter and trains the whole model."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Drop the adapter."""
-        return super().start(attrs.evolve(spec, lora=None), rank)
-
-
-@mutant(ENGINE, killers=("train.refuse.experts",), row="expert-replay", claims=_NO_REPLAY)
-class RoutesIgnored(ReferenceTrainEngine):
-    """Is given recorded routes and lets its routers choose."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Drop the routes."""
-        return super().forward(_without_routes(batch), outputs)
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Drop the routes."""
-        return super().train_step(_without_routes(batch), objective)
-
-
-@mutant(ENGINE, killers=("train.refuse.experts",), row="expert-replay", claims=_NO_REPLAY)
-class RoutesIgnoredInTraining(ReferenceTrainEngine):
-    """Refuses recorded routes when it scores, and drops them when it trains."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Refuse."""
-        refuse_routes(batch)
-        return super().forward(batch, outputs)
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Drop the routes."""
-        return super().train_step(_without_routes(batch), objective)
-
-
-@mutant(
-    ENGINE,
-    killers=(
-        "train.refuse.context",
-        "train.refuse.data",
-        "train.refuse.expert",
-        "train.refuse.pipeline",
-        "train.refuse.tensor",
-    ),
-)
-class LayoutIgnored(ReferenceTrainEngine):
-    """Starts on one rank whatever the layout asks for."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Drop the layout."""
-        return super().start(attrs.evolve(spec, layout={}), rank)
-
-
-@mutant(
-    ENGINE,
-    killers=("train.refuse.bfloat16",),
-    claims={"precision.bfloat16": not_yet("this device computes in float32")},
-)
-class Bfloat16Widened(ReferenceTrainEngine):
-    """Is asked for bfloat16, which it does not claim, and computes in float32."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Take the wider dtype."""
-        return super().start(attrs.evolve(spec, dtype="float32"), rank)
+ROWS = breaks.rows(
+    row("AdapterIgnored", "Is asked for an adapter and trains the whole model.", "train.refuse.lora",
+        claims={"lora": not_yet("all weights are trained")}, start=given(lora=None)),
+    row("RoutesIgnored", "Is given recorded routes and lets its routers choose.", "train.refuse.experts",
+        row="expert-replay", claims=_NO_REPLAY,
+        forward=lambda original, batch, outputs: original(_without_routes(batch), outputs),
+        train_step=lambda original, batch, objective: original(_without_routes(batch), objective)),
+    row("RoutesIgnoredInTraining", "Refuses recorded routes when it scores, and drops them when it trains.",
+        "train.refuse.experts", row="expert-replay", claims=_NO_REPLAY,
+        forward=before(lambda batch: refuse_routes(batch)),
+        train_step=lambda original, batch, objective: original(_without_routes(batch), objective)),
+    row("LayoutIgnored", "Starts on one rank whatever the layout asks for.", "train.refuse.context",
+        "train.refuse.data", "train.refuse.expert", "train.refuse.pipeline", "train.refuse.tensor",
+        start=given(layout=dict)),
+    row("Bfloat16Widened", "Is asked for bfloat16, which it does not claim, and computes in float32.",
+        "train.refuse.bfloat16", claims={"precision.bfloat16": not_yet("this device computes in float32")},
+        start=given(dtype="float32")),
+)  # fmt: skip
 
 
 @mutant(ENGINE, killers=("train.refuse.offload",), claims={"memory.offload": not_yet("everything stays")})

@@ -7,6 +7,7 @@ Does not know: the checks beyond their names.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -15,35 +16,30 @@ from torch import Tensor
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, before, breaking, row
 from areal_proof.mutants.train_parts import Columns, hugging_face, parameters, replace_model
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
 
 
-@mutant(ENGINE, killers=("train.bfloat16.forward",))
-class HalfIsSingle(ReferenceTrainEngine):
+@breaks("start", "train.bfloat16.forward")
+def HalfIsSingle(original: Original, self: ReferenceTrainEngine, spec: TrainSpec, rank: RankContext) -> Any:
     """Computes in float32 where bfloat16 was asked for."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        dtype, single = spec.dtype, attrs.evolve(spec, dtype="float32")
-        info = super().start(single, rank)
-        assert self._trainer is not None
-        self._trainer.exporter._dtype = dtype
-        return info
+    dtype, single = spec.dtype, attrs.evolve(spec, dtype="float32")
+    info = original(single, rank)
+    assert self._trainer is not None
+    self._trainer.exporter._dtype = dtype
+    return info
 
 
-@mutant(ENGINE, killers=("train.bfloat16.forward",))
-class ColumnsInHalf(ReferenceTrainEngine):
-    """Returns columns in the dtype it computes in."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._half = spec.dtype == "bfloat16"
-        return super().start(spec, rank)
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result = super().forward(batch, outputs)
-        return result.with_tokens(**{str(n): result.tokens[n].bfloat16() for n in outputs}) if self._half else result
+ROWS = breaks.rows(
+    row("ColumnsInHalf", "Returns columns in the dtype it computes in.", "train.bfloat16.forward",
+        start=before(lambda self, spec: setattr(self, "_half", spec.dtype == "bfloat16")),
+        forward=after(lambda result, self, outputs: result.with_tokens(**{str(n): result.tokens[n].bfloat16()
+            for n in outputs}) if self._half else result)),
+)  # fmt: skip
 
 
 @mutant(ENGINE, killers=("train.bfloat16.steps",))
@@ -78,16 +74,14 @@ class MasterInHalf(ReferenceTrainEngine):
         return report
 
 
-@mutant(ENGINE, killers=("train.checkpointing.same",))
-class RecomputedLayerDropped(ReferenceTrainEngine):
+@breaks("start", "train.checkpointing.same")
+def RecomputedLayerDropped(original: Original, self: ReferenceTrainEngine) -> Any:
     """Loses the gradient of the first layer when activations are computed twice."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        if self._config.activation_checkpointing:
-            for parameter in hugging_face(self).model.layers[0].parameters():
-                parameter.register_hook(lambda gradient: gradient * 0.0)
-        return info
+    info = original()
+    if self._config.activation_checkpointing:
+        for parameter in hugging_face(self).model.layers[0].parameters():
+            parameter.register_hook(lambda gradient: gradient * 0.0)
+    return info
 
 
 @mutant(ENGINE, killers=("train.value.forward", "train.value.step"))
@@ -116,14 +110,12 @@ class ValuesAfterToken(ReferenceTrainEngine):
         return info
 
 
-@mutant(ENGINE, killers=("train.value.step", "train.value.forward"))
-class CriticHeadFrozen(ReferenceTrainEngine):
+@breaks("start", "train.value.step", "train.value.forward")
+def CriticHeadFrozen(original: Original, self: ReferenceTrainEngine, spec: TrainSpec) -> Any:
     """Trains a critic's backbone and leaves its head."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        if spec.head is Head.VALUE:
-            for name, tensor in parameters(self).items():
-                if name.startswith("score."):
-                    tensor.register_hook(lambda gradient: gradient * 0.0)  # type: ignore[no-untyped-call]
-        return info
+    info = original()
+    if spec.head is Head.VALUE:
+        for name, tensor in parameters(self).items():
+            if name.startswith("score."):
+                tensor.register_hook(lambda gradient: gradient * 0.0)  # type: ignore[no-untyped-call]
+    return info

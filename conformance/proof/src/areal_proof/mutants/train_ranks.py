@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, Sum, TrainReport, TrainSpec
-from areal_proof.mutants import mutant
+from areal_core.contract.train import EngineInfo, Head, Objective, RankContext, Sum, TrainSpec
+from areal_proof.mutants.rows import Original, after, breaking, given, gives, row
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.folder import EMBEDDING, LM_HEAD, SCORE
 from areal_proof.second.train.ranks import Ranks
+
+breaks_second = breaking("train/second", SecondTrainEngine, ranks=2)
 
 Step = Callable[[Mapping[str, Tensor], float], bool]
 
@@ -75,25 +78,9 @@ class _Averaged(Ranks):
         return [tensor / self.size for tensor in super().add_up(tensors)]
 
 
-@mutant("train/second", killers=("train.ranks.one_rank", "train.ranks.uneven"), ranks=2)
-class GradientIsMean(Sharing):
-    """Averages gradients over ranks, as data-parallel wrappers do, though losses are already shares of one sum."""
-
-    ranks_class = _Averaged
-
-
 class _OwnNormalizer(Through):
     def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
         return super().loss(columns, batch, torch.full_like(normalizer, self.own * self.ranks.size))
-
-
-@mutant("train/second", killers=("train.ranks.uneven", "train.ranks.four"), ranks=4)
-class ShardsAreAveraged(Sharing):
-    """Divides each shard's loss by its own count and takes the mean, so a token of a small shard weighs more."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Give the objective another normaliser."""
-        return super().train_step(batch, _OwnNormalizer(objective, self._running().ranks))
 
 
 class _Noting(Ranks):
@@ -118,100 +105,82 @@ class _OwnNorm(Sharing):
         _Noting.noted = staticmethod(lambda norm: setattr(self, "own_norm", norm))
 
 
-@mutant("train/second", killers=("train.ranks.clipping",), ranks=2)
-class ClipsByOwnNorm(_OwnNorm):
+breaks_own_norm = breaking("train/second", _OwnNorm, ranks=2)
+
+
+@breaks_own_norm("spoil", "train.ranks.clipping")
+def ClipsByOwnNorm(original: Original, self: _OwnNorm, here: Started) -> None:
     """Each rank clips by the norm of its own gradient; only the report tells the global one."""
-
-    def spoil(self, here: Started) -> None:
-        """Put the own norm in place of the global one where the step is made."""
-        super().spoil(here)
-        adam = here.adam
-        if adam is not None:
-            adam.step = _with_norm(adam.step, lambda norm: self.own_norm if math.isfinite(norm) else norm)  # type: ignore[method-assign,assignment]
+    original()
+    adam = here.adam
+    if adam is not None:
+        adam.step = _with_norm(adam.step, lambda norm: self.own_norm if math.isfinite(norm) else norm)  # type: ignore[method-assign,assignment]
 
 
-@mutant("train/second", killers=("train.ranks.report_alike",), ranks=2)
-class ReportsOwnNorm(_OwnNorm):
-    """Reports the norm of its own gradient on ranks other than 0."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Put the own norm into the report."""
-        report = super().train_step(batch, objective)
-        return attrs.evolve(report, grad_norm=self.own_norm) if self._running().ranks.rank else report
+OWN_NORM_ROWS = breaks_own_norm.rows(
+    row("ReportsOwnNorm", "Reports the norm of its own gradient on ranks other than 0.", "train.ranks.report_alike",
+        train_step=after(lambda result, self: attrs.evolve(result, grad_norm=self.own_norm)
+            if self._running().ranks.rank else result)),
+)  # fmt: skip
 
 
-@mutant("train/second", killers=("train.ranks.not_finite",), ranks=2)
-class StepsWhereFinite(_OwnNorm):
+@breaks_own_norm("spoil", "train.ranks.not_finite")
+def StepsWhereFinite(original: Original, self: _OwnNorm, here: Started) -> None:
     """Each rank decides by its own gradient whether the step is skipped."""
-
-    def spoil(self, here: Started) -> None:
-        """Decide by the own norm."""
-        super().spoil(here)
-        adam = here.adam
-        if adam is not None:
-            adam.step = _with_norm(adam.step, lambda norm: norm if math.isfinite(norm) else self.own_norm)  # type: ignore[method-assign,assignment]
+    original()
+    adam = here.adam
+    if adam is not None:
+        adam.step = _with_norm(adam.step, lambda norm: norm if math.isfinite(norm) else self.own_norm)  # type: ignore[method-assign,assignment]
 
 
-@mutant("train/second", killers=("train.ranks.not_finite",), ranks=2)
-class SkippedStepCountsOnEveryRank(_OwnNorm):
+@breaks_own_norm("train_step", "train.ranks.not_finite")
+def SkippedStepCountsOnEveryRank(original: Original, self: _OwnNorm) -> Any:
     """Counts a skipped step in the schedule, on the ranks whose own gradient was finite."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Count it."""
-        report = super().train_step(batch, objective)
-        adam = self._running().adam
-        if not report.stepped and math.isfinite(self.own_norm) and adam is not None and self.several:
-            adam.steps += 1
-        return report
+    report = original()
+    adam = self._running().adam
+    if not report.stepped and math.isfinite(self.own_norm) and adam is not None and self.several:
+        adam.steps += 1
+    return report
 
 
-@mutant("train/second", killers=("train.ranks.one_rank", "train.ranks.report_alike"), ranks=2)
-class ReportsOwnLoss(Sharing):
+breaks = breaking("train/second", Sharing, ranks=2)
+
+
+@breaks("train_step", "train.ranks.one_rank", "train.ranks.report_alike")
+def ReportsOwnLoss(original: Original, self: Sharing, batch: Batch, objective: Objective) -> Any:
     """Reports the loss of its own shard."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Put the own loss into the report."""
-        seen = Through(objective, self._running().ranks)
-        report = super().train_step(batch, seen)
-        return attrs.evolve(report, loss=seen.total) if self.several else report
+    seen = Through(objective, self._running().ranks)
+    report = original(batch, seen)
+    return attrs.evolve(report, loss=seen.total) if self.several else report
 
 
-@mutant("train/second", killers=("train.ranks.one_rank",), incident="verl#7917", row="average-is-average", ranks=2)
-class SumForAverage(Sharing):
+@breaks("train_step", "train.ranks.one_rank", incident="verl#7917", row="average-is-average")
+def SumForAverage(original: Original, self: Sharing) -> Any:
     """Adds the values of metrics over ranks, and takes the weight of one: a mean shown is that many times too large."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Shrink the weights."""
-        report = super().train_step(batch, objective)
-        size = self._running().ranks.data_size
-        entries = {name: Sum(value=entry.value, weight=entry.weight / size) for name, entry in report.metrics.items()}
-        return attrs.evolve(report, metrics=entries)
+    report = original()
+    size = self._running().ranks.data_size
+    entries = {name: Sum(value=entry.value, weight=entry.weight / size) for name, entry in report.metrics.items()}
+    return attrs.evolve(report, metrics=entries)
 
 
-@mutant("train/second", killers=("train.ranks.uneven",), ranks=2)
-class MetricsOfRankZero(Sharing):
+@breaks("train_step", "train.ranks.uneven")
+def MetricsOfRankZero(original: Original, self: Sharing, batch: Batch, objective: Objective) -> Any:
     """Adds up the metrics rank 0 has, and loses those only another rank's shard gave."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Leave out what rank 0 does not know."""
-        here = self._running()
-        seen = Through(objective, here.ranks)
-        report = super().train_step(batch, seen)
-        known = here.ranks.agree(lambda: sorted(set(seen.names)))[0]
-        return attrs.evolve(report, metrics={name: report.metrics[name] for name in known})
+    here = self._running()
+    seen = Through(objective, here.ranks)
+    report = original(batch, seen)
+    known = here.ranks.agree(lambda: sorted(set(seen.names)))[0]
+    return attrs.evolve(report, metrics={name: report.metrics[name] for name in known})
 
 
-@mutant("train/second", killers=("train.ranks.schedule",), ranks=2)
-class ScheduleCountsRanks(Sharing):
+@breaks("train_step", "train.ranks.schedule")
+def ScheduleCountsRanks(original: Original, self: Sharing) -> Any:
     """Counts an optimizer step once per rank, so the schedule runs ahead."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Count more."""
-        report = super().train_step(batch, objective)
-        here = self._running()
-        if here.adam is not None:
-            here.adam.steps += here.ranks.size - 1
-        return report
+    report = original()
+    here = self._running()
+    if here.adam is not None:
+        here.adam.steps += here.ranks.size - 1
+    return report
 
 
 class _Untrained(Through):
@@ -220,122 +189,69 @@ class _Untrained(Through):
         return share if bool(batch.tokens["loss_mask"].any()) else torch.zeros_like(share)
 
 
-@mutant("train/second", killers=("train.ranks.nothing_trained",), ranks=2)
-class ForgetsUntrainedShard(Sharing):
-    """Leaves a shard without a trained token out of the normaliser, though its sequences count."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Leave it out."""
-        return super().train_step(batch, _Untrained(objective, self._running().ranks) if self.several else objective)
-
-
-@mutant("train/second", killers=("train.ranks.untied",), ranks=2)
-class DropsLastRows(Sharing):
+@breaks("spoil", "train.ranks.untied")
+def DropsLastRows(here: Started) -> None:
     """Gives each rank as many rows of the vocabulary as the others, and drops the gradient of the rest."""
+    adam = here.adam
+    if adam is None:
+        return
+    step = adam.step
 
-    def spoil(self, here: Started) -> None:
-        """Drop the gradient of the rows that are left over."""
-        adam = here.adam
-        if adam is None:
-            return
-        step = adam.step
+    def stepping(gradients: Mapping[str, Tensor], norm: float) -> bool:
+        head = LM_HEAD if LM_HEAD in gradients else EMBEDDING
+        rows = gradients[head].shape[0]
+        gradients[head][rows - rows % (2 * here.ranks.size) :] = 0.0
+        return step(gradients, norm)
 
-        def stepping(gradients: Mapping[str, Tensor], norm: float) -> bool:
-            head = LM_HEAD if LM_HEAD in gradients else EMBEDDING
-            rows = gradients[head].shape[0]
-            gradients[head][rows - rows % (2 * here.ranks.size) :] = 0.0
-            return step(gradients, norm)
-
-        adam.step = stepping  # type: ignore[method-assign]
+    adam.step = stepping  # type: ignore[method-assign]
 
 
-@mutant("train/second", killers=("train.ranks.value_head",), ranks=2)
-class HeadPerRank(Sharing):
+@breaks("spoil", "train.ranks.value_head")
+def HeadPerRank(here: Started) -> None:
     """Makes the value head on each rank by itself, from that rank's own random numbers."""
-
-    def spoil(self, here: Started) -> None:
-        """Draw another head."""
-        if here.spec.head is Head.VALUE:
-            with torch.no_grad():
-                here.weights[f"{SCORE}.weight"].add_(0.01 * here.ranks.rank)
-
-
-@mutant("train/second", killers=("train.ranks.lora",), ranks=2)
-class AdapterPerRank(SecondTrainEngine):
-    """Draws the adapter from a seed that counts the rank, so that ranks train different ones."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Count the rank in."""
-        return super().start(attrs.evolve(spec, seed=spec.seed + rank.rank), rank)
-
-
-@mutant("train/second", killers=("train.ranks.forward",), ranks=2)
-class ShardComesSorted(Sharing):
-    """Returns its shard in the order it was computed in: by length."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Sort."""
-        scored = super().forward(batch, outputs)
-        return scored.select(batch.lengths.argsort(stable=True)) if self.several else scored
-
-
-@mutant("train/second", killers=("train.ranks.forward",), ranks=2)
-class ScoresBeforeTheStep(Sharing):
-    """A rank other than 0 keeps the weights of its first score, and scores with them ever after."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Compute with old weights."""
-        here = self._running()
-        if not here.ranks.rank:
-            return super().forward(batch, outputs)
-        now = {name: tensor.detach().clone() for name, tensor in here.weights.items()}
-        if not hasattr(self, "_first"):
-            self._first = now
+    if here.spec.head is Head.VALUE:
         with torch.no_grad():
-            for name, tensor in here.weights.items():
-                tensor.copy_(self._first[name])
-            scored = super().forward(batch, outputs)
-            for name, tensor in here.weights.items():
-                tensor.copy_(now[name])
-        return scored
+            here.weights[f"{SCORE}.weight"].add_(0.01 * here.ranks.rank)
 
 
-@mutant("train/second", killers=("train.ranks.placement",), ranks=2)
-class EverybodyIsFirst(SecondTrainEngine):
-    """Every rank reports data rank 0, so the first shard is trained twice and the second never."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Report 0."""
-        return attrs.evolve(super().start(spec, rank), data_rank=0)
-
-
-@mutant("train/second", killers=("train.ranks.placement",), ranks=2)
-class CountsOwnParameters(SecondTrainEngine):
-    """Reports the parameters of its own part as those of the model."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Report a part."""
-        info = super().start(spec, rank)
-        return attrs.evolve(info, num_parameters=info.num_parameters // rank.world_size)
-
-
-@mutant("train/second", killers=("train.ranks.four",), ranks=4)
-class AxesSwapped(SecondTrainEngine):
-    """Tells tensor ranks from data ranks by the wrong half of the rank's number, which two ranks cannot show."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Report the other half."""
-        info = super().start(spec, rank)
-        return attrs.evolve(info, data_rank=rank.rank % info.data_size)
+@breaks("forward", "train.ranks.forward")
+def ScoresBeforeTheStep(original: Original, self: Any) -> Any:
+    """A rank other than 0 keeps the weights of its first score, and scores with them ever after."""
+    here = self._running()
+    if not here.ranks.rank:
+        return original()
+    now = {name: tensor.detach().clone() for name, tensor in here.weights.items()}
+    if not hasattr(self, "_first"):
+        self._first = now
+    with torch.no_grad():
+        for name, tensor in here.weights.items():
+            tensor.copy_(self._first[name])
+        scored = original()
+        for name, tensor in here.weights.items():
+            tensor.copy_(now[name])
+    return scored
 
 
-@mutant("train/second", killers=("train.ranks.tensor",), ranks=2)
-class TensorRanksSplitTheBatch(SecondTrainEngine):
-    """Reports a shard of its own for each tensor rank, though they share one."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Report as if ranks were data ranks."""
-        return attrs.evolve(super().start(spec, rank), data_rank=rank.rank, data_size=rank.world_size)
+SECOND_ROWS = breaks_second.rows(
+    row("ShardsAreAveraged",
+        "Divides each shard's loss by its own count and takes the mean, so a token of a small shard weighs more.",
+        "train.ranks.uneven", "train.ranks.four", base=Sharing, ranks=4,
+        train_step=lambda original, self, batch, objective: original(batch,
+            _OwnNormalizer(objective, self._running().ranks))),
+    row("AdapterPerRank", "Draws the adapter from a seed that counts the rank, so that ranks train different ones.",
+        "train.ranks.lora", start=given(seed=lambda spec, rank: spec.seed + rank.rank)),
+    row("EverybodyIsFirst",
+        "Every rank reports data rank 0, so the first shard is trained twice and the second never.",
+        "train.ranks.placement", start=gives(data_rank=0)),
+    row("CountsOwnParameters", "Reports the parameters of its own part as those of the model.",
+        "train.ranks.placement",
+        start=gives(num_parameters=lambda result, rank: result.num_parameters // rank.world_size)),
+    row("AxesSwapped",
+        "Tells tensor ranks from data ranks by the wrong half of the rank's number, which two ranks cannot show.",
+        "train.ranks.four", ranks=4, start=gives(data_rank=lambda result, rank: rank.rank % result.data_size)),
+    row("TensorRanksSplitTheBatch", "Reports a shard of its own for each tensor rank, though they share one.",
+        "train.ranks.tensor", start=gives(data_rank=lambda rank: rank.rank, data_size=lambda rank: rank.world_size)),
+)  # fmt: skip
 
 
 class _PerTensorRank(Ranks):
@@ -343,8 +259,18 @@ class _PerTensorRank(Ranks):
         return [tensor * self.tensor_size for tensor in super().add_up(tensors)]
 
 
-@mutant("train/second", killers=("train.ranks.tensor",), ranks=2)
-class EachTensorRankCounts(Sharing):
-    """Adds the gradient of one loss once for every tensor rank that computed it."""
-
-    ranks_class = _PerTensorRank
+ROWS = breaks.rows(
+    row("GradientIsMean",
+        "Averages gradients over ranks, as data-parallel wrappers do, though losses are already shares of one sum.",
+        "train.ranks.one_rank", "train.ranks.uneven", ranks_class=_Averaged),
+    row("ForgetsUntrainedShard",
+        "Leaves a shard without a trained token out of the normaliser, though its sequences count.",
+        "train.ranks.nothing_trained",
+        train_step=lambda original, self, batch, objective: original(batch,
+            _Untrained(objective, self._running().ranks) if self.several else objective)),
+    row("ShardComesSorted", "Returns its shard in the order it was computed in: by length.", "train.ranks.forward",
+        forward=after(lambda result, self, batch: result.select(batch.lengths.argsort(stable=True)) if self.several
+            else result)),
+    row("EachTensorRankCounts", "Adds the gradient of one loss once for every tensor rank that computed it.",
+        "train.ranks.tensor", ranks_class=_PerTensorRank),
+)  # fmt: skip

@@ -13,6 +13,7 @@ from areal_conformance.target import Target
 from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_core.plugins.claims import full, unsupported
 from areal_proof.mutants import mutant, replacing
+from areal_proof.mutants.rows import breaking, row
 from areal_proof.mutants.train_ranks import Sharing
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 
@@ -83,26 +84,15 @@ class _TensorParallel(_LoneAxis):
     axis = "t"
 
 
-@mutant(
-    "train/second",
-    killers=("train.ranks.refuse.tensor",),
-    claims={"parallel.tensor": unsupported("data ranks only")},
-    ranks=2,
-)
-class TakesTensorLayout(_TensorParallel):
-    """Takes a layout with tensor ranks, which it does not claim, and trains copies."""
-
-
-@mutant("train/second", killers=("train.ranks.refuse.context",), ranks=2)
-class TakesContextLayout(_ContextParallel):
-    """Takes a layout with context ranks, which it does not claim, and trains copies."""
-
-
-@mutant("train/second", killers=("train.ranks.refuse.pipeline",), ranks=2)
-class TakesPipelineLayout(_PipelineParallel):
-    """Takes a layout with stages, which it does not claim, and trains copies."""
-
-
-@mutant("train/second", killers=("train.ranks.refuse.expert",), ranks=2)
-class TakesExpertLayout(_OwnTokensOnly):
-    """Takes a layout with expert ranks, which it does not claim, and trains each expert on some of its tokens."""
+breaks = breaking("train/second", _TensorParallel, ranks=2)
+ROWS = breaks.rows(
+    row("TakesTensorLayout", "Takes a layout with tensor ranks, which it does not claim, and trains copies.",
+        "train.ranks.refuse.tensor", claims={"parallel.tensor": unsupported("data ranks only")}),
+    row("TakesContextLayout", "Takes a layout with context ranks, which it does not claim, and trains copies.",
+        "train.ranks.refuse.context", base=_ContextParallel),
+    row("TakesPipelineLayout", "Takes a layout with stages, which it does not claim, and trains copies.",
+        "train.ranks.refuse.pipeline", base=_PipelineParallel),
+    row("TakesExpertLayout",
+        "Takes a layout with expert ranks, which it does not claim, and trains each expert on some of its tokens.",
+        "train.ranks.refuse.expert", base=_OwnTokensOnly),
+)  # fmt: skip

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, ResourceError, TrainError
-from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, Sum, TrainReport, TrainSpec
-from areal_core.contract.weights import Receipt, WeightSink
+from areal_core.contract.train import Objective, Sum, TrainReport
+from areal_core.contract.weights import WeightSink
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, catches, row
 from areal_proof.mutants.train_ranks import Sharing, Through
 from areal_proof.second.train import checkpoint
 from areal_proof.second.train.engine import SecondTrainEngine
@@ -30,29 +32,12 @@ from areal_proof.second.train.folder import read_architecture
 from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.sending import send
 
+breaks = breaking("train/second", SecondTrainEngine, ranks=2)
+breaks_sharing = breaking("train/second", Sharing, ranks=2)
+
 _NOTHING = TrainReport(
     loss=0.0, grad_norm=0.0, lr=0.0, stepped=True, num_microbatches=0, num_tokens=0, seconds=0.0, metrics={}
 )
-
-
-@mutant("train/second", killers=("train.ranks.empty_shard",), ranks=2)
-class EmptyShardReturnsEarly(SecondTrainEngine):
-    """A rank without data returns at once, and the others wait for it."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Return at once."""
-        return super().train_step(batch, objective) if batch.num_sequences else _NOTHING
-
-
-@mutant("train/second", killers=("train.ranks.forward",), ranks=2)
-class NothingToScoreReturnsEarly(SecondTrainEngine):
-    """A rank with nothing to score returns at once, and the others wait for it."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Return at once."""
-        if batch.num_sequences:
-            return super().forward(batch, outputs)
-        return batch.with_tokens(**{str(name): torch.zeros(0) for name in outputs})
 
 
 class _Meeting(Through):
@@ -84,211 +69,98 @@ class MeetsEveryMicrobatch(Sharing):
         super().close()
 
 
-@mutant(
-    "train/second",
-    killers=("train.ranks.error.too_long", "train.ranks.error.missing_column"),
-    incident="verl#7155",
-    row="dead-peer",
-    ranks=2,
-)
-class ErrorStaysHome(SecondTrainEngine):
-    """Checks its shard before it meets the others, and raises alone: they wait in the first collective."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Check alone."""
-        self._running().columns.check(batch, objective.outputs, objective.columns)
-        return super().train_step(batch, objective)
-
-
-@mutant("train/second", killers=("train.ranks.error.unknown_token",), ranks=2)
-class UnknownTokenStaysHome(SecondTrainEngine):
+@breaks("train_step", "train.ranks.error.unknown_token")
+def UnknownTokenStaysHome(original: Original, batch: Batch) -> Any:
     """Looks for ids outside the vocabulary before it meets the others, and raises alone."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Look alone."""
-        ids = batch.tokens["input_ids"]
-        if len(ids) and int(ids.max()) >= 10**6:
-            raise BatchError("an id is outside the vocabulary", why="it must be below the number of ids")
-        return super().train_step(batch, objective)
+    ids = batch.tokens["input_ids"]
+    if len(ids) and int(ids.max()) >= 10**6:
+        raise BatchError("an id is outside the vocabulary", why="it must be below the number of ids")
+    return original()
 
 
-@mutant("train/second", killers=("train.ranks.error.forward",), ranks=2)
-class ScoringErrorStaysHome(SecondTrainEngine):
-    """Checks what it is to score before it meets the others, and raises alone."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Check alone."""
-        self._running().columns.check(batch, outputs, frozenset())
-        return super().forward(batch, outputs)
-
-
-@mutant("train/second", killers=("train.ranks.error.too_long", "train.ranks.error.missing_column"), ranks=2)
-class OthersNeverHear(Sharing):
-    """The rank with the bad shard raises; the others skip the step and report it as made."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Swallow what another rank raised."""
-        try:
-            return super().train_step(batch, objective)
-        except BatchError as error:
-            if error.what.startswith("on rank"):
-                return _NOTHING
-            raise
-
-
-@mutant("train/second", killers=("train.ranks.error.model",), ranks=2)
-class ModelErrorStaysHome(SecondTrainEngine):
-    """Looks at the model folder before it meets the others, and raises alone."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Look alone."""
-        read_architecture(spec.model_path, spec.head)
-        return super().start(spec, rank)
-
-
-@mutant("train/second", killers=("train.ranks.frozen",), ranks=2)
-class FrozenOnRankZero(Sharing):
+@breaks_sharing("train_step", "train.ranks.frozen")
+def FrozenOnRankZero(original: Original, self: Sharing) -> Any:
     """Refuses to train a frozen role on rank 0 only."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Report a step that was not made."""
-        here = self._running()
-        return _NOTHING if here.adam is None and here.ranks.rank else super().train_step(batch, objective)
+    here = self._running()
+    return _NOTHING if here.adam is None and here.ranks.rank else original()
 
 
-@mutant("train/second", killers=("train.ranks.late",), ranks=2)
-class GivesUpAtOnce(Sharing):
-    """Waits a tenth of a second for the others, whatever the timeout."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Wait briefly."""
-        if self.several:
-            dist.monitored_barrier(timeout=timedelta(seconds=0.1))
-        return super().train_step(batch, objective)
-
-
-@mutant("train/second", killers=("train.ranks.send.failing_sink",), ranks=2)
-class SinkErrorStaysHome(SecondTrainEngine):
+@breaks("send_weights", "train.ranks.send.failing_sink")
+def SinkErrorStaysHome(original: Original, self: SecondTrainEngine, sink: WeightSink | None, version: int) -> Any:
     """Rank 0 raises what its sink raised before it tells the others, who wait."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        """Begin alone."""
-        if sink is None:
-            return super().send_weights(sink, version)
-        receipt = send(sink, Ranks(), version, self._exported(self._running()), {})
-        self._running().ranks.agree(lambda: None)
-        return receipt
+    if sink is None:
+        return original()
+    receipt = send(sink, Ranks(), version, self._exported(self._running()), {})
+    self._running().ranks.agree(lambda: None)
+    return receipt
 
 
-@mutant("train/second", killers=("train.ranks.save_nowhere",), ranks=2)
-class SaveErrorStaysHome(SecondTrainEngine):
-    """Rank 0 makes the folder before it meets the others, and raises alone."""
-
-    def save_weights(self, path: Path) -> None:
-        """Make the folder alone."""
-        if self._running().ranks.rank == 0:
-            checkpoint.stored(path, lambda: path.with_name(path.name + ".building").mkdir(parents=True, exist_ok=True))
-        super().save_weights(path)
-
-
-@mutant("train/second", killers=("train.ranks.state.missing",), ranks=2)
-class LoadErrorStaysHome(SecondTrainEngine):
+@breaks("load_state", "train.ranks.state.missing")
+def LoadErrorStaysHome(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Looks for the state before it meets the others, and raises alone."""
-
-    def load_state(self, path: Path) -> None:
-        """Load alone first."""
-        here = self._running()
-        copies = {name: tensor.clone() for name, tensor in here.table.items()}
-        checkpoint.load(path, Ranks(), copies, facts_of(here))
-        super().load_state(path)
-
-
-@mutant("train/second", killers=("train.ranks.close_frees",), ranks=2)
-class LeavesAPort(Sharing):
-    """Keeps a port open after close."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Listen."""
-        _KEPT.append(socket.create_server(("127.0.0.1", 0)))
-        return super().start(spec, rank)
+    here = self._running()
+    copies = {name: tensor.clone() for name, tensor in here.table.items()}
+    checkpoint.load(path, Ranks(), copies, facts_of(here))
+    original()
 
 
 _KEPT: list[socket.socket] = []
 
 
-@mutant("train/second", killers=("train.ranks.loopback",), ranks=2)
-class ListensToEverybody(Sharing):
-    """Meets the other ranks on every interface of the machine."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Listen."""
-        self._listener = socket.create_server(("0.0.0.0", 0))
-        return super().start(spec, rank)
-
-    def close(self) -> None:
-        """Stop listening."""
-        if hasattr(self, "_listener"):
-            self._listener.close()
-        super().close()
-
-
-@mutant("train/second", killers=("train.ranks.fault.stuck",), incident="NeMo-RL#3488", row="dead-peer", ranks=2)
-class NoTimeout(SecondTrainEngine):
-    """Waits for other ranks for ten minutes, whatever the timeout."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Wait longer."""
-        return super().start(spec, attrs.evolve(rank, timeout_s=600.0))
+SHARING_ROWS = breaks_sharing.rows(
+    row("OthersNeverHear", "The rank with the bad shard raises; the others skip the step and report it as made.",
+        "train.ranks.error.too_long", "train.ranks.error.missing_column",
+        train_step=catches(BatchError, lambda error: _NOTHING if error.what.startswith("on rank") else error)),
+    row("GivesUpAtOnce", "Waits a tenth of a second for the others, whatever the timeout.", "train.ranks.late",
+        train_step=before(lambda self: dist.monitored_barrier(timeout=timedelta(seconds=0.1)) if self.several
+            else None)),
+    row("LeavesAPort", "Keeps a port open after close.", "train.ranks.close_frees",
+        start=before(lambda: _KEPT.append(socket.create_server(("127.0.0.1", 0))))),
+    row("ListensToEverybody", "Meets the other ranks on every interface of the machine.", "train.ranks.loopback",
+        start=before(lambda self: setattr(self, "_listener", socket.create_server(("0.0.0.0", 0)))),
+        close=before(lambda self: self._listener.close() if hasattr(self, "_listener") else None)),
+)  # fmt: skip
 
 
-@mutant("train/second", killers=("train.ranks.fault.absent",), ranks=2)
-class RawErrorAtStart(SecondTrainEngine):
-    """Lets through what the collective library says of a rank that never came."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Raise the cause."""
-        try:
-            return super().start(spec, rank)
-        except ResourceError as error:
-            raise RuntimeError(error.why) from error
-
-
-@mutant(
-    "train/second",
-    killers=(
-        "train.ranks.fault.killed_step",
-        "train.ranks.fault.killed_send",
-    ),
-    incident="TRL#6913",
-    row="dead-peer",
-    ranks=2,
-)
-class GoesOnWithoutTheDead(SecondTrainEngine):
-    """Takes the death of another rank for nothing worth telling."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Report a step nobody made."""
-        try:
-            return super().train_step(batch, objective)
-        except TrainError:
-            return _NOTHING
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        """Return as if all was sent."""
-        try:
-            return super().send_weights(sink, version)
-        except TrainError:
-            return None
+ROWS = breaks.rows(
+    row("EmptyShardReturnsEarly", "A rank without data returns at once, and the others wait for it.",
+        "train.ranks.empty_shard",
+        train_step=lambda original, batch, objective: original(batch, objective) if batch.num_sequences else _NOTHING),
+    row("NothingToScoreReturnsEarly", "A rank with nothing to score returns at once, and the others wait for it.",
+        "train.ranks.forward",
+        forward=lambda original, batch, outputs: original(batch, outputs) if batch.num_sequences
+            else batch.with_tokens(**{str(name): torch.zeros(0) for name in outputs})),
+    row("ErrorStaysHome",
+        "Checks its shard before it meets the others, and raises alone: they wait in the first collective.",
+        "train.ranks.error.too_long", "train.ranks.error.missing_column", incident="verl#7155", row="dead-peer",
+        train_step=before(lambda self, batch, objective: self._running().columns.check(batch, objective.outputs,
+            objective.columns))),
+    row("ScoringErrorStaysHome", "Checks what it is to score before it meets the others, and raises alone.",
+        "train.ranks.error.forward",
+        forward=before(lambda self, batch, outputs: self._running().columns.check(batch, outputs, frozenset()))),
+    row("ModelErrorStaysHome", "Looks at the model folder before it meets the others, and raises alone.",
+        "train.ranks.error.model", start=before(lambda spec: read_architecture(spec.model_path, spec.head))),
+    row("SaveErrorStaysHome", "Rank 0 makes the folder before it meets the others, and raises alone.",
+        "train.ranks.save_nowhere",
+        save_weights=before(lambda self,
+            path: checkpoint.stored(path, lambda: path.with_name(path.name + ".building").mkdir(parents=True,
+            exist_ok=True)) if self._running().ranks.rank == 0 else None)),
+    row("NoTimeout", "Waits for other ranks for ten minutes, whatever the timeout.", "train.ranks.fault.stuck",
+        incident="NeMo-RL#3488", row="dead-peer",
+        start=lambda original, spec, rank: original(spec, attrs.evolve(rank, timeout_s=600.0))),
+    row("RawErrorAtStart", "Lets through what the collective library says of a rank that never came.",
+        "train.ranks.fault.absent", start=catches(ResourceError, lambda error: RuntimeError(error.why))),
+    row("GoesOnWithoutTheDead", "Takes the death of another rank for nothing worth telling.",
+        "train.ranks.fault.killed_step", "train.ranks.fault.killed_send", incident="TRL#6913", row="dead-peer",
+        train_step=catches(TrainError, lambda: _NOTHING), send_weights=catches(TrainError, lambda: None)),
+)  # fmt: skip
 
 
-@mutant("train/second", killers=("train.ranks.fault.killed_forward",), row="dead-peer", ranks=2)
-class WaitsForTheDead(SecondTrainEngine):
+@breaks("forward", "train.ranks.fault.killed_forward", row="dead-peer")
+def WaitsForTheDead(original: Original) -> Any:
     """Tries again and again to reach a rank that has died."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Wait for ever."""
-        try:
-            return super().forward(batch, outputs)
-        except TrainError:
-            threading.Event().wait()
-            raise
+    try:
+        return original()
+    except TrainError:
+        threading.Event().wait()
+        raise

@@ -15,14 +15,17 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import FingerprintMismatch
-from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
+from areal_core.contract.train import Objective, TrainReport
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, catches, gives, row, then
 from areal_proof.mutants.train_parts import OtherExporter, parameters
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.export import Exporter, FolderWeights
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
+breaks_other_exporter = breaking(ENGINE, OtherExporter, part=("kind", Exporter))
 
 
 def _model(exporter: Exporter) -> Any:
@@ -56,18 +59,6 @@ class TiedSentTwice(OtherExporter):
                 yield {name: own[carrier].detach().to(getattr(torch, self._dtype))}
 
 
-@mutant(ENGINE, killers=("train.send.tied",), row="one-destination")
-class TiesUntold(OtherExporter):
-    """Does not say which tensors are tied."""
-
-    class kind(Exporter):
-        """No ties."""
-
-        def manifest(self, version: int) -> WeightManifest:
-            """Announce no ties."""
-            return attrs.evolve(super().manifest(version), tied={})
-
-
 class _Without(Exporter):
     """An exporter that leaves tensors out."""
 
@@ -81,16 +72,6 @@ class _Without(Exporter):
     def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
         for bucket in super()._buckets(bucket_bytes):
             yield {name: tensor for name, tensor in bucket.items() if not name.endswith(self.ending)}
-
-
-@mutant(ENGINE, killers=("train.send.names", "train.send.current"), incident="sglang#9379", row="one-destination")
-class BiasesNotSent(OtherExporter):
-    """Leaves biases out of what it sends, and norms of queries and keys."""
-
-    class kind(_Without):
-        """Without them."""
-
-        ending = ("bias", "q_norm.weight", "k_norm.weight")  # type: ignore[assignment]  # endswith takes several
 
 
 @mutant(ENGINE, killers=("train.send.names",), incident="UniRL#166", row="one-destination")
@@ -158,121 +139,70 @@ class SendsStepBefore(ReferenceTrainEngine):
                     tensor.copy_(now[name])
 
 
-@mutant(
-    ENGINE,
-    killers=("train.send.original", "train.send.current", "train.save.loads"),
-    incident="ms-swift#9855",
-    row="served-policy-changes",
-)
-class SendsRounded(OtherExporter):
+@breaks_other_exporter("_buckets", "train.send.original", "train.send.current", "train.save.loads",
+    incident="ms-swift#9855", row="served-policy-changes")  # fmt: skip
+def SendsRounded(original: Original) -> Any:
     """Sends float32 tensors that were rounded to bfloat16 on the way."""
-
-    class kind(Exporter):
-        """Rounded."""
-
-        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            for bucket in super()._buckets(bucket_bytes):
-                yield {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in bucket.items()}
+    for bucket in original():
+        yield {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in bucket.items()}
 
 
-@mutant(ENGINE, killers=("train.bfloat16.sent",))
-class SendsCutOff(OtherExporter):
+@breaks_other_exporter("_buckets", "train.bfloat16.sent")
+def SendsCutOff(original: Original, self: Exporter) -> Any:
     """Cuts float32 off to bfloat16 instead of rounding it."""
-
-    class kind(Exporter):
-        """Towards zero."""
-
-        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            own = _parameters(self)
-            for bucket in super()._buckets(bucket_bytes):
-                if self._dtype != "bfloat16":
-                    yield bucket
-                    continue
-                cut = {n: (own[n].detach().view(torch.int32) & -65536).view(torch.float32).bfloat16() for n in bucket}
-                yield cut
+    own = _parameters(self)
+    for bucket in original():
+        if self._dtype != "bfloat16":
+            yield bucket
+            continue
+        cut = {n: (own[n].detach().view(torch.int32) & -65536).view(torch.float32).bfloat16() for n in bucket}
+        yield cut
 
 
-@mutant(ENGINE, killers=("train.send.manifest",))
-class VersionOfTheEngine(ReferenceTrainEngine):
-    """Announces the engine's version instead of the one asked for."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        return super().send_weights(sink, self.version)
-
-
-@mutant(ENGINE, killers=("train.send.manifest",))
-class AlwaysSendsSingle(ReferenceTrainEngine):
-    """Sends float32 whatever the spec says."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        assert self._trainer is not None
-        self._trainer.exporter._dtype = "float32"
-        return info
-
-
-@mutant(ENGINE, killers=("train.send.receipt", "train.send.manifest"))
-class NoReceipt(ReferenceTrainEngine):
+@breaks("send_weights", "train.send.receipt", "train.send.manifest")
+def NoReceipt(original: Original) -> Any:
     """Keeps the receipt to itself."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        super().send_weights(sink, version)
-        return None
+    original()
+    return None
 
 
-@mutant(ENGINE, killers=("train.send.no_effect",))
-class SendingDraws(ReferenceTrainEngine):
-    """Draws a random name for every transfer."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        torch.randint(1 << 30, ())
-        return super().send_weights(sink, version)
-
-
-@mutant(ENGINE, killers=("train.send.no_effect",))
-class SendingCastsWeights(ReferenceTrainEngine):
+@breaks("send_weights", "train.send.no_effect")
+def SendingCastsWeights(original: Original, self: ReferenceTrainEngine) -> Any:
     """Rounds the weights it trains to what it sends."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        with torch.no_grad():
-            for tensor in parameters(self).values():
-                tensor.copy_(tensor.bfloat16())
-        return super().send_weights(sink, version)
+    with torch.no_grad():
+        for tensor in parameters(self).values():
+            tensor.copy_(tensor.bfloat16())
+    return original()
 
 
-@mutant(ENGINE, killers=("train.send.kept",))
-class ParametersHandedOver(OtherExporter):
+@breaks_other_exporter("_buckets", "train.send.kept")
+def ParametersHandedOver(original: Original, self: Exporter) -> Any:
     """Hands its parameters themselves to the sink, gradients and all."""
-
-    class kind(Exporter):
-        """The parameters."""
-
-        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            own = _parameters(self)
-            for bucket in super()._buckets(bucket_bytes):
-                yield {name: own[name].to(tensor.dtype) for name, tensor in bucket.items()}
+    own = _parameters(self)
+    for bucket in original():
+        yield {name: own[name].to(tensor.dtype) for name, tensor in bucket.items()}
 
 
-@mutant(ENGINE, killers=("train.send.value_head", "train.value.saved"))
-class HeadNotSent(OtherExporter):
-    """Sends and saves a critic without its head."""
+ROWS = breaks.rows(
+    row("BiasesNotSent", "Leaves biases out of what it sends, and norms of queries and keys.", "train.send.names",
+        "train.send.current", incident="sglang#9379", row="one-destination", base=OtherExporter,
+        part=("kind", _Without), ending=("bias", "q_norm.weight", "k_norm.weight")),
+    row("VersionOfTheEngine", "Announces the engine's version instead of the one asked for.", "train.send.manifest",
+        send_weights=lambda original, self, sink: original(sink, self.version)),
+    row("AlwaysSendsSingle", "Sends float32 whatever the spec says.", "train.send.manifest",
+        start=then(lambda self: setattr(self._trainer.exporter, "_dtype", "float32"))),
+    row("SendingDraws", "Draws a random name for every transfer.", "train.send.no_effect",
+        send_weights=before(lambda: torch.randint(1 << 30, ()))),
+    row("HeadNotSent", "Sends and saves a critic without its head.", "train.send.value_head", "train.value.saved",
+        base=OtherExporter, part=("kind", _Without), ending=("score.weight", "score.bias")),
+)  # fmt: skip
 
-    class kind(_Without):
-        """Without it."""
 
-        ending = ("score.weight", "score.bias")  # type: ignore[assignment]  # endswith takes several
-
-
-@mutant(ENGINE, killers=("train.send.flipped",), incident="slime delta", row="update-chain")
-class SinkTrusted(OtherExporter):
-    """Does not compare the sink's fingerprints with its own."""
-
-    class kind(Exporter):
-        """Without comparing."""
-
-        def send(self, sink: WeightSink | None, version: int) -> Receipt | None:
-            """Send; whatever the receipt says is fine."""
-            try:
-                return super().send(sink, version)
-            except FingerprintMismatch:
-                return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints={})
+OTHER_EXPORTER_ROWS = breaks_other_exporter.rows(
+    row("TiesUntold", "Does not say which tensors are tied.", "train.send.tied", row="one-destination",
+        manifest=gives(tied=dict)),
+    row("SinkTrusted", "Does not compare the sink's fingerprints with its own.", "train.send.flipped",
+        incident="slime delta", row="update-chain",
+        send=catches(FingerprintMismatch, lambda version: Receipt(version=version, num_bytes=0, seconds=0.0,
+            fingerprints={}))),
+)  # fmt: skip

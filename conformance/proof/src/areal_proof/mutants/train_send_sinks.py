@@ -16,10 +16,12 @@ from areal_core.contract.errors import StorageError
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSink
 from areal_core.weights.fingerprint import fingerprint
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import before, breaking, catches, row
 from areal_proof.mutants.weight_parts import PassingSink
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
 
 
 class OtherSink(ReferenceTrainEngine):
@@ -30,32 +32,6 @@ class OtherSink(ReferenceTrainEngine):
     def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
         """Send through the other sink."""
         return super().send_weights(None if sink is None else self.passing(sink), version)
-
-
-@mutant(ENGINE, killers=("train.send.protocol",))
-class EmptyLastBucket(OtherSink):
-    """Ends with a bucket that holds nothing."""
-
-    class passing(PassingSink):
-        """Writes nothing once more."""
-
-        def finish(self) -> Receipt:
-            """Write nothing, then finish."""
-            self.inner.write({})
-            return super().finish()
-
-
-@mutant(ENGINE, killers=("train.send.protocol",))
-class FinishesTwice(OtherSink):
-    """Finishes its sink twice, to be sure."""
-
-    class passing(PassingSink):
-        """Twice."""
-
-        def finish(self) -> Receipt:
-            """Finish twice."""
-            self.inner.finish()
-            return super().finish()
 
 
 @mutant(ENGINE, killers=("train.send.buckets",))
@@ -118,15 +94,15 @@ class AbortForgotten(OtherSink):
             """Do nothing."""
 
 
-@mutant(ENGINE, killers=("train.send.raising_sink",))
-class FullDiskSwallowed(ReferenceTrainEngine):
-    """Takes a sink without room for one that is done."""
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        try:
-            return super().send_weights(sink, version)
-        except StorageError:
-            return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints={})
+ROWS = breaks.rows(
+    row("EmptyLastBucket", "Ends with a bucket that holds nothing.", "train.send.protocol", base=OtherSink,
+        part=("passing", PassingSink), finish=before(lambda self: self.inner.write({}))),
+    row("FinishesTwice", "Finishes its sink twice, to be sure.", "train.send.protocol", base=OtherSink,
+        part=("passing", PassingSink), finish=before(lambda self: self.inner.finish())),
+    row("FullDiskSwallowed", "Takes a sink without room for one that is done.", "train.send.raising_sink",
+        send_weights=catches(StorageError, lambda version: Receipt(version=version, num_bytes=0, seconds=0.0,
+            fingerprints={}))),
+)  # fmt: skip
 
 
 @mutant(ENGINE, killers=("train.send.foreign_error",))

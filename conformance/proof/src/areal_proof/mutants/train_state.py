@@ -26,12 +26,14 @@ from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainR
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.weights.fingerprint import fingerprint
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, catches, row, then
 from areal_proof.mutants.train_parts import parameters, replace
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
 from areal_torch.resume import TrainingState
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
 
 
 def optimizer_of(engine: ReferenceTrainEngine) -> Optimizer:
@@ -56,68 +58,49 @@ def rewrite(state: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], N
     (state / "state.json").write_text(json.dumps({**index, "digest": digest}))
 
 
-@mutant(ENGINE, killers=("train.state.exact", "train.machine.checkpoint"))
-class SecondMomentForgotten(ReferenceTrainEngine):
+@breaks("load_state", "train.state.exact", "train.machine.checkpoint")
+def SecondMomentForgotten(original: Original, self: ReferenceTrainEngine) -> None:
     """Comes back with its second moments at zero."""
-
-    def load_state(self, path: Path) -> None:
-        super().load_state(path)
-        for tensor in optimizer_of(self).moments["exp_avg_sq"].values():
-            tensor.zero_()
+    original()
+    for tensor in optimizer_of(self).moments["exp_avg_sq"].values():
+        tensor.zero_()
 
 
-@mutant(ENGINE, killers=("train.state.exact", "train.machine.checkpoint"), incident="OpenRLHF#1322", row="exactly-once")
-class StepCountForgotten(ReferenceTrainEngine):
-    """Comes back with its schedule at the beginning."""
-
-    def load_state(self, path: Path) -> None:
-        super().load_state(path)
-        optimizer_of(self).steps = 0
-
-
-@mutant(ENGINE, killers=("train.state.exact",))
-class BiasCorrectionForgotten(ReferenceTrainEngine):
+@breaks("load_state", "train.state.exact")
+def BiasCorrectionForgotten(original: Original, self: ReferenceTrainEngine) -> None:
     """Comes back with its schedule, and with the step of the bias correction one too small."""
-
-    def load_state(self, path: Path) -> None:
-        super().load_state(path)
-        for state in optimizer_of(self)._adam.state.values():
-            state["step"].sub_(1.0).clamp_(min=0.0)
+    original()
+    for state in optimizer_of(self)._adam.state.values():
+        state["step"].sub_(1.0).clamp_(min=0.0)
 
 
-@mutant(ENGINE, killers=("train.state.exact", "train.state.same_engine"))
-class RandomStateForgotten(ReferenceTrainEngine):
+@breaks("load_state", "train.state.exact", "train.state.same_engine")
+def RandomStateForgotten(original: Original) -> None:
     """Comes back with the random numbers it would have drawn anyway."""
-
-    def load_state(self, path: Path) -> None:
-        held = torch.get_rng_state()
-        super().load_state(path)
-        torch.set_rng_state(held)
+    held = torch.get_rng_state()
+    original()
+    torch.set_rng_state(held)
 
 
-@mutant(ENGINE, killers=("train.state.exact_untied",), row="one-destination")
-class UntiedHeadForgotten(ReferenceTrainEngine):
+@breaks("load_state", "train.state.exact_untied", row="one-destination")
+def UntiedHeadForgotten(original: Original, self: ReferenceTrainEngine) -> None:
     """Comes back without an untied head's weights."""
-
-    def load_state(self, path: Path) -> None:
-        head = parameters(self).get("lm_head.weight")
-        held = None if head is None else head.detach().clone()
-        super().load_state(path)
-        if head is not None and held is not None:
-            with torch.no_grad():
-                head.copy_(held)
-
-
-@mutant(ENGINE, killers=("train.state.exact_critic",))
-class CriticHeadForgotten(ReferenceTrainEngine):
-    """Comes back with a critic's head at zero."""
-
-    def load_state(self, path: Path) -> None:
-        super().load_state(path)
+    head = parameters(self).get("lm_head.weight")
+    held = None if head is None else head.detach().clone()
+    original()
+    if head is not None and held is not None:
         with torch.no_grad():
-            for name, tensor in parameters(self).items():
-                if name.startswith("score."):
-                    tensor.zero_()
+            head.copy_(held)
+
+
+@breaks("load_state", "train.state.exact_critic")
+def CriticHeadForgotten(original: Original, self: ReferenceTrainEngine) -> None:
+    """Comes back with a critic's head at zero."""
+    original()
+    with torch.no_grad():
+        for name, tensor in parameters(self).items():
+            if name.startswith("score."):
+                tensor.zero_()
 
 
 @mutant(ENGINE, killers=("train.state.exact_bfloat16",))
@@ -175,42 +158,20 @@ class SendsFromBeforeLoading(ReferenceTrainEngine):
                     tensor.copy_(held[name])
 
 
-@mutant(ENGINE, killers=("train.state.version",), incident="AReaL#1388", row="staleness-bound")
-class VersionForgotten(ReferenceTrainEngine):
+@breaks("load_state", "train.state.version", incident="AReaL#1388", row="staleness-bound")
+def VersionForgotten(original: Original, self: ReferenceTrainEngine) -> None:
     """Comes back with the version it has."""
-
-    def load_state(self, path: Path) -> None:
-        version = self.version
-        super().load_state(path)
-        self.version = version
+    version = self.version
+    original()
+    self.version = version
 
 
-@mutant(ENGINE, killers=("train.state.no_effect",))
-class SavingStateDraws(ReferenceTrainEngine):
-    """Draws a random name for every state, after it has saved it."""
-
-    def save_state(self, path: Path) -> None:
-        super().save_state(path)
-        torch.randint(1 << 30, ())
-
-
-@mutant(ENGINE, killers=("train.state.no_effect",))
-class SavingDropsMoments(ReferenceTrainEngine):
+@breaks("save_state", "train.state.no_effect")
+def SavingDropsMoments(original: Original, self: ReferenceTrainEngine) -> None:
     """Frees its moments for saving, and begins new ones."""
-
-    def save_state(self, path: Path) -> None:
-        super().save_state(path)
-        for tensor in optimizer_of(self).moments["exp_avg"].values():
-            tensor.zero_()
-
-
-@mutant(ENGINE, killers=("train.state.replaces", "train.machine.checkpoint"))
-class FirstStateKept(ReferenceTrainEngine):
-    """Does not save over a state that is there."""
-
-    def save_state(self, path: Path) -> None:
-        if not path.exists():
-            super().save_state(path)
+    original()
+    for tensor in optimizer_of(self).moments["exp_avg"].values():
+        tensor.zero_()
 
 
 @mutant(ENGINE, killers=("train.state.moved",))
@@ -232,58 +193,43 @@ class StateByReference(ReferenceTrainEngine):
         super().load_state(path.parent / f".{path.name}-store")
 
 
-@mutant(ENGINE, killers=("train.state.missing",))
-class MissingStateIsFresh(ReferenceTrainEngine):
-    """Takes a state that is not there for the beginning of a run."""
-
-    def load_state(self, path: Path) -> None:
-        if (path / "state.json").exists():
-            super().load_state(path)
-
-
-@mutant(ENGINE, killers=("train.state.truncated",))
-class TornStateIsBare(ReferenceTrainEngine):
+@breaks("load_state", "train.state.truncated")
+def TornStateIsBare(original: Original, path: Path) -> None:
     """Lets the file format say that a file is torn."""
-
-    def load_state(self, path: Path) -> None:
-        try:
-            super().load_state(path)
-        except CheckpointError as error:
-            if path.exists() and (path / "state.json").exists():
-                raise SafetensorError(str(error)) from None
-            raise
+    try:
+        original()
+    except CheckpointError as error:
+        if path.exists() and (path / "state.json").exists():
+            raise SafetensorError(str(error)) from None
+        raise
 
 
-@mutant(ENGINE, killers=("train.state.truncated", "train.state.other_model"))
-class TornStateHalfLoaded(ReferenceTrainEngine):
+@breaks("load_state", "train.state.truncated", "train.state.other_model")
+def TornStateHalfLoaded(original: Original, self: ReferenceTrainEngine) -> None:
     """Begins to overwrite its weights before it knows that the state is whole."""
-
-    def load_state(self, path: Path) -> None:
-        try:
-            super().load_state(path)
-        except CheckpointError:
-            with torch.no_grad():
-                next(iter(parameters(self).values())).zero_()
-            raise
+    try:
+        original()
+    except CheckpointError:
+        with torch.no_grad():
+            next(iter(parameters(self).values())).zero_()
+        raise
 
 
-@mutant(ENGINE, killers=("train.state.flipped",))
-class StateBelieved(ReferenceTrainEngine):
+@breaks("load_state", "train.state.flipped")
+def StateBelieved(original: Original, path: Path) -> None:
     """Believes whatever bytes a state has: it holds no proof of them."""
-
-    def load_state(self, path: Path) -> None:
-        copy = path.with_name(f"{path.name}.read")
-        shutil.rmtree(copy, ignore_errors=True)
-        if (path / "state.json").exists() and (path / "rank-00000.safetensors").exists():
-            shutil.copytree(path, copy)
-            try:
-                rewrite(copy, lambda tensors, index: None)
-            except (SafetensorError, OSError, ValueError, RuntimeError, KeyError):
-                shutil.rmtree(copy)
+    copy = path.with_name(f"{path.name}.read")
+    shutil.rmtree(copy, ignore_errors=True)
+    if (path / "state.json").exists() and (path / "rank-00000.safetensors").exists():
+        shutil.copytree(path, copy)
         try:
-            super().load_state(copy if copy.exists() else path)
-        finally:
-            shutil.rmtree(copy, ignore_errors=True)
+            rewrite(copy, lambda tensors, index: None)
+        except (SafetensorError, OSError, ValueError, RuntimeError, KeyError):
+            shutil.rmtree(copy)
+    try:
+        original(copy if copy.exists() else path)
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 class _OtherFacts(ReferenceTrainEngine):
@@ -301,76 +247,62 @@ class _OtherFacts(ReferenceTrainEngine):
         return info
 
 
-@mutant(ENGINE, killers=("train.state.other_model",))
-class OtherModelsLoaded(_OtherFacts):
-    """Loads every tensor of its own that a state holds, and does not ask of what model it is."""
-
-    dropped = ("architecture", "shapes")
-
-
-@mutant(ENGINE, killers=("train.state.other_head",))
-class FrozenStateLoaded(ReferenceTrainEngine):
+@breaks("load_state", "train.state.other_head")
+def FrozenStateLoaded(original: Original, self: ReferenceTrainEngine) -> None:
     """Takes the state of a frozen role, and goes on with the moments it has."""
-
-    def load_state(self, path: Path) -> None:
-        assert self._trainer is not None
-        whole = self._trainer
+    assert self._trainer is not None
+    whole = self._trainer
+    try:
+        original()
+    except CheckpointError:
+        facts = {**whole.state.facts, "trained": False}
+        replace(self, state=attrs.evolve(whole.state, optimizer=None, facts=facts))
         try:
-            super().load_state(path)
-        except CheckpointError:
-            facts = {**whole.state.facts, "trained": False}
-            replace(self, state=attrs.evolve(whole.state, optimizer=None, facts=facts))
-            try:
-                super().load_state(path)
-            finally:
-                self._trainer = whole
+            original()
+        finally:
+            self._trainer = whole
 
 
-@mutant(ENGINE, killers=("train.state.no_pickle",))
-class StateWithPickle(ReferenceTrainEngine):
-    """Keeps the number of its steps in a pickle."""
-
-    def save_state(self, path: Path) -> None:
-        super().save_state(path)
-        torch.save({"steps": 1}, path / "trainer.pt")
-
-
-@mutant(ENGINE, killers=("train.state.no_pickle",))
-class StateUnpickled(ReferenceTrainEngine):
+@breaks("load_state", "train.state.no_pickle")
+def StateUnpickled(original: Original, path: Path) -> None:
     """Tries to unpickle a state that is no safetensors file."""
-
-    def load_state(self, path: Path) -> None:
-        try:
-            super().load_state(path)
-        except CheckpointError:
-            file = path / "rank-00000.safetensors"
-            if file.exists() and file.read_bytes()[:1] == b"\x80":
-                pickle.loads(file.read_bytes())
-            raise
+    try:
+        original()
+    except CheckpointError:
+        file = path / "rank-00000.safetensors"
+        if file.exists() and file.read_bytes()[:1] == b"\x80":
+            pickle.loads(file.read_bytes())
+        raise
 
 
-@mutant(ENGINE, killers=("train.disk.state_in_the_way", "train.disk.state_full"))
-class StateErrorsSwallowed(ReferenceTrainEngine):
-    """Goes on without a state when the disk is full."""
+ROWS = breaks.rows(
+    row("StepCountForgotten", "Comes back with its schedule at the beginning.", "train.state.exact",
+        "train.machine.checkpoint", incident="OpenRLHF#1322", row="exactly-once",
+        load_state=then(lambda self: setattr(optimizer_of(self), "steps", 0))),
+    row("SavingStateDraws", "Draws a random name for every state, after it has saved it.", "train.state.no_effect",
+        save_state=then(lambda: torch.randint(1 << 30, ()))),
+    row("FirstStateKept", "Does not save over a state that is there.", "train.state.replaces",
+        "train.machine.checkpoint", save_state=lambda original, path: original(path) if not path.exists() else None),
+    row("MissingStateIsFresh", "Takes a state that is not there for the beginning of a run.", "train.state.missing",
+        load_state=lambda original, path: original(path) if (path / "state.json").exists() else None),
+    row("OtherModelsLoaded", "Loads every tensor of its own that a state holds, and does not ask of what model it is.",
+        "train.state.other_model", base=_OtherFacts, dropped=("architecture", "shapes")),
+    row("StateWithPickle", "Keeps the number of its steps in a pickle.", "train.state.no_pickle",
+        save_state=then(lambda path: torch.save({"steps": 1}, path / "trainer.pt"))),
+    row("StateErrorsSwallowed", "Goes on without a state when the disk is full.", "train.disk.state_in_the_way",
+        "train.disk.state_full", save_state=catches(StorageError, lambda: None)),
+)  # fmt: skip
 
-    def save_state(self, path: Path) -> None:
-        try:
-            super().save_state(path)
-        except StorageError:
-            return
 
-
-@mutant(ENGINE, killers=("train.disk.state_full",))
-class PartialStateLeft(ReferenceTrainEngine):
+@breaks("save_state", "train.disk.state_full")
+def PartialStateLeft(original: Original, path: Path) -> None:
     """Leaves what it had written when the disk is full."""
-
-    def save_state(self, path: Path) -> None:
-        try:
-            super().save_state(path)
-        except StorageError:
-            if path.parent.is_dir():
-                path.with_name(f"{path.name}.tmp").mkdir(exist_ok=True)
-            raise
+    try:
+        original()
+    except StorageError:
+        if path.parent.is_dir():
+            path.with_name(f"{path.name}.tmp").mkdir(exist_ok=True)
+        raise
 
 
 @mutant(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -17,6 +18,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, Sum, TrainReport, TrainSpec
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, breaking, row
 from areal_proof.mutants.train_optimizer import OtherOptimizer
 from areal_proof.mutants.train_parts import OtherObjective, Through
 from areal_reference.train.engine import ReferenceTrainEngine
@@ -24,90 +26,55 @@ from areal_torch.optimizer import Optimizer
 from areal_torch.trainer import running
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
+breaks_other_optimizer = breaking(ENGINE, OtherOptimizer, part=("kind", Optimizer))
 
 
-@mutant(ENGINE, killers=("train.step.not_finite", "train.step.not_finite_twice"))
-class StepsOnNan(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.not_finite", "train.step.not_finite_twice")
+@torch.no_grad()
+def StepsOnNan(original: Original, self: Optimizer, norm: float) -> Any:
     """Puts 0 in the place of what is not finite, and steps."""
-
-    class kind(Optimizer):
-        """With zeros."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Clean the gradient and step."""
-            if math.isfinite(norm):
-                return super().step(norm)
-            for parameter in self._parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-            return super().step(0.0)
+    if math.isfinite(norm):
+        return original()
+    for parameter in self._parameters.values():
+        if parameter.grad is not None:
+            parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+    return original(0.0)
 
 
-@mutant(ENGINE, killers=("train.step.not_finite", "train.machine.checkpoint"))
-class SkippedStepCounts(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.not_finite", "train.machine.checkpoint")
+@torch.no_grad()
+def SkippedStepCounts(original: Original, self: Optimizer) -> Any:
     """Moves the schedule on for a step it skipped."""
-
-    class kind(Optimizer):
-        """Counts it."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Skip, and count."""
-            stepped = super().step(norm)
-            self.steps += 0 if stepped else 1
-            return stepped
+    stepped = original()
+    self.steps += 0 if stepped else 1
+    return stepped
 
 
-@mutant(ENGINE, killers=("train.step.not_finite",))
-class SkippedStepDecays(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.not_finite")
+@torch.no_grad()
+def SkippedStepDecays(original: Original, self: Optimizer) -> Any:
     """Lets the moments decay in a step it skips."""
-
-    class kind(Optimizer):
-        """Decays them."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Skip, and decay."""
-            stepped = super().step(norm)
-            if not stepped:
-                for moment in self.moments["exp_avg"].values():
-                    moment.mul_(self.spec.betas[0])
-            return stepped
+    stepped = original()
+    if not stepped:
+        for moment in self.moments["exp_avg"].values():
+            moment.mul_(self.spec.betas[0])
+    return stepped
 
 
-@mutant(ENGINE, killers=("train.step.not_finite",))
-class SkippedNormHidden(ReferenceTrainEngine):
-    """Reports a norm of 0 for a step it skipped."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        return report if report.stepped else attrs.evolve(report, grad_norm=0.0)
-
-
-@mutant(ENGINE, killers=("train.step.not_finite_twice",))
-class SkippedTwiceTellsOnce(ReferenceTrainEngine):
+@breaks("train_step", "train.step.not_finite_twice", _skipped=False)
+def SkippedTwiceTellsOnce(original: Original, self: Any) -> Any:
     """Says of a second step it skips in a row that it was made."""
-
-    _skipped = False
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        again, self._skipped = self._skipped and not report.stepped, not report.stepped
-        return attrs.evolve(report, stepped=True) if again else report
+    report = original()
+    again, self._skipped = self._skipped and not report.stepped, not report.stepped
+    return attrs.evolve(report, stepped=True) if again else report
 
 
-@mutant(ENGINE, killers=("train.step.overflow",))
-class NormInHalf(OtherOptimizer):
+@breaks_other_optimizer("step", "train.step.overflow")
+@torch.no_grad()
+def NormInHalf(original: Original, norm: float) -> Any:
     """Skips steps whose norm half precision could not hold."""
-
-    class kind(Optimizer):
-        """Beyond 65504."""
-
-        @torch.no_grad()
-        def step(self, norm: float) -> bool:
-            """Skip what is large."""
-            return super().step(math.inf if norm > 1000.0 else norm)
+    return original(math.inf if norm > 1000.0 else norm)
 
 
 @mutant(ENGINE, killers=("train.step.too_long",), incident="NeMo-RL#3599", row="trained-as-submitted")
@@ -128,14 +95,12 @@ class LongSequencesCut(ReferenceTrainEngine):
         return super().forward(self._fitting(batch), outputs)
 
 
-@mutant(ENGINE, killers=("train.step.missing_column",))
-class MissingColumnIsZero(ReferenceTrainEngine):
+@breaks("train_step", "train.step.missing_column")
+def MissingColumnIsZero(original: Original, batch: Batch, objective: Objective) -> Any:
     """Takes a column that is missing for zeros."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        there = {str(name) for name in batch.tokens.keys()}  # noqa: SIM118
-        zeros = {name: torch.zeros(batch.num_tokens) for name in objective.columns - there}
-        return super().train_step(batch.with_tokens(**zeros), objective)
+    there = {str(name) for name in batch.tokens.keys()}  # noqa: SIM118
+    zeros = {name: torch.zeros(batch.num_tokens) for name in objective.columns - there}
+    return original(batch.with_tokens(**zeros), objective)
 
 
 @mutant(ENGINE, killers=("train.step.unknown_token",))
@@ -153,16 +118,14 @@ class UnknownTokensClamped(ReferenceTrainEngine):
         return super().forward(self._known(batch), outputs)
 
 
-@mutant(ENGINE, killers=("train.step.nothing_trained",))
-class NothingCountsAsOne(OtherObjective):
-    """Divides by 1 where nothing is trained, and steps: the weight decay is all that happens."""
-
-    class through(Through):
-        """At least 1."""
-
-        def normalizer(self, batch: Batch) -> Tensor:
-            """Return at least 1."""
-            return self.inner.normalizer(batch).clamp(min=1.0)
+ROWS = breaks.rows(
+    row("SkippedNormHidden", "Reports a norm of 0 for a step it skipped.", "train.step.not_finite",
+        train_step=after(lambda result: result if result.stepped else attrs.evolve(result, grad_norm=0.0))),
+    row("NothingCountsAsOne",
+        "Divides by 1 where nothing is trained, and steps: the weight decay is all that happens.",
+        "train.step.nothing_trained", base=OtherObjective, part=("through", Through),
+        normalizer=lambda self, batch: self.inner.normalizer(batch).clamp(min=1.0)),
+)  # fmt: skip
 
 
 @mutant(ENGINE, killers=("train.step.objective_raises",))
@@ -196,19 +159,17 @@ class HalfGradientKept(ReferenceTrainEngine):
         return super().train_step(batch, objective)
 
 
-@mutant(ENGINE, killers=("train.step.objective_raises",), incident="NeMo-RL#3589", row="failed-is-typed")
-class ObjectiveErrorsSwallowed(ReferenceTrainEngine):
+@breaks("train_step", "train.step.objective_raises", incident="NeMo-RL#3589", row="failed-is-typed")
+def ObjectiveErrorsSwallowed(original: Original) -> Any:
     """Takes an objective that raises for a step on nothing."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        try:
-            return super().train_step(batch, objective)
-        except ArealError:
-            raise
-        except Exception:
-            return TrainReport(
-                loss=0.0, grad_norm=0.0, lr=0.0, stepped=False, num_microbatches=0, num_tokens=0, seconds=0.0
-            )
+    try:
+        return original()
+    except ArealError:
+        raise
+    except Exception:
+        return TrainReport(
+            loss=0.0, grad_norm=0.0, lr=0.0, stepped=False, num_microbatches=0, num_tokens=0, seconds=0.0
+        )
 
 
 class _FiniteLosses(Through):
@@ -223,26 +184,23 @@ class _FiniteLosses(Through):
         return loss, metrics
 
 
-@mutant(ENGINE, killers=("train.step.not_finite_slope",))
-class LooksAtTheLoss(ReferenceTrainEngine):
+@breaks("train_step", "train.step.not_finite_slope")
+def LooksAtTheLoss(original: Original, self: ReferenceTrainEngine, batch: Batch, objective: Objective) -> Any:
     """Skips a step by its loss: an infinite gradient under a finite loss is cleaned and stepped."""
+    watched, optimizer = _FiniteLosses(objective), running(self._trainer).optimizer
+    assert optimizer is not None
+    whole = optimizer.step
 
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Let a finite loss decide."""
-        watched, optimizer = _FiniteLosses(objective), running(self._trainer).optimizer
-        assert optimizer is not None
-        whole = optimizer.step
+    def step(norm: float) -> bool:
+        if watched.finite and not math.isfinite(norm):
+            for parameter in optimizer._parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+            norm = 1.0
+        return whole(norm)
 
-        def step(norm: float) -> bool:
-            if watched.finite and not math.isfinite(norm):
-                for parameter in optimizer._parameters.values():
-                    if parameter.grad is not None:
-                        parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-                norm = 1.0
-            return whole(norm)
-
-        optimizer.step = step  # type: ignore[method-assign]
-        try:
-            return super().train_step(batch, watched)
-        finally:
-            del optimizer.step
+    optimizer.step = step  # type: ignore[method-assign]
+    try:
+        return original(batch, watched)
+    finally:
+        del optimizer.step

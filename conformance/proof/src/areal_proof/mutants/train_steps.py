@@ -17,87 +17,30 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, Sum, TrainReport, TrainSpec
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, given, gives, row, then
 from areal_proof.mutants.train_parts import Columns, OtherObjective, Through, replace, replace_model
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
+breaks = breaking(ENGINE, ReferenceTrainEngine)
+breaks_other_objective = breaking(ENGINE, OtherObjective, part=("through", Through))
 
 
-@mutant(
-    ENGINE,
-    killers=("train.step.gradient_masks", "train.step.normalizer", "train.step.normalizer_given"),
-    row="average-is-average",
-)
-class LocalNormalizer(OtherObjective):
-    """Divides each micro-batch's loss by its own count of tokens."""
-
-    class through(Through):
-        """Its own count."""
-
-        def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
-            """Use the micro-batch's own normaliser."""
-            own = self.inner.normalizer(batch).to(normalizer.device).clamp(min=1e-9)
-            return self.inner.loss(columns, batch, own)
-
-
-@mutant(
-    ENGINE,
-    killers=("train.step.gradient_masks", "train.step.budget", "train.step.normalizer"),
-    incident="verl#7917",
-    row="average-is-average",
-)
-class MeanOverMicrobatches(ReferenceTrainEngine):
+@breaks("train_step", "train.step.gradient_masks", "train.step.budget", "train.step.normalizer", incident="verl#7917",
+        row="average-is-average")  # fmt: skip
+def MeanOverMicrobatches(original: Original, batch: Batch, objective: Objective) -> Any:
     """Divides by the number of micro-batches once more."""
+    calls: list[Batch] = []
 
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        calls: list[Batch] = []
+    class Counting(Through):
+        def normalizer(self, part: Batch) -> Tensor:
+            calls.append(part)
+            return self.inner.normalizer(part)
 
-        class Counting(Through):
-            def normalizer(self, part: Batch) -> Tensor:
-                calls.append(part)
-                return self.inner.normalizer(part)
+        def loss(self, columns: Mapping[str, Tensor], part: Batch, normalizer: Tensor) -> Any:
+            return self.inner.loss(columns, part, normalizer * len(calls))
 
-            def loss(self, columns: Mapping[str, Tensor], part: Batch, normalizer: Tensor) -> Any:
-                return self.inner.loss(columns, part, normalizer * len(calls))
-
-        return super().train_step(batch, Counting(objective))
-
-
-@mutant(ENGINE, killers=("train.step.normalizer",))
-class NormalizerRounded(OtherObjective):
-    """Rounds each micro-batch's share of the normaliser up to a whole number."""
-
-    class through(Through):
-        """A whole number."""
-
-        def normalizer(self, batch: Batch) -> Tensor:
-            """Round up."""
-            return self.inner.normalizer(batch).ceil()
-
-
-@mutant(ENGINE, killers=("train.step.normalizer_given",))
-class NormalizerInSingle(OtherObjective):
-    """Hands the normaliser over in float32, one number in a list."""
-
-    class through(Through):
-        """In float32."""
-
-        def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
-            """Cast it."""
-            return self.inner.loss(columns, batch, normalizer.float())
-
-
-@mutant(ENGINE, killers=("train.step.entropy_gradient", "train.step.columns", "train.step.gradient"))
-class EntropyDetached(OtherObjective):
-    """Hands the entropy over without gradient."""
-
-    class through(Through):
-        """Without gradient."""
-
-        def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
-            """Detach it."""
-            cut = {str(n): c.detach() if n == Output.ENTROPY else c for n, c in columns.items()}
-            return self.inner.loss(cut, batch, normalizer)
+    return original(batch, Counting(objective))
 
 
 @mutant(ENGINE, killers=("train.step.sequences", "train.step.whole_sequences"))
@@ -113,17 +56,11 @@ class TableOfOtherRows(ReferenceTrainEngine):
         return super().train_step(batch, self._Through(objective))
 
 
-@mutant(ENGINE, killers=("train.step.off_mask",))
-class MultipliesByMask(OtherObjective):
+@breaks_other_objective("loss", "train.step.off_mask")
+def MultipliesByMask(self: Through, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
     """Masks by multiplication, so that what is not finite off the mask is not finite everywhere."""
-
-    class through(Through):
-        """Adds nothing times what is off the mask."""
-
-        def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
-            """Add it."""
-            loss, metrics = self.inner.loss(columns, batch, normalizer)
-            return loss + (batch.tokens["advantages"] * ~batch.tokens["loss_mask"]).sum() * loss * 0.0, metrics
+    loss, metrics = self.inner.loss(columns, batch, normalizer)
+    return loss + (batch.tokens["advantages"] * ~batch.tokens["loss_mask"]).sum() * loss * 0.0, metrics
 
 
 @mutant(ENGINE, killers=("train.step.whole_sequences", "train.step.sequences"))
@@ -146,102 +83,67 @@ class LongSequencesInPieces(ReferenceTrainEngine):
         return super().train_step(batch, self._Through(objective))
 
 
-@mutant(ENGINE, killers=("train.step.columns",))
-class ColumnsOfTheNeighbour(OtherObjective):
-    """Hands the log-probs of a micro-batch over one token late."""
+OTHER_OBJECTIVE_ROWS = breaks_other_objective.rows(
+    row("LocalNormalizer", "Divides each micro-batch's loss by its own count of tokens.", "train.step.gradient_masks",
+        "train.step.normalizer", "train.step.normalizer_given", row="average-is-average",
+        loss=lambda self, columns, batch, normalizer: self.inner.loss(columns, batch,
+            self.inner.normalizer(batch).to(normalizer.device).clamp(min=1e-09))),
+    row("NormalizerRounded", "Rounds each micro-batch's share of the normaliser up to a whole number.",
+        "train.step.normalizer", normalizer=lambda self, batch: self.inner.normalizer(batch).ceil()),
+    row("NormalizerInSingle", "Hands the normaliser over in float32, one number in a list.",
+        "train.step.normalizer_given",
+        loss=lambda self, columns, batch, normalizer: self.inner.loss(columns, batch, normalizer.float())),
+    row("EntropyDetached", "Hands the entropy over without gradient.", "train.step.entropy_gradient",
+        "train.step.columns", "train.step.gradient",
+        loss=lambda self, columns, batch, normalizer: self.inner.loss({str(n): c.detach() if n == Output.ENTROPY else c
+            for n, c in columns.items()}, batch, normalizer)),
+    row("ColumnsOfTheNeighbour", "Hands the log-probs of a micro-batch over one token late.", "train.step.columns",
+        loss=lambda self, columns, batch, normalizer: self.inner.loss({str(n): c.roll(1) for n, c in columns.items()},
+            batch, normalizer)),
+)  # fmt: skip
 
-    class through(Through):
-        """One late."""
 
-        def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
-            """Shift them."""
-            return self.inner.loss({str(n): c.roll(1) for n, c in columns.items()}, batch, normalizer)
-
-
-@mutant(ENGINE, killers=("train.step.metrics",))
-class LastMetricsWin(ReferenceTrainEngine):
+@breaks("train_step", "train.step.metrics")
+def LastMetricsWin(original: Original, batch: Batch, objective: Objective) -> Any:
     """Reports the metrics of the last micro-batch."""
+    last: dict[str, Sum] = {}
 
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        last: dict[str, Sum] = {}
+    class Keeping(Through):
+        def loss(self, columns: Mapping[str, Tensor], part: Batch, normalizer: Tensor) -> Any:
+            loss, metrics = self.inner.loss(columns, part, normalizer)
+            last.update(metrics)
+            return loss, metrics
 
-        class Keeping(Through):
-            def loss(self, columns: Mapping[str, Tensor], part: Batch, normalizer: Tensor) -> Any:
-                loss, metrics = self.inner.loss(columns, part, normalizer)
-                last.update(metrics)
-                return loss, metrics
-
-        return attrs.evolve(super().train_step(batch, Keeping(objective)), metrics=last)
+    return attrs.evolve(original(batch, Keeping(objective)), metrics=last)
 
 
-@mutant(ENGINE, killers=("train.step.report",))
-class CountsTrainedTokens(ReferenceTrainEngine):
-    """Reports the tokens on the mask as the tokens of the batch."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        return attrs.evolve(report, num_tokens=int(batch.tokens["loss_mask"].sum()))
-
-
-@mutant(ENGINE, killers=("train.step.report",))
-class OneMicrobatchTold(ReferenceTrainEngine):
-    """Reports one micro-batch, however many there were."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        return attrs.evolve(super().train_step(batch, objective), num_microbatches=1)
-
-
-@mutant(ENGINE, killers=("train.packing.fills",))
-class OneSequenceEach(ReferenceTrainEngine):
+@breaks("train_step", "train.packing.fills")
+def OneSequenceEach(original: Original, self: ReferenceTrainEngine, batch: Batch) -> Any:
     """Runs every sequence in a micro-batch of its own."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        assert self._trainer is not None
-        whole = self._trainer
-        longest = int(batch.lengths.max()) if batch.num_sequences else 1
-        replace(self, limits=attrs.evolve(whole.limits, max_tokens=min(whole.limits.max_tokens, longest)))
-        try:
-            return super().train_step(batch, objective)
-        finally:
-            self._trainer = whole
+    assert self._trainer is not None
+    whole = self._trainer
+    longest = int(batch.lengths.max()) if batch.num_sequences else 1
+    replace(self, limits=attrs.evolve(whole.limits, max_tokens=min(whole.limits.max_tokens, longest)))
+    try:
+        return original()
+    finally:
+        self._trainer = whole
 
 
-@mutant(ENGINE, killers=("train.step.version",), row="version-spans")
-class StepCountsVersion(ReferenceTrainEngine):
+@breaks("train_step", "train.step.version", row="version-spans")
+def StepCountsVersion(original: Original, self: ReferenceTrainEngine) -> Any:
     """Counts the version itself."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        self.version += 1
-        return super().train_step(batch, objective)
+    self.version += 1
+    return original()
 
 
-@mutant(ENGINE, killers=("train.step.leaves_batch",))
-class StepNormalisesAdvantages(ReferenceTrainEngine):
-    """Writes the advantages back into the batch after use, smaller."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        batch.tokens["advantages"].mul_(0.5)
-        return report
-
-
-@mutant(ENGINE, killers=("train.step.deterministic",))
-class SeedIgnored(ReferenceTrainEngine):
-    """Seeds its generators with the same number whatever the spec says."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        return super().start(attrs.evolve(spec, seed=1), rank)
-
-
-@mutant(ENGINE, killers=("train.step.deterministic", "train.forward.no_effect"))
-class NeverSeeded(ReferenceTrainEngine):
+@breaks("start", "train.step.deterministic", "train.forward.no_effect")
+def NeverSeeded(original: Original) -> Any:
     """Leaves its generators where the engine before left them."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        before = torch.get_rng_state()
-        info = super().start(spec, rank)
-        torch.set_rng_state(before)
-        return info
+    before = torch.get_rng_state()
+    info = original()
+    torch.set_rng_state(before)
+    return info
 
 
 @mutant(ENGINE, killers=("train.step.gradient_masks", "train.step.budget"))
@@ -262,21 +164,24 @@ class LastMicrobatchDropped(ReferenceTrainEngine):
         return info
 
 
-@mutant(ENGINE, killers=("train.step.too_long",))
-class BudgetOffByOne(ReferenceTrainEngine):
-    """Refuses a sequence of exactly the budget."""
+ROWS = breaks.rows(
+    row("CountsTrainedTokens", "Reports the tokens on the mask as the tokens of the batch.", "train.step.report",
+        train_step=gives(num_tokens=lambda batch: int(batch.tokens["loss_mask"].sum()))),
+    row("OneMicrobatchTold", "Reports one micro-batch, however many there were.", "train.step.report",
+        train_step=gives(num_microbatches=1)),
+    row("StepNormalisesAdvantages", "Writes the advantages back into the batch after use, smaller.",
+        "train.step.leaves_batch", train_step=then(lambda batch: batch.tokens["advantages"].mul_(0.5))),
+    row("SeedIgnored", "Seeds its generators with the same number whatever the spec says.", "train.step.deterministic",
+        start=given(seed=1)),
+    row("BudgetOffByOne", "Refuses a sequence of exactly the budget.", "train.step.too_long",
+        forward=before(lambda self, batch: BatchError("a sequence is too long",
+            why="it has as many tokens as the budget") if batch.num_sequences
+            and int(batch.lengths.max()) >= self._trainer.limits.max_tokens else None)),
+)  # fmt: skip
 
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        assert self._trainer is not None
-        if batch.num_sequences and int(batch.lengths.max()) >= self._trainer.limits.max_tokens:
-            raise BatchError("a sequence is too long", why="it has as many tokens as the budget")
-        return super().forward(batch, outputs)
 
-
-@mutant(ENGINE, killers=("train.step.order", "train.step.gradient"))
-class FirstSequenceWeighsMore(ReferenceTrainEngine):
+@breaks("train_step", "train.step.order", "train.step.gradient")
+def FirstSequenceWeighsMore(original: Original, batch: Batch, objective: Objective) -> Any:
     """Multiplies the advantages of the first sequence by a hundred and one hundredths."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        first = torch.where(batch.sequence_ids == 0, 1.01, 1.0)
-        return super().train_step(batch.with_tokens(advantages=batch.tokens["advantages"] * first), objective)
+    first = torch.where(batch.sequence_ids == 0, 1.01, 1.0)
+    return original(batch.with_tokens(advantages=batch.tokens["advantages"] * first), objective)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
-from areal_core.contract.weights import Offer, Receipt, TensorSpec, WeightManifest
+from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
 from areal_local.transports.disk import DiskTransport
-from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, row
 from areal_proof.mutants.weight_parts import PassingSink
 
 
@@ -48,122 +48,73 @@ class LenientSink(PassingSink):
         self.written.update(bucket)
 
 
-@mutant("transport/disk", killers=("transport.coverage.unannounced",), incident="UniRL#166", row="one-destination")
-class DropsStrangers(_Lenient):
-    """A tensor nobody announced is left out without a word."""
-
-    class Sink(LenientSink):
-        """Leaves it out."""
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            """Pass on what was announced."""
-            super().write({name: tensor for name, tensor in bucket.items() if name in self.specs})
+breaks = breaking("transport/disk", _Lenient, part=("Sink", LenientSink))
 
 
-@mutant("transport/disk", killers=("transport.coverage.shape",))
-class ReshapesSilently(_Lenient):
+@breaks("write", "transport.coverage.shape")
+def ReshapesSilently(original: Original, self: LenientSink, bucket: Mapping[str, Tensor]) -> None:
     """A tensor with as many elements as announced is reshaped to fit."""
-
-    class Sink(LenientSink):
-        """Reshapes it."""
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            """Pass on what fits."""
-            fitting = {}
-            for name, tensor in bucket.items():
-                spec = self.specs.get(name)
-                same = spec is not None and tensor.numel() == torch.Size(spec.shape).numel()
-                fitting[name] = tensor.reshape(spec.shape) if same and spec else tensor
-            super().write(fitting)
+    fitting = {}
+    for name, tensor in bucket.items():
+        spec = self.specs.get(name)
+        same = spec is not None and tensor.numel() == torch.Size(spec.shape).numel()
+        fitting[name] = tensor.reshape(spec.shape) if same and spec else tensor
+    original(fitting)
 
 
-@mutant("transport/disk", killers=("transport.coverage.dtype",))
-class CastsSilently(_Lenient):
-    """A tensor of another dtype is cast to the one announced."""
-
-    class Sink(LenientSink):
-        """Casts it."""
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            """Pass on what fits."""
-            super().write(
-                {n: t.to(getattr(torch, self.specs[n].dtype)) if n in self.specs else t for n, t in bucket.items()}
-            )
-
-
-@mutant("transport/disk", killers=("transport.coverage.twice",), row="one-destination")
-class FirstWriteWins(_Lenient):
-    """A tensor that comes again is ignored."""
-
-    class Sink(LenientSink):
-        """Ignores it."""
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            """Pass on what is new."""
-            super().write({name: tensor for name, tensor in bucket.items() if name not in self.written})
+ROWS = breaks.rows(
+    row("DropsStrangers", "A tensor nobody announced is left out without a word.", "transport.coverage.unannounced",
+        incident="UniRL#166", row="one-destination",
+        write=lambda original, self, bucket: original({name: tensor for name, tensor in bucket.items()
+            if name in self.specs})),
+    row("CastsSilently", "A tensor of another dtype is cast to the one announced.", "transport.coverage.dtype",
+        write=lambda original, self, bucket: original({n: t.to(getattr(torch, self.specs[n].dtype)) if n in self.specs
+            else t for n, t in bucket.items()})),
+    row("FirstWriteWins", "A tensor that comes again is ignored.", "transport.coverage.twice", row="one-destination",
+        write=lambda original, self, bucket: original({name: tensor for name, tensor in bucket.items()
+            if name not in self.written})),
+    row("FillsWithZeros", "A tensor that never came is sent as zeros.", "transport.coverage.missing",
+        "transport.machine", row="one-destination",
+        finish=before(lambda self: self.inner.write({n: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for n,
+            s in self.specs.items() if n not in self.written}))),
+)  # fmt: skip
 
 
-@mutant("transport/disk", killers=("transport.coverage.missing", "transport.machine"), row="one-destination")
-class FillsWithZeros(_Lenient):
-    """A tensor that never came is sent as zeros."""
-
-    class Sink(LenientSink):
-        """Fills up."""
-
-        def finish(self) -> Receipt:
-            """Write what is missing."""
-            lost = {
-                n: torch.zeros(s.shape, dtype=getattr(torch, s.dtype))
-                for n, s in self.specs.items()
-                if n not in self.written
-            }
-            self.inner.write(lost)
-            return super().finish()
-
-
-@mutant("transport/disk", killers=("transport.coverage.manifest",))
-class TidiesManifests(_Lenient):
+@breaks("begin", "transport.coverage.manifest")
+def TidiesManifests(original: Original, manifest: WeightManifest) -> None:
     """A manifest with a name twice, or tied to nothing, is mended in silence."""
-
-    class Sink(LenientSink):
-        """Mends it."""
-
-        def begin(self, manifest: WeightManifest) -> None:
-            """Keep the first of each name, and the ties that make sense."""
-            specs = tuple({spec.name: spec for spec in reversed(manifest.tensors)}.values())[::-1]
-            names = {spec.name for spec in specs}
-            tied = {n: c for n, c in manifest.tied.items() if c in names and n not in names}
-            super().begin(attrs.evolve(manifest, tensors=specs, tied=tied))
+    specs = tuple({spec.name: spec for spec in reversed(manifest.tensors)}.values())[::-1]
+    names = {spec.name for spec in specs}
+    tied = {n: c for n, c in manifest.tied.items() if c in names and n not in names}
+    original(attrs.evolve(manifest, tensors=specs, tied=tied))
 
 
-@mutant("transport/disk", killers=("transport.version.announced",))
-class AnnouncesWhatWasOffered(_Lenient):
+breaks_lenient = breaking("transport/disk", _Lenient)
+
+
+@breaks_lenient("sink", "transport.version.announced")
+def AnnouncesWhatWasOffered(self: _Lenient, offer: Offer) -> Any:
     """A sender that announces another version is believed to mean the one offered."""
 
-    def sink(self, offer: Offer) -> PassingSink:  # type: ignore[override]
-        class Sink(PassingSink):
-            def begin(self, manifest: WeightManifest) -> None:
-                super().begin(attrs.evolve(manifest, version=offer.version))
+    class Sink(PassingSink):
+        def begin(self, manifest: WeightManifest) -> None:
+            super().begin(attrs.evolve(manifest, version=offer.version))
 
-        return Sink(DiskTransport.sink(self, offer))
+    return Sink(DiskTransport.sink(self, offer))
 
 
-@mutant("transport/disk", killers=("transport.order.begin",))
-class BeginsAgain(_Lenient):
+@breaks_lenient("sink", "transport.order.begin", Sink=LenientSink)
+def BeginsAgain(original: Original, self: Any, offer: Offer) -> Any:
     """A second `begin` starts over, on a sink that has begun."""
+    make = original
 
-    def sink(self, offer: Offer) -> PassingSink:  # type: ignore[override]
-        make = super().sink
+    class Sink(PassingSink):
+        def begin(self, manifest: WeightManifest) -> None:
+            try:
+                super().begin(manifest)
+            except WeightSyncError:
+                self.inner = DiskTransport.sink(outer, offer)
+                super().begin(manifest)
 
-        class Sink(PassingSink):
-            def begin(self, manifest: WeightManifest) -> None:
-                try:
-                    super().begin(manifest)
-                except WeightSyncError:
-                    self.inner = DiskTransport.sink(outer, offer)
-                    super().begin(manifest)
-
-        outer = self
-        return Sink(make(offer).inner)
-
-    Sink = LenientSink
+    outer = self
+    return Sink(make(offer).inner)

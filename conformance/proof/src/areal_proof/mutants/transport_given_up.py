@@ -16,16 +16,11 @@ from areal_core.contract.weights import Offer
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport, _Mapped
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, row, then
 from areal_proof.mutants.weight_parts import PassingSink
 
-
-@mutant("transport/shm", killers=("transport.reader.writes",), row="one-destination")
-class ReadersMayWrite(ShmTransport):
-    """Readers map the segment as the sender does: what one writes, all read."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self._reading = _Mapped(writable=True)
+breaks = breaking("transport/shm", ShmTransport)
+breaks_disk = breaking("transport/disk", DiskTransport)
 
 
 class _Private(_Mapped):
@@ -37,36 +32,35 @@ class _Private(_Mapped):
         return self._map
 
 
-@mutant("transport/shm", killers=("transport.reader.writes",), row="one-destination")
-class ReaderKeepsItsOwnWriting(ShmTransport):
-    """What a reader wrote into its view it reads there again, in place of later versions."""
+ROWS = breaks.rows(
+    row("ReadersMayWrite", "Readers map the segment as the sender does: what one writes, all read.",
+        "transport.reader.writes", row="one-destination",
+        __init__=then(lambda self: setattr(self, "_reading", _Mapped(writable=True)))),
+    row("ReaderKeepsItsOwnWriting",
+        "What a reader wrote into its view it reads there again, in place of later versions.",
+        "transport.reader.writes", row="one-destination",
+        __init__=then(lambda self: setattr(self, "_reading", _Private(writable=False)))),
+)  # fmt: skip
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self._reading = _Private(writable=False)
 
-
-@mutant("transport/disk", killers=("transport.abort.frees",), row="flat-memory")
-class AbortWaitsForRelease(DiskTransport):
+@breaks_disk("sink", "transport.abort.frees", row="flat-memory")
+def AbortWaitsForRelease(original: Original) -> Any:
     """`abort` makes a version unreadable and leaves its files to `release`."""
 
-    def sink(self, offer: Offer) -> Any:
-        class Sink(PassingSink):
-            def abort(self) -> None:
-                self.inner._open = False
+    class Sink(PassingSink):
+        def abort(self) -> None:
+            self.inner._open = False
 
-        return Sink(super().sink(offer))
+    return Sink(original())
 
 
-@mutant("transport/disk", killers=("transport.release.again",))
-class ReleasedForGood(DiskTransport):
+@breaks_disk("release", "transport.release.again")
+def ReleasedForGood(offer: Offer) -> None:
     """An offer that was released already cannot be released."""
-
-    def release(self, offer: Offer) -> None:
-        try:
-            shutil.rmtree(str(offer.location["folder"]))
-        except OSError as error:
-            raise WeightSyncError("the offer was released before") from error
+    try:
+        shutil.rmtree(str(offer.location["folder"]))
+    except OSError as error:
+        raise WeightSyncError("the offer was released before") from error
 
 
 @mutant("transport/disk", killers=("transport.release.again",))

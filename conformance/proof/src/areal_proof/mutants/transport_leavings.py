@@ -24,52 +24,41 @@ from areal_core.contract.weights import Offer, Receipt, WeightManifest
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, row, then
 from areal_proof.mutants.weight_parts import PassingSink, PassingSource
 from areal_proof.second.transport import SecondTransport
 from areal_proof.second.transport_server import Server
 
+breaks = breaking("transport/disk", DiskTransport)
+breaks_second = breaking("transport/second", SecondTransport)
+breaks_shm = breaking("transport/shm", ShmTransport)
 
-@mutant("transport/disk", killers=("transport.close.clean",))
-class ClosesButOne(DiskTransport):
+
+@breaks("close", "transport.close.clean")
+def ClosesButOne(self: DiskTransport) -> None:
     """`close` leaves the folders of versions that were never released."""
-
-    def close(self) -> None:
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            os.close(folder._lock)
-            folder._lock = -1
+    folder, self._folder = self._folder, None
+    if folder is not None:
+        os.close(folder._lock)
+        folder._lock = -1
 
 
-@mutant("transport/disk", killers=("transport.version.many",), row="flat-memory")
-class LeaksADescriptor(DiskTransport):
-    """A source opens its folder and never closes it."""
-
-    def source(self, offer: Offer) -> Any:
-        source = super().source(offer)
-        os.open(str(offer.location["folder"]), os.O_RDONLY)
-        return source
-
-
-@mutant("transport/disk", killers=("transport.close.clean",), row="flat-memory")
-class SinkLeavesAThread(DiskTransport):
-    """Every sink starts a thread that waits for work that never comes."""
-
-    def sink(self, offer: Offer) -> Any:
-        threading.Thread(target=threading.Event().wait, args=(600.0,), daemon=True).start()
-        return super().sink(offer)
+ROWS = breaks.rows(
+    row("LeaksADescriptor", "A source opens its folder and never closes it.", "transport.version.many",
+        row="flat-memory", source=then(lambda offer: os.open(str(offer.location["folder"]), os.O_RDONLY))),
+    row("SinkLeavesAThread", "Every sink starts a thread that waits for work that never comes.",
+        "transport.close.clean", row="flat-memory",
+        sink=before(lambda: threading.Thread(target=threading.Event().wait, args=(600.0,), daemon=True).start())),
+)  # fmt: skip
 
 
-@mutant("transport/disk", killers=("transport.close.clean",))
-class TransportClosesOnce(DiskTransport):
+@breaks("close", "transport.close.clean", closed=False)
+def TransportClosesOnce(original: Original, self: Any) -> None:
     """A second `close` raises."""
-
-    closed = False
-
-    def close(self) -> None:
-        if self.closed:
-            raise WeightSyncError("the transport was closed already")
-        self.closed = True
-        super().close()
+    if self.closed:
+        raise WeightSyncError("the transport was closed already")
+    self.closed = True
+    original()
 
 
 @mutant("transport/disk", killers=("transport.close.while_read",))
@@ -94,59 +83,54 @@ class ClosesWhenReadersAre(DiskTransport):
         super().close()
 
 
-@mutant("transport/disk", killers=("transport.release.frees", "transport.fault.no_room"))
-class KeepsThePieces(DiskTransport):
+@breaks("release", "transport.release.frees", "transport.fault.no_room")
+def KeepsThePieces(original: Original, offer: Offer) -> None:
     """The files of a version that was not finished are moved aside for inspection."""
-
-    def release(self, offer: Offer) -> None:
-        folder = Path(str(offer.location["folder"]))
-        if folder.exists() and not (folder / "index.json").exists():
-            kept = Path(tempfile.mkdtemp(dir=folder.parent, prefix="kept-"))
-            for number in range(50_000 // 4096):
-                (kept / str(number)).write_bytes(bytes(4096))
-        super().release(offer)
+    folder = Path(str(offer.location["folder"]))
+    if folder.exists() and not (folder / "index.json").exists():
+        kept = Path(tempfile.mkdtemp(dir=folder.parent, prefix="kept-"))
+        for number in range(50_000 // 4096):
+            (kept / str(number)).write_bytes(bytes(4096))
+    original()
 
 
-@mutant("transport/shm", killers=("transport.room.refused",))
-class RoomShowsAsMemoryError(ShmTransport):
+@breaks_shm("sink", "transport.room.refused")
+def RoomShowsAsMemoryError(original: Original) -> Any:
     """Too little room shows as whatever the system raised."""
 
-    def sink(self, offer: Offer) -> Any:
-        class Sink(PassingSink):
-            def begin(self, manifest: WeightManifest) -> None:
-                try:
-                    super().begin(manifest)
-                except Exception as error:
-                    if type(error).__name__ == "ResourceError":
-                        raise MemoryError(str(error)) from error
-                    raise
-
-        return Sink(super().sink(offer))
-
-
-@mutant("transport/disk", killers=("transport.fault.no_room",))
-class IgnoresFullDisks(DiskTransport):
-    """A write that failed for want of room is taken for done."""
-
-    def sink(self, offer: Offer) -> Any:
-        outer = self
-
-        class Sink(PassingSink):
-            def begin(self, manifest: WeightManifest) -> None:
-                self.manifest = manifest
+    class Sink(PassingSink):
+        def begin(self, manifest: WeightManifest) -> None:
+            try:
                 super().begin(manifest)
+            except Exception as error:
+                if type(error).__name__ == "ResourceError":
+                    raise MemoryError(str(error)) from error
+                raise
 
-            def write(self, bucket: Mapping[str, Tensor]) -> None:
-                try:
-                    super().write(bucket)
-                except StorageError:
-                    specs = tuple(s for s in self.manifest.tensors if s.name not in bucket)
-                    self.inner = DiskTransport.sink(outer, offer)
-                    self.inner.begin(attrs.evolve(self.manifest, tensors=specs))
-                    for spec in specs:
-                        self.inner.write({spec.name: _ones(spec)})
+    return Sink(original())
 
-        return Sink(super().sink(offer))
+
+@breaks("sink", "transport.fault.no_room")
+def IgnoresFullDisks(original: Original, self: DiskTransport, offer: Offer) -> Any:
+    """A write that failed for want of room is taken for done."""
+    outer = self
+
+    class Sink(PassingSink):
+        def begin(self, manifest: WeightManifest) -> None:
+            self.manifest = manifest
+            super().begin(manifest)
+
+        def write(self, bucket: Mapping[str, Tensor]) -> None:
+            try:
+                super().write(bucket)
+            except StorageError:
+                specs = tuple(s for s in self.manifest.tensors if s.name not in bucket)
+                self.inner = DiskTransport.sink(outer, offer)
+                self.inner.begin(attrs.evolve(self.manifest, tensors=specs))
+                for spec in specs:
+                    self.inner.write({spec.name: _ones(spec)})
+
+    return Sink(original())
 
 
 def _ones(spec: Any) -> Tensor:
@@ -182,41 +166,33 @@ class PickledManifest(DiskTransport):
         return source
 
 
-@mutant("transport/disk", killers=("transport.safe.private",))
-class WeightsOpenToAll(DiskTransport):
+@breaks("open", "transport.safe.private")
+def WeightsOpenToAll(original: Original) -> Any:
     """The folder of the weights can be read by every user of the machine."""
-
-    def open(self, version: int) -> Offer:
-        offer = super().open(version)
-        folder = Path(str(offer.location["folder"]))
-        for path in (folder, folder.parent):
-            path.chmod(0o755)
-        return offer
+    offer = original()
+    folder = Path(str(offer.location["folder"]))
+    for path in (folder, folder.parent):
+        path.chmod(0o755)
+    return offer
 
 
-@mutant("transport/second", killers=("transport.safe.loopback",))
-class WeightsListenEverywhere(SecondTransport):
+@breaks_second("open", "transport.safe.loopback")
+def WeightsListenEverywhere(original: Original, self: SecondTransport) -> Any:
     """The server of the weights listens at every address of the machine."""
-
-    def open(self, version: int) -> Offer:
-        if self._server is None:
-            self._server = _WideServer()
-        offer = super().open(version)
-        return attrs.evolve(offer, location={**offer.location, "address": "127.0.0.1"})
+    if self._server is None:
+        self._server = _WideServer()
+    offer = original()
+    return attrs.evolve(offer, location={**offer.location, "address": "127.0.0.1"})
 
 
 class _WideServer(Server):
     host = "0.0.0.0"
 
 
-@mutant("transport/second", killers=("transport.safe.stranger",))
-class WeightsWithoutAKey(SecondTransport):
-    """The server of the weights answers whoever connects."""
-
-    def open(self, version: int) -> Offer:
-        if self._server is None:
-            self._server = _TrustingServer()
-        return super().open(version)
+SECOND_ROWS = breaks_second.rows(
+    row("WeightsWithoutAKey", "The server of the weights answers whoever connects.", "transport.safe.stranger",
+        open=before(lambda self: setattr(self, "_server", _TrustingServer()) if self._server is None else None)),
+)  # fmt: skip
 
 
 class _TrustingServer(Server):
@@ -252,43 +228,39 @@ class ReadsFromItsOwnMemory(DiskTransport):
 _KEPT: dict[str, dict[str, Tensor]] = {}
 
 
-@mutant("transport/disk", killers=("transport.fault.anywhere",))
-class BreaksOnBadFiles(DiskTransport):
+@breaks("source", "transport.fault.anywhere")
+def BreaksOnBadFiles(original: Original, offer: Offer) -> Any:
     """A spoiled index shows as whatever the parser raised."""
+    import json
 
-    def source(self, offer: Offer) -> Any:
-        import json
-
-        index = Path(str(offer.location["folder"])) / "index.json"
-        if index.exists():
-            json.loads(index.read_bytes().decode())
-        return super().source(offer)
+    index = Path(str(offer.location["folder"])) / "index.json"
+    if index.exists():
+        json.loads(index.read_bytes().decode())
+    return original()
 
 
-@mutant("transport/disk", killers=("transport.fault.truncated",), row="update-chain")
-class SkipsWhatItCannotRead(DiskTransport):
+@breaks("source", "transport.fault.truncated", row="update-chain")
+def SkipsWhatItCannotRead(original: Original) -> Any:
     """A bucket that cannot be read is left out."""
+    source = original()
+    read = source._read
 
-    def source(self, offer: Offer) -> Any:
-        source = super().source(offer)
-        read = source._read
+    def lenient(file: str, names: list[str]) -> Any:
+        try:
+            return read(file, names)
+        except WeightSyncError:
+            return {}
 
-        def lenient(file: str, names: list[str]) -> dict[str, Tensor]:
+    source._read = lenient
+
+    class Source(PassingSource):
+        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
             try:
-                return read(file, names)
+                yield from (bucket for bucket in self.inner.buckets() if bucket)
             except WeightSyncError:
-                return {}
+                return
 
-        source._read = lenient  # type: ignore[method-assign]
-
-        class Source(PassingSource):
-            def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-                try:
-                    yield from (bucket for bucket in self.inner.buckets() if bucket)
-                except WeightSyncError:
-                    return
-
-        return Source(source)
+    return Source(source)
 
 
 @mutant("transport/disk", killers=("transport.fault.receiver_killed",), row="dead-peer")

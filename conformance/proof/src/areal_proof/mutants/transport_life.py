@@ -18,15 +18,19 @@ from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, WeightManifest
-from areal_core.weights.sink import CheckedSink
 from areal_local.transports import shm
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.layout import mark
 from areal_local.transports.shm import ShmTransport
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, gives, row
 from areal_proof.mutants.weight_parts import PassingSink, PassingSource
 from areal_proof.second.transport import SecondTransport
 from areal_proof.second.transport_server import Server
+
+breaks = breaking("transport/disk", DiskTransport)
+breaks_shm = breaking("transport/shm", ShmTransport)
+breaks_second = breaking("transport/second", SecondTransport)
 
 
 class _PatientSink(PassingSink):
@@ -37,28 +41,24 @@ class _PatientSink(PassingSink):
         self.folder = Path(str(offer.location["folder"]))
 
 
-@mutant("transport/disk", killers=("transport.finish.makes_readable", "transport.machine"))
-class ReadableWhenWritten(DiskTransport):
+@breaks("sink", "transport.finish.makes_readable", "transport.machine")
+def ReadableWhenWritten(original: Original) -> Any:
     """The version can be read as soon as the last byte is written, before `finish`."""
 
-    def sink(self, offer: Offer) -> PassingSink:  # type: ignore[override]
-        class Sink(PassingSink):
-            def write(self, bucket: Mapping[str, Tensor]) -> None:
-                super().write(bucket)
-                if len(self.inner._coverage._fingerprints) == len(self.inner._coverage._specs):
-                    self.inner._store.seal()
+    class Sink(PassingSink):
+        def write(self, bucket: Mapping[str, Tensor]) -> None:
+            super().write(bucket)
+            if len(self.inner._coverage._fingerprints) == len(self.inner._coverage._specs):
+                self.inner._store.seal()
 
-        return Sink(super().sink(offer))
+    return Sink(original())
 
 
-@mutant("transport/second", killers=("transport.fault.sender_killed", "transport.finish.makes_readable"))
-class ReadableFromTheStart(SecondTransport):
-    """What was announced can be read; what has not come yet is zeros."""
-
-    def open(self, version: int) -> Offer:
-        if self._server is None:
-            self._server = _HastyServer()
-        return super().open(version)
+SECOND_ROWS = breaks_second.rows(
+    row("ReadableFromTheStart", "What was announced can be read; what has not come yet is zeros.",
+        "transport.fault.sender_killed", "transport.finish.makes_readable",
+        open=before(lambda self: setattr(self, "_server", _HastyServer()) if self._server is None else None)),
+)  # fmt: skip
 
 
 class _HastyServer(Server):
@@ -71,75 +71,66 @@ class _HastyServer(Server):
         """Keep it."""
 
 
-@mutant("transport/disk", killers=("transport.finish.makes_readable",), row="dead-peer")
-class WaitsForTheSender(DiskTransport):
+@breaks("source", "transport.finish.makes_readable", row="dead-peer")
+def WaitsForTheSender(original: Original) -> Any:
     """A source of what was never finished waits for it, without an end."""
-
-    def source(self, offer: Offer) -> Any:
-        try:
-            return super().source(offer)
-        except WeightSyncError:
-            threading.Event().wait(40.0)
-            raise
+    try:
+        return original()
+    except WeightSyncError:
+        threading.Event().wait(40.0)
+        raise
 
 
-@mutant("transport/disk", killers=("transport.finish.once",))
-class WritesAfterFinish(DiskTransport):
+@breaks("sink", "transport.finish.once")
+def WritesAfterFinish(original: Original, self: DiskTransport, offer: Offer) -> Any:
     """A write that comes after `finish` begins the version anew."""
+    outer = self
 
-    def sink(self, offer: Offer) -> PassingSink:  # type: ignore[override]
-        outer = self
+    class Sink(PassingSink):
+        def begin(self, manifest: WeightManifest) -> None:
+            self.manifest = manifest
+            super().begin(manifest)
 
-        class Sink(PassingSink):
-            def begin(self, manifest: WeightManifest) -> None:
-                self.manifest = manifest
-                super().begin(manifest)
+        def write(self, bucket: Mapping[str, Tensor]) -> None:
+            if not self.inner._open:
+                self.inner = DiskTransport.sink(outer, offer)
+                self.inner.begin(self.manifest)
+            super().write(bucket)
 
-            def write(self, bucket: Mapping[str, Tensor]) -> None:
-                if not self.inner._open:
-                    self.inner = DiskTransport.sink(outer, offer)
-                    self.inner.begin(self.manifest)
-                super().write(bucket)
-
-        return Sink(super().sink(offer))
+    return Sink(original())
 
 
-@mutant("transport/disk", killers=("transport.abort.unreadable",), row="update-chain")
-class AbortKeepsWhatItHas(DiskTransport):
+@breaks("sink", "transport.abort.unreadable", row="update-chain")
+def AbortKeepsWhatItHas(original: Original) -> Any:
     """An aborted version that was wholly written can be read."""
 
-    def sink(self, offer: Offer) -> PassingSink:  # type: ignore[override]
-        class Sink(PassingSink):
-            def abort(self) -> None:
-                coverage = self.inner._coverage
-                if coverage is not None and len(coverage._fingerprints) == len(coverage._specs) and self.inner._open:
-                    self.inner.finish()
-                self.inner.abort()
+    class Sink(PassingSink):
+        def abort(self) -> None:
+            coverage = self.inner._coverage
+            if coverage is not None and len(coverage._fingerprints) == len(coverage._specs) and self.inner._open:
+                self.inner.finish()
+            self.inner.abort()
 
-        return Sink(super().sink(offer))
+    return Sink(original())
 
 
-@mutant("transport/shm", killers=("transport.version.follow",))
-class KeepsWhatLooksAlike(ShmTransport):
+@breaks_shm("sink", "transport.version.follow", seen=None)
+def KeepsWhatLooksAlike(original: Original, self: Any) -> Any:
     """A version whose tensors are named and sized like those of the one before is cleared and not written again."""
+    outer = self
 
-    seen: tuple[Any, ...] | None = None
+    class Sink(PassingSink):
+        skip = False
 
-    def sink(self, offer: Offer) -> Any:
-        outer = self
+        def begin(self, manifest: WeightManifest) -> None:
+            names = tuple(manifest.tensors)
+            self.skip, outer.seen = outer.seen == names, names
+            super().begin(manifest)
 
-        class Sink(PassingSink):
-            skip = False
+        def write(self, bucket: Mapping[str, Tensor]) -> None:
+            super().write({n: torch.zeros_like(t) for n, t in bucket.items()} if self.skip else bucket)
 
-            def begin(self, manifest: WeightManifest) -> None:
-                names = tuple(manifest.tensors)
-                self.skip, outer.seen = outer.seen == names, names
-                super().begin(manifest)
-
-            def write(self, bucket: Mapping[str, Tensor]) -> None:
-                super().write({n: torch.zeros_like(t) for n, t in bucket.items()} if self.skip else bucket)
-
-        return Sink(super().sink(offer))
+    return Sink(original())
 
 
 @mutant("transport/disk", killers=("transport.release.gone", "transport.release.frees", "transport.machine"))
@@ -150,105 +141,85 @@ class ReleaseForgets(DiskTransport):
         """Do nothing."""
 
 
-@mutant("transport/disk", killers=("transport.release.gone",))
-class ReleasesOnce(DiskTransport):
-    """A second `release` of one offer is an error."""
-
-    def release(self, offer: Offer) -> None:
-        if not Path(str(offer.location["folder"])).exists():
-            raise WeightSyncError("there is no such offer")
-        super().release(offer)
-
-
-@mutant("transport/disk", killers=("transport.version.apart", "transport.release.reopened"))
-class OnePlaceForAVersion(DiskTransport):
+@breaks("open", "transport.version.apart", "transport.release.reopened")
+def OnePlaceForAVersion(original: Original, version: int) -> Any:
     """The place of a version follows from its number: opened again, it is the same one."""
-
-    def open(self, version: int) -> Offer:
-        offer = super().open(version)
-        folder = Path(str(offer.location["folder"]))
-        folder.rmdir()
-        fixed = folder.parent / f"v{min(version, 7)}"
-        fixed.mkdir(exist_ok=True)
-        return attrs.evolve(offer, location={**offer.location, "folder": str(fixed)})
+    offer = original()
+    folder = Path(str(offer.location["folder"]))
+    folder.rmdir()
+    fixed = folder.parent / f"v{min(version, 7)}"
+    fixed.mkdir(exist_ok=True)
+    return attrs.evolve(offer, location={**offer.location, "folder": str(fixed)})
 
 
 def _no_ticket(offer: Offer) -> Offer:
     return attrs.evolve(offer, location={**offer.location, "ticket": 1})
 
 
-@mutant("transport/shm", killers=("transport.release.reopened", "transport.release.while_read"))
-class OldNameNewBytes(ShmTransport):
+@breaks_shm("open", "transport.release.reopened", "transport.release.while_read")
+def OldNameNewBytes(original: Original, self: ShmTransport, version: int) -> Any:
     """Memory is used again and nothing tells the old offer of a version from the new one."""
-
-    def open(self, version: int) -> Offer:
-        offer = super().open(version)
-        segment = self._segments.pop(int(offer.location["ticket"]))
-        self._segments[1] = segment
-        mark(segment.descriptor, version, 1)
-        return _no_ticket(offer)
+    offer = original()
+    segment = self._segments.pop(int(offer.location["ticket"]))
+    self._segments[1] = segment
+    mark(segment.descriptor, version, 1)
+    return _no_ticket(offer)
 
 
-@mutant("transport/shm", killers=("transport.release.while_read",), row="update-chain")
-class TornReading(ShmTransport):
+@breaks_shm("source", "transport.release.while_read", row="update-chain")
+def TornReading(original: Original) -> Any:
     """A source does not look, in the end, whether the memory still holds what it began to read."""
 
-    def source(self, offer: Offer) -> Any:
-        class Source(PassingSource):
-            def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-                names = 0
-                for bucket in self.inner.buckets():
-                    names += len(bucket)
-                    yield bucket
-                    if names == len(self.manifest.tensors):
-                        return
+    class Source(PassingSource):
+        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
+            names = 0
+            for bucket in self.inner.buckets():
+                names += len(bucket)
+                yield bucket
+                if names == len(self.manifest.tensors):
+                    return
 
-        return Source(super().source(offer))
+    return Source(original())
 
 
-@mutant("transport/shm", killers=("transport.sink.late",))
-class ReusesUnfinished(ShmTransport):
+@breaks_shm("release", "transport.sink.late")
+def ReusesUnfinished(original: Original, self: ShmTransport, offer: Offer) -> None:
     """The memory of a version that was never finished is used again, though its writer may live."""
-
-    def release(self, offer: Offer) -> None:
-        segment = self._segments.get(int(offer.location["ticket"]))
-        if segment is not None and self._spare is None:
-            del self._segments[int(offer.location["ticket"])]
-            mark(segment.descriptor, offer.version, 0)
-            self._spare = segment
-        else:
-            super().release(offer)
+    segment = self._segments.get(int(offer.location["ticket"]))
+    if segment is not None and self._spare is None:
+        del self._segments[int(offer.location["ticket"])]
+        mark(segment.descriptor, offer.version, 0)
+        self._spare = segment
+    else:
+        original()
 
 
-@mutant("transport/shm", killers=("transport.sink.stale",))
-class TrustsStaleOffers(ShmTransport):
+@breaks_shm("sink", "transport.sink.stale")
+def TrustsStaleOffers(original: Original) -> Any:
     """A sink of a released offer writes wherever the memory is now."""
+    sink = original()
+    store = sink._store
+    begin = store.begin
 
-    def sink(self, offer: Offer) -> CheckedSink:
-        sink = super().sink(offer)
-        store = sink._store
-        begin = store.begin
+    def trusting(manifest: WeightManifest) -> None:
+        kept = shm.__dict__["check_ticket"]
+        shm.__dict__["check_ticket"] = lambda *_: None
+        try:
+            begin(manifest)
+        finally:
+            shm.__dict__["check_ticket"] = kept
 
-        def trusting(manifest: WeightManifest) -> None:
-            kept = shm.__dict__["check_ticket"]
-            shm.__dict__["check_ticket"] = lambda *_: None
-            try:
-                begin(manifest)
-            finally:
-                shm.__dict__["check_ticket"] = kept
-
-        store.begin = trusting  # type: ignore[method-assign]
-        return sink
+    store.begin = trusting
+    return sink
 
 
-@mutant("transport/disk", killers=("transport.offer.plain",))
-class OfferHoldsAnObject(DiskTransport):
-    """The offer's location holds a path object."""
-
-    def open(self, version: int) -> Offer:
-        offer = super().open(version)
-        location: dict[str, Any] = {**offer.location, "folder": Path(str(offer.location["folder"]))}
-        return attrs.evolve(offer, location=location)
+ROWS = breaks.rows(
+    row("ReleasesOnce", "A second `release` of one offer is an error.", "transport.release.gone",
+        release=before(lambda offer: WeightSyncError("there is no such offer")
+            if not Path(str(offer.location["folder"])).exists() else None)),
+    row("OfferHoldsAnObject", "The offer's location holds a path object.", "transport.offer.plain",
+        open=gives(location=lambda result: {**result.location, "folder": Path(str(result.location["folder"]))})),
+)  # fmt: skip
 
 
 @mutant("transport/disk", killers=("transport.offer.complete", "transport.finish.makes_readable"))
@@ -270,23 +241,19 @@ class RemembersRefusals(DiskTransport):
             raise
 
 
-@mutant("transport/disk", killers=("transport.abort.then_works",))
-class AbortsForGood(DiskTransport):
+@breaks("sink", "transport.abort.then_works", spoiled=False)
+def AbortsForGood(original: Original, self: Any) -> Any:
     """An end on which one version was aborted sends no other."""
+    if self.spoiled:
+        raise WeightSyncError("an update was aborted here")
+    outer = self
 
-    spoiled = False
+    class Sink(PassingSink):
+        def abort(self) -> None:
+            outer.spoiled = outer.spoiled or self.inner._open
+            super().abort()
 
-    def sink(self, offer: Offer) -> Any:
-        if self.spoiled:
-            raise WeightSyncError("an update was aborted here")
-        outer = self
-
-        class Sink(PassingSink):
-            def abort(self) -> None:
-                outer.spoiled = outer.spoiled or self.inner._open
-                super().abort()
-
-        return Sink(super().sink(offer))
+    return Sink(original())
 
 
 @mutant("transport/disk", killers=("transport.process.controller", "transport.release.gone"))

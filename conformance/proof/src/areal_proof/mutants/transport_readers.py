@@ -20,17 +20,18 @@ from areal_core.contract.weights import Offer, Receipt
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking
 from areal_proof.mutants.weight_parts import PassingSink, PassingSource
 
+breaks = breaking("transport/disk", DiskTransport)
 
-@mutant("transport/disk", killers=("transport.version.offered",), row="update-chain")
-class AnyVersionWillDo(DiskTransport):
+
+@breaks("source", "transport.version.offered", row="update-chain")
+def AnyVersionWillDo(original: Original, offer: Offer) -> Any:
     """What lies at the offer's place is read, whichever version it is."""
-
-    def source(self, offer: Offer) -> Any:
-        index = Path(str(offer.location["folder"])) / "index.json"
-        found = json.loads(index.read_text())["version"] if index.exists() else offer.version
-        return super().source(attrs.evolve(offer, version=found))
+    index = Path(str(offer.location["folder"])) / "index.json"
+    found = json.loads(index.read_text())["version"] if index.exists() else offer.version
+    return original(attrs.evolve(offer, version=found))
 
 
 @mutant("transport/disk", killers=("transport.version.follow",), row="served-policy-changes")
@@ -54,21 +55,19 @@ class RemembersTheFirst(DiskTransport):
         return Source(super().source(offer))
 
 
-@mutant("transport/disk", killers=("transport.source.many",))
-class OneReader(DiskTransport):
+@breaks("source", "transport.source.many")
+def OneReader(original: Original, offer: Offer) -> Any:
     """A bucket is deleted once a receiver has read it."""
+    folder = Path(str(offer.location["folder"]))
 
-    def source(self, offer: Offer) -> Any:
-        folder = Path(str(offer.location["folder"]))
+    class Source(PassingSource):
+        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
+            for bucket in super().buckets():
+                yield {name: tensor.clone() for name, tensor in bucket.items()}
+            for file in folder.glob("*.safetensors"):
+                file.unlink()
 
-        class Source(PassingSource):
-            def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-                for bucket in super().buckets():
-                    yield {name: tensor.clone() for name, tensor in bucket.items()}
-                for file in folder.glob("*.safetensors"):
-                    file.unlink()
-
-        return Source(super().source(offer))
+    return Source(original())
 
 
 @mutant("transport/shm", killers=("transport.source.many",))
@@ -90,25 +89,23 @@ class OneBufferForAll(ShmTransport):
         return Source(super().source(offer))
 
 
-@mutant("transport/disk", killers=("transport.source.at_once",))
-class SecondReaderWaits(DiskTransport):
+@breaks("source", "transport.source.at_once")
+def SecondReaderWaits(original: Original, offer: Offer) -> Any:
     """Who opens a source while another reads is turned away."""
+    busy = Path(str(offer.location["folder"])) / "busy"
+    inner = original()
+    try:
+        busy.touch(exist_ok=False)
+    except FileExistsError as error:
+        raise WeightSyncError("somebody else reads this version") from error
+    threading.Event().wait(0.2)
 
-    def source(self, offer: Offer) -> Any:
-        busy = Path(str(offer.location["folder"])) / "busy"
-        inner = super().source(offer)
-        try:
-            busy.touch(exist_ok=False)
-        except FileExistsError as error:
-            raise WeightSyncError("somebody else reads this version") from error
-        threading.Event().wait(0.2)
+    class Source(PassingSource):
+        def close(self) -> None:
+            busy.unlink(missing_ok=True)
+            super().close()
 
-        class Source(PassingSource):
-            def close(self) -> None:
-                busy.unlink(missing_ok=True)
-                super().close()
-
-        return Source(inner)
+    return Source(inner)
 
 
 @mutant("transport/disk", killers=("transport.source.left", "transport.process.receivers"))

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
@@ -20,84 +19,45 @@ from areal_local.transports import collective
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.collective_source import CollectiveSource, Keeper
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, then
 from areal_proof.mutants.weight_parts import PassingSource
 from areal_torch.collective.group import Group
 from areal_torch.collective.rendezvous import Rendezvous
 
+breaks = breaking("transport/collective", CollectiveTransport)
 
-@mutant("transport/collective", killers=("transport.stream.sender_stops",))
-class DoneWithTheLastByte(CollectiveTransport):
+
+@breaks("source", "transport.stream.sender_stops")
+def DoneWithTheLastByte(self: CollectiveTransport, offer: Offer) -> Any:
     """A receiver that has every byte takes them for a version, though the sender has not finished."""
 
-    def source(self, offer: Offer) -> CollectiveSource:
-        class Source(CollectiveSource):
-            def wait_finished(self) -> None:
-                self._done = True
+    class Source(CollectiveSource):
+        def wait_finished(self) -> None:
+            self._done = True
 
-        return Source(Rendezvous(offer, self._connections), offer, self._keeper)
+    return Source(Rendezvous(offer, self._connections), offer, self._keeper)
 
 
-@mutant("transport/collective", killers=("transport.stream.sender_killed", "transport.stream.sender_stops"))
-class EndsQuietly(CollectiveTransport):
+@breaks("source", "transport.stream.sender_killed", "transport.stream.sender_stops")
+def EndsQuietly(original: Original) -> Any:
     """A receiver whose sender is gone ends as if that had been all."""
 
-    def source(self, offer: Offer) -> Any:
-        class Source(PassingSource):
-            def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-                _ = self.manifest
-                try:
-                    yield from super().buckets()
-                except WeightSyncError:
-                    return
+    class Source(PassingSource):
+        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
+            _ = self.manifest
+            try:
+                yield from super().buckets()
+            except WeightSyncError:
+                return
 
-        return Source(super().source(offer))
-
-
-@mutant("transport/collective", killers=("transport.stream.alone",), row="dead-peer")
-class WaitsForEver(CollectiveTransport):
-    """An end waits ten minutes for the others, whatever it was told."""
-
-    def open(self, version: int) -> Offer:
-        offer = super().open(version)
-        return attrs.evolve(offer, location={**offer.location, "timeout_ms": 600_000})
+    return Source(original())
 
 
-@mutant("transport/collective", killers=("transport.stream.alone", "transport.stream.receiver_killed"))
-class NamesNobody(CollectiveTransport):
+@breaks("expect", "transport.stream.alone", "transport.stream.receiver_killed")
+def NamesNobody(original: Original, offer: Offer, receivers: Sequence[str]) -> Any:
     """Errors speak of a receiver by number, not by the name it has in the run."""
-
-    def expect(self, offer: Offer, receivers: Sequence[str]) -> tuple[Offer, ...]:
-        anonymous = [f"#{number}" for number, _ in enumerate(receivers)] if len(set(receivers)) > 1 else receivers
-        return super().expect(offer, ["#0"] if len(receivers) == 1 else anonymous)
-
-
-@mutant("transport/collective", killers=("transport.stream.named",))
-class ExpectsAnything(CollectiveTransport):
-    """Takes a fleet of nobody, and one receiver for two."""
-
-    def expect(self, offer: Offer, receivers: Sequence[str]) -> tuple[Offer, ...]:
-        if not receivers:
-            return ()
-        return super().expect(offer, tuple(dict.fromkeys(receivers)))
-
-
-@mutant("transport/collective", killers=("transport.stream.everybody", "transport.stream.named"))
-class OneSeatForAll(CollectiveTransport):
-    """Every receiver is given the first one's offer."""
-
-    def expect(self, offer: Offer, receivers: Sequence[str]) -> tuple[Offer, ...]:
-        offers = super().expect(offer, receivers)
-        return (offers[0],) * len(offers)
-
-
-@mutant("transport/collective", killers=("transport.stream.receiver_leaves", "transport.stream.receiver_killed"))
-class SendsIntoTheVoid(CollectiveTransport):
-    """A sender whose receivers are gone goes on, and finishes."""
-
-    def sink(self, offer: Offer) -> CheckedSink:
-        return CheckedSink(
-            _Deaf(Rendezvous(offer, self._connections), offer, self._keeper), version=offer.version, bucket_bytes=1000
-        )
+    anonymous = [f"#{number}" for number, _ in enumerate(receivers)] if len(set(receivers)) > 1 else receivers
+    return original(offer, ["#0"] if len(receivers) == 1 else anonymous)
 
 
 class _Deaf(collective._Broadcaster):
@@ -128,15 +88,6 @@ class ReleasesInSilence(CollectiveTransport):
         """Leave the rendezvous as it is; `close` takes all of them."""
 
 
-@mutant("transport/collective", killers=("transport.stream.clean",))
-class KeepsEveryGroup(CollectiveTransport):
-    """Every version has a group of its own, and none is left again."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self._keeper = _Hoard()
-
-
 class _Hoard(Keeper):
     def __init__(self) -> None:
         super().__init__()
@@ -146,26 +97,24 @@ class _Hoard(Keeper):
         self.groups.append(group)
 
 
-@mutant("transport/collective", killers=("transport.stream.crosses",))
-class OneProcessOnly(CollectiveTransport):
-    """Ends meet only in the controller's own process."""
-
-    def open(self, version: int) -> Offer:
-        offer = super().open(version)
-        return attrs.evolve(offer, location={**offer.location, "pid": os.getpid()})
-
-    def sink(self, offer: Offer) -> CheckedSink:
-        if offer.location["pid"] != os.getpid():
-            raise WeightSyncError("the sender is in another process")
-        return super().sink(offer)
-
-
-@mutant("transport/collective", killers=("transport.stream.controller_killed",))
-class ForeignErrors(CollectiveTransport):
-    """What the socket raises reaches the engine as it is."""
-
-    def source(self, offer: Offer) -> CollectiveSource:
-        try:
-            return super().source(offer)
-        except WeightSyncError as error:
-            raise ConnectionError(error.what) from error
+ROWS = breaks.rows(
+    row("WaitsForEver", "An end waits ten minutes for the others, whatever it was told.", "transport.stream.alone",
+        row="dead-peer", open=gives(location=lambda result: {**result.location, "timeout_ms": 600000})),
+    row("ExpectsAnything", "Takes a fleet of nobody, and one receiver for two.", "transport.stream.named",
+        expect=lambda original, offer, receivers: () if not receivers else original(offer,
+            tuple(dict.fromkeys(receivers)))),
+    row("OneSeatForAll", "Every receiver is given the first one's offer.", "transport.stream.everybody",
+        "transport.stream.named", expect=after(lambda result: (result[0],) * len(result))),
+    row("SendsIntoTheVoid", "A sender whose receivers are gone goes on, and finishes.",
+        "transport.stream.receiver_leaves", "transport.stream.receiver_killed",
+        sink=lambda self, offer: CheckedSink(_Deaf(Rendezvous(offer, self._connections), offer, self._keeper),
+            version=offer.version, bucket_bytes=1000)),
+    row("KeepsEveryGroup", "Every version has a group of its own, and none is left again.", "transport.stream.clean",
+        __init__=then(lambda self: setattr(self, "_keeper", _Hoard()))),
+    row("OneProcessOnly", "Ends meet only in the controller's own process.", "transport.stream.crosses",
+        open=gives(location=lambda result: {**result.location, "pid": os.getpid()}),
+        sink=before(lambda offer: WeightSyncError("the sender is in another process")
+            if offer.location["pid"] != os.getpid() else None)),
+    row("ForeignErrors", "What the socket raises reaches the engine as it is.", "transport.stream.controller_killed",
+        source=catches(WeightSyncError, lambda error: ConnectionError(error.what))),
+)  # fmt: skip

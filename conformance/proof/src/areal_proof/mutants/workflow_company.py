@@ -16,87 +16,59 @@ import attrs
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.ids import GroupId
-from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.workflow import Session
 from areal_core.workflows.single_turn import SingleTurnWorkflow
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, before, breaking, row
 from areal_proof.mutants.workflow_parts import Bent, BentSession
 
-
-@mutant("workflow/single_turn", killers=("workflow.episode.names",))
-class GroupIsTask(Bent):
-    """Puts every episode in a group of its own."""
-
-    def bent(self, episode: Episode) -> Episode:
-        return attrs.evolve(episode, group_id=GroupId(episode.task_id))
+breaks = breaking("workflow/single_turn", Bent)
 
 
-@mutant("workflow/single_turn", killers=("workflow.company.at_once",), row="tenants")
-class PromptOfTheLast(Bent):
-    """Keeps the episode's names in the instance, where the episodes beside it write theirs."""
-
-    current: Any = None
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
-        self.current = engine
-        return await super().arun_episode(engine, data)
-
-    def bent(self, episode: Episode) -> Episode:
-        return attrs.evolve(episode, task_id=self.current.task_id, group_id=self.current.group_id)
-
-
-@mutant("workflow/single_turn", killers=("workflow.company.at_once",), row="one-straggler", incident="NeMo-RL#3238")
-class OneEpisodeAtATime(Bent):
+@breaks("arun_episode", "workflow.company.at_once", incident="NeMo-RL#3238", row="one-straggler", lock=None)
+async def OneEpisodeAtATime(original: Original, self: Any) -> Any:
     """Makes one episode after another."""
-
-    lock: asyncio.Lock | None = None
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
-        self.lock = self.lock or asyncio.Lock()
-        async with self.lock:
-            return await super().arun_episode(engine, data)
+    self.lock = self.lock or asyncio.Lock()
+    async with self.lock:
+        return await original()
 
 
-@mutant("workflow/single_turn", killers=("workflow.company.repeatable",))
-class RewardsAddUp(Bent):
+@breaks("bent", "workflow.company.repeatable", total=0.0)
+def RewardsAddUp(self: Any, episode: Episode) -> Any:
     """Tells in its metrics what all episodes so far were worth."""
-
-    total = 0.0
-
-    def bent(self, episode: Episode) -> Episode:
-        self.total += episode.trajectories[0].reward
-        return attrs.evolve(episode, metrics={**episode.metrics, "total": self.total})
+    self.total += episode.trajectories[0].reward
+    return attrs.evolve(episode, metrics={**episode.metrics, "total": self.total})
 
 
-@mutant("workflow/single_turn", killers=("workflow.company.row_unchanged",))
-class RowKeepsAnswer(SingleTurnWorkflow):
+@breaks("arun_episode", "workflow.company.row_unchanged", base=SingleTurnWorkflow)
+async def RowKeepsAnswer(original: Original, data: Mapping[str, Any]) -> Any:
     """Writes into the row what came of it."""
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
-        episode = await super().arun_episode(engine, data)
-        data["reward"] = episode.trajectories[0].reward  # type: ignore[index]
-        return episode
+    episode = await original()
+    data["reward"] = episode.trajectories[0].reward  # type: ignore[index]
+    return episode
 
 
-@mutant("workflow/single_turn", killers=("workflow.cancel.prompt",))
-class CancelSwallowed(Bent):
+@breaks("generate", "workflow.cancel.prompt", part=("session", BentSession))
+async def CancelSwallowed(original: Original) -> Any:
     """Takes being cancelled for a failed generation."""
-
-    class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
-            try:
-                return await super().generate(input_ids, sampling, **more)
-            except asyncio.CancelledError:
-                raise GenerationFailed("the generation was cancelled") from None
+    try:
+        return await original()
+    except asyncio.CancelledError:
+        raise GenerationFailed("the generation was cancelled") from None
 
 
-@mutant("workflow/single_turn", killers=("workflow.cancel.prompt",))
-class RequestsOutliveEpisode(Bent):
-    """Shields its requests from being cancelled with the episode."""
-
-    class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
-            return await asyncio.shield(asyncio.ensure_future(super().generate(input_ids, sampling, **more)))
+ROWS = breaks.rows(
+    row("GroupIsTask", "Puts every episode in a group of its own.", "workflow.episode.names",
+        bent=lambda episode: attrs.evolve(episode, group_id=GroupId(episode.task_id))),
+    row("PromptOfTheLast", "Keeps the episode's names in the instance, where the episodes beside it write theirs.",
+        "workflow.company.at_once", row="tenants", current=None,
+        arun_episode=before(lambda self, engine: setattr(self, "current", engine)),
+        bent=lambda self, episode: attrs.evolve(episode, task_id=self.current.task_id, group_id=self.current.group_id)),
+    row("RequestsOutliveEpisode", "Shields its requests from being cancelled with the episode.",
+        "workflow.cancel.prompt", part=("session", BentSession),
+        generate=lambda original, input_ids, sampling, more: asyncio.shield(asyncio.ensure_future(original(input_ids,
+            sampling, **more)))),
+)  # fmt: skip
 
 
 @mutant("workflow/single_turn", killers=("workflow.cancel.others",))
@@ -133,10 +105,8 @@ class AsksOnceMore(Bent):
         await asyncio.sleep(3600.0)
 
 
-@mutant("workflow/single_turn", killers=("workflow.loop.not_blocked",))
-class SleepsInTheLoop(Bent):
+@breaks("arun_episode", "workflow.loop.not_blocked")
+async def SleepsInTheLoop(original: Original) -> Any:
     """Sleeps in the event loop, as blocking clients do between two tries."""
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
-        time.sleep(0.001)  # noqa: ASYNC251
-        return await super().arun_episode(engine, data)
+    time.sleep(0.001)  # noqa: ASYNC251
+    return await original()

@@ -13,87 +13,54 @@ import attrs
 
 from areal_core.contract.data import Trajectory
 from areal_core.contract.inference import Generation, SamplingParams
-from areal_core.contract.workflow import Session
 from areal_core.workflows.single_turn import SingleTurnWorkflow
-from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, after, breaking, row
 from areal_proof.mutants.workflow_parts import Bent, BentSession
 from areal_proof.second.workflow import SecondWorkflow
 
 _OF = "workflow/single_turn"
+breaks = breaking(_OF, SingleTurnWorkflow)
+breaks_second = breaking("workflow/second", SecondWorkflow)
 
 
-@mutant(_OF, killers=("workflow.images.shown",), row="token-fidelity")
-class ShownBackwards(Bent):
-    """Shows the images of a row in the opposite order."""
-
-    class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
-            return await super().generate(input_ids, sampling, **{**more, "images": more["images"][::-1]})
-
-
-@mutant(_OF, killers=("workflow.images.shown",))
-class SameImageOnce(SingleTurnWorkflow):
-    """Shows the first image in the place of one that is there twice."""
-
-    async def _images(self, data: Mapping[str, Any], task_id: str) -> tuple[bytes, ...]:
-        images = await super()._images(data, task_id)
-        return tuple(image if images.count(image) == 1 else images[1] for image in images)
-
-
-@mutant(_OF, killers=("workflow.images.carried",), row="trained-as-submitted")
-class TrainedBlind(Bent):
-    """Leaves the images out of the trajectory."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        return attrs.evolve(trajectory, images=())
-
-
-@mutant(_OF, killers=("workflow.images.carried",), row="token-fidelity")
-class CarriedBackwards(Bent):
-    """Carries the images in the opposite order."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        return attrs.evolve(trajectory, images=trajectory.images[::-1])
-
-
-@mutant(_OF, killers=("workflow.images.own",), row="tenants")
-class ImagesByPrompt(SingleTurnWorkflow):
+@breaks("_images", "workflow.images.own", row="tenants")
+async def ImagesByPrompt(original: Original, self: SingleTurnWorkflow, data: Mapping[str, Any]) -> Any:
     """Remembers the images of a row by its prompt."""
-
-    async def _images(self, data: Mapping[str, Any], task_id: str) -> tuple[bytes, ...]:
-        seen = self.__dict__.setdefault("seen", {})
-        key = data.get("prompt"), len(data.get("images") or ())
-        if key not in seen:
-            seen[key] = await super()._images(data, task_id)
-        kept: tuple[bytes, ...] = seen[key]
-        return kept
+    seen = self.__dict__.setdefault("seen", {})
+    key = data.get("prompt"), len(data.get("images") or ())
+    if key not in seen:
+        seen[key] = await original()
+    kept: tuple[bytes, ...] = seen[key]
+    return kept
 
 
-@mutant(_OF, killers=("workflow.images.not_dropped",))
-class AsManyAsFit(SingleTurnWorkflow):
-    """Shows as many images as the prompt has places for, and leaves out the rest."""
+ROWS = breaks.rows(
+    row("ShownBackwards", "Shows the images of a row in the opposite order.", "workflow.images.shown",
+        row="token-fidelity", base=Bent, part=("session", BentSession),
+        generate=lambda original, input_ids, sampling, more: original(input_ids, sampling,
+            **{**more, "images": more["images"][::-1]})),
+    row("SameImageOnce", "Shows the first image in the place of one that is there twice.", "workflow.images.shown",
+        _images=after(lambda result: tuple(image if result.count(image) == 1 else result[1] for image in result))),
+    row("TrainedBlind", "Leaves the images out of the trajectory.", "workflow.images.carried",
+        row="trained-as-submitted", base=Bent, turned=lambda trajectory: attrs.evolve(trajectory, images=())),
+    row("CarriedBackwards", "Carries the images in the opposite order.", "workflow.images.carried",
+        row="token-fidelity", base=Bent,
+        turned=lambda trajectory: attrs.evolve(trajectory, images=trajectory.images[::-1])),
+    row("AsManyAsFit", "Shows as many images as the prompt has places for, and leaves out the rest.",
+        "workflow.images.not_dropped",
+        _images=after(lambda result, data: result[: str(data.get("prompt")).count("<|image_pad|>")])),
+    row("BlindModelsToo", "Asks a model that takes no images about the text alone.", "workflow.images.not_dropped",
+        base=Bent,
+        arun_episode=lambda original, engine, data: original(engine, {name: column for name, column in data.items()
+            if name != "images"} if engine.image_token_id is None else data)),
+)  # fmt: skip
 
-    async def _images(self, data: Mapping[str, Any], task_id: str) -> tuple[bytes, ...]:
-        images = await super()._images(data, task_id)
-        return images[: str(data.get("prompt")).count("<|image_pad|>")]
 
-
-@mutant(_OF, killers=("workflow.images.not_dropped",))
-class BlindModelsToo(Bent):
-    """Asks a model that takes no images about the text alone."""
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
-        if engine.image_token_id is None:
-            data = {name: column for name, column in data.items() if name != "images"}
-        return await super().arun_episode(engine, data)
-
-
-@mutant("workflow/second", killers=("workflow.images.later_turns",), row="token-fidelity")
-class OtherOrderLater(SecondWorkflow):
-    """Shows the images in the opposite order from the second turn on."""
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
-        return await super().arun_episode(_Turning(engine), data)
+SECOND_ROWS = breaks_second.rows(
+    row("OtherOrderLater", "Shows the images in the opposite order from the second turn on.",
+        "workflow.images.later_turns", row="token-fidelity",
+        arun_episode=lambda original, engine, data: original(_Turning(engine), data)),
+)  # fmt: skip
 
 
 class _Turning(BentSession):
@@ -107,12 +74,10 @@ class _Turning(BentSession):
         )
 
 
-@mutant("workflow/second", killers=("workflow.images.carried", "workflow.images.later_turns"))
-class FirstImageOnly(SecondWorkflow):
+@breaks_second("arun_episode", "workflow.images.carried", "workflow.images.later_turns")
+async def FirstImageOnly(original: Original) -> Any:
     """Carries the first image alone."""
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
-        episode = await super().arun_episode(engine, data)
-        assert not isinstance(episode, Trajectory)
-        carried = [attrs.evolve(one, images=one.images[:1]) for one in episode.trajectories]
-        return attrs.evolve(episode, trajectories=carried)
+    episode = await original()
+    assert not isinstance(episode, Trajectory)
+    carried = [attrs.evolve(one, images=one.images[:1]) for one in episode.trajectories]
+    return attrs.evolve(episode, trajectories=carried)

@@ -17,85 +17,75 @@ from areal_core.contract.trajectory import TrajectoryBuilder
 from areal_core.contract.workflow import Session
 from areal_core.workflows.single_turn import SingleTurnWorkflow
 from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import Original, breaking, row
 from areal_proof.mutants.workflow_parts import Bent, BentSession
 from areal_proof.second.workflow import BETWEEN, SecondWorkflow
 
+breaks = breaking("workflow/single_turn", Bent)
+breaks_second = breaking("workflow/second", SecondWorkflow)
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.provenance",), row="token-fidelity", incident="verl#6719")
-class EncodesAnew(Bent):
+
+@breaks("generate", "workflow.tokens.provenance", incident="verl#6719", row="token-fidelity",
+        part=("session", BentSession))  # fmt: skip
+async def EncodesAnew(original: Original, self: BentSession) -> Any:
     """Trains on the text of the output, encoded again."""
-
-    class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
-            made = await super().generate(input_ids, sampling, **more)
-            ids = self.tokenizer.encode(self.tokenizer.decode(made.output_ids), add_special_tokens=False)
-            ids = [*ids, *[0] * len(made.output_ids)][: len(made.output_ids)]
-            return attrs.evolve(made, output_ids=ids)
+    made = await original()
+    ids = self.tokenizer.encode(self.tokenizer.decode(made.output_ids), add_special_tokens=False)
+    ids = [*ids, *[0] * len(made.output_ids)][: len(made.output_ids)]
+    return attrs.evolve(made, output_ids=ids)
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.provenance",), row="logprob-gap")
-class LogprobsOneTokenOff(Bent):
+@breaks("turned", "workflow.tokens.provenance", row="logprob-gap")
+def LogprobsOneTokenOff(trajectory: Trajectory) -> Any:
     """Writes each log-prob one token too late."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        masked = trajectory.logprobs[trajectory.loss_mask]
-        logprobs = trajectory.logprobs.clone()
-        logprobs[trajectory.loss_mask] = masked.roll(1)
-        return attrs.evolve(trajectory, logprobs=logprobs)
+    masked = trajectory.logprobs[trajectory.loss_mask]
+    logprobs = trajectory.logprobs.clone()
+    logprobs[trajectory.loss_mask] = masked.roll(1)
+    return attrs.evolve(trajectory, logprobs=logprobs)
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.provenance",), row="version-spans", incident="vLLM#54443")
-class VersionOfTheFirstToken(Bent):
+@breaks("turned", "workflow.tokens.provenance", incident="vLLM#54443", row="version-spans")
+def VersionOfTheFirstToken(trajectory: Trajectory) -> Any:
     """Gives every token the version of the first."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        versions = trajectory.versions.clone()
-        versions[trajectory.loss_mask] = trajectory.versions[trajectory.loss_mask][0]
-        return attrs.evolve(trajectory, versions=versions)
+    versions = trajectory.versions.clone()
+    versions[trajectory.loss_mask] = trajectory.versions[trajectory.loss_mask][0]
+    return attrs.evolve(trajectory, versions=versions)
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.lengths", "workflow.tokens.provenance"))
-class LastTokenUnmasked(Bent):
+@breaks("turned", "workflow.tokens.lengths", "workflow.tokens.provenance")
+def LastTokenUnmasked(trajectory: Trajectory) -> Any:
     """Trains on all generated tokens but the last."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        mask, logprobs, versions = (
-            column.clone() for column in (trajectory.loss_mask, trajectory.logprobs, trajectory.versions)
-        )
-        mask[-1], logprobs[-1], versions[-1] = False, 0.0, -1
-        return attrs.evolve(trajectory, loss_mask=mask, logprobs=logprobs, versions=versions)
+    mask, logprobs, versions = (
+        column.clone() for column in (trajectory.loss_mask, trajectory.logprobs, trajectory.versions)
+    )
+    mask[-1], logprobs[-1], versions[-1] = False, 0.0, -1
+    return attrs.evolve(trajectory, loss_mask=mask, logprobs=logprobs, versions=versions)
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.lengths",))
-class OneTokenIsNothing(Bent):
+@breaks("turned", "workflow.tokens.lengths")
+def OneTokenIsNothing(trajectory: Trajectory) -> Any:
     """Takes an output of one token for an empty one, and trains on none of it."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        if int(trajectory.loss_mask.sum()) > 1:
-            return trajectory
-        off, none = trajectory.loss_mask & False, trajectory.logprobs * 0
-        return attrs.evolve(trajectory, loss_mask=off, logprobs=none, versions=trajectory.versions * 0 - 1)
+    if int(trajectory.loss_mask.sum()) > 1:
+        return trajectory
+    off, none = trajectory.loss_mask & False, trajectory.logprobs * 0
+    return attrs.evolve(trajectory, loss_mask=off, logprobs=none, versions=trajectory.versions * 0 - 1)
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.context",))
-class PromptIsTrained(Bent):
+@breaks("turned", "workflow.tokens.context")
+def PromptIsTrained(trajectory: Trajectory) -> Any:
     """Trains on the last token of the prompt too."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        first = int(trajectory.loss_mask.int().argmax()) - 1
-        mask, versions = trajectory.loss_mask.clone(), trajectory.versions.clone()
-        mask[first], versions[first] = True, versions[first + 1]
-        return attrs.evolve(trajectory, loss_mask=mask, versions=versions)
+    first = int(trajectory.loss_mask.int().argmax()) - 1
+    mask, versions = trajectory.loss_mask.clone(), trajectory.versions.clone()
+    mask[first], versions[first] = True, versions[first + 1]
+    return attrs.evolve(trajectory, loss_mask=mask, versions=versions)
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.context",))
-class PromptHasVersions(Bent):
+@breaks("turned", "workflow.tokens.context")
+def PromptHasVersions(trajectory: Trajectory) -> Any:
     """Stamps the prompt with the version that read it."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        versions = trajectory.versions.clone()
-        versions[~trajectory.loss_mask] = versions[trajectory.loss_mask][0]
-        return attrs.evolve(trajectory, versions=versions)
+    versions = trajectory.versions.clone()
+    versions[~trajectory.loss_mask] = versions[trajectory.loss_mask][0]
+    return attrs.evolve(trajectory, versions=versions)
 
 
 @mutant("workflow/single_turn", killers=("workflow.tokens.prompt",))
@@ -111,110 +101,80 @@ class PromptCut(Bent):
         return attrs.evolve(trajectory, **{name: getattr(trajectory, name)[1:] for name in names})
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.prompt", "workflow.company.repeatable"))
-class CachedPromptGrows(SingleTurnWorkflow):
+@breaks("_encode", "workflow.tokens.prompt", "workflow.company.repeatable", base=SingleTurnWorkflow)
+def CachedPromptGrows(self: SingleTurnWorkflow, tokenizer: Any, prompt: str) -> Any:
     """Remembers a prompt's ids, and appends to what it remembers."""
-
-    def _encode(self, tokenizer: Any, prompt: str) -> list[int]:
-        ids = self._encoded.setdefault(prompt, tokenizer.encode(prompt))
-        ids.append(ids[0])
-        return list(ids)
+    ids = self._encoded.setdefault(prompt, tokenizer.encode(prompt))
+    ids.append(ids[0])
+    return list(ids)
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.special",), row="token-fidelity")
-class SpecialTokensSkipped(Bent):
+@breaks("turned", "workflow.tokens.special", row="token-fidelity")
+def SpecialTokensSkipped(trajectory: Trajectory) -> Any:
     """Makes padding tokens of an output into context."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        dropped = trajectory.loss_mask & (trajectory.input_ids == 0)
-        mask, logprobs, versions = (
-            column.clone() for column in (trajectory.loss_mask, trajectory.logprobs, trajectory.versions)
-        )
-        mask[dropped], logprobs[dropped], versions[dropped] = False, 0.0, -1
-        return attrs.evolve(trajectory, loss_mask=mask, logprobs=logprobs, versions=versions)
+    dropped = trajectory.loss_mask & (trajectory.input_ids == 0)
+    mask, logprobs, versions = (
+        column.clone() for column in (trajectory.loss_mask, trajectory.logprobs, trajectory.versions)
+    )
+    mask[dropped], logprobs[dropped], versions[dropped] = False, 0.0, -1
+    return attrs.evolve(trajectory, loss_mask=mask, logprobs=logprobs, versions=versions)
 
 
-@mutant("workflow/single_turn", killers=("workflow.tokens.stop_reason",), row="trained-as-submitted")
-class EverythingStopped(Bent):
-    """Says of truncated and aborted outputs that they came to their end."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        return attrs.evolve(trajectory, stop_reason=StopReason.STOP)
-
-
-@mutant("workflow/single_turn", killers=("workflow.tokens.extras",), row="expert-replay", incident="SkyRL#1908")
-class ExpertsDropped(Bent):
-    """Drops the columns that came with the tokens."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        return attrs.evolve(trajectory, token_extras={})
-
-
-@mutant("workflow/single_turn", killers=("workflow.tokens.extras",), row="expert-replay", incident="AReno#524")
-class UnrecordedIsExpertZero(Bent):
-    """Fills the rows of tokens whose experts nobody recorded with expert 0."""
-
-    def turned(self, trajectory: Trajectory) -> Trajectory:
-        extras = {name: column.clamp(min=0) for name, column in trajectory.token_extras.items()}
-        return attrs.evolve(trajectory, token_extras=extras)
+ROWS = breaks.rows(
+    row("EverythingStopped", "Says of truncated and aborted outputs that they came to their end.",
+        "workflow.tokens.stop_reason", row="trained-as-submitted",
+        turned=lambda trajectory: attrs.evolve(trajectory, stop_reason=StopReason.STOP)),
+    row("ExpertsDropped", "Drops the columns that came with the tokens.", "workflow.tokens.extras",
+        incident="SkyRL#1908", row="expert-replay",
+        turned=lambda trajectory: attrs.evolve(trajectory, token_extras={})),
+    row("UnrecordedIsExpertZero", "Fills the rows of tokens whose experts nobody recorded with expert 0.",
+        "workflow.tokens.extras", incident="AReno#524", row="expert-replay",
+        turned=lambda trajectory: attrs.evolve(trajectory, token_extras={name: column.clamp(min=0) for name,
+            column in trajectory.token_extras.items()})),
+    row("OwnTemperature", "Generates with sampling parameters of its own.", "workflow.session.temperature",
+        row="logprob-gap", part=("session", BentSession),
+        generate=lambda original, input_ids, more: original(input_ids, SamplingParams(), **more)),
+)  # fmt: skip
 
 
-@mutant("workflow/single_turn", killers=("workflow.session.temperature",), row="logprob-gap")
-class OwnTemperature(Bent):
-    """Generates with sampling parameters of its own."""
-
-    class session(BentSession):
-        async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
-            return await super().generate(input_ids, SamplingParams(), **more)
-
-
-@mutant("workflow/second", killers=("workflow.turns.all",))
-class LastTurnOnly(SecondWorkflow):
+@breaks_second("joined", "workflow.turns.all")
+def LastTurnOnly(original: Original, parts: Any, reward: float) -> Any:
     """Trains on the last turn only, and takes the one before for context."""
-
-    def joined(self, parts: Any, reward: float) -> Trajectory:
-        last = len(parts) - 1
-        flat = [
-            (made.output_ids, None) if made is not None and at < last else (context, made)
-            for at, (context, made) in enumerate(parts)
-        ]
-        return super().joined(flat, reward)
+    last = len(parts) - 1
+    flat = [
+        (made.output_ids, None) if made is not None and at < last else (context, made)
+        for at, (context, made) in enumerate(parts)
+    ]
+    return original(flat, reward)
 
 
-@mutant("workflow/second", killers=("workflow.turns.all",))
-class OneTurn(SecondWorkflow):
+@breaks_second("arun_episode", "workflow.turns.all")
+async def OneTurn(self: SecondWorkflow, engine: Session, data: Mapping[str, Any]) -> Any:
     """Claims turns, and asks once."""
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Trajectory:
-        made = TrajectoryBuilder(self.ids_of(engine, data["prompt"]))
-        last = await engine.generate(made.input_ids)
-        made.add_generation(last)
-        return made.build(await self.score(engine, data, data["prompt"], last))
+    made = TrajectoryBuilder(self.ids_of(engine, data["prompt"]))
+    last = await engine.generate(made.input_ids)
+    made.add_generation(last)
+    return made.build(await self.score(engine, data, data["prompt"], last))
 
 
-@mutant("workflow/second", killers=("workflow.turns.prefix",), row="token-fidelity", incident="rllm#272")
-class HistoryEncodedAnew(SecondWorkflow):
+@breaks_second("arun_episode", "workflow.turns.prefix", incident="rllm#272", row="token-fidelity")
+async def HistoryEncodedAnew(self: SecondWorkflow, engine: Session, data: Mapping[str, Any]) -> Any:
     """Asks the second turn with the text so far, encoded again."""
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Trajectory:
-        context = self.ids_of(engine, data["prompt"])
-        first = await engine.generate(context)
-        text = engine.tokenizer.decode([*context, *first.output_ids]) + BETWEEN
-        anew = self.ids_of(engine, text)
-        second = await engine.generate(anew)
-        value = await self.score(engine, data, data["prompt"], second)
-        head = [*context, *first.output_ids, *self.ids_of(engine, BETWEEN)]
-        return self.joined([(head, None), ((), second)], value)
+    context = self.ids_of(engine, data["prompt"])
+    first = await engine.generate(context)
+    text = engine.tokenizer.decode([*context, *first.output_ids]) + BETWEEN
+    anew = self.ids_of(engine, text)
+    second = await engine.generate(anew)
+    value = await self.score(engine, data, data["prompt"], second)
+    head = [*context, *first.output_ids, *self.ids_of(engine, BETWEEN)]
+    return self.joined([(head, None), ((), second)], value)
 
 
-@mutant("workflow/second", killers=("workflow.turns.between", "workflow.turns.all"), row="token-fidelity",
-        incident="miles#353")  # fmt: skip
-class BetweenIsTrained(SecondWorkflow):
+@breaks_second("joined", "workflow.turns.between", "workflow.turns.all", incident="miles#353", row="token-fidelity")
+def BetweenIsTrained(original: Original) -> Any:
     """Trains on what stands between the turns."""
-
-    def joined(self, parts: Any, reward: float) -> Trajectory:
-        made = super().joined(parts, reward)
-        first = int(made.loss_mask.int().argmax())
-        mask, versions = made.loss_mask.clone(), made.versions.clone()
-        mask[first:], versions[first:] = True, versions[first:].clamp(min=3)
-        return attrs.evolve(made, loss_mask=mask, versions=versions)
+    made = original()
+    first = int(made.loss_mask.int().argmax())
+    mask, versions = made.loss_mask.clone(), made.versions.clone()
+    mask[first:], versions[first:] = True, versions[first:].clamp(min=3)
+    return attrs.evolve(made, loss_mask=mask, versions=versions)
