@@ -27,7 +27,7 @@ def test_a_folder_without_a_live_run_is_refused(tmp_path: Path, capsys: pytest.C
     assert main(["scale", str(tmp_path), "2"]) == 2
 
     told = capsys.readouterr().err
-    assert "no run is going on" in told and "areal train --resume" in told
+    assert "no run is active" in told and "areal train --resume" in told
 
 
 def test_less_than_one_replica_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,5 +61,5 @@ def test_it_tells_what_the_run_answered(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert code == 0
     assert "serve" in said
-    assert not waiting or "done; 3 serve" in said
+    assert not waiting or "done; 3 serving" in said
     assert list((tmp_path / "scale").glob("*.request*")) == []

@@ -68,5 +68,5 @@ def test_a_named_interpreter_must_have_the_engine() -> None:
 
     with pytest.raises(EngineMissing, match="cannot run tiny"):
         check_environment(named, OWN, "cpu")
-    with pytest.raises(ConfigError, match="no path of an interpreter"):
+    with pytest.raises(ConfigError, match="not the path of an interpreter"):
         check_environment(RolloutConfig(backend="tiny:d1", options={"python": 3}), OWN, "cpu")

@@ -83,7 +83,7 @@ def test_torn_weights_are_named_with_both_sizes(make_folder: MakeFolder, keep: i
     file = make_folder() / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
 
-    with pytest.raises(ModelError, match=rf"{file} is not a whole safetensors file(.|\n)*copy it again"):
+    with pytest.raises(ModelError, match=rf"{file} is not a complete safetensors file(.|\n)*copy it again"):
         inspect_model(str(file.parent))
 
 
@@ -93,7 +93,7 @@ def test_a_header_of_something_else_is_the_same_error(make_folder: MakeFolder, h
     file = make_folder() / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
 
-    with pytest.raises(ModelError, match="is not a whole safetensors file"):
+    with pytest.raises(ModelError, match="is not a complete safetensors file"):
         inspect_model(str(file.parent))
 
 

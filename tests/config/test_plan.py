@@ -96,7 +96,7 @@ def test_all_roles_are_planned_and_described(model: Path) -> None:
     assert memory == {"actor": 256, "critic": 256, "reference": 128, "rollout": 256}
     assert [line.split()[0] for line in text.splitlines()[1:5]] == ["actor", "critic", "reference", "rollout"]
     assert "Qwen3ForCausalLM 32" in text and "256 B + activations or cache" in text
-    assert "warning: reference: the model is loaded and only reported on" in text
+    assert "warning: reference: the model is used for metrics only" in text
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_an_engine_in_another_environment_is_not_looked_for_here(model: Path) ->
 
 def test_an_interpreter_that_is_not_there_is_named(model: Path) -> None:
     """Found while planning, not when the worker starts."""
-    with pytest.raises(PlanError, match=r"rollout\.python=/nowhere/python is no interpreter"):
+    with pytest.raises(PlanError, match=r"rollout\.python=/nowhere/python is not an interpreter"):
         plan(model, "rollout.python=/nowhere/python")
 
 

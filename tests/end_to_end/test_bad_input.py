@@ -146,8 +146,8 @@ def recorded(run: LiveRun, refusal: Refusal) -> None:
         (["model.path=nowhere"], r"ModelError: model folder 'nowhere' does not exist"),
         (["model.path=bert"], r"ModelError: model folder 'bert' holds no causal language model(.|\n)*BertForMaskedLM"),
         (["model.path=pickled"], r"ModelError: model folder 'pickled' has no \*\.safetensors"),
-        (["model.path=torn"], r"ModelError: torn/model\.safetensors is not a whole safetensors file"),
-        (["rollout.python=/nowhere/python"], r"PlanError: rollout\.python=/nowhere/python is no interpreter"),
+        (["model.path=torn"], r"ModelError: torn/model\.safetensors is not a complete safetensors file"),
+        (["rollout.python=/nowhere/python"], r"PlanError: rollout\.python=/nowhere/python is not an interpreter"),
         (["imports=[raises.py]"], r"ConfigError: imports: .*raises\.py raises ZeroDivisionError(.|\n)*raises\.py:1"),
     ],
 )

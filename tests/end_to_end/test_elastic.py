@@ -49,7 +49,7 @@ def test_the_only_replica_is_killed_and_the_run_goes_on(tmp_path: Path, model: P
         assert (lost["kind"], lost["worker"], lost["replaced"]) == ("replica_lost", "rollout/0", True)
         assert (joined["kind"], joined["worker"], joined["replicas"]) == ("replica_joined", "rollout.1/0", 1)
         assert joined["version"] >= 3
-        assert "replica rollout/0 is out of service, another one is made in its place" in output
+        assert "replica rollout/0 is out of service, a replacement is starting" in output
         assert f"replica rollout.1/0 serves from version {joined['version']} on" in output
         _assert_every_prompt_trained_once(run)
         assert run.survivors() == []
@@ -83,16 +83,16 @@ def test_a_live_run_is_scaled_up_and_down(tmp_path: Path, model: Path) -> None:
         run.wait_for_step(1)
         grown = _scale(folder, "3", "--wait")
         assert grown.returncode == 0, grown.stderr
-        assert "done; 3 serve" in grown.stdout
+        assert "done; 3 serving" in grown.stdout
         added = [run.worker(f"rollout.{number}") for number in (1, 2)]
         run.wait_for_step(len(run.steps()) + 2)
 
         shrunk = _scale(folder, "1", "--wait")
-        assert "done; 1 serve" in shrunk.stdout, shrunk.stderr
+        assert "done; 1 serving" in shrunk.stdout, shrunk.stderr
         assert not any(process.is_running() for process in added)
         run.wait_for_step(len(run.steps()) + 2)
         refused = _scale(folder, "0")
-        assert (refused.returncode, "somebody has to serve" in refused.stderr) == (2, True)
+        assert (refused.returncode, "at least one must serve" in refused.stderr) == (2, True)
         run.send(signal.SIGINT)
         code, output = run.wait()
 

@@ -86,10 +86,10 @@ def test_a_replica_with_a_server_is_added_and_removed(tmp_path: Path, model: Pat
     with live_run(command(folder, model, "rollout.backend=vllm:d1", *SETTINGS), folder) as run:
         run.patience_s = PATIENCE_S
         run.wait_for_step(1)
-        assert "done; 2 serve" in _scaled(folder, 2)
+        assert "done; 2 serving" in _scaled(folder, 2)
         server = _server(run.worker("rollout.1"))
         run.wait_for_step(len(run.steps()) + 2)
-        assert "done; 1 serve" in _scaled(folder, 1)
+        assert "done; 1 serving" in _scaled(folder, 1)
         assert not [process for process in server if process.is_running()]
         _train_on_and_stop(run)
 

@@ -111,11 +111,11 @@ def test_a_later_request_takes_over(folder: RunFolder) -> None:
 
 def test_only_a_live_run_can_be_asked_and_only_for_a_number_it_can_have(folder: RunFolder) -> None:
     """Refused before anything is written."""
-    with pytest.raises(RunFolderError, match="no run is going on"):
+    with pytest.raises(RunFolderError, match="no run is active"):
         Asking(folder, 2)
     with folder.held(resume=False), pytest.raises(ConfigError, match="cannot have 0 replicas"):
         Asking(folder, 0)
-    with pytest.raises(RunFolderError, match="no run is going on"):
+    with pytest.raises(RunFolderError, match="no run is active"):
         Asking(folder, 2)
     assert not (folder.root / "scale").exists()
 

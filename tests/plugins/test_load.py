@@ -171,7 +171,7 @@ def test_without_a_config_class_the_factory_is_called_with_nothing(site: Path) -
         registry.build("train", "toy", {"rate": 1}, path="actor.options")
 
     assert engine.config is None  # type: ignore[attr-defined]
-    assert caught.value.what == "nothing reads the key 'actor.options.rate'"
+    assert caught.value.what == "unknown key 'actor.options.rate'"
 
 
 @pytest.mark.parametrize(("options", "kind"), [({"raet": 1.0}, UnknownKey), ({"shards": "two"}, WrongType)])

@@ -79,7 +79,7 @@ def test_the_four_marks_build_what_they_mark(tmp_path: Path) -> None:
     with pytest.raises(UnknownKey) as caught:
         registry.options("dataset", "numbers", {"cuont": 4}, path="data.options")
     assert (caught.value.what, caught.value.fix) == (
-        "nothing reads the key 'data.options.cuont'",
+        "unknown key 'data.options.cuont'",
         "did you mean 'count'?",
     )
 

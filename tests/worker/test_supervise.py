@@ -60,7 +60,7 @@ def test_a_silent_worker_is_a_timeout_by_name() -> None:
     error = failure(status(0, WorkerState.SILENT))
 
     assert isinstance(error, WorkerTimeout)
-    assert "actor/0 (rank 0, process 70) gives no sign of life" in str(error)
+    assert "actor/0 (rank 0, process 70) stopped responding" in str(error)
 
 
 def test_failed_waits_while_all_is_well_and_raises_within_a_period() -> None:

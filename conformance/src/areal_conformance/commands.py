@@ -15,11 +15,11 @@ def areal_cli_commands() -> list[Command]:
         Command(
             name="conformance",
             target="areal_conformance.cli.app:app",
-            help="Hold a backend to the contract: run, list, explain, compare, self-test.",
+            help="Check that a backend meets the contract: run, list, explain, compare, self-test.",
         ),
         Command(
             name="new",
             target="areal_conformance.new.command:app",
-            help="Write the beginnings of a package: areal new backend NAME --role ROLE.",
+            help="Generate a plugin package: areal new backend NAME --role ROLE.",
         ),
     ]

@@ -20,20 +20,20 @@ TARGETS = ("areal_backend", "areal_pair", "areal_mutant")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, all of them namespaced: two plugins with one option would break every run of the host."""
     group = parser.getgroup("areal conformance")
-    group.addoption("--areal-backend", metavar="NAME", default="", help="hold this backend to the contract")
-    group.addoption("--areal-role", metavar="ROLE", default="", help="where the name plays several roles")
-    group.addoption("--areal-pair", metavar="TRAIN+INFER", default="", help="hold a pair to the contract")
-    group.addoption("--areal-mutant", metavar="NAME", default="", help="run on a backend broken on purpose")
+    group.addoption("--areal-backend", metavar="NAME", default="", help="check this backend")
+    group.addoption("--areal-role", metavar="ROLE", default="", help="role, if the name has several")
+    group.addoption("--areal-pair", metavar="TRAIN+INFER", default="", help="check a pair")
+    group.addoption("--areal-mutant", metavar="NAME", default="", help="run on a deliberately broken backend")
     group.addoption("--areal-device", metavar="KIND", default="cpu", help="cpu (default), cuda, ...")
     group.addoption("--areal-ranks", metavar="N", type=int, default=0, help="ranks at most (default 1)")
     group.addoption("--areal-level", metavar="N", type=int, default=4, help="levels up to this (default 4)")
     group.addoption("--areal-report", metavar="DIR", default="", help="write report.json, .md and .html there")
-    group.addoption("--areal-import", metavar="FILE", action="append", default=[], help="register this file first")
+    group.addoption("--areal-import", metavar="FILE", action="append", default=[], help="import this file first")
     group.addoption("--areal-ledger", metavar="FILE", default="", help="known failures, instead of the plugin's own")
     group.addoption("--areal-check", metavar="ID", action="append", default=[], help="only this check")
     # How `areal conformance run` follows the run in its child process, and the command it was given.
-    group.addoption("--areal-journal", metavar="FILE", default="", help="write what happens there, a line at a time")
-    group.addoption("--areal-command", metavar="TEXT", default="", help="the command to put into the report")
+    group.addoption("--areal-journal", metavar="FILE", default="", help="write progress there, one line at a time")
+    group.addoption("--areal-command", metavar="TEXT", default="", help="the command to show in the report")
 
 
 def pytest_configure(config: pytest.Config) -> None:

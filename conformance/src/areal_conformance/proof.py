@@ -42,7 +42,7 @@ class Proof(Protocol):
 
 def proof() -> Proof:
     """Return the mutants. Raises EngineMissing: they are not installed."""
-    found: Proof = need("proof", "a backend broken on purpose")
+    found: Proof = need("proof", "a deliberately broken backend")
     return found
 
 

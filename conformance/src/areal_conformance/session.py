@@ -86,7 +86,7 @@ class Session:
             bench = self._bench(check.role)
             bench.begin(check)
         except Exception as error:
-            return Outcome.ERROR, f"the bench could not be made: {_told(error)}", None
+            return Outcome.ERROR, f"the bench could not be set up: {_told(error)}", None
         try:
             self._lane.run(partial(check.body, bench), deadline_s)
             outcome, message = Outcome.PASS, ""

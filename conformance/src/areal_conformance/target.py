@@ -125,7 +125,7 @@ def adapter_of(manifest: Manifest, origin: str) -> Adapter:
         raise PluginError(
             f"the conformance adapter {manifest.conformance!r} of {origin} cannot be imported",
             why=f"{type(exc).__name__}: {exc}",
-            fix="mend it, or take `conformance` out of the manifest to be checked with the default adapter",
+            fix="fix it, or remove `conformance` from the manifest to be checked with the default adapter",
         ) from exc
     if not isinstance(found, Adapter):
         raise PluginError(

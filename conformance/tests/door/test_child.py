@@ -71,7 +71,7 @@ def test_a_hostile_host_does_not_reach_in(tmp_path: Path) -> None:
     [
         (("--backend", "no_such_thing"), "nothing named 'no_such_thing' is installed"),
         (("--backend", "local", "--level", "9"), "there is no level 9"),
-        (("--backend", "local", "--level", "0", "--check", "x.y"), "'x.y' is no check of this run"),
+        (("--backend", "local", "--level", "0", "--check", "x.y"), "'x.y' is not a check of this run"),
         (
             ("--backend", "local", "--level", "0", "--check", "scheduler.calls.tensors"),
             "--level 1 --ranks 1, or higher",

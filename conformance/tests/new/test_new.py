@@ -58,5 +58,5 @@ def test_existing_package_is_left_alone(tmp_path: Path) -> None:
     """A second call does not overwrite what the author has written."""
     write_backend("mine", "train", tmp_path)
 
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_backend("mine", "infer", tmp_path)

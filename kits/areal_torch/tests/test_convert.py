@@ -235,7 +235,7 @@ def test_bad_input_is_refused_before_anything_is_written(model: Path, tmp_path: 
     torch_saves(weights(model), tmp_path / "bare")
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         run(tmp_path / "bare", tmp_path / "new", HFFolder())
-    with pytest.raises(CheckpointError, match="say with --prefix"):
+    with pytest.raises(CheckpointError, match="set --prefix"):
         DCPFolder(prefix="actor.").open(tmp_path / "bare")
     assert not (tmp_path / "new").exists()
 

@@ -122,8 +122,8 @@ def test_right_routes_pass_in_any_whole_dtype() -> None:
 @pytest.mark.parametrize(
     ("place", "row", "words"),
     [
-        ((2, 1), [0, 4], "an expert there is not"),
-        ((2, 1), [-2, 1], "an expert there is not"),
+        ((2, 1), [0, 4], "an expert that does not exist"),
+        ((2, 1), [-2, 1], "an expert that does not exist"),
         ((0, 0), [3, 3], "one expert twice"),
         ((3, 1), [-1, 2], "-1 in part"),
     ],

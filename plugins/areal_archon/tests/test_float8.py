@@ -206,7 +206,7 @@ def test_models_whose_products_it_does_not_make_are_refused(changes: dict[str, A
     """Silently leaving some in full precision would be another computation than asked for. Any: fields of a shape."""
     from attrs import evolve
 
-    with pytest.raises(CapabilityError, match="fp8 is not for a qwen3"):
+    with pytest.raises(CapabilityError, match="fp8 does not support a qwen3"):
         float8.check_fits(ArchonConfig(fp8="tensorwise"), evolve(SHAPE, **changes), {})
 
 

@@ -97,7 +97,7 @@ def test_who_leaves_a_group_over_hccl_wakes_the_others(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "kind", "says"),
     [
-        ("cpu", "ResourceError", "take the backend fsdp"),
+        ("cpu", "ResourceError", "use the backend fsdp"),
         ("toolkit", "ResourceError", "set_env.sh"),
         ("pipeline", "LayoutError", "no pipeline parallelism"),
     ],

@@ -251,8 +251,8 @@ def test_tensor_ranks_cut_what_the_layer_cuts(results: Any) -> None:
         ("no linear layer", "CapabilityError", "cannot have an adapter"),
         ("state of another", "CheckpointError", "of another model or role"),
         ("no experts", "BatchError", "the model has no experts"),
-        ("unfit", "BatchError", "names an expert there is not"),
-        ("unfit forward", "BatchError", "names an expert there is not"),
+        ("unfit", "BatchError", "names an expert that does not exist"),
+        ("unfit forward", "BatchError", "names an expert that does not exist"),
     ],
 )
 def test_what_does_not_fit_is_refused_on_every_rank(case: str, kind: str, says: str, results: Any) -> None:

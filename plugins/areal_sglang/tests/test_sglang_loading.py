@@ -65,7 +65,7 @@ def test_half_a_fused_parameter_is_found_out() -> None:
     model = Fused()
     load(model, WHOLE)
 
-    assert load(model, {"first": WHOLE["first"], "norm": WHOLE["norm"]}) == ["parameter both was not wholly written"]
+    assert load(model, {"first": WHOLE["first"], "norm": WHOLE["norm"]}) == ["parameter both was only partly written"]
 
 
 def test_a_tensor_nobody_takes_is_found_out() -> None:
@@ -82,7 +82,7 @@ def test_a_parameter_the_first_load_leaves_is_the_engine_s_own() -> None:
 
 def test_a_folder_short_of_a_tensor_is_found_out_at_the_first_load() -> None:
     """SGLang would serve what memory held."""
-    assert load(Fused(), {"first": WHOLE["first"], "norm": WHOLE["norm"]}) == ["parameter both was not wholly written"]
+    assert load(Fused(), {"first": WHOLE["first"], "norm": WHOLE["norm"]}) == ["parameter both was only partly written"]
 
 
 class Tied(Fused):
@@ -117,5 +117,5 @@ def test_a_head_that_is_the_embedding_is_served_as_it() -> None:
 def test_a_head_nobody_wrote_is_found_out() -> None:
     """It would draw tokens by what memory held."""
     assert load(Tied(tie=False), {**WHOLE, "embed": torch.ones(3, 2)}) == [
-        "parameter lm_head.weight was not wholly written"
+        "parameter lm_head.weight was only partly written"
     ]

@@ -137,7 +137,7 @@ def _warnings(config: AlgorithmConfig, *, has_reference: bool, has_critic: bool)
     found = []
     advantages = config.advantages
     if has_reference and advantages.kl.coefficient == 0.0:
-        found.append("reference: the model is loaded and only reported on; algorithm.advantages.kl.coefficient is 0")
+        found.append("reference: the model is used for metrics only; algorithm.advantages.kl.coefficient is 0")
     if config.minibatches == 1 and config.proximal is Proximal.RECOMPUTE:
         if config.behaviour.mode is BehaviourWeight.NONE:
             found.append(

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "train": ("areal_core.cli.train:train_command", "Train a model as a yaml file says."),
-        "scale": ("areal_core.cli.scale:scale", "Change the number of replicas of a run that goes on."),
-        "backends": ("areal_core.cli.backends:backends", "List what is installed and what it can do."),
+        "train": ("areal_core.cli.train:train_command", "Train a model from a yaml file."),
+        "scale": ("areal_core.cli.scale:scale", "Change the number of inference replicas of a live run."),
+        "backends": ("areal_core.cli.backends:backends", "List installed plugins and what they support."),
     }
 )
 """Command -> where it is, and its line in `areal --help`."""

@@ -20,7 +20,7 @@ def scale(
     run_folder: Path,
     replicas: int,
     *,
-    wait: Annotated[bool, Parameter(help="Return only when they serve, or the others are gone.")] = False,
+    wait: Annotated[bool, Parameter(help="Wait until the change is complete.")] = False,
     timeout_s: Annotated[float, Parameter(help="Seconds to wait for an answer.")] = 1800.0,
 ) -> int:
     """Change the number of inference replicas of a run that goes on.
@@ -48,9 +48,9 @@ def _shown(console: Console, answer: Answer) -> Answer:
     if answer.error is not None:
         raise answer.error
     text = {
-        State.ACCEPTED: f"accepted; {answer.replicas} serve, others join at the next weight update or leave",
-        State.DONE: f"done; {answer.replicas} serve",
-        State.SUPERSEDED: "a later request wants another number",
+        State.ACCEPTED: f"accepted; {answer.replicas} serving, the others join at the next weight update or leave",
+        State.DONE: f"done; {answer.replicas} serving",
+        State.SUPERSEDED: "a later request replaced this one",
     }[answer.state]
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     return answer

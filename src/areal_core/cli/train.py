@@ -40,7 +40,7 @@ def train_command(
     resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last checkpoint.")] = None,
     dry_run: Annotated[bool, Parameter(help="Print the resolved plan and stop; no model is loaded.")] = False,
 ) -> int:
-    """Train a model as a yaml file says.
+    """Train a model from a yaml file.
 
     Parameters
     ----------

@@ -24,6 +24,6 @@ def check_environment(rollout: RolloutConfig, manifest: Manifest, device: str) -
         return []
     named = rollout.options.get("python") or None
     if named is not None and not isinstance(named, str):
-        raise ConfigError(f"rollout.options.python={named!r} is no path of an interpreter", fix="write a string")
+        raise ConfigError(f"rollout.options.python={named!r} is not the path of an interpreter", fix="write a string")
     environments: EngineEnvironments = need("environments", f"inference backend {manifest.name!r}")
     return list(environments.find(manifest, device, python=named, worker=rollout.python).warnings)

@@ -66,7 +66,7 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
         raise ModelError(
             f"model folder {path!r} holds no causal language model",
             why=f"config.json names {', '.join(architectures) or 'no architecture'}",
-            fix="take a model whose architecture ends in ForCausalLM",
+            fix="use a model whose architecture ends in ForCausalLM",
         )
     text = config.get("text_config", config)
     return ModelFolder(
@@ -134,4 +134,4 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
             math.prod(tensor["shape"])
         return tensors
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ModelError(f"{file} is not a whole safetensors file", why=str(error), fix="copy it again") from None
+        raise ModelError(f"{file} is not a complete safetensors file", why=str(error), fix="copy it again") from None

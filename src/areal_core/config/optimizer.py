@@ -24,7 +24,7 @@ def check_optimizer(role: str, spec: OptimizerSpec) -> None:
     at = f"{role}.optimizer"
     if spec.schedule not in SCHEDULES:
         raise PlanError(
-            f"{at}.schedule is {spec.schedule!r}", why=f"schedules are {', '.join(SCHEDULES)}", fix="take one of them"
+            f"{at}.schedule is {spec.schedule!r}", why=f"schedules are {', '.join(SCHEDULES)}", fix="choose one of them"
         )
     if not spec.lr > 0:
         raise PlanError(f"{at}.lr is {spec.lr:g}", why="it must be above 0", fix="for example 1e-6")

@@ -185,7 +185,7 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
         registry.check_engine("infer", backend.name)
     elif shutil.which(rollout.python) is None:
         raise PlanError(
-            f"rollout.python={rollout.python} is no interpreter",
+            f"rollout.python={rollout.python} is not an interpreter",
             why="it is neither an executable file nor on the PATH",
             fix="name the python of an environment with areal-core and the engine: /path/to/venv/bin/python",
         )
@@ -265,7 +265,7 @@ def _check_routes(config: RunConfig, registry: Registry, roles: list[RolePlan]) 
             raise CapabilityError(
                 f"{rollout.backend.name} records the experts of every token, {role.role} cannot take them",
                 why=error.what,
-                fix=f"have the fleet record nothing, or set {role.role}.backend to one that can: {error.fix}",
+                fix=f"turn off recording in the fleet, or set {role.role}.backend to one that can: {error.fix}",
             ) from None
 
 

@@ -28,7 +28,7 @@ class SupportsOffload(Protocol):
 
 @runtime_checkable
 class SupportsBackgroundState(Protocol):
-    """Claim `checkpoint.background`: a train engine writes a state while the next steps are made. Since 1.2.
+    """Claim `checkpoint.background`: a train engine writes a state while the next steps run. Since 1.2.
 
     At most one state is begun and not finished. Whatever the engine is asked meanwhile, what is written is the state
     of the moment `begin_state` was called; `close` drops a state that was not finished, and what was written of it.

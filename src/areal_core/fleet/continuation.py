@@ -75,7 +75,7 @@ class Continuation:
             raise GenerationFailed(
                 f"request {self._request.request_id} was interrupted {self._num_empty} times without a token",
                 why="the engine aborts requests although no weight update holds them back",
-                fix="look into the log of the inference workers",
+                fix="see the logs of the inference workers",
             )
         return None
 

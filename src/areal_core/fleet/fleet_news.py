@@ -33,8 +33,8 @@ class FleetNews:
 def _words(kind: str, fields: dict[str, Any]) -> str:
     worker = fields["worker"]
     if kind == "replica_lost":
-        then = "another one is made in its place" if fields["replaced"] else "it is not replaced"
+        then = "a replacement is starting" if fields["replaced"] else "it is not replaced"
         return f"replica {worker} is out of service, {then}: {fields['error']}"
     if kind == "replica_joined":
-        return f"replica {worker} serves from version {fields['version']} on; {fields['replicas']} serve"
-    return f"replica {worker} left; {fields['replicas']} serve"
+        return f"replica {worker} serves from version {fields['version']} on; {fields['replicas']} serving"
+    return f"replica {worker} left; {fields['replicas']} serving"

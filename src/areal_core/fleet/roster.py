@@ -143,5 +143,5 @@ class Roster:
         return NoReplica(
             f"all {len(self._replicas)} inference replicas are out of service",
             why="\n".join(replica.describe() for replica in self._replicas),
-            fix="look into the log of the inference workers, then resume the run",
+            fix="see the logs of the inference workers, then resume the run",
         )

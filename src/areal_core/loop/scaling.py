@@ -151,8 +151,8 @@ class Asking:
         self._run = folder
         if not folder.live():
             raise RunFolderError(
-                f"no run is going on in {folder.root}",
-                why="the number of replicas can be changed while a run goes on",
+                f"no run is active in {folder.root}",
+                why="the number of replicas can be changed only during a run",
                 fix=f"start it with another number: areal train --resume {folder.root} rollout.backend=NAME:dN",
             )
         self._path = folder.root / _FOLDER / f"{uuid.uuid4().hex}.request"
@@ -183,7 +183,7 @@ class Asking:
             time.sleep(_LOOK_S)
         raise WorkerTimeout(
             f"the run in {self._run.root} did not answer within {within_s:g} s",
-            why="it may be starting, or wait for its next weight update",
+            why="it may be starting, or waiting for its next weight update",
             fix=f"see what it does: tail -f {self._run.events}",
         )
 
@@ -197,7 +197,7 @@ def _check(replicas: int) -> None:
     if replicas < 1:
         raise ConfigError(
             f"a run cannot have {replicas} replicas",
-            why="somebody has to serve",
+            why="at least one must serve",
             fix="ask for 1 or more; to stop the run press Ctrl-C in its terminal",
         )
 
@@ -217,7 +217,7 @@ def _taken(path: Path) -> int:
     try:
         replicas = json.loads(text)["replicas"]
     except (ValueError, KeyError, TypeError) as exc:
-        raise ConfigError(f"{path.name} is no request", why=repr(exc), fix="use: areal scale DIR N") from exc
+        raise ConfigError(f"{path.name} is not a request", why=repr(exc), fix="use: areal scale DIR N") from exc
     if type(replicas) is not int:  # True is no number of replicas
         raise ConfigError(f"{path.name} asks for {replicas!r} replicas", fix="use: areal scale DIR N")
     _check(replicas)
@@ -248,6 +248,6 @@ def _write(path: Path, said: Mapping[str, object]) -> None:
 def _short(wanted: int, have: int) -> ArealError:
     return ResourceError(
         f"the fleet was to have {wanted} replicas and has {have}",
-        why="replicas were lost on the way; events.jsonl tells which, and why",
+        why="replicas were lost meanwhile; events.jsonl says which, and why",
         fix="ask again, or read the logs of the workers",
     )

@@ -64,7 +64,7 @@ def refuse_options(manifest: Manifest, options: Mapping[str, Any], path: str) ->
     """Raise UnknownKey when a plugin without a config class is given options."""
     for key in options:
         raise UnknownKey(
-            f"nothing reads the key {_dotted(path, key)!r}",
+            f"unknown key {_dotted(path, key)!r}",
             why=f"{manifest.role} {manifest.name!r} takes no options",
             fix="remove it",
         )
@@ -80,7 +80,7 @@ def _check_keywords(function: Factory, options: Mapping[str, Any], path: str) ->
         if key not in names:
             near = difflib.get_close_matches(str(key), names, n=1)
             raise UnknownKey(
-                f"nothing reads the key {_dotted(path, key)!r}",
+                f"unknown key {_dotted(path, key)!r}",
                 why=f"it takes: {', '.join(names) or 'no options'}",
                 fix=f"did you mean '{near[0]}'?" if near else "remove it",
             )

@@ -93,7 +93,7 @@ def _translate(error: Exception, cls: type, path: str) -> ConfigError:
     outside = isinstance(current, ValueError)
     return WrongType(
         f"{here or _name(owner)}: {_reason(current)}",
-        why="the value is out of its range" if outside else "nothing is converted: a value is what yaml reads it as",
+        why="the value is out of range" if outside else "values are not converted: they have the type yaml gave them",
         fix=_example(owner, here),
     )
 
@@ -113,7 +113,7 @@ def _unknown_key(key: str, cls: type, path: str) -> UnknownKey:
     renamed = [field.name for field in attrs.fields(cls) if field.metadata.get("was") == key]
     near = renamed or difflib.get_close_matches(key, allowed, n=1)
     return UnknownKey(
-        f"nothing reads the key {_at(path, key)!r}",
+        f"unknown key {_at(path, key)!r}",
         why=f"keys here: {', '.join(allowed) or 'none'}",
         fix=f"{'it is called' if renamed else 'did you mean'} {_at(path, near[0])!r}{' now' if renamed else '?'}"
         if near

@@ -53,8 +53,8 @@ def load_file(path: Path) -> list[Provider]:
     if not providers:
         raise ConfigError(
             f"imports: {path} defines nothing areal can use",
-            why="no function or class of its own carries a mark",
-            fix='mark one: from areal_core.plugins.marks import reward; @reward("name") above the function',
+            why="no function or class in it is decorated",
+            fix='decorate one: from areal_core import reward; @reward("name") above the function',
         )
     return providers
 
@@ -64,7 +64,7 @@ def _run(path: Path) -> ModuleType:
     name = f"areal_user_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"imports: {path} is no Python file", fix="name a file that ends in .py")
+        raise ConfigError(f"imports: {path} is not a Python file", fix="name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as for any import: annotations and pickling look the module up by name
     try:

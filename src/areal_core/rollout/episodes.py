@@ -148,7 +148,7 @@ class EpisodeRunner:
                 raise
             raise EpisodeFailed(
                 f"the episodes of {task_id} were not done after {self._timeout_s:g} s",
-                why="a workflow waits for something that does not come",
+                why="a workflow waits for something that never happens",
                 fix="bound the waits in the workflow, or raise the time an episode may take",
             ) from exc
 

@@ -276,7 +276,7 @@ class RolloutExecutor:
                 RolloutError(
                     f"the workflow rejected {self._rejected_in_a_row} groups in a row",
                     why="a whole epoch of prompts gave nothing to train on",
-                    fix="look at what the workflow returns None for",
+                    fix="check why the workflow returns None",
                 )
             )
 

@@ -64,7 +64,7 @@ class DevicePool:
             raise ResourceError(
                 f"{wanted} {kind} devices are wanted and {len(free)} are free",
                 why=f"{num_workers} workers with {per_worker} each; free: {', '.join(free) or 'none'}",
-                fix=f"use fewer ranks or replicas, end what holds the others, or widen {VISIBLE[kind]}",
+                fix=f"use fewer ranks or replicas, stop what holds the others, or extend {VISIBLE[kind]}",
             )
         taken, self._free[kind] = free[:wanted], free[wanted:]
         return [tuple(taken[rank * per_worker : (rank + 1) * per_worker]) for rank in range(num_workers)]

@@ -80,7 +80,7 @@ def free_port(
             _given.add(port)
             return port
     raise ResourceError(
-        f"none of {len(tried)} ports of {host} is free", why="every one tried is in use", fix="look at: ss -ltn"
+        f"none of {len(tried)} ports of {host} is free", why="every one tried is in use", fix="check: ss -ltn"
     )
 
 

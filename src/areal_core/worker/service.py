@@ -113,7 +113,7 @@ class TrainHost:
             raise CapabilityError(
                 f"train backend {self._parts.place.backend!r} cannot give its device memory back",
                 why="it does not claim `memory.offload`",
-                fix="take a backend that claims it (`areal backends`)",
+                fix="use a backend that claims it (`areal backends`)",
             )
         return engine
 
@@ -124,7 +124,7 @@ class TrainHost:
             raise CapabilityError(
                 f"train backend {self._parts.place.backend!r} cannot write a state while it trains",
                 why="it does not claim `checkpoint.background`",
-                fix="set checkpoint.background to false, or take a backend that claims it (`areal backends`)",
+                fix="set checkpoint.background to false, or use a backend that claims it (`areal backends`)",
             )
         return engine
 

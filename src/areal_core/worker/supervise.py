@@ -30,7 +30,7 @@ def failure(status: WorkerStatus) -> WorkerError | None:
         )
     if status.state is WorkerState.SILENT:
         return WorkerTimeout(
-            f"worker {status.id} (rank {status.rank}, process {status.pid}) gives no sign of life",
+            f"worker {status.id} (rank {status.rank}, process {status.pid}) stopped responding",
             why=_last_words(status),
             fix=f"it may be stopped or its machine out of memory: ps -o stat,wchan -p {status.pid}",
         )
@@ -108,7 +108,7 @@ def _last_words(status: WorkerStatus) -> str:
 
 def _advice(status: WorkerStatus) -> str:
     if status.exit_code == -signal.SIGKILL:
-        return f"read {status.log_path}; if nobody killed it, the kernel did for want of memory: dmesg | tail"
+        return f"read {status.log_path}; if nobody killed it, the kernel did for lack of memory: dmesg | tail"
     if any("No module named 'areal_core" in line for line in status.log_tail):
         command = pip_install("areal-core")
         return f"install areal-core and the backend's plugin for that interpreter: PYTHON -m {command}"

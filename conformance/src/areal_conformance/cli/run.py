@@ -116,7 +116,7 @@ def _closed(story: Story, ended: str, seconds: float) -> Record:
     rows = list(story.rows)
     if not ended or story.closed:
         return closed(story.record, rows, seconds, story.notes)
-    note = f"the process that made the checks did not end well: {ended}" if ended != INTERRUPTED else ended
+    note = f"the process that ran the checks failed: {ended}" if ended != INTERRUPTED else ended
     if story.running:
         note += f", while {story.running} ran"
     if story.running and ended != INTERRUPTED:
@@ -134,14 +134,14 @@ def _tell(console: Console, record: Record, said: str) -> None:
         line()
         _tell_row(line, alike[0])
         if len(alike) > 1:
-            line(f"  The same words of {len(alike) - 1} more: {', '.join(row.id for row in alike[1:])}")
+            line(f"  The same message from {len(alike) - 1} more: {', '.join(row.id for row in alike[1:])}")
     noted = [*record.notes, *(f"{row.id}: {note}" for row in record.checks for note in row.notes)]
     if noted:
         line()
         for note in noted:
             line(f"note: {note}", "dim")
     if said:
-        line(f"\nthe last words of the process:\n{said}", "dim")
+        line(f"\nthe last output of the process:\n{said}", "dim")
     line()
     line(record.line)
     line(f"verdict: {record.verdict}", "bold")
@@ -187,7 +187,7 @@ def _open_folder(report: Path) -> None:
             pass
     except OSError as error:
         raise StorageError(
-            f"--report {report} cannot be written", why=str(error), fix="name a folder of your own"
+            f"--report {report} cannot be written", why=str(error), fix="choose a folder you can write to"
         ) from error
 
 

@@ -33,15 +33,15 @@ NOUNS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Role -> what it is called in a sentence, and the last word of the class."""
 
-app = App(name="new", help="Write the beginnings of a package.", help_format="plaintext")
+app = App(name="new", help="Generate a plugin package.", help_format="plaintext")
 
 
 @app.command
 def backend(
     name: str,
     *,
-    role: Annotated[Role, Parameter(help="what it is: train, infer, scheduler or transport")],
-    folder: Annotated[Path, Parameter(help="where the package's folder is made")] = Path(),
+    role: Annotated[Role, Parameter(help="role: train, infer, scheduler or transport")],
+    folder: Annotated[Path, Parameter(help="parent folder of the package")] = Path(),
 ) -> int:
     """Write a plugin package that installs and passes the static conformance checks.
 
@@ -70,7 +70,7 @@ def write_backend(name: str, role: str, folder: Path) -> Path:
         )
     target = (folder / f"areal_{name}").absolute()
     if target.exists():
-        raise ConfigError(f"{target} is there already", fix="choose another name, or remove it")
+        raise ConfigError(f"{target} already exists", fix="choose another name, or remove it")
     words = _words(name, role)
     try:
         for path, template in _files(name, role).items():

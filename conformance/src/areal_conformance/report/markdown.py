@@ -58,7 +58,7 @@ def _attention(record: Record) -> list[str]:
     parts = [f"### {_code(row.id)}: {row.outcome}\n\n{_told(record, row)}" for row in rows]
     notes = [f"- {_code(row.id)}: {note}" for row in record.checks for note in row.notes]
     notes += [f"- {note}" for note in record.notes]
-    return [*(["## To look at", *parts] if parts else []), *(["## Notes", "\n".join(notes)] if notes else [])]
+    return [*(["## Needs attention", *parts] if parts else []), *(["## Notes", "\n".join(notes)] if notes else [])]
 
 
 def _told(record: Record, row: Row) -> str:

@@ -30,7 +30,7 @@ ORDER = (
 def title(record: Record) -> str:
     """Return the heading: role, name, and what makes the run another than the usual one."""
     subject = record.subject
-    broken = f", broken on purpose: {subject.mutant}" if subject.mutant else ""
+    broken = f", deliberately broken: {subject.mutant}" if subject.mutant else ""
     ranks = f", {subject.ranks} ranks" if subject.ranks > 1 else ""
     device = f"{subject.device} stand-ins" if subject.stand_ins else subject.device
     return f"{subject.role} {subject.name} on {device}{ranks}, levels 0 to {subject.level}{broken}"

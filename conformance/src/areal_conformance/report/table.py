@@ -13,8 +13,8 @@ from areal_conformance.run.record import Record, read_record
 
 HEADER = """# Conformance reports
 
-What the suite said of the backends of this repository, unmodified. Every report names the command that made it, the
-versions and the machine; the same command makes it again. `make conformance` runs all of them.
+Unmodified reports on the backends in this repository. Every report names the command that made it, the
+versions and the machine; `make conformance` runs all of them.
 [How conformance is judged](../explanation/conformance.md) · [Certify a backend](../tutorial/certify-a-backend.md)
 
 | target | device | levels | verdict | | report |

@@ -62,7 +62,7 @@ def names_one_target(asked: Asked) -> None:
         told = f"{len(named)} targets are named" if named else "no target is named"
         raise ConfigError(told, fix="give one of --backend NAME, --pair TRAIN+INFER, --mutant NAME")
     if asked.ranks < 0:
-        raise ConfigError(f"--ranks {asked.ranks} is no number of ranks", fix="--ranks 1, or leave it out")
+        raise ConfigError(f"--ranks {asked.ranks} is not a number of ranks", fix="--ranks 1, or leave it out")
 
 
 def locator_of(asked: Asked) -> Locator:

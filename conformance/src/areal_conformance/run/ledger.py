@@ -149,7 +149,7 @@ def read_ledger(
         raise ConfigError(
             f"the ledger {path} breaks its rules",
             why="\n       ".join(wrong),
-            fix="mend the entries; the rules are in the README of areal-conformance",
+            fix="fix the entries; the rules are in the README of areal-conformance",
         )
     return Ledger(entries={entry.check: entry for entry in applying})
 

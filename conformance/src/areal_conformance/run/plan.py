@@ -155,14 +155,14 @@ def _chosen(only: tuple[str, ...], profile: Profile, every: Iterable[Check]) -> 
         if key in outside:
             one = outside[key]
             raise ConfigError(
-                f"{key!r} is no check of this run",
+                f"{key!r} is not a check of this run",
                 why=f"it is of level {int(one.level)} and takes {one.ranks} ranks or more",
                 fix=f"--level {int(one.level)} --ranks {one.ranks}, or higher",
             )
         if key not in known:
             near = difflib.get_close_matches(key, {**known, **outside}, n=1)
             raise ConfigError(
-                f"{key!r} is no check of this run",
+                f"{key!r} is not a check of this run",
                 why="it has another role, or does not exist",
                 fix=f"did you mean {near[0]}?" if near else "areal conformance list",
             )

@@ -190,7 +190,7 @@ def record_from(data: Mapping[str, Any]) -> Record:
         raise ConfigError(
             f"a report of schema {found!r} cannot be read",
             why=f"this suite reads schema {SCHEMA}",
-            fix="make the report again with this suite",
+            fix="create the report again with this suite",
         )
     try:
         return _CONVERTER.structure(data, Record)

@@ -53,7 +53,7 @@ def refuse_absent(
         raise ResourceError(
             f"there is no {locator.device} device here",
             why=f"seen are {', '.join(sorted(kinds()))}",
-            fix="run where the device is, or give --device cpu or --level 0; see areal doctor",
+            fix="run on a machine with that device, or give --device cpu or --level 0; see areal doctor",
         )
 
 
@@ -79,9 +79,9 @@ def refuse_adapter(target: Target, ids: Iterable[str]) -> None:
     if faults:
         named = target.manifest.conformance if target.manifest else ""
         raise ConfigError(
-            f"the conformance adapter {named or 'in use'} says what cannot be",
+            f"the conformance adapter {named or 'in use'} makes impossible statements",
             why="\n       ".join(faults),
-            fix="mend it; areal conformance list and areal backends NAME show the words",
+            fix="fix it; areal conformance list and areal backends NAME show the words",
         )
 
 

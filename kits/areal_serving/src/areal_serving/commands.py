@@ -15,6 +15,6 @@ def areal_cli_commands() -> list[Command]:
         Command(
             name="env",
             target="areal_serving.environments.command:app",
-            help="Make and find environments for inference engines.",
+            help="Create and list environments for inference engines.",
         ),
     ]

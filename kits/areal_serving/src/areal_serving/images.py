@@ -26,8 +26,8 @@ def check_images(request: GenerationRequest, placeholder: int | None) -> None:
         if images:
             raise CapabilityError(
                 f"{named} carries {len(images)} images",
-                why="config.json of the model names no image_token_id: it takes none",
-                fix="serve a vision-language model, or take the images out of the request",
+                why="config.json of the model names no image_token_id: it accepts none",
+                fix="serve a vision-language model, or remove the images from the request",
             )
         return
     count = request.input_ids.count(placeholder)

@@ -194,4 +194,4 @@ def _memory() -> Segment:
         Path(name).unlink()
         return Segment.file(Path(name))
     except OSError as error:
-        raise StorageError("no memory for staged weights could be made", why=str(error)) from error
+        raise StorageError("memory for staged weights could not be allocated", why=str(error)) from error

@@ -249,5 +249,5 @@ def _compare(staged: Mapping[str, str], proved: Mapping[str, str]) -> None:
         raise FingerprintMismatch(
             f"the engine's workers read other bytes of {wrong[0]!r} than were staged",
             why=f"{len(wrong)} of {len(staged)} tensors differ",
-            fix="look for failing memory, or a folder changed by somebody else",
+            fix="check for failing memory, or a folder that something else changed",
         )

@@ -97,7 +97,7 @@ def test_the_named_interpreter_is_the_only_one_looked_at(
     found = lookup.find(recipe, python=str(made.folder / "bin/python"), environ=envs)
 
     assert (found.path, found.origin, found.engine_version) == (made.folder / "bin/python", "named", "1.0")
-    with pytest.raises(EngineMissing, match="is no interpreter"):
+    with pytest.raises(EngineMissing, match="is not an interpreter"):
         lookup.find(recipe, python="/no/such/python", environ=envs)
     with pytest.raises(EngineMissing, match="cannot run tiny"):
         lookup.find(recipe, python=sys.executable, environ=envs)

@@ -106,7 +106,7 @@ def _check_rows(routes_TLK: Tensor, experts: Experts) -> None:
     ordered_TLK = routes_TLK.sort(-1).values
     twice = (ordered_TLK[..., 1:] == ordered_TLK[..., :-1]) & (ordered_TLK[..., 1:] != -1)
     unfit = {
-        "names an expert there is not": ((routes_TLK < -1) | (routes_TLK >= experts.num_experts)).any(-1),
+        "names an expert that does not exist": ((routes_TLK < -1) | (routes_TLK >= experts.num_experts)).any(-1),
         "is -1 in part": free_TLK.any(-1) != free_TLK.all(-1),
         "names one expert twice": twice.any(-1),
     }

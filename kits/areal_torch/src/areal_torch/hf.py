@@ -103,7 +103,7 @@ def load_model(path: str, config: Any, head: Head) -> Model:
     if model._is_stateful or not model._supports_attention_backend:
         raise ModelError(
             f"model {path!r} ({type(model).__name__}) cannot keep packed sequences apart",
-            why="its layers carry a state along, or do not go through transformers' attention interface",
+            why="its layers carry state, or bypass transformers' attention interface",
             fix="choose a model that does: llama, qwen2, qwen3 and their MoE relatives do",
         )
     missing = set(info["missing_keys"])
@@ -201,7 +201,7 @@ def _check_attention(path: str, config: Any) -> None:
         raise ModelError(
             f"model {path!r} has {found}",
             why="these engines train models with full causal attention in every layer and plain logits",
-            fix="choose another model: llama, qwen2, qwen3 and their MoE relatives are fine",
+            fix="choose another model: llama, qwen2, qwen3 and their MoE relatives work",
         )
 
 

@@ -35,7 +35,7 @@ def check_role(name: str, role: str, backend: str, model: ImageModel, registry: 
         raise ModelError(
             f"model folder {str(model.path)!r} holds a {model.architecture} without a token for images",
             why="config.json names no image_token_id: its prompts could not say where an image stands",
-            fix="take a model whose architecture ends in ForCausalLM, or one of " + ", ".join(KINDS),
+            fix="use a model whose architecture ends in ForCausalLM, or one of " + ", ".join(KINDS),
         )
     if name == "critic":
         raise PlanError(

@@ -42,7 +42,7 @@ def join(rank: RankContext, layout: Mapping[str, int]) -> ProcessRanks:
         raise ResourceError(
             f"rank {rank.rank} of {rank.world_size} cannot reach the others at {rank.init_method}",
             why=str(error).splitlines()[0],
-            fix="if another program took the port, start the run again: it chooses a new one; or look at: ss -ltn",
+            fix="if another program took the port, start the run again: it chooses a new one; or check: ss -ltn",
         ) from error
     control = dist.new_group(backend="gloo", timeout=timeout)
     return ProcessRanks(

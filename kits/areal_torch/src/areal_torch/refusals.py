@@ -21,7 +21,7 @@ def refuse_lora(spec: TrainSpec, *, engine: str) -> None:
         raise CapabilityError(
             f"{engine} trains all weights, not an adapter of rank {spec.lora.rank}",
             why="it does not claim `lora`",
-            fix="take a backend that claims it (`areal backends`), or leave lora out",
+            fix="use a backend that claims it (`areal backends`), or leave lora out",
         )
 
 
@@ -34,6 +34,6 @@ def refuse_routes(batch: Batch) -> None:
     if ROUTED_EXPERTS in batch.tokens:
         raise CapabilityError(
             f"this engine does not use the column {ROUTED_EXPERTS!r}",
-            why="it does not claim `experts.replay`, and its router would choose anew",
-            fix="take a backend that claims it (`areal backends`), or drop the column to route freely",
+            why="it does not claim `experts.replay`, and its router would choose again",
+            fix="use a backend that claims it (`areal backends`), or drop the column to route freely",
         )

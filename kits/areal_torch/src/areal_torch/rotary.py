@@ -32,8 +32,8 @@ def frequencies_of(
     kind = parameters.get("rope_type", "default")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError(
-            f"model {path!r} turns a part of each head only",
-            why=f"{engine}'s families turn all of it",
+            f"model {path!r} rotates only a part of each head",
+            why=f"{engine}'s families rotate all of it",
             fix="use the fsdp backend, which takes any model of transformers",
         )
     if kind == "default":

@@ -79,7 +79,7 @@ def _check(path: str, headers: Mapping[str, Any], wanted: Mapping[str, Sequence[
             raise ModelError(
                 f"{name} in {path!r} has the shape {headers[name]['shape']}",
                 why=f"by config.json it is {list(shape)}",
-                fix="take config.json and *.safetensors from the same model",
+                fix="use config.json and *.safetensors from the same model",
             )
 
 
@@ -93,7 +93,7 @@ def refuse_other_names(path: str, missing: set[str], unknown: set[str]) -> None:
         raise ModelError(
             f"weights in {path!r} do not match its config.json",
             why=f"missing: {_few(missing)}; unknown: {_few(unknown)}",
-            fix="take config.json and *.safetensors from the same model",
+            fix="use config.json and *.safetensors from the same model",
         )
 
 

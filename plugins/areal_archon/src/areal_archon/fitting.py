@@ -25,13 +25,13 @@ def check_options(layout: Mapping[str, int], config: ArchonConfig) -> None:
     """
     if layout.get("t", 1) > 1 and config.compile:
         raise CapabilityError(
-            "compile does not go with t",
+            "compile does not work with t",
             why="torch.compile does not follow the exchanges between tensor ranks inside a layer",
-            fix="leave compile off, or take c or d in place of t",
+            fix="turn compile off, or use c or d instead of t",
         )
     if layout.get("e", 1) > 1 and config.activation_checkpointing == "selective":
         raise CapabilityError(
-            "activation_checkpointing: selective does not go with e",
+            "activation_checkpointing: selective cannot be combined with e",
             why="experts are an FSDP unit of their own inside the layer, which torch's selective checkpoint takes "
             "for operations that were not there before",
             fix="set activation_checkpointing to full",
@@ -50,16 +50,16 @@ def schedule_of(layout: Mapping[str, int], config: ArchonConfig) -> Schedule | N
     schedule = Schedule(name=config.pipeline_schedule, num_ranks=layout["p"], num_virtual=config.stages_per_rank)
     if schedule.splits_backward and config.reshard_after_forward == "always":
         raise CapabilityError(
-            f"reshard_after_forward: always does not go with {schedule.name}",
+            f"reshard_after_forward: always cannot be combined with {schedule.name}",
             why="it computes the gradients of weights after those of inputs, and weights dropped in between would "
             "get none, silently",
-            fix="leave reshard_after_forward at auto, or take 1F1B or Interleaved1F1B",
+            fix="leave reshard_after_forward at auto, or use 1F1B or Interleaved1F1B",
         )
     if schedule.splits_backward and config.activation_checkpointing != "none":
         raise CapabilityError(
-            f"activation_checkpointing: {config.activation_checkpointing} does not go with {schedule.name}",
+            f"activation_checkpointing: {config.activation_checkpointing} cannot be combined with {schedule.name}",
             why="it runs each layer's backward pass in two parts, and both would compute the layer again",
-            fix="leave activation_checkpointing at none, or take 1F1B or Interleaved1F1B",
+            fix="leave activation_checkpointing at none, or use 1F1B or Interleaved1F1B",
         )
     return schedule
 
@@ -94,7 +94,7 @@ def check_fits(shape: ModelShape, layout: Mapping[str, int], schedule: Schedule 
         raise LayoutError(
             f"{schedule.name} puts the first and the last stage on one rank",
             why="the embedding of this model is its head too, and one rank would hold it twice",
-            fix="take 1F1B, Interleaved1F1B or InterleavedZeroBubble",
+            fix="use 1F1B, Interleaved1F1B or InterleavedZeroBubble",
         )
 
 

@@ -29,10 +29,10 @@ _INSTALL = pip_install("areal-archon[fp8]")
 
 
 def check_options(config: ArchonConfig, schedule: Schedule | None) -> None:
-    """Refuse what does not go with 8-bit products, before a device is opened.
+    """Refuse what cannot be combined with 8-bit products, before a device is opened.
 
     Raises:
-        CapabilityError: torchao is not there, or an option it does not go with is on.
+        CapabilityError: torchao is not there, or an option it cannot be combined with is on.
     """
     if config.fp8 == "none":
         return
@@ -42,9 +42,9 @@ def check_options(config: ArchonConfig, schedule: Schedule | None) -> None:
         )
     if schedule is not None and schedule.splits_backward:
         raise CapabilityError(
-            f"fp8 does not go with {schedule.name}",
+            f"fp8 cannot be combined with {schedule.name}",
             why="an 8-bit layer finds the gradients of input and weight at once, and this schedule would do it twice",
-            fix="take 1F1B or Interleaved1F1B",
+            fix="use 1F1B or Interleaved1F1B",
         )
 
 
@@ -77,13 +77,13 @@ def check_fits(config: ArchonConfig, shape: ModelShape, layout: Mapping[str, int
         return
     if shape.mixtures:
         raise CapabilityError(
-            f"fp8 is not for a {shape.family} with experts",
+            f"fp8 does not support a {shape.family} with experts",
             why="rows of experts are multiplied in groups, which is not done in 8 bits here",
             fix="leave fp8 out",
         )
     if shape.out_bias or shape.feed_forward_bias:
         raise CapabilityError(
-            f"fp8 is not for a {shape.family} with biases behind attention or feed-forward layers",
+            f"fp8 does not support a {shape.family} with biases behind attention or feed-forward layers",
             why="they are added after the sum over tensor ranks, and an 8-bit layer adds its own before",
             fix="leave fp8 out",
         )
@@ -99,7 +99,7 @@ def check_fits(config: ArchonConfig, shape: ModelShape, layout: Mapping[str, int
         raise LayoutError(
             f"fp8 cannot multiply {'; '.join(odd)}",
             why=f"8-bit products take multiples of {MULTIPLE}" + (f", here of each of {tensor} parts" * (tensor > 1)),
-            fix="leave fp8 out" + (", or take a smaller t" * (tensor > 1)),
+            fix="leave fp8 out" + (", or use a smaller t" * (tensor > 1)),
         )
 
 

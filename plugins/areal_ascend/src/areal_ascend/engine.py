@@ -34,8 +34,8 @@ class AscendEngine(FSDPEngine):
         if rank.device != "npu":
             raise ResourceError(
                 f"the ascend engine was started on {rank.device}",
-                why="it knows NPUs only",
-                fix="take the backend fsdp, which is this one on other devices",
+                why="it supports only NPUs",
+                fix="use the backend fsdp, which is this one on other devices",
             )
         environment.require(os.environ, installed)
         from areal_ascend.attention import fused_attention  # loads torch_npu, which the checks above explain better

@@ -11,7 +11,7 @@ from areal_core.plugins.claims import Claim
 from areal_core.plugins.manifest import Manifest
 from areal_fsdp.manifest import MANIFEST as FSDP
 
-TRIED = "tried over stand-ins for CANN and HCCL, not on an NPU"
+TRIED = "tested over stand-ins for CANN and HCCL, not on an NPU"
 
 
 def _tried(claim: Claim) -> Claim:

@@ -126,7 +126,7 @@ class _Files:
             raise CheckpointError(
                 "the tensors are not those of the model that config.json describes",
                 why=f"they differ in {', '.join(sorted({name for name, _ in odd})[:4])}",
-                fix="take config.json and the weights from the same model",
+                fix="use config.json and the weights from the same model",
             )
         groups: list[list[Parameter]] = []
         size = 0
@@ -178,7 +178,7 @@ def _shape(folder: Path) -> ModelShape:
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"{folder} has no config.json",
-            why="it tells how many heads and layers there are, without which the tensors cannot be taken apart",
+            why="it says how many heads and layers there are, without which the tensors cannot be split",
             fix="copy config.json of the model into the folder",
         )
     from transformers import AutoConfig

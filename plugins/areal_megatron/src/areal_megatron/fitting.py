@@ -27,7 +27,7 @@ def check_options(layout: Mapping[str, int], config: MegatronConfig) -> None:
     if config.virtual > 1 and layout.get("p", 1) == 1:
         raise LayoutError(
             f"virtual: {config.virtual} needs a pipeline",
-            why="stages of one rank take turns only where other ranks have stages between them",
+            why="stages of one rank interleave only if other ranks have stages between them",
             fix="leave virtual out, or take p2 or more",
         )
 

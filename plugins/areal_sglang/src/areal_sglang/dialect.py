@@ -89,7 +89,7 @@ class SGLangDialect:
             )
         passed = sorted({word for rank in await ask(api, "loaded") for word in rank["problems"]})
         if passed:
-            raise ModelError(f"SGLang does not take the model folder whole: {passed[0]}", why=f"{len(passed)} such")
+            raise ModelError(f"SGLang does not load the whole model folder: {passed[0]}", why=f"{len(passed)} such")
         self._trace = told(ranks)
         return ServerFacts(
             engine_version=str(info["version"]),

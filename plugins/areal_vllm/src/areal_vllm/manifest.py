@@ -21,7 +21,7 @@ MANIFEST = Manifest(
         "weights.staged": when("direct == false", "with direct the workers load in place as the weights arrive"),
         "weights.in_flight": full(),
         "weights.cast": full(),
-        "weights.kv_kept": when("kv_on_update == keep", "with kv_on_update: recompute the cache is made anew"),
+        "weights.kv_kept": when("kv_on_update == keep", "with kv_on_update: recompute the cache is recomputed"),
         "pause.keep": full(),
         "pause.abort": full(),
         "sampling.top_p": full(),

@@ -72,8 +72,8 @@ def create(
 
     Args:
         within: the folder of all environments, the user's own if None.
-        python: the interpreter to build from; this one, or one on the PATH of the version that is needed, if None.
-        force: make it anew even if it is up to date.
+        python: the interpreter to build with; this one, or one on the PATH of the version that is needed, if None.
+        force: recreate it even if it is up to date.
         ours: distributions of ours to install beside the lock; areal-core, the kits and the plugin if None.
         tell: called at every step and for every line of the installer.
 
@@ -124,7 +124,7 @@ def _build(
     total = 5
     run = _Runner(installer, folder, tell)
 
-    run.begin(Step(index=1, total=total, what=f"making {folder} with {installer.name}"))
+    run.begin(Step(index=1, total=total, what=f"creating {folder} with {installer.name}"))
     run(installer.make(folder, base))
 
     run.begin(Step(index=2, total=total, what=f"installing {len(lock.pins)} packages"))
@@ -134,7 +134,7 @@ def _build(
         run([*installer.pip(folder), "--no-deps", "-r", str(listed)])
 
     laid = recipe.laid_files()
-    run.begin(Step(index=3, total=total, what=f"laying {len(laid)} files into site-packages"))
+    run.begin(Step(index=3, total=total, what=f"copying {len(laid)} file{'s' * (len(laid) != 1)} into site-packages"))
     site = _site_packages(folder)
     for path, content in laid.items():
         _lay(site, path, content)
@@ -195,7 +195,7 @@ class _Runner:
             child.stdout.close()
         if child.returncode != 0:
             raise EngineMissing(
-                f"{self._folder} was not made: {self._step.what} failed",
+                f"{self._folder} was not created: {self._step.what} failed",
                 why="\n       ".join([f"{self._installer.name} ended with {child.returncode}:", *tail]),
                 fix="if a version is not found, add the index that has it to pip's configuration; "
                 "nothing was left behind, so the same command begins anew",
@@ -203,7 +203,7 @@ class _Runner:
 
 
 def _base_python(recipe: Recipe, python: str | None) -> str:
-    """Return the interpreter to build from, of the version and for the machine the lock was made for.
+    """Return the interpreter to build with, of the version and for the machine the lock was made for.
 
     Raises:
         EngineMissing: there is none.

@@ -25,10 +25,10 @@ from areal_serving.environments.installers import choose_installer
 from areal_serving.environments.inventory import environments, recipe_for
 
 Device = Literal["cpu", "cuda", "npu"]
-OnDevice = Annotated[Device | None, Parameter(help="cpu, cuda or npu; the one seen on this machine if left out")]
-Within = Annotated[Path | None, Parameter(help="where environments lie; $AREAL_ENVS or the user's data folder")]
+OnDevice = Annotated[Device | None, Parameter(help="cpu, cuda or npu; default: that of this machine")]
+Within = Annotated[Path | None, Parameter(help="folder of environments; default: $AREAL_ENVS or in the user's data")]
 
-app = App(name="env", help="Make and find environments for inference engines.", help_format="plaintext")
+app = App(name="env", help="Create and list environments for inference engines.", help_format="plaintext")
 
 
 @app.command
@@ -37,8 +37,8 @@ def create(
     *,
     device: OnDevice = None,
     folder: Within = None,
-    python: Annotated[str | None, Parameter(help="the interpreter to build from")] = None,
-    force: Annotated[bool, Parameter(negative=(), help="make it anew even if it is up to date")] = False,
+    python: Annotated[str | None, Parameter(help="the interpreter to build with")] = None,
+    force: Annotated[bool, Parameter(negative=(), help="recreate it even if it is up to date")] = False,
 ) -> int:
     """Make the environment of an engine, with the versions its plugin was tested with.
 
@@ -51,7 +51,7 @@ def create(
         built = build.create(recipe, choose_installer(), within=folder, python=python, force=force, tell=tell)
     engine = f"{recipe.name} {built.marker.engine_version} for {recipe.device}"
     if built.fresh:
-        print(f"made {built.folder}: {engine}, in {_elapsed(time.monotonic() - begun)}")
+        print(f"created {built.folder}: {engine}, in {_elapsed(time.monotonic() - begun)}")
     else:
         print(f"nothing to do: {built.folder} has {engine}, up to date")
     status = recipe.lock().facts.get("status", "")

@@ -36,7 +36,7 @@ def exclusive(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise EngineMissing(
-                f"another command is making or removing {folder}",
+                f"another command is creating or removing {folder}",
                 why=f"it holds {path.name}",
                 fix="wait until it has ended, then try again",
             ) from exc

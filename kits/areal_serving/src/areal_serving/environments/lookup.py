@@ -143,7 +143,7 @@ def _named(recipe: Recipe, python: str) -> EnginePython:
     path = shutil.which(python)
     if path is None:
         raise EngineMissing(
-            f"{python} is no interpreter",
+            f"{python} is not an interpreter",
             why="it is neither an executable file nor on the PATH",
             fix=f"name the python of an environment that has {recipe.engine}, or name none and run: "
             + create_command(recipe.name, recipe.device),

@@ -31,7 +31,7 @@ def convert(
     *,
     to: Annotated[str, Parameter(help="hf, dcp, or a format a plugin adds (megatron)")],
     dtype: Annotated[
-        Literal["", "float32", "bfloat16", "float16"], Parameter(help="cast weights; as they are if left out")
+        Literal["", "float32", "bfloat16", "float16"], Parameter(help="cast weights; default: unchanged")
     ] = "",
     like: Annotated[
         Path | None, Parameter(help="a folder with config.json and tokenizer, if the source has none")

@@ -68,7 +68,7 @@ def convert(
 
     Raises:
         RunFolderError: `target` exists.
-        CheckpointError: the source is torn, has no config.json, or a tensor was changed on the way.
+        CheckpointError: the source is torn, has no config.json, or a tensor was changed during conversion.
         StorageError: `target` cannot be written.
     """
     if target.exists():
@@ -130,7 +130,7 @@ def _compare(
     for name, value in expected.items():
         if fingerprint(back.read(name)) != value:
             raise CheckpointError(
-                f"{name} was changed on the way",
+                f"{name} was changed during conversion",
                 why="read back, its fingerprint differs from that of the source",
                 fix="check the disk, remove the partial folder and convert again",
             )

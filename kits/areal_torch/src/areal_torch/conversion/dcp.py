@@ -99,7 +99,7 @@ class Folder:
             raise CheckpointError(
                 f"{folder} has no tensor whose name begins with {prefix!r}",
                 why=f"it has {', '.join(keys[:3]) or 'nothing'}",
-                fix="say with --prefix what stands before the model's own names",
+                fix="set --prefix to what precedes the model's own names",
             )
 
     def tensors(self) -> Sequence[TensorInfo]:

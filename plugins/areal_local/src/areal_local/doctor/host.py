@@ -66,7 +66,7 @@ def check_memory(available: int, limit: int | None) -> Finding:
     usable = available if limit is None else min(available, limit)
     level = Level.OK if usable >= MIN_MEMORY else Level.WARNING
     what = f"{_gib(usable)} available" + (f", limited to {_gib(limit)}" if limit is not None else "")
-    fix = "" if level is Level.OK else "a trainer and a generator of even a small model want 2 GiB; close something"
+    fix = "" if level is Level.OK else "a trainer and a generator need 2 GiB even for a small model; free some memory"
     return Finding(code="host.memory", level=level, subject="memory", what=what, fix=fix)
 
 

@@ -28,7 +28,7 @@ def interpreter(job: Job) -> str:
     found = shutil.which(job.python)
     if found is None:
         raise ResourceError(
-            f"there is no interpreter {job.python!r} for role {job.role!r}",
+            f"there is not an interpreter {job.python!r} for role {job.role!r}",
             why="it is neither an executable file nor on the PATH",
             fix="name the python of an environment with areal-core and the engine installed: /path/to/venv/bin/python",
         )

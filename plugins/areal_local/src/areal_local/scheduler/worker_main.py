@@ -50,7 +50,7 @@ def main() -> None:
     try:
         _run(bootstrap)
         code = 0
-    except Exception:  # the last words of the process; nobody is left to catch it
+    except Exception:  # the last output of the process; nobody is left to catch it
         logger.exception("worker failed")
     finally:
         watchdog.dismiss(guard)

@@ -72,7 +72,7 @@ class CollectiveTransport:
         """Make a receiving end; the offer is one of those `expect` returned."""
         if "receiver" not in offer.location:
             raise WeightSyncError(
-                f"version {offer.version} was offered to a sender", why="each receiver has an offer of its own"
+                f"version {offer.version} was offered to a sender", why="each receiver has its own offer"
             )
         return CollectiveSource(Rendezvous(offer, self._connections), offer, self._keeper)
 

@@ -98,9 +98,9 @@ def read_layout(mapped: mmap.mmap, version: int, ticket: int) -> SegmentLayout:
         specs = tuple(TensorSpec(name=n, shape=tuple(s), dtype=d) for n, s, d in stored["tensors"])
         layout = SegmentLayout.of(WeightManifest(version=version, tensors=specs, tied=dict(stored["tied"])))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightSyncError(what, why=f"its manifest is spoiled: {error}") from error
+        raise WeightSyncError(what, why=f"its manifest is corrupt: {error}") from error
     if layout.num_bytes != total:
-        raise WeightSyncError(what, why=f"its manifest is spoiled: {layout.num_bytes} bytes, not {total}")
+        raise WeightSyncError(what, why=f"its manifest is corrupt: {layout.num_bytes} bytes, not {total}")
     return layout
 
 

@@ -121,7 +121,7 @@ def _read_weights(spec: InferenceSpec, config: Any) -> Any:
         raise ModelError(
             f"weights in {spec.model_path!r} do not match its config.json",
             why=f"missing: {', '.join(sorted(info['missing_keys'])[:4])}",
-            fix="take config.json and *.safetensors from the same model",
+            fix="use config.json and *.safetensors from the same model",
         )
     return model
 

@@ -156,5 +156,5 @@ def problems() -> list[str]:
     if _last is None:
         return ["nothing was loaded"]
     left = sorted(_last.uncovered - at_start)
-    words = [f"parameter {name} was not wholly written" for name in left]
+    words = [f"parameter {name} was only partly written" for name in left]
     return words + [f"tensor {name} was passed over" for name in _last.skipped]

@@ -27,7 +27,7 @@ PRESETS = ("spell", "long_spell", "smollm2")
 def quickstart(
     *,
     model: Annotated[str, Parameter(help=f"What to train: {', '.join(PRESETS)}, or a model folder.")] = "spell",
-    out: Annotated[Path, Parameter(help="The run folder; an earlier run in it is moved aside.")] = Path(
+    out: Annotated[Path, Parameter(help="The run folder; an earlier run in it is moved away.")] = Path(
         "runs/quickstart"
     ),
     seed: int | None = None,
@@ -87,7 +87,7 @@ def _warm_start(task: str, registry: Registry, console: Console) -> Path:
     if cached is not None:
         return cached
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("fine-tuning the starting model on a sloppy annotator, once", total=recipe.steps)
+        bar = progress.add_task("fine-tuning the starting model on sloppy demonstrations, once", total=recipe.steps)
         return asyncio.run(
             warm_start(recipe, registry, lambda step, _total, _loss: progress.update(bar, completed=step))
         )

@@ -179,7 +179,7 @@ def read_tensors(path: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
         raise ModelError(
             f"weights in {path!r} do not match its config.json",
             why=f"missing, unknown or of another shape: {', '.join(odd[:4])}",
-            fix="take config.json and *.safetensors from the same model",
+            fix="use config.json and *.safetensors from the same model",
         )
     return {name: found[name].float().clone() for name in shapes}
 

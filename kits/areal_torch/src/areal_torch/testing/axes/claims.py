@@ -37,7 +37,7 @@ FAILED_ON_ONE = {
     "disk": ("StorageError", "/proc/nowhere/model"),
 }
 REFUSED = {
-    "routes": ("BatchError", "names an expert there is not"),
+    "routes": ("BatchError", "names an expert that does not exist"),
     "no_experts": ("BatchError", "the model has no experts"),
     "no_model": ("ModelError", "does not exist"),
 }
