@@ -200,7 +200,7 @@ ROWS = breaks.rows(
         "infer.cache.new_requests", incident="vime#64", row="logprob-gap",
         start=then(lambda self: setattr(self._require().loop, "__class__", _SharingLoop))),
     row("KeepsThoughItRecomputes", "Goes on with the old cache at an update, though it claims to make it anew.",
-        "infer.cache.recomputed", claims={"weights.kv_kept": unsupported("the cache is made anew")}),
+        "infer.cache.recomputed", claims={"weights.kv_kept": unsupported("the cache is recomputed")}),
 )  # fmt: skip
 
 

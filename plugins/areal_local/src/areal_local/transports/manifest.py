@@ -15,7 +15,7 @@ DISK = Manifest(
     devices=("cpu", "cuda", "npu"),
     summary="safetensors files in a folder every participant sees",
     claims={
-        "streams": unsupported("a version is stored, and read whenever a receiver comes"),
+        "streams": unsupported("a version is stored, and read whenever a receiver asks"),
         "across_hosts": full(),
     },
 )
@@ -30,7 +30,7 @@ SHM = Manifest(
     devices=("cpu", "cuda", "npu"),
     summary="shared memory, for processes of one machine",
     claims={
-        "streams": unsupported("a version is stored, and read whenever a receiver comes"),
+        "streams": unsupported("a version is stored, and read whenever a receiver asks"),
         "across_hosts": unsupported("memory is shared by processes of one machine"),
     },
 )
