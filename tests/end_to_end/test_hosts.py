@@ -1,0 +1,127 @@
+"""A run on two hosts: rank 0 away from the controller, ranks of one role apart, weights from one host to the other.
+
+The hosts are network namespaces, joined by a cable of their own: no packet leaves them, and their loopbacks are
+different ones, so whatever assumes that everybody is on one machine fails here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from areal_core.observe.events import read_events
+
+from .live_run import LiveRun, command, live_run
+from .namespaces import NAMESPACES
+
+pytestmark = pytest.mark.slow
+
+HERE, THERE = "10.231.0.1", "10.231.0.2"
+FILE = Path(__file__).with_name("namespaces.py")
+SMALL = (
+    "steps=3",
+    "rollout.prompts_per_step=4",
+    "rollout.group_size=4",
+    "evaluation.every_steps=0",
+    f"imports=[{FILE}]",
+    "scheduler.backend=namespaces",
+)
+
+
+@pytest.fixture(scope="module")
+def prefix() -> Iterator[list[str]]:
+    """Return what runs a command as the first of two hosts; both are gone afterwards."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no `ip` (iproute2) to make network namespaces with")
+    names = [f"areal-{os.getpid()}-{number}" for number in range(2)]
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        _ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for name, address in zip(names, (HERE, THERE), strict=True):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
+            for interface in ("lo", "cable"):
+                _ip("-n", name, "link", "set", interface, "up")
+        hosts = f"{HERE}={names[0]},{THERE}={names[1]}"
+        yield ["ip", "netns", "exec", names[0], "env", f"{NAMESPACES}={hosts}"]
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
+    finally:
+        for name in names:
+            with suppress(subprocess.CalledProcessError):
+                _ip("netns", "delete", name)
+
+
+@pytest.mark.parametrize("transport", ["auto", "disk"])
+def test_ranks_on_two_hosts_train_and_weights_cross(
+    tmp_path: Path, model: Path, prefix: list[str], transport: str
+) -> None:
+    """Rank 0 is on the other host: it chooses where the ranks meet, and streams (or stores) what it learned."""
+    folder = tmp_path / "run"
+    place = f"actor.placement={{num_hosts: 2, hosts: ['{THERE}', '{HERE}']}}"
+    words = command(folder, model, *SMALL, "actor.backend=fsdp:d2", place, f"weight_sync.transport={transport}")
+    with live_run([*prefix, *words], folder) as run:
+        run.wait_for_step(1)
+        apart = {role: _network(run.worker(role).pid) for role in ("actor", "rollout")}
+        code, output = run.wait()
+
+        assert code == 0, output
+        assert apart["actor"] != apart["rollout"], "rank 0 and the replica are in one namespace"
+        assert (len(run.steps()), run.summary()["weight_updates"]) == (3, 3)
+        (travel,) = _told(run, "weights_travel")
+        assert travel["transport"] == {"auto": "collective"}.get(transport, transport)
+        assert travel["why"] == f"workers are on {HERE}, {THERE}"
+        assert run.survivors() == []
+
+
+def test_shared_memory_does_not_reach_another_host(tmp_path: Path, model: Path, prefix: list[str]) -> None:
+    """Asked for by name, it is refused once workers have a place; the reason names both hosts."""
+    folder = tmp_path / "run"
+    place = f"actor.placement.hosts=['{THERE}']"
+    words = command(folder, model, *SMALL, "actor.backend=fsdp:d1", place, "weight_sync.transport=shm")
+    with live_run([*prefix, *words], folder) as run:
+        code, output = run.wait()
+
+        assert code != 0
+        assert "weights cannot travel by shm: it stays within one host" in output
+        assert f"workers are on {HERE}, {THERE}" in " ".join(output.split())
+        assert run.survivors() == []
+
+
+def test_the_suite_holds_a_scheduler_of_other_hosts_to_the_contract(prefix: list[str]) -> None:
+    """Quick checks of the role, with workers that have other addresses than the controller."""
+    ids = (
+        *("submit.ranks", "calls.at_once", "cancel.ends", "death.in_flight", "env.reaches", "access.stranger"),
+        *("rendezvous.worker", "rendezvous.meets", "place.one_host", "place.spread", "place.named", "place.too_many"),
+        *("memory.impossible", "refuse.image", "refuse.together_host"),
+    )
+    words = ["areal_core.cli.main", "conformance", "run", "--backend", "namespaces", "--role", "scheduler"]
+    asked = [word for name in ids for word in ("--check", f"scheduler.{name}")]
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", *words, "--import", str(FILE), *asked],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    assert f"{len(ids)} ran: {len(ids)} pass" in done.stdout, done.stdout + done.stderr
+
+
+def _network(pid: int) -> str:
+    """Return which network namespace a process is in."""
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
+
+
+def _told(run: LiveRun, kind: str) -> list[dict[str, object]]:
+    return [event for event in read_events(run.folder / "events.jsonl") if event["kind"] == kind]
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
