@@ -1,0 +1,135 @@
+"""How roles are started: in an order that lets one stand beside another, meeting where rank 0 says, on one network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_core.config.load import load_config
+from areal_core.config.plan import Plan, make_plan
+from areal_core.contract.errors import ResourceError
+from areal_core.contract.scheduler import Job, Share, Together, WorkerStatus
+from areal_core.contract.train import EngineInfo, RankContext
+from areal_core.loop.launch import InOrder, ReplicaLauncher, start_train_group
+from areal_core.plugins.registry import default_registry
+from areal_tasks.quickstart.quickstart import preset_path
+from areal_tasks.tiny import make_spell_model
+
+pytest.importorskip("areal_fsdp")
+
+INFO = {"engine": "e", "engine_version": "1", "device": "cpu", "num_parameters": 0, "context_length": 9}
+BESIDE = Together(role="actor", share=Share.DEVICES)
+
+
+class Elsewhere:
+    """A worker of another machine, which alone can choose a port there."""
+
+    def __init__(self, worker_id: str, host: str) -> None:
+        self.id, self.host = worker_id, host
+        self.ranks: list[RankContext] = []
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Answer as a hosted engine would. Any: the contract's."""
+        if method == "rendezvous":
+            return f"tcp://{args[0]}:{20_000 + int(self.id[-1])}"
+        if len(args) > 1:
+            self.ranks.append(args[1])
+        return EngineInfo(**INFO)  # type: ignore[arg-type]
+
+
+class Recorder:
+    """A scheduler that notes jobs, and starts each when it is told to."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.jobs: list[Job] = []
+        self.cancelled: list[str] = []
+        self.workers: list[Elsewhere] = []
+        self.gate = asyncio.Event()
+        self._hosts = hosts
+
+    async def submit(self, job: Job) -> Sequence[Elsewhere]:
+        """Note the job, wait, and give workers of the hosts in turn."""
+        self.jobs.append(job)
+        await self.gate.wait()
+        made = [
+            Elsewhere(f"{job.role}/{rank}", self._hosts[len(self.workers) + rank]) for rank in range(job.num_workers)
+        ]
+        self.workers += made
+        return made
+
+    def poll(self, role: str) -> Sequence[WorkerStatus]:
+        """Know of nobody."""
+        return ()
+
+    async def cancel(self, role: str) -> None:
+        """Note it."""
+        self.cancelled.append(role)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Two actor ranks, and what they ask for."""
+    model = make_spell_model(tmp_path / "model", seed=1)
+    asked = ["actor.backend=fsdp:d2", "actor.placement={memory_gib: 0.5, env: {A: b}}"]
+    return make_plan(load_config(preset_path("spell"), [f"model.path={model}", *asked]), default_registry(), {})
+
+
+def test_ranks_meet_where_rank_zero_says(plan: Plan) -> None:
+    """Every rank is given what the first one's worker answered, and the job what the yaml asked for."""
+
+    async def run() -> Recorder:
+        recorder = Recorder("10.0.0.7", "10.0.0.8")
+        recorder.gate.set()
+        await start_train_group(recorder, plan, plan.role("actor"), plan.config.actor, total_steps=1)
+        return recorder
+
+    recorder = asyncio.run(run())
+
+    assert [worker.ranks[0].init_method for worker in recorder.workers] == ["tcp://10.0.0.7:20000"] * 2
+    assert [(job.memory, job.env) for job in recorder.jobs] == [(2**29, {"A": "b"})]
+
+
+def test_a_guest_is_submitted_once_its_owner_is_there() -> None:
+    """Roles start side by side; a scheduler can only place one beside another that it has placed."""
+    owner = Job(role="actor", engine_role="train", backend="b", num_workers=1)
+    guest = Job(role="rollout", engine_role="infer", backend="b", num_workers=1, together_with=BESIDE)
+
+    async def run() -> tuple[list[str], list[str]]:
+        recorder = Recorder("h", "h")
+        scheduler = InOrder(recorder, ["actor"])
+        tasks = [asyncio.create_task(scheduler.submit(job)) for job in (guest, owner)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        before = [job.role for job in recorder.jobs]
+        recorder.gate.set()
+        await asyncio.gather(*tasks)
+        return before, [job.role for job in recorder.jobs]
+
+    assert asyncio.run(run()) == (["actor"], ["actor", "rollout"])
+
+
+def test_a_replica_that_weights_would_not_reach_is_not_kept(plan: Plan) -> None:
+    """Where they travel within one host, a replica on another one is ended and refused with the reason."""
+
+    async def run() -> Recorder:
+        recorder = Recorder("here", "there", "here")
+        recorder.gate.set()
+        launcher = ReplicaLauncher(recorder, plan)
+        await launcher.place()
+        launcher.keep_to("here")
+        with pytest.raises(ResourceError, match=r"rollout.1/0 was placed on there, the run is on here"):
+            await launcher.place()
+        await launcher.place()
+        return recorder
+
+    recorder = asyncio.run(run())
+
+    assert recorder.cancelled == ["rollout.1"]
+    assert [job.role for job in recorder.jobs] == ["rollout", "rollout.1", "rollout.2"]
