@@ -154,7 +154,6 @@ class PausesItsOwnWay(ReferenceInferenceEngine):
     """Pauses without being told how, under an argument of another name."""
 
     async def pause(self, how: PauseMode = PauseMode.ABORT) -> None:
-        """Pause."""
         await super().pause(how)
 
 

@@ -35,13 +35,11 @@ class WritesWhatItHoldsLater(SecondTrainEngine):
     _path: Path | None = None
 
     def begin_state(self, path: Path) -> None:
-        """Remember the path."""
         if self._path is not None:
             raise TrainError("a second state", why="one at a time")
         self._path = Path(path)
 
     def finish_state(self) -> None:
-        """Write now."""
         path, self._path = self._path, None
         if path is not None:
             self.save_state(path)
@@ -102,14 +100,12 @@ class FailuresForgotten(SecondTrainEngine):
     """Tells nobody that a state could not be written."""
 
     def begin_state(self, path: Path) -> None:
-        """Begin, or do not."""
         try:
             super().begin_state(path)
         except StorageError:
             self._pending = None
 
     def finish_state(self) -> None:
-        """Finish, or do not."""
         try:
             super().finish_state()
         except StorageError:

@@ -121,12 +121,10 @@ class ImagesUnchecked(SecondTrainEngine):
     """Computes with whatever media it is given."""
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Skip the check."""
         result: Batch = _unchecked(super().forward, batch, outputs)
         return result
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Skip the check."""
         report: TrainReport = _unchecked(super().train_step, batch, objective)
         return report
 

@@ -103,7 +103,6 @@ class SendsUnscaled(SecondTrainEngine):
         return super()._exported(attrs.evolve(here, adapters=Adapters(tensors=here.adapters.tensors, scale=1.0)))
 
     def weights_in_use(self) -> dict[str, Tensor]:
-        """Return merged weights of another scale."""
         here = self._running()
         plain = Adapters(tensors=here.adapters.tensors, scale=1.0)
         return {name: plain.merged(name, tensor) for name, tensor in here.weights.items()}

@@ -198,7 +198,6 @@ class TakesRepeatedExperts(Replacing):
     name = "check_routes"
 
     def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
-        """Swallow that refusal."""
 
         def check(routes: Tensor, *limits: int) -> None:
             try:
@@ -218,7 +217,6 @@ class ClampsExperts(Replacing):
     name = "check_routes"
 
     def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
-        """Look at the shape only."""
 
         def check(routes: Tensor, layers: int, experts: int, per_token: int) -> None:
             right(torch.full_like(routes, -1), layers, experts, per_token)
@@ -226,7 +224,6 @@ class ClampsExperts(Replacing):
         return check
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Clamp."""
         if ROUTED_EXPERTS in batch.tokens:
             batch = batch.with_tokens(**{ROUTED_EXPERTS: batch.tokens[ROUTED_EXPERTS].clamp(-1, 3)})
         return super().forward(batch, outputs)

@@ -69,14 +69,12 @@ class OnloadsTheFirstCopy(SecondTrainEngine):
     _first: dict[str, Tensor] | None = None
 
     def offload(self) -> None:
-        """Keep the first copy."""
         here = self._open()
         if self._first is None and not here.spill.out:
             self._first = {name: tensor.detach().clone() for name, tensor in here.table.items()}
         super().offload()
 
     def onload(self) -> None:
-        """Bring the first copy back."""
         out = self._open().spill.out
         super().onload()
         if out and self._first is not None:
@@ -92,12 +90,10 @@ class SecondOffloadLosesAll(SecondTrainEngine):
     _calls = 0
 
     def offload(self) -> None:
-        """Count calls since the last `onload`."""
         self._calls += 1
         super().offload()
 
     def onload(self) -> None:
-        """Bring zeros back if there were two."""
         super().onload()
         if self._calls > 1:
             _empty(dict(self._running().table))
@@ -111,14 +107,12 @@ class ComputesWithNothing(SecondTrainEngine):
     _kept: dict[str, Tensor] | None = None
 
     def offload(self) -> None:
-        """Put the weights aside and empty them."""
         if self._kept is None:
             table = self._open().table
             self._kept = {name: tensor.detach().clone() for name, tensor in table.items()}
             _empty(dict(table))
 
     def onload(self) -> None:
-        """Put them back."""
         kept, self._kept = self._kept, None
         with torch.no_grad():
             for name, tensor in self._open().table.items():

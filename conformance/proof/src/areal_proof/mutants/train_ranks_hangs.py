@@ -56,7 +56,6 @@ class MeetsEveryMicrobatch(Sharing):
     """Reduces after every micro-batch, and does not agree on how many there are."""
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Meet too often."""
         if not self.several:
             return super().train_step(batch, objective)
         if _Meeting.group is None:
@@ -64,7 +63,6 @@ class MeetsEveryMicrobatch(Sharing):
         return super().train_step(batch, _Meeting(objective, self._running().ranks))
 
     def close(self) -> None:
-        """Forget the group."""
         _Meeting.group = None
         super().close()
 

@@ -161,7 +161,6 @@ class MixesLayouts(SecondTrainEngine):
     """Takes every second tensor of a state for the other layout's, and leaves it as it was."""
 
     def save_state(self, path: Path) -> None:
-        """Note the layout."""
         super().save_state(path)
         here = self._running()
         if here.ranks.rank == 0:
@@ -169,7 +168,6 @@ class MixesLayouts(SecondTrainEngine):
         here.ranks.agree(lambda: None)
 
     def load_state(self, path: Path) -> None:
-        """Keep some of what was there."""
         here = self._running()
         before = {name: tensor.detach().clone() for name, tensor in here.table.items()}
         super().load_state(path)

@@ -43,10 +43,7 @@ class TiedSentTwice(OtherExporter):
     """Sends a tied head as well as the embedding it is."""
 
     class kind(Exporter):
-        """Adds the head."""
-
         def manifest(self, version: int) -> WeightManifest:
-            """Announce the head."""
             told = super().manifest(version)
             by_name = {spec.name: spec for spec in told.tensors}
             more = [attrs.evolve(by_name[carrier], name=name) for name, carrier in told.tied.items()]
@@ -79,10 +76,7 @@ class WrapperInNames(OtherExporter):
     """Sends tensors under the names its own wrapper gives them."""
 
     class kind(Exporter):
-        """With a prefix."""
-
         def manifest(self, version: int) -> WeightManifest:
-            """Announce the wrapper's names."""
             told = super().manifest(version)
             return attrs.evolve(told, tensors=[attrs.evolve(spec, name=f"module.{spec.name}") for spec in told.tensors])
 
@@ -96,10 +90,7 @@ class BuffersSentToo(OtherExporter):
     """Sends the rotary frequencies besides the parameters."""
 
     class kind(Exporter):
-        """With buffers."""
-
         def manifest(self, version: int) -> WeightManifest:
-            """Announce the buffers."""
             told = super().manifest(version)
             more = [
                 TensorSpec(name=name, shape=tuple(buffer.shape), dtype=str(buffer.dtype).removeprefix("torch."))

@@ -39,11 +39,8 @@ class OneBucket(OtherSink):
     """Gathers the whole model in one bucket."""
 
     class passing(PassingSink):
-        """As large as can be."""
-
         @property
         def bucket_bytes(self) -> int:
-            """Return a size nothing exceeds."""
             return 1 << 60
 
 
@@ -52,11 +49,8 @@ class BucketPerTensor(OtherSink):
     """Makes a bucket of every tensor."""
 
     class passing(PassingSink):
-        """As small as can be."""
-
         @property
         def bucket_bytes(self) -> int:
-            """Return a size everything exceeds."""
             return 1
 
 
@@ -65,19 +59,15 @@ class ReceiptNamesNotCompared(OtherSink):
     """Compares only fingerprints that are on both sides."""
 
     class passing(PassingSink):
-        """Fills the receipt up."""
-
         def __init__(self, inner: WeightSink) -> None:
             super().__init__(inner)
             self._own: dict[str, str] = {}
 
         def write(self, bucket: Mapping[str, Tensor]) -> None:
-            """Note the fingerprints."""
             self._own.update({name: fingerprint(tensor) for name, tensor in bucket.items()})
             super().write(bucket)
 
         def finish(self) -> Receipt:
-            """Add what is missing, drop what is too much."""
             told = super().finish()
             both = {name: told.fingerprints.get(name, value) for name, value in self._own.items()}
             return attrs.evolve(told, fingerprints=both)
@@ -88,8 +78,6 @@ class AbortForgotten(OtherSink):
     """Leaves a sink it could not fill as it is."""
 
     class passing(PassingSink):
-        """Does not abort."""
-
         def abort(self) -> None:
             """Do nothing."""
 
@@ -110,8 +98,6 @@ class AbortsOnOwnErrorsOnly(OtherSink):
     """Aborts a sink only after errors of areal's own."""
 
     class passing(PassingSink):
-        """Notes other errors."""
-
         foreign = False
 
         def _watched(self, action: object, *arguments: object) -> object:
@@ -122,20 +108,16 @@ class AbortsOnOwnErrorsOnly(OtherSink):
                 raise
 
         def begin(self, manifest: WeightManifest) -> None:
-            """Begin."""
             self._watched(self.inner.begin, manifest)
 
         def write(self, bucket: Mapping[str, Tensor]) -> None:
-            """Write."""
             self._watched(self.inner.write, bucket)
 
         def finish(self) -> Receipt:
-            """Finish."""
             receipt = self._watched(self.inner.finish)
             assert isinstance(receipt, Receipt)
             return receipt
 
         def abort(self) -> None:
-            """Abort, perhaps."""
             if not self.foreign:
                 self.inner.abort()

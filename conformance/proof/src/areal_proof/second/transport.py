@@ -96,11 +96,7 @@ class Line:
         self.closed = False
 
     def ask(self, request: Mapping[str, Any], payload: bytes | memoryview = b"") -> tuple[dict[str, Any], bytearray]:
-        """Send one request and read its answer. Any: JSON.
-
-        Raises:
-            WeightSyncError: refused, or the other end is gone.
-        """
+        """Send one request and read its answer. Any: JSON."""
         try:
             self._file.write(json.dumps({**request, "bytes": len(payload)}).encode() + b"\n")
             self._file.write(payload)

@@ -62,12 +62,7 @@ class SecondInferenceEngine:
         self._num_tokens, self._busy_s, self._num_hits, self._num_prompts = 0, 0.0, 0, 0
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
-        """Read the folder and begin to take turns, as version 0.
-
-        Raises:
-            ModelError: no folder, or a model or dtype this engine cannot serve.
-            CapabilityError: a layout that cuts anything but tensors.
-        """
+        """Read the folder and begin to take turns, as version 0."""
         loaded = await asyncio.to_thread(load, spec)
         self._loaded, self._weights = loaded, loaded.weights
         self._server = asyncio.create_task(self._serve())
@@ -99,11 +94,7 @@ class SecondInferenceEngine:
                 self._finish(seat, StopReason.ABORTED)
 
     async def resume(self) -> None:
-        """Give turns again.
-
-        Raises:
-            GenerationFailed: the engine slept, and no weights came since.
-        """
+        """Give turns again."""
         self._require()
         self._require_weights()
         self._paused = False
@@ -130,11 +121,7 @@ class SecondInferenceEngine:
         return receipt
 
     async def commit_weights(self, version: int) -> None:
-        """Serve the staged version from the next turn on.
-
-        Raises:
-            WeightSyncError: another version, or none, is staged.
-        """
+        """Serve the staged version from the next turn on."""
         self._require()
         staged, self._staged = self._staged, None
         if staged is None and version == self._version:
@@ -183,11 +170,7 @@ class SecondInferenceEngine:
         self._weights = self._staged = None
 
     async def sleep(self) -> None:
-        """Free weights and kept prefixes. Idempotent.
-
-        Raises:
-            GenerationFailed: the engine is not paused.
-        """
+        """Free weights and kept prefixes. Idempotent."""
         self._require()
         if not self._paused:
             raise GenerationFailed("the engine cannot sleep", why="it is not paused", fix="call pause first")
@@ -204,12 +187,7 @@ class SecondInferenceEngine:
         return scores(self._require(), self._require_weights(), list(input_ids), temperature)
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
-        """Serve this version of an adapter to requests that come from now on.
-
-        Raises:
-            ModelError, CoverageError: it cannot be read, or does not fit; the version loaded before stays.
-            VersionRegressed: `version` is not newer than the one loaded.
-        """
+        """Serve this version of an adapter to requests that come from now on."""
         loaded, old = self._require(), self._adapters.get(name)
         if old is not None and version <= old.version:
             raise VersionRegressed(f"version {version} of {name!r} was offered", why=f"{old.version} is loaded")

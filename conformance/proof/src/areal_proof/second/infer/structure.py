@@ -32,11 +32,7 @@ class StructuredText:
     """One request's text."""
 
     def __init__(self, structure: Structure, loaded: Loaded) -> None:
-        """Compile the structure for a model that has a tokenizer.
-
-        Raises:
-            CapabilityError: a schema or an expression beyond what this engine reads.
-        """
+        """Compile the structure for a model that has a tokenizer."""
         self._pattern = _compile(structure)
         tokenizer, tokens = loaded.tokenizer, range(loaded.shape.vocab_size)
         assert tokenizer is not None, "check_request has seen to it"

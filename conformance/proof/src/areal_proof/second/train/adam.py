@@ -22,12 +22,7 @@ class AdamW:
     """Two moments beside each trained tensor, in `moments` under `first/` and `second/` names."""
 
     def __init__(self, trained: Mapping[str, Tensor], spec: OptimizerSpec) -> None:
-        """Begin at zero.
-
-        Raises:
-            WrongType: an unknown schedule.
-            PlanError: a schedule that ends before it begins.
-        """
+        """Begin at zero."""
         if spec.schedule not in SCHEDULES:
             raise WrongType(f"unknown schedule {spec.schedule!r}", why=f"there are {', '.join(SCHEDULES)}")
         if spec.schedule != "constant" and spec.total_steps <= spec.warmup_steps:

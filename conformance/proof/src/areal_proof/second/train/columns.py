@@ -61,13 +61,7 @@ class Columns:
         return {name: _put(asked, columns[name]) for name in outputs}
 
     def check(self, batch: Batch, outputs: frozenset[Output], needed: frozenset[str]) -> None:
-        """Refuse what cannot be computed, before anything is.
-
-        Raises:
-            CapabilityError: columns the head does not give.
-            BatchError: a column is missing, a sequence is too long, an id is not in the vocabulary, routes or images
-                are unfit.
-        """
+        """Refuse what cannot be computed, before anything is."""
         head, architecture = self.spec.head, self.network.architecture
         if outputs - GIVES[head]:
             raise CapabilityError(

@@ -31,11 +31,7 @@ class Spill:
         return self._file is not None
 
     def push(self) -> None:
-        """Write every tensor, then free its memory. Idempotent.
-
-        Raises:
-            StorageError: nothing was freed.
-        """
+        """Write every tensor, then free its memory. Idempotent."""
         if self._file is not None:
             return
         file = tempfile.TemporaryFile()  # noqa: SIM115  kept until `pull`
