@@ -1,6 +1,6 @@
-"""Inference engines that start, close or cancel badly.
+"""Inference engines that start, close, cancel, pause, resume or abort badly.
 
-Knows: how the reference generator's life can be bent.
+Knows: how the reference generator's life and control can be bent.
 Does not know: what it generates.
 """
 
@@ -12,11 +12,23 @@ import threading
 from multiprocessing import shared_memory
 from typing import Any, ClassVar
 
+import attrs
+
+from areal_core.contract.data import StopReason
 from areal_core.contract.errors import GenerationFailed, ModelError
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceSpec, PauseMode
+from areal_core.contract.inference import (
+    EngineStatus,
+    Generation,
+    GenerationRequest,
+    InferenceSpec,
+    PauseMode,
+    VersionSpan,
+)
 from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import WeightSource
+from areal_core.plugins.claims import unsupported
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, catches, gives, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
 breaks = breaking("infer/reference", ReferenceInferenceEngine)
@@ -151,3 +163,172 @@ ROWS = breaks.rows(
     row("IdleIsRunning", "Counts a request that is done as one still running.", "infer.start.info",
         "infer.status.counts", status=gives(num_running=lambda result: max(1, result.num_running))),
 )  # fmt: skip
+
+
+@mutant(
+    "infer/reference",
+    killers=("infer.pause.freezes", "infer.pause.holds_new"),
+    row="sleep-is-real",
+    incident="vLLM#45585",
+)
+class PauseIgnored(ReferenceInferenceEngine):
+    """Says it is paused, and computes on."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._require()
+        vars(self)["says_paused"] = True
+        if mode is PauseMode.ABORT:
+            await super().pause(mode)
+            await super().resume()
+
+    async def resume(self) -> None:
+        vars(self)["says_paused"] = False
+        await super().resume()
+
+    async def status(self) -> EngineStatus:
+        return attrs.evolve(await super().status(), paused=vars(self).get("says_paused", False))
+
+
+@breaks("pause", "infer.pause.freezes", row="sleep-is-real")
+async def PauseReturnsEarly(self: Any, mode: PauseMode) -> None:
+    """Returns from `pause` while tokens are still being computed."""
+    loop = self._require().loop
+    goal = loop.counters.tokens + 10
+
+    async def later() -> None:
+        while loop.rows.count and loop.counters.tokens < goal:  # noqa: ASYNC110 - the loop is another thread
+            await asyncio.sleep(0)
+        loop.post(lambda: loop.pause(abort=mode is PauseMode.ABORT))
+
+    vars(self)["later"] = asyncio.ensure_future(later())
+    await asyncio.sleep(0)
+
+
+@mutant("infer/reference", killers=("infer.pause.freezes", "infer.pause.keep_is_invisible"))
+class PauseCostsAToken(ReferenceInferenceEngine):
+    """Loses the last token of a request that lived through a pause."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        await super().pause(mode)
+        vars(self)["pauses"] = vars(self).get("pauses", 0) + 1
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        before = vars(self).get("pauses", 0)
+        result = await super().generate(request)
+        count = len(result.output_ids) - 1
+        if before == vars(self).get("pauses", 0) or result.stop_reason is StopReason.ABORTED or count < 1:
+            return result
+        spans = [attrs.evolve(span, stop=min(span.stop, count)) for span in result.version_spans]
+        return attrs.evolve(
+            result,
+            output_ids=result.output_ids[:count],
+            logprobs=result.logprobs[:count],
+            version_spans=tuple(span for span in spans if span.stop > span.start),
+        )
+
+
+@breaks("pause", "infer.pause.abort_returns")
+async def AbortForgetsTheQueue(self: ReferenceInferenceEngine, mode: PauseMode) -> None:
+    """Returns what runs, and leaves what is queued waiting."""
+    loop = self._require().loop
+
+    def message() -> None:
+        waiting = list(loop.waiting)
+        loop.waiting.clear()
+        loop.pause(abort=mode is PauseMode.ABORT)
+        loop.waiting.extend(waiting)
+
+    await self._between_steps(message)
+
+
+@breaks("generate", "infer.pause.abort_returns", row="trained-as-submitted")
+async def AbortedIsEmpty(original: Original) -> Any:
+    """Throws the tokens of an aborted request away."""
+    result = await original()
+    if result.stop_reason is not StopReason.ABORTED:
+        return result
+    return attrs.evolve(result, output_ids=(), logprobs=(), version_spans=())
+
+
+@breaks("generate", "infer.pause.abort_continues", "infer.pause.abort_returns", "infer.pause.ends_first_token",
+        row="token-fidelity")  # fmt: skip
+async def AbortedRepeatsAToken(original: Original) -> Any:
+    """Returns the last token but one of an aborted request once more, at its end."""
+    result = await original()
+    if result.stop_reason is not StopReason.ABORTED or len(result.output_ids) < 2:
+        return result
+    last = result.version_spans[-1]
+    return attrs.evolve(
+        result,
+        output_ids=(*result.output_ids, result.output_ids[-2]),
+        logprobs=(*result.logprobs, result.logprobs[-2]),
+        version_spans=(*result.version_spans[:-1], attrs.evolve(last, stop=last.stop + 1)),
+    )
+
+
+@breaks("generate", "infer.pause.abort_returns", row="version-spans")
+async def AbortedHasAnEmptySpan(original: Original) -> Any:
+    """Gives a request that was aborted before its first token a span of no token."""
+    result = await original()
+    if result.output_ids:
+        return result
+    return attrs.evolve(result, version_spans=(VersionSpan(start=0, stop=0, version=0),))
+
+
+@breaks("pause", "infer.pause.idempotent")
+async def PauseIsASwitch(original: Original, self: ReferenceInferenceEngine) -> None:
+    """Resumes when it is told to pause a second time."""
+    if self._require().loop.paused:
+        await self.resume()
+    else:
+        await original()
+
+
+@breaks("generate", "infer.pause.cancelled")
+async def CancelDeafWhilePaused(original: Original, self: ReferenceInferenceEngine) -> Any:
+    """Misses a cancellation that comes during a pause, and computes on when resumed."""
+    inner = asyncio.ensure_future(original())
+    try:
+        return await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        if self._running is None or not self._running.loop.paused:
+            inner.cancel()
+        raise
+
+
+CORE_CONTROL_ROWS = breaks.rows(
+    row("KeepIsAbort", "Returns requests early where it was to freeze them.", "infer.pause.keep_is_invisible",
+        "infer.pause.freezes", pause=lambda original: original(PauseMode.ABORT)),
+    row("AbortedIsLength", "Says of an output that a pause cut short that it reached its length.",
+        "infer.pause.abort_returns", row="trained-as-submitted",
+        generate=after(lambda result: attrs.evolve(result, stop_reason=StopReason.LENGTH)
+            if result.stop_reason is StopReason.ABORTED and result.output_ids else result)),
+    row("RefusesWhilePaused", "Fails requests that come during a pause.", "infer.pause.holds_new",
+        generate=before(lambda self: GenerationFailed("the engine is paused") if self._require().loop.paused
+            else None)),
+    row("AnswersEmptyWhilePaused", "Answers requests that come during a pause at once, with nothing.",
+        "infer.pause.holds_new",
+        generate=lambda original, self, request: Generation(output_ids=(), logprobs=(), version_spans=(),
+            stop_reason=StopReason.ABORTED) if self._require().loop.paused else original(request)),
+    row("SecondPauseIsIgnored", "Ignores a pause, of whatever mode, while it is paused.", "infer.pause.mixed",
+        pause=lambda original, self, mode: original(mode) if not self._require().loop.paused else None),
+    row("KeepUnclaimedIsIgnored", "Does nothing when it is asked to freeze requests, which it does not claim.",
+        "infer.pause.refuse_keep", claims={"pause.keep": unsupported("requests cannot be frozen")},
+        pause=lambda original, mode: original(mode) if mode is PauseMode.ABORT else None),
+    row("AbortUnclaimedIsIgnored", "Freezes requests when it is asked to return them, which it does not claim.",
+        "infer.pause.refuse_abort", claims={"pause.abort": unsupported("requests cannot be returned early")},
+        pause=lambda original: original(PauseMode.KEEP)),
+)  # fmt: skip
+
+
+@breaks("receive_weights", "infer.weights.cast_refused",
+        claims={"weights.cast": unsupported("weights must come in the dtype that serves")})  # fmt: skip
+async def CastUnclaimedIsSkipped(original: Original, self: ReferenceInferenceEngine, source: WeightSource) -> Any:
+    """Skips tensors of another dtype, which it does not claim to cast, and says it received them."""
+    running = self._require()
+    receipt = await original()
+    kinds = {spec.dtype for spec in source.manifest.tensors}
+    if kinds != {running.spec.dtype}:
+        for name, parameter in running.loaded.model.named_parameters():
+            running.stage._spare[name].copy_(parameter.data)
+    return receipt

@@ -1,7 +1,7 @@
 """Inference engines that break the two phases of an update, or mind the state of a transfer badly.
 
 Knows: how receiving, committing and aborting of the reference generator can be bent.
-Does not know: updates that do not fit (`infer_core_coverage`), or bytes lost (`infer_core_bytes`).
+Does not know: updates that do not fit (`infer_core_coverage`), or bytes lost (`infer_core_coverage`).
 """
 
 from __future__ import annotations

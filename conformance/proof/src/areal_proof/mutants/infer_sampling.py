@@ -1,4 +1,4 @@
-"""Engines that sample wrongly: filters, temperatures, seeds.
+"""Engines that sample wrongly: filters, temperatures, seeds, min-p, penalties.
 
 Knows: the second inference engine's steps from logits to a token.
 Does not know: how it is caught.
@@ -12,11 +12,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from areal_core.contract.inference import GenerationRequest
-from areal_proof.mutants.rows import Original, breaking, row, then
+from areal_core.contract.inference import GenerationRequest, SamplingParams
+from areal_proof.mutants.rows import Original, breaking, row, then, without
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Seat
-from areal_proof.second.infer.sampling import distribution, draw, top_k, top_p, uniform
+from areal_proof.second.infer.sampling import distribution, draw, min_p, penalised, top_k, top_p, uniform
 
 breaks = breaking("infer/second", SecondInferenceEngine)
 
@@ -142,4 +142,134 @@ ROWS = breaks.rows(
         "infer.sampling.top_k",
         _reported=lambda seat, token, logprobs: float(logprobs.max() if seat.request.sampling.top_k
             else logprobs[token])),
+)  # fmt: skip
+
+
+@breaks("_distribution", "infer.sampling.min_p")
+def MinPIsAbsolute(seat: Seat, logits: Tensor) -> Any:
+    """Rules out tokens below min_p itself, not below that share of the likeliest."""
+    sampling = seat.request.sampling
+    whole = distribution(logits, attrs.evolve(sampling, min_p=0.0), seat.forbidden)
+    rare = whole.exp() < min(sampling.min_p, float(whole.exp().max()))
+    return whole.masked_fill(rare, -torch.inf).log_softmax(-1) if sampling.temperature else whole
+
+
+@breaks("_distribution", "infer.sampling.min_p")
+def MinPBeforeTemperature(seat: Seat, logits: Tensor) -> Any:
+    """Takes min_p of the distribution at temperature 1, and warms what is left."""
+    sampling = seat.request.sampling
+    kept = min_p(logits.double(), sampling.min_p) if sampling.temperature else logits
+    return distribution(kept, attrs.evolve(sampling, min_p=0.0), seat.forbidden)
+
+
+@breaks("_distribution", "infer.sampling.min_p_filters")
+def MinPAfterTopP(original: Original, seat: Seat, logits: Tensor) -> Any:
+    """Takes top_p of all tokens, and min_p of what is left."""
+    sampling = seat.request.sampling
+    if not sampling.temperature:
+        return original()
+    plain = distribution(logits, attrs.evolve(sampling, min_p=0.0, top_k=0, top_p=1.0), seat.forbidden)
+    return min_p(top_p(top_k(plain, sampling.top_k), sampling.top_p), sampling.min_p).log_softmax(-1)
+
+
+@breaks("_distribution", "infer.sampling.greedy_min_p")
+def GreedyAfterMinP(original: Original, seat: Seat) -> Any:
+    """Reports the log-prob of a greedy token among what min_p leaves."""
+    sampling = seat.request.sampling
+    whole = original()
+    return whole if sampling.temperature else min_p(whole, sampling.min_p).log_softmax(-1)
+
+
+@breaks("_penalised", "infer.sampling.penalties")
+def PresenceIsFrequency(seat: Seat, logits: Tensor) -> Any:
+    """Takes the presence penalty off as often as a token came."""
+    sampling = seat.request.sampling
+    both = sampling.frequency_penalty + sampling.presence_penalty
+    summed = attrs.evolve(sampling, frequency_penalty=both, presence_penalty=0.0)
+    return penalised(logits, summed, seat.prompt, seat.produced)
+
+
+@breaks("_penalised", "infer.sampling.penalties")
+def NeverEncourages(seat: Seat, logits: Tensor) -> Any:
+    """Takes a negative penalty for none."""
+    asked = seat.request.sampling
+    frequency, presence = max(0.0, asked.frequency_penalty), max(0.0, asked.presence_penalty)
+    bounded = attrs.evolve(asked, frequency_penalty=frequency, presence_penalty=presence)
+    return penalised(logits, bounded, seat.prompt, seat.produced)
+
+
+class _TwoDistributions(SecondInferenceEngine):
+    """Keeps the logits of before the penalties at hand; base of the mutants below."""
+
+    def _penalised(self, seat: Seat, logits: Tensor) -> Tensor:
+        self.before = logits
+        return super()._penalised(seat, logits)
+
+    def _unpenalised(self, seat: Seat) -> Tensor:
+        return super()._distribution(seat, self.before)
+
+
+@breaks("_penalised", "infer.sampling.penalties")
+def PenaltiesAfterTemperature(original: Original, seat: Seat, logits: Tensor) -> Any:
+    """Takes penalties off logits that were divided by the temperature already."""
+    heat = seat.request.sampling.temperature or 1.0
+    return original(seat, logits.double() / heat) * heat
+
+
+@breaks("_penalised", "infer.sampling.repetition_penalty")
+def DividesNegativeLogits(seat: Seat, logits: Tensor) -> Any:
+    """Divides every logit by the repetition penalty: a negative one becomes likelier."""
+    scores, rate = logits.double().clone(), seat.request.sampling.repetition_penalty
+    scores[list(set(seat.ids))] /= rate
+    return penalised(scores, SamplingParams(), (), ())
+
+
+@breaks("_penalised", "infer.sampling.repetition_penalty")
+def RepetitionPerOccurrence(seat: Seat, logits: Tensor) -> Any:
+    """Applies the repetition penalty once for each time a token came."""
+    for token in seat.ids:
+        logits = penalised(logits, seat.request.sampling, (token,), ())
+    return logits
+
+
+PENALTIES_ROWS = breaks.rows(
+    row("CountsThePrompt", "Counts the prompt for frequency and presence too.", "infer.sampling.penalties",
+        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, (), seat.ids)),
+    row("FrequencyIsPresence", "Takes the frequency penalty off once, however often a token came.",
+        "infer.sampling.penalties",
+        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.prompt,
+            list(dict.fromkeys(seat.produced)))),
+    row("LogprobsBeforePenalties", "Draws after penalties and reports log-probs of before.",
+        "infer.sampling.penalties", "infer.sampling.repetition_penalty", row="logprob-gap", base=_TwoDistributions,
+        _reported=lambda self, seat, token: float(self._unpenalised(seat)[token])),
+    row("DrawsBeforePenalties", "Reports log-probs of after the penalties and draws without them.",
+        "infer.sampling.penalties", "infer.sampling.repetition_penalty", row="logprob-gap", base=_TwoDistributions,
+        _choose=lambda original, self, seat, logprobs: original(seat, self._unpenalised(seat)
+            if seat.request.sampling.temperature else logprobs)),
+    row("GreedyWithoutPenalties", "Takes the likeliest token of before the penalties where the temperature is 0.",
+        "infer.sampling.penalties", "infer.sampling.repetition_penalty",
+        _penalised=lambda original, seat, logits: original(seat, logits) if seat.request.sampling.temperature
+            else logits),
+    row("PenaltiesOfTheFirstRow", "Applies one request's penalties to the whole batch.", "infer.sampling.penalties",
+        "infer.sampling.repetition_penalty",
+        _penalised=lambda self, seat, logits: penalised(logits, self._running[0].request.sampling, seat.prompt,
+            seat.produced)),
+    row("PauseForgetsTheCounts", "Counts anew after a pause.", "infer.sampling.penalties_paused",
+        pause=then(lambda self: setattr(self, "forgotten", {id(seat): len(seat.output) for seat in self._running})),
+        _penalised=lambda self, seat, logits: penalised(logits, seat.request.sampling, seat.prompt,
+            [token.id for token in seat.output[self.__dict__.get("forgotten", {}).get(id(seat), 0) :]])),
+    row("CountsFromTheContinuation",
+        "Counts the tokens of this call alone: a continued request may repeat what it said before.",
+        "infer.sampling.penalties_continued",
+        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.request.input_ids,
+            [token.id for token in seat.output])),
+    row("RepetitionOfTheOutputAlone", "Does not count the prompt as said already.",
+        "infer.sampling.repetition_penalty",
+        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, (), seat.produced)),
+    row("RepetitionOfThePromptAlone", "Counts only the prompt as said already.", "infer.sampling.repetition_penalty",
+        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.prompt, ())),
+    row("BeginsTheSeedAnew",
+        "Does not claim that seeds continue, and draws a continuation with the first part's random numbers.",
+        "infer.sampling.continued_afresh", claims=without("sampling.seed_continues"),
+        _number=lambda seat: uniform(seat.seed, len(seat.output))),
 )  # fmt: skip

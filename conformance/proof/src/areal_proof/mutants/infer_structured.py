@@ -1,6 +1,6 @@
-"""Engines whose structured output is not structured, or whose tool calls are not what was written.
+"""Engines whose structured output or tool calls are broken, or that drop in silence what they do not claim.
 
-Knows: the second inference engine, the structure of a seat, the parser of its tool calls.
+Knows: the second inference engine, the structure of a seat, the parser of its tool calls; claims taken back.
 Does not know: how it is caught.
 """
 
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import CapabilityError
 from areal_core.contract.inference import GenerationRequest, Grammar, Structure
 from areal_core.contract.optional import ToolCall, ToolParse
-from areal_proof.mutants.rows import Original, after, breaking, given, gives, row, then
+from areal_proof.mutants.infer_sampling import asked
+from areal_proof.mutants.rows import Original, after, before, breaking, given, gives, row, then, without
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Seat
 from areal_proof.second.infer.sampling import distribution
+from areal_reference.infer.engine import ReferenceInferenceEngine
 
 breaks = breaking("infer/second", SecondInferenceEngine)
 
@@ -144,3 +147,78 @@ async def ReadingEndsRequests(original: Original, self: SecondInferenceEngine) -
     for seat in [*self._running, *self._waiting]:
         self._finish(seat, StopReason.LENGTH)
     return await original()
+
+
+breaks_reference = breaking("infer/reference", ReferenceInferenceEngine)
+
+
+class _Neutral(SecondInferenceEngine):
+    """Drops some of what a request asks for; base of the mutants below."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {}  # Any: sampling parameters
+
+    def _seat(self, request: GenerationRequest) -> Seat:
+        return super()._seat(asked(request, **self.neutral))
+
+
+breaks_refuse = breaking("infer/second", _Neutral)
+REFUSE_ROWS = breaks_refuse.rows(
+    row("DropsTopP", "Does not claim top_p and samples without it.", "infer.refuse.top_p",
+        claims=without("sampling.top_p"), neutral={"top_p": 1.0}),
+    row("DropsTopK", "Does not claim top_k and samples without it.", "infer.refuse.top_k",
+        claims=without("sampling.top_k"), neutral={"top_k": 0}),
+    row("DropsTheMinimum", "Does not claim a minimum length and lets outputs end before it.",
+        "infer.refuse.min_tokens", claims=without("sampling.min_tokens"), neutral={"min_new_tokens": 0}),
+    row("DropsStopStrings", "Does not claim stop strings and goes on past them.", "infer.refuse.stop_strings",
+        claims=without("sampling.stop_strings"), neutral={"stop": ()}),
+    row("DropsStopTokens", "Does not claim stop tokens and goes on past them.", "infer.refuse.stop_tokens",
+        claims=without("sampling.stop_tokens"), neutral={"stop_token_ids": ()}),
+    row("DropsSeeds", "Does not claim seeds and draws without them.", "infer.refuse.seed",
+        claims=without("sampling.seed"), neutral={"seed": None}),
+    row("DropsIgnoringTheEnd", "Does not claim to ignore the end token and ends there.", "infer.refuse.ignore_eos",
+        claims=without("sampling.ignore_eos"), neutral={"ignore_eos": False}),
+    row("DropsMinP", "Does not claim min_p and samples without it.", "infer.refuse.min_p",
+        claims=without("sampling.min_p"), neutral={"min_p": 0.0}),
+    row("DropsPenalties", "Does not claim penalties and samples without them.", "infer.refuse.penalties",
+        claims=without("sampling.penalties"), neutral={"frequency_penalty": 0.0, "presence_penalty": 0.0}),
+    row("DropsNegativePenalties", "Does not claim penalties, refuses positive ones and drops negative ones.",
+        "infer.refuse.penalties", claims=without("sampling.penalties"),
+        neutral={"frequency_penalty": 0.0, "presence_penalty": 0.0},
+        _seat=before(lambda request: CapabilityError("penalties are not claimed", why="this engine cannot")
+            if max(request.sampling.frequency_penalty, request.sampling.presence_penalty) > 0 else None)),
+    row("DropsTheRepetitionPenalty", "Does not claim a repetition penalty and samples without it.",
+        "infer.refuse.repetition_penalty", claims=without("sampling.repetition_penalty"),
+        neutral={"repetition_penalty": 1.0}),
+)  # fmt: skip
+
+
+@breaks("_next_logits", "infer.refuse.experts", row="expert-replay", claims=without("experts.trace"))
+def TracesZeros(original: Original) -> Any:
+    """Does not claim to trace experts and returns a trace of zeros."""
+    logits, routes = original()
+    return logits, None if routes is None else torch.zeros_like(routes)
+
+
+REFERENCE_ROWS = breaks_reference.rows(
+    row("DropsTheLayout", "Does not claim tensor parallelism and starts on one device whatever the layout.",
+        "infer.refuse.tensor_parallel", start=given(layout=dict)),
+)  # fmt: skip
+
+
+SECOND_ROWS = breaks.rows(
+    row("DropsTheStructure", "Does not claim structured output and generates whatever comes.",
+        "infer.refuse.structured", claims=without("sampling.structured"), _seat=given(structure=None)),
+    row("ReadsNoCalls", "Does not claim to read tool calls and finds none anywhere.", "infer.refuse.tools",
+        claims=without("tools.parse"), parse_tool_calls=lambda text: ToolParse(content=text)),
+    row("ScoresZeros", "Does not claim scoring and scores zeros.", "infer.refuse.scoring", claims=without("scoring"),
+        score=lambda input_ids: [0.0 for _ in input_ids]),
+    row("SleepDoesNothing", "Does not claim sleep and takes the call for nothing.", "infer.refuse.sleep",
+        row="sleep-is-real", claims=without("memory.sleep"), sleep=lambda self: self._require()),
+    row("DropsTheAdapter", "Does not claim adapters and serves the base weights to requests that name one.",
+        "infer.refuse.adapters", claims=without("lora.adapters"), _seat=given(adapter="")),
+    row("DropsImages", "Does not claim images and answers as if there were none.", "infer.refuse.extras",
+        claims=without("images"), _seat=given(extras=dict)),
+    row("RefusesWithoutAReason", "Does not claim top_p and refuses it with NotImplementedError.", "infer.refuse.top_p",
+        claims=without("sampling.top_p"),
+        _seat=before(lambda request: NotImplementedError if request.sampling.top_p < 1.0 else None)),
+)  # fmt: skip

@@ -33,6 +33,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from areal_core.plugins.claims import Claim, unsupported
 from areal_proof.mutants import Mutant, replacing
 
 Original = Callable[..., Any]
@@ -135,6 +136,11 @@ def then(effect: Callable[..., Any]) -> Change:
 def catches(error: type[Exception] | tuple[type[Exception], ...], handler: Callable[..., Any]) -> Change:
     """Give what a function returns in place of an `error`; one that it returns is raised instead."""
     return Change(caught=error, handler=handler, functions=(handler,))
+
+
+def without(*claims: str) -> Mapping[str, Claim]:
+    """Return claims taken back."""
+    return {claim: unsupported("this engine cannot") for claim in claims}
 
 
 def changed(original: Callable[..., Any], change: Change | Callable[..., Any]) -> Callable[..., Any]:

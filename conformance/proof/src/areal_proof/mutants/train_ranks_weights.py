@@ -1,7 +1,7 @@
-"""Trainers of several ranks that send, save or load the wrong thing.
+"""Trainers of several ranks that send, save or load the wrong thing, or cannot read a state on one rank in silence.
 
-Knows: what the second trainer exports, and its table of an exact state.
-Does not know: checks, beyond the names of those that must find each sin.
+Knows: what the second trainer exports, its table of an exact state, and what its ranks read.
+Does not know: checks, beyond the names of those that must find each defect.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -259,3 +260,41 @@ ROWS = breaks.rows(
             for letter in "dtpc"]) == rank.world_size or not spec.layout
             else attrs.evolve(spec, layout={"d": rank.world_size}), rank)),
 )  # fmt: skip
+
+
+_KILLERS = ("train.ranks.state.each_file",)
+
+
+@breaks_sharing("load_state", *_KILLERS)
+def ReadsOwnFileAlone(original: Original, self: Sharing, path: Path) -> None:
+    """Raises alone on the rank whose own part is torn, before the ranks agree; the others wait for it."""
+    own = path / f"part-{self._running().ranks.rank}.safetensors"
+    if self.several and own.exists():
+        try:
+            with safe_open(own, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{own} is torn", why=str(error), fix="load another state") from error
+    original()
+
+
+@breaks_sharing("load_state", *_KILLERS)
+def RaisesParserErrors(original: Original, self: Sharing, path: Path) -> None:
+    """Raises something of its own, and on one rank only, where a proof cannot be read as json."""
+    proof = path / f"proof-{self._running().ranks.rank}.json"
+    if self.several and proof.exists():
+        json.loads(proof.read_bytes())
+    original()
+
+
+@breaks_sharing("load_state", *_KILLERS)
+def RefusedVersionKept(original: Original, self: Sharing, path: Path) -> None:
+    """Takes the version of a state whose parts then turn out to be torn."""
+    try:
+        original()
+    except CheckpointError:
+        index = path / "index.json"
+        if self.several and index.exists() and index.read_bytes()[:1] == b"{":
+            text = index.read_text()
+            self.version = int(text.partition('"version": ')[2].partition(",")[0] or self.version)
+        raise

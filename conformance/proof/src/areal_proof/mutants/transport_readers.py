@@ -1,4 +1,4 @@
-"""Transports that serve their readers badly: other versions, one reader only, another process.
+"""Transports that serve their readers badly, keep what was given up, or do not hear that another has left.
 
 Knows: how each goes wrong.
 Does not know: the checks beyond their names.
@@ -7,21 +7,30 @@ Does not know: the checks beyond their names.
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
-from areal_core.contract.weights import Offer, Receipt
+from areal_core.contract.weights import Offer, Receipt, WeightManifest
+from areal_core.weights.sink import CheckedSink
+from areal_local.transports import collective
+from areal_local.transports.collective import CollectiveTransport
+from areal_local.transports.collective_source import CollectiveSource, Keeper
 from areal_local.transports.disk import DiskTransport
-from areal_local.transports.shm import ShmTransport
+from areal_local.transports.shm import ShmTransport, _Mapped
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, breaking
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, then
 from areal_proof.mutants.weight_parts import PassingSink, PassingSource
+from areal_torch.collective.group import Group
+from areal_torch.collective.rendezvous import Rendezvous
 
 breaks = breaking("transport/disk", DiskTransport)
 
@@ -147,3 +156,166 @@ class KnownHereOnly(DiskTransport):
         if str(offer.location["folder"]) not in _PLACES:
             raise WeightSyncError("nobody told where the version is")
         return super().source(offer)
+
+
+breaks_given_up = breaking("transport/shm", ShmTransport)
+
+
+class _Private(_Mapped):
+    def map(self, offer: Offer, size: int) -> mmap.mmap:
+        """Return a private view that can be written to, always the same one."""
+        if self._map is None:
+            with Path(str(offer.location["path"])).open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return self._map
+
+
+ROWS = breaks_given_up.rows(
+    row("ReadersMayWrite", "Readers map the segment as the sender does: what one writes, all read.",
+        "transport.reader.writes", row="one-destination",
+        __init__=then(lambda self: setattr(self, "_reading", _Mapped(writable=True)))),
+    row("ReaderKeepsItsOwnWriting",
+        "What a reader wrote into its view it reads there again, in place of later versions.",
+        "transport.reader.writes", row="one-destination",
+        __init__=then(lambda self: setattr(self, "_reading", _Private(writable=False)))),
+)  # fmt: skip
+
+
+@breaks("sink", "transport.abort.frees", row="flat-memory")
+def AbortWaitsForRelease(original: Original) -> Any:
+    """`abort` makes a version unreadable and leaves its files to `release`."""
+
+    class Sink(PassingSink):
+        def abort(self) -> None:
+            self.inner._open = False
+
+    return Sink(original())
+
+
+@breaks("release", "transport.release.again")
+def ReleasedForGood(offer: Offer) -> None:
+    """An offer that was released already cannot be released."""
+    try:
+        shutil.rmtree(str(offer.location["folder"]))
+    except OSError as error:
+        raise WeightSyncError("the offer was released before") from error
+
+
+@mutant("transport/disk", killers=("transport.release.again",))
+class AbortAfterwardsHurts(DiskTransport):
+    """`abort` of a sink long ended drops whatever its transport opened last."""
+
+    newest: ClassVar[str] = ""
+
+    def open(self, version: int) -> Offer:
+        offer = super().open(version)
+        AbortAfterwardsHurts.newest = str(offer.location["folder"])
+        return offer
+
+    def sink(self, offer: Offer) -> Any:
+        class Sink(PassingSink):
+            ended = False
+
+            def abort(self) -> None:
+                if self.ended:
+                    shutil.rmtree(AbortAfterwardsHurts.newest, ignore_errors=True)
+                self.ended = True
+                super().abort()
+
+        return Sink(super().sink(offer))
+
+
+breaks_streams = breaking("transport/collective", CollectiveTransport)
+
+
+@breaks_streams("source", "transport.stream.sender_stops")
+def DoneWithTheLastByte(self: CollectiveTransport, offer: Offer) -> Any:
+    """A receiver that has every byte takes them for a version, though the sender has not finished."""
+
+    class Source(CollectiveSource):
+        def wait_finished(self) -> None:
+            self._done = True
+
+    return Source(Rendezvous(offer, self._connections), offer, self._keeper)
+
+
+@breaks_streams("source", "transport.stream.sender_killed", "transport.stream.sender_stops")
+def EndsQuietly(original: Original) -> Any:
+    """A receiver whose sender is gone ends as if that had been all."""
+
+    class Source(PassingSource):
+        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
+            _ = self.manifest
+            try:
+                yield from super().buckets()
+            except WeightSyncError:
+                return
+
+    return Source(original())
+
+
+@breaks_streams("expect", "transport.stream.alone", "transport.stream.receiver_killed")
+def NamesNobody(original: Original, offer: Offer, receivers: Sequence[str]) -> Any:
+    """Errors speak of a receiver by number, not by the name it has in the run."""
+    anonymous = [f"#{number}" for number, _ in enumerate(receivers)] if len(set(receivers)) > 1 else receivers
+    return original(offer, ["#0"] if len(receivers) == 1 else anonymous)
+
+
+class _Deaf(collective._Broadcaster):
+    def begin(self, manifest: WeightManifest) -> None:
+        try:
+            super().begin(manifest)
+        except WeightSyncError:
+            self._group = None
+
+    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        try:
+            return super().write(bucket)
+        except (WeightSyncError, AssertionError):
+            return {name: tensor.detach().cpu().contiguous() for name, tensor in bucket.items()}
+
+    def seal(self) -> None:
+        try:
+            super().seal()
+        except (WeightSyncError, AssertionError):
+            return
+
+
+@mutant("transport/collective", killers=("transport.stream.released",))
+class ReleasesInSilence(CollectiveTransport):
+    """`release` tells nobody: who waits, waits until its own timeout."""
+
+    def release(self, offer: Offer) -> None:
+        """Leave the rendezvous as it is; `close` takes all of them."""
+
+
+class _Hoard(Keeper):
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: list[Group] = []
+
+    def keep(self, group: Group) -> None:
+        self.groups.append(group)
+
+
+STREAMS_ROWS = breaks_streams.rows(
+    row("WaitsForEver", "An end waits ten minutes for the others, whatever it was told.", "transport.stream.alone",
+        row="dead-peer", open=gives(location=lambda result: {**result.location, "timeout_ms": 600000})),
+    row("ExpectsAnything", "Takes a fleet of nobody, and one receiver for two.", "transport.stream.named",
+        expect=lambda original, offer, receivers: () if not receivers else original(offer,
+            tuple(dict.fromkeys(receivers)))),
+    row("OneSeatForAll", "Every receiver is given the first one's offer.", "transport.stream.everybody",
+        "transport.stream.named", expect=after(lambda result: (result[0],) * len(result))),
+    row("SendsIntoTheVoid", "A sender whose receivers are gone goes on, and finishes.",
+        "transport.stream.receiver_leaves", "transport.stream.receiver_killed",
+        sink=lambda self, offer: CheckedSink(_Deaf(Rendezvous(offer, self._connections), offer, self._keeper),
+            version=offer.version, bucket_bytes=1000)),
+    row("KeepsEveryGroup", "Every version has a group of its own, and none is left again.", "transport.stream.clean",
+        __init__=then(lambda self: setattr(self, "_keeper", _Hoard()))),
+    row("OneProcessOnly", "Ends meet only in the controller's own process.", "transport.stream.crosses",
+        open=gives(location=lambda result: {**result.location, "pid": os.getpid()}),
+        sink=before(lambda offer: WeightSyncError("the sender is in another process")
+            if offer.location["pid"] != os.getpid() else None)),
+    row("ForeignErrors", "What the socket raises reaches the engine as it is.", "transport.stream.controller_killed",
+        source=catches(WeightSyncError, lambda error: ConnectionError(error.what))),
+)  # fmt: skip
