@@ -6,6 +6,8 @@
 A pinned id that is gone must be named: `--retire ID` keeps it forever, so that it is never used again;
 `--forget ID` is for one that was never released.
 
+The file says enough of each check to list it where the libraries it imports are not installed.
+
 Knows: the file, and how it may change.
 Does not know: how the checks that ran are compared with it (`run.profile`).
 """
@@ -30,7 +32,7 @@ PATH = Path(__file__).with_name("inventory.json")
 
 @frozen(kw_only=True)
 class Pinned:
-    """What is promised of a check."""
+    """What is promised of a check: the fields of `check.Check` that need none of its code."""
 
     role: str
     level: int = field(converter=int)
@@ -38,6 +40,11 @@ class Pinned:
     ranks: int = 1
     since: str = "1.0"
     provisional: bool = False
+    law: int
+    spec: str
+    requires: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    title: str
 
 
 @frozen(kw_only=True)
@@ -57,6 +64,11 @@ def pin(check: Check) -> Pinned:
         ranks=check.ranks,
         since=".".join(map(str, check.since)),
         provisional=check.provisional,
+        law=check.law,
+        spec=check.spec,
+        requires=check.requires,
+        unless=check.unless,
+        title=check.title,
     )
 
 
@@ -108,13 +120,17 @@ def renewed(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the differences, or write the file; 1 if something differs and nothing was written."""
-    from areal_conformance.checks import all_checks
+    from areal_conformance.checks import AREAS, all_checks, extra_fix, missing
 
     parser = argparse.ArgumentParser(prog="python -m areal_conformance.inventory", description="The pinned checks.")
     parser.add_argument("--write", action="store_true", help="pin the checks there are now")
     parser.add_argument("--retire", action="append", default=[], metavar="ID", help="a released check that is gone")
     parser.add_argument("--forget", action="append", default=[], metavar="ID", help="a gone check never released")
     options = parser.parse_args(arguments)
+    lacking = sorted({name for area in AREAS for name in missing(area)})
+    if lacking:
+        sys.stderr.write(f"the checks cannot be imported without {', '.join(lacking)}: {extra_fix()}\n")
+        return 2
     before = read_inventory()
     told = differences(before, all_checks())
     sys.stdout.write("".join(f"{line}\n" for line in told) or "in step\n")

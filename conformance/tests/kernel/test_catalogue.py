@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 
 from areal_conformance.checks import all_checks
+from areal_core.plugins.install import pip_install
 from areal_proof.incidents import ROWS
 from areal_proof.mutants import all_mutants
 
@@ -46,14 +47,71 @@ def test_there_are_enough_mutants() -> None:
     assert sum(roles.values()) >= 60
 
 
-def test_listing_checks_imports_no_engine() -> None:
-    """`areal conformance list` works where torch is not installed."""
+WITHOUT_TORCH = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "tensordict", "areal_torch"}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Absent())
+import importlib.util
+real = importlib.util.find_spec
+def find_spec(name, package=None):
+    try:
+        return real(name, package)
+    except ModuleNotFoundError:
+        return None
+importlib.util.find_spec = find_spec
+"""
+"""An interpreter in which the extra `engine` is not installed."""
+
+
+def without_torch(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code where there is no torch."""
+    return subprocess.run([sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, check=False)
+
+
+def test_without_the_extra_its_checks_are_left_out() -> None:
+    """What carries no tensors is there, complete; of the rest it is known what is missing."""
+    code = (
+        "from areal_conformance.checks import all_checks, checks_of, missing\n"
+        "from areal_conformance.inventory import read_inventory\n"
+        "pinned = {key for key, one in read_inventory().checks.items() if one.role in ('static', 'scheduler')}\n"
+        "assert set(all_checks()) == pinned, set(all_checks()) ^ pinned\n"
+        "assert {check.role for check in checks_of('train')} == {'static'}\n"
+        "assert missing('train') == ('torch', 'transformers', 'tensordict', 'areal_torch')\n"
+    )
+    done = without_torch(code)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_everything_is_listed_without_the_extra() -> None:
+    """From the inventory; and the command that brings the rest is told."""
+    done = without_torch("from areal_core.cli.main import main; sys.exit(main(['conformance', 'list']))")
+
+    assert done.returncode == 0, done.stderr
+    assert f"{len(all_checks())} checks." in done.stdout
+    assert pip_install("areal-conformance[engine]") in done.stdout
+
+
+def test_a_check_that_cannot_be_imported_is_not_called_unknown() -> None:
+    """`explain` says what is missing."""
+    code = "from areal_core.cli.main import main; sys.exit(main(['conformance', 'explain', 'train.forward.logprobs']))"
+    done = without_torch(code)
+
+    assert done.returncode != 0
+    assert "not installed" in done.stderr
+    assert pip_install("areal-conformance[engine]") in done.stderr
+
+
+def test_a_role_is_read_without_the_others() -> None:
+    """Checking a scheduler costs no torch."""
     code = (
         "import sys\n"
-        "from areal_conformance.checks import all_checks\n"
-        "assert len(all_checks()) > 100\n"
-        "heavy = [name for name in ('torch', 'transformers', 'tensordict', 'numpy') if name in sys.modules]\n"
-        "assert not heavy, heavy\n"
+        "from areal_conformance.checks import checks_of\n"
+        "assert len(checks_of('scheduler')) > 50\n"
+        "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 

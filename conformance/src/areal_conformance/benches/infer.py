@@ -14,14 +14,18 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import attrs
+import torch
 from attrs import define
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from areal_conformance.adapter import Tolerance, Witness
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import one_thread, quiet, tiny_model
+from areal_conformance.oracles.infer import Oracle
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import (
@@ -34,10 +38,7 @@ from areal_core.contract.inference import (
 )
 from areal_core.contract.weights import WeightSource
 from areal_core.contract.workflow import Tokenizer
-
-if TYPE_CHECKING:
-    from areal_conformance.oracles.infer import Oracle
-    from areal_torch.testing.serving import FolderWeights
+from areal_torch.testing.serving import FolderWeights
 
 T = TypeVar("T")
 
@@ -102,10 +103,6 @@ class InferBench(Bench):
 
     def weights(self, model: Path | None = None) -> FolderWeights:
         """Return the tensors of a model folder in the dtype served, ready to be offered; read once, never written."""
-        import torch
-
-        from areal_torch.testing.serving import FolderWeights
-
         folder = model or self.model()
         if folder not in self._weights:
             quiet()
@@ -114,8 +111,6 @@ class InferBench(Bench):
 
     def oracle(self, model: Path | None = None) -> Oracle:
         """Return the float32 truth of a model folder; it takes other weights of the same shape too."""
-        from areal_conformance.oracles.infer import Oracle
-
         folder = model or self.model()
         if folder not in self._oracles:
             quiet()
@@ -124,8 +119,6 @@ class InferBench(Bench):
 
     def tokenizer(self, model: Path | None = None) -> Tokenizer:
         """Return the tokenizer of a model folder."""
-        from transformers import AutoTokenizer
-
         folder = model or self.model()
         if folder not in self._tokenizers:
             self._tokenizers[folder] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -370,8 +363,6 @@ def _make_endless(path: Path) -> None:
     No layer writes to that number, nor what sees images, and only these tokens' rows of the head read it, with a
     large negative weight.
     """
-    from safetensors.torch import load_file, save_file
-
     file = path / "model.safetensors"
     if not file.is_file():
         raise HarnessError(f"{file} is not there: tiny models are expected in one file")

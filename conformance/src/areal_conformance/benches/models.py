@@ -13,6 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers.utils import logging
+
+from areal_torch.testing.models import make_tiny_model
+
 
 def tiny_model(folder: Path, **arguments: Any) -> Path:
     """Write a tiny model to `folder`, the caller's own; return it. Any: the arguments of `make_tiny_model`."""
@@ -23,23 +28,17 @@ def tiny_model(folder: Path, **arguments: Any) -> Path:
 
 def one_thread() -> None:
     """Use one core for tiny models: more would only make them slower."""
-    import torch
-
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 
 
 def quiet() -> None:
     """Keep transformers from drawing progress bars."""
-    from transformers.utils import logging
-
     logging.disable_progress_bar()
 
 
 @functools.cache
 def _original(arguments: tuple[tuple[str, Any], ...]) -> Path:
-    from areal_torch.testing.models import make_tiny_model
-
     quiet()
     return make_tiny_model(_store() / f"model-{_original.cache_info().currsize:03d}", **dict(arguments))
 

@@ -16,7 +16,9 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import tiny_model
@@ -24,21 +26,18 @@ from areal_conformance.benches.pair_kept import Kept, KeptEngines
 from areal_conformance.benches.pair_workers import SeatedWorker
 from areal_conformance.outcome import HarnessError
 from areal_conformance.target import Target
-from areal_core.contract.inference import GenerationRequest, InferenceSpec, PauseMode, SamplingParams
+from areal_core.contract.batch import Batch
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceSpec, PauseMode, SamplingParams
 from areal_core.contract.scheduler import Job, Worker
 from areal_core.contract.train import ObjectiveSpec, OptimizerSpec, Output, RankContext, TrainSpec
+from areal_core.contract.trajectory import from_generation
+from areal_core.contract.weights import WeightTransport
+from areal_core.fleet.pool import InferencePool
+from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
+from areal_core.loop.train_group import TrainGroup
 from areal_core.worker.rendezvous import init_method
 from areal_core.worker.service import InferenceHost, Place, TrainHost
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.batch import Batch
-    from areal_core.contract.inference import Generation
-    from areal_core.contract.weights import WeightTransport
-    from areal_core.fleet.pool import InferencePool
-    from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
-    from areal_core.loop.train_group import TrainGroup
+from areal_torch.testing.batches import make_episode
 
 _Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], Coroutine[Any, Any, None]]
 
@@ -97,10 +96,6 @@ class Pair:
 
     def batch(self, generations: Sequence[Generation], prompts: Sequence[Sequence[int]] = PROMPTS) -> Batch:
         """Return what the core makes of generations: sampled ids, their log-probs and versions."""
-        from areal_core.contract.batch import Batch
-        from areal_core.contract.trajectory import from_generation
-        from areal_torch.testing.batches import make_episode
-
         return Batch.pack(
             [
                 make_episode(from_generation(prompt, generation, 1.0), group=f"g{number}", task=f"train/0/{number}")
@@ -185,10 +180,6 @@ class PairBench(Bench):
 
         With `processes` every worker is a process of the local scheduler, unless the target is a mutant.
         """
-        from areal_core.fleet.pool import InferencePool
-        from areal_core.fleet.weight_sync import WeightSync
-        from areal_core.loop.train_group import TrainGroup
-
         folder = model or self.model()
         name = transport or self.transports[0]
         registry = self.train.registry

@@ -7,14 +7,12 @@ Does not know: which transport is inside, or who uses it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import Factory, define
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.weights import Offer, WeightManifest, WeightTransport
+from areal_core.contract.weights import Offer, WeightManifest, WeightTransport
 
 
 @define

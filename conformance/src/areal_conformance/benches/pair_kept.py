@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 from attrs import define
 
 from areal_core.contract.inference import InferenceEngine, InferenceSpec, PauseMode
 from areal_core.contract.train import EngineInfo
-
-if TYPE_CHECKING:
-    from areal_torch.testing.serving import FolderWeights
+from areal_torch.testing.serving import FolderWeights
 
 KEPT = 2
 REST_S = 30.0
@@ -85,10 +83,6 @@ class KeptEngines:
         await kept.engine.resume()
 
     def _folder(self, spec: InferenceSpec) -> FolderWeights:
-        import torch
-
-        from areal_torch.testing.serving import FolderWeights
-
         if spec.model_path not in self._weights:
             self._weights[spec.model_path] = FolderWeights.of(Path(spec.model_path), getattr(torch, spec.dtype))
         return self._weights[spec.model_path]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 SHARPNESS = 3.0
 _SCALES = ("q_norm.weight", "q_proj.weight", "q_proj.bias")
 
@@ -18,8 +20,6 @@ def sharpen(folder: Path) -> Path:
     Scores of a random model are nearly flat: an engine that gets them a little wrong at some length would hardly
     be seen. Where queries are normed, the norm alone sets their size.
     """
-    from safetensors.torch import load_file, save_file
-
     (file,) = folder.glob("*.safetensors")
     tensors = load_file(file)
     for name, tensor in tensors.items():

@@ -15,19 +15,23 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from areal_conformance.adapter import Tolerance
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import tiny_model
+from areal_conformance.ranks.pool import RankPool
 from areal_conformance.target import Target
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, OptimizerSpec, RankContext, TrainEngine, TrainSpec
+from areal_core.weights.fingerprint import fingerprint
 from areal_core.worker.rendezvous import init_method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.batch import Batch
+from areal_torch.testing.batches import make_episode, make_trajectory
+from areal_torch.testing.memory_weights import MemorySink
 
 Shape = tuple[int, int] | str
 """One sequence: (prompt tokens, generated tokens), or its loss mask spelled out, "00110"."""
@@ -116,11 +120,6 @@ class TrainBench(Bench):
 
         A number as a column fills it.
         """
-        import torch
-
-        from areal_core.contract.batch import Batch
-        from areal_torch.testing.batches import make_episode, make_trajectory
-
         trajectories = []
         for number, shape in enumerate(shapes):
             mask = [mark == "1" for mark in shape] if isinstance(shape, str) else None
@@ -138,8 +137,6 @@ class TrainBench(Bench):
 
     def sent(self, engine: TrainEngine, version: int = 1) -> dict[str, Tensor]:
         """Return what the engine sends, by name."""
-        from areal_torch.testing.memory_weights import MemorySink
-
         sink = MemorySink()
         engine.send_weights(sink if self.rank == 0 else None, version)
         return sink.tensors
@@ -177,8 +174,6 @@ class TrainBench(Bench):
             Violation: a rank missed its deadline; the processes are gone then.
         """
         if self._pool is None:
-            from areal_conformance.ranks.pool import RankPool
-
             self._pool = RankPool(self.target, self.shared_folder)
         deadline_s = (self._check.deadline_s if self._check else 60.0) * self.target.adapter.patience
         results: list[Any] = self._pool.run(
@@ -205,8 +200,6 @@ class TrainBench(Bench):
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
     """Return every tensor of every safetensors file of a model folder, a tied head once."""
-    from safetensors.torch import load_file
-
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors.update(load_file(file))
@@ -226,8 +219,6 @@ def leave_process_group() -> None:
 
 def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
     """Return the names that are on one side only, or differ in dtype, shape or any bit."""
-    from areal_core.weights.fingerprint import fingerprint
-
     return [
         name
         for name in sorted({*left, *right})

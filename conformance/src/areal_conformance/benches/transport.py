@@ -13,22 +13,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from attrs import frozen
+from torch import Tensor
 
 from areal_conformance.benches.base import Bench
+from areal_conformance.benches.transport_ends import Received, receive, send
+from areal_conformance.benches.transport_footprint import Footprint, look
 from areal_conformance.benches.transport_process import Peer
 from areal_conformance.check import Check
 from areal_conformance.outcome import Violation
 from areal_conformance.target import Target
 from areal_core.contract.optional import SupportsStreaming
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.transport_footprint import Footprint
-    from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightTransport
+from areal_core.contract.weights import Offer, Receipt, WeightTransport
+from areal_core.worker.codec import decode, encode
 
 T = TypeVar("T")
 
@@ -43,21 +42,6 @@ ALONE_S = 12.0
 SETTLE_S = 5.0
 """How long what a call has ended may linger."""
 LOOK_S = 0.02
-
-
-@frozen(kw_only=True)
-class Received:
-    """What one receiver got: the manifest, and copies of the tensors in the order they came."""
-
-    manifest: WeightManifest
-    tensors: Mapping[str, Tensor]
-    num_buckets: int = 0
-
-    def receipt(self) -> Receipt:
-        """Return the receipt an engine that holds these tensors gives."""
-        from areal_conformance.benches.transport_ends import receipt_of
-
-        return receipt_of(self.tensors, self.manifest.version)
 
 
 @frozen(kw_only=True)
@@ -205,8 +189,6 @@ class TransportBench(Bench):
 
     def travelled(self, offer: Offer) -> Offer:
         """Return the offer as another process gets it."""
-        from areal_core.worker.codec import decode, encode
-
         arrived: Offer = decode([bytes(frame) for frame in encode(offer)])
         return arrived
 
@@ -220,14 +202,10 @@ class TransportBench(Bench):
         cut: Callable[[Mapping[str, Tensor], int], Iterable[Mapping[str, Tensor]]] | None = None,
     ) -> Receipt:
         """Send as a train engine does; `cut` makes other buckets of tensors and wanted size."""
-        from areal_conformance.benches.transport_ends import send
-
         return self.within(lambda: send(transport, self.travelled(offer), tensors, tied=tied, cut=cut), "sending")
 
     def receive(self, transport: WeightTransport, offer: Offer) -> Received:
         """Receive as an inference engine does: copy every bucket before asking for the next."""
-        from areal_conformance.benches.transport_ends import receive
-
         return self.within(lambda: receive(transport, self.travelled(offer)), "receiving")
 
     def carry(
@@ -242,8 +220,6 @@ class TransportBench(Bench):
         cut: Callable[[Mapping[str, Tensor], int], Iterable[Mapping[str, Tensor]]] | None = None,
     ) -> tuple[Receipt, list[Received]]:
         """Send to receivers and return what each side has: one after the other, or at once if the transport streams."""
-        from areal_conformance.benches.transport_ends import send
-
         if not self.streams:
             receipt = self.send(sender, offer, tensors, tied=tied, cut=cut)
             return receipt, [self.receive(receiver, offer) for receiver in receivers]
@@ -260,8 +236,6 @@ class TransportBench(Bench):
         receivers: Sequence[WeightTransport],
     ) -> Streamed:
         """Run both sides of a stream in threads until all have ended; raise a Violation of law 9 if one does not."""
-        from areal_conformance.benches.transport_ends import receive
-
         named = [f"receiver/{number}" for number in range(len(receivers))]
         offers = [self.travelled(own) for own in expecting(controller).expect(offer, named)]
         works: dict[str, Callable[[], Any]] = {"sender": sending}  # Any: a Receipt, or what was Received
@@ -296,8 +270,6 @@ class TransportBench(Bench):
 
     def look(self) -> Footprint:
         """Return what this process holds now."""
-        from areal_conformance.benches.transport_footprint import look
-
         return look(self.temporary)
 
     def _restore(self) -> None:

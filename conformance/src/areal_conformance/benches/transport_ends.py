@@ -7,21 +7,30 @@ Does not know: what is checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+
+from attrs import frozen
+from torch import Tensor
 
 from areal_conformance.outcome import Violation
-from areal_core.contract.weights import Receipt
+from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightTransport
 from areal_core.weights.bucketing import buckets
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import manifest_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Cut = Callable[[Mapping[str, Tensor], int], Iterable[Mapping[str, Tensor]]]
 
-    from areal_conformance.benches.transport import Received
-    from areal_core.contract.weights import Offer, WeightTransport
 
-Cut = Callable[[Mapping[str, "Tensor"], int], Iterable[Mapping[str, "Tensor"]]]
+@frozen(kw_only=True)
+class Received:
+    """What one receiver got: the manifest, and copies of the tensors in the order they came."""
+
+    manifest: WeightManifest
+    tensors: Mapping[str, Tensor]
+    num_buckets: int = 0
+
+    def receipt(self) -> Receipt:
+        """Return the receipt an engine that holds these tensors gives."""
+        return receipt_of(self.tensors, self.manifest.version)
 
 
 def send(
@@ -43,8 +52,6 @@ def send(
 
 def receive(transport: WeightTransport, offer: Offer) -> Received:
     """Copy every bucket before the next is asked for; close the source whatever happens."""
-    from areal_conformance.benches.transport import Received
-
     source = transport.source(offer)
     try:
         manifest = source.manifest

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
+from areal_conformance.benches import transport_ends, transport_tensors
+from areal_conformance.benches.transport_ends import receive
+from areal_conformance.benches.transport_tensors import SETS
 from areal_conformance.target import Locator, Target, locate
 from areal_core.contract.weights import Offer
+from areal_core.weights.specs import manifest_of
 
 
 class _Host:
@@ -29,8 +37,6 @@ class _Host:
 
     def locate(self, locator: dict[str, Any]) -> dict[str, Any]:
         # What takes long is done here, where nobody waits for an answer of the transport.
-        from areal_conformance.benches import transport_ends, transport_tensors
-
         assert transport_ends and transport_tensors
         self._target = locate(Locator(**locator))
         self._target.registry.load("transport", self._target.name)
@@ -50,9 +56,6 @@ class _Host:
 
     def begin(self, offer: dict[str, Any], name: str, seed: int) -> dict[str, Any]:
         """Write the first half of a set of tensors and keep the sink."""
-        from areal_conformance.benches.transport_tensors import SETS
-        from areal_core.weights.specs import manifest_of
-
         tensors = SETS[name](seed)
         self._sink = self._end().sink(Offer(**offer))
         self._sink.begin(manifest_of(tensors.items(), version=offer["version"]))
@@ -69,13 +72,6 @@ class _Host:
 
     def write_large(self, offer: dict[str, Any], num_bytes: int, limit: int) -> dict[str, Any]:
         """Send more than one file of this process may hold, as on a full disk."""
-        import resource
-        import signal
-
-        import torch
-
-        from areal_core.weights.specs import manifest_of
-
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         tensors = {"small": torch.ones(64), "large": torch.ones(num_bytes, dtype=torch.uint8)}
         kept = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -94,8 +90,6 @@ class _Host:
         return {}
 
     def receive(self, offer: dict[str, Any]) -> dict[str, Any]:
-        from areal_conformance.benches.transport_ends import receive
-
         received = receive(self._end(), Offer(**offer))
         return {
             "version": received.manifest.version,
@@ -112,8 +106,6 @@ class _Host:
 
     def scribble(self, offer: dict[str, Any]) -> dict[str, Any]:
         """Read everything, and write into every tensor that can be written to."""
-        import torch
-
         count, source = 0, self._end().source(Offer(**offer))
         for bucket in source.buckets():
             for tensor in bucket.values():

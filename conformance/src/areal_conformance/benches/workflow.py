@@ -19,7 +19,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from types import MappingProxyType
 from typing import Any
 
+import tokenizers
 from attrs import Factory, define, field, frozen
+from tokenizers import Regex, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from areal_conformance.benches.base import Bench
 from areal_conformance.outcome import Inconclusive, Violation
@@ -127,13 +131,10 @@ class ScriptedSession:
 @functools.cache
 def drifting_tokenizer() -> Any:
     """Return a tokenizer of a-z, ">" and "-" that merges "ab" and "ba". Any: transformers is not typed here."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     tokens = ("<pad>", "<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyz>-", *_MERGED, PLACEHOLDER)
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    model = models.BPE(vocabulary, [(pair[0], pair[1]) for pair in _MERGED], unk_token="<unk>", fuse_unk=False)
-    tokenizer = Tokenizer(model)
+    model = BPE(vocabulary, [(pair[0], pair[1]) for pair in _MERGED], unk_token="<unk>", fuse_unk=False)
+    tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     made = PreTrainedTokenizerFast(

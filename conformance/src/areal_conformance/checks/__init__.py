@@ -1,6 +1,9 @@
-"""Every check of the suite, by area.
+"""Every check of the suite, by role: a package each, imported when its checks are asked for.
 
-Knows: which modules hold checks.
+Checks of engines, pairs, transports and workflows make models and tensors, so their packages import torch; where the
+extra that brings it is not installed those packages are left out, and `missing` says what they lack.
+
+Knows: which packages hold checks, and what each needs.
 Does not know: which of them a target must pass (`session.applicable`).
 """
 
@@ -9,25 +12,50 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import ModuleType
 
 from areal_conformance.check import CHECKED_ROLES, STATIC, Check
 from areal_core.contract.version import ROLES
+from areal_core.plugins.install import pip_install
+
+AREAS = (STATIC, *CHECKED_ROLES)
+LIGHT = (STATIC, "scheduler")
+"""Whose checks carry no tensors."""
+LIBRARIES = ("torch", "transformers", "tensordict", "areal_torch")
+"""What `areal-conformance[engine]` brings: oracles, tiny models and tensors to send are made of them."""
+
+
+def missing(area: str, found: Callable[[str], object] = find_spec) -> tuple[str, ...]:
+    """Return what the checks of a role import and is not installed."""
+    return () if area in LIGHT else tuple(name for name in LIBRARIES if not found(name))
+
+
+def extra_fix() -> str:
+    """Return the command that brings what is missing."""
+    return pip_install("areal-conformance[engine]")
 
 
 @functools.cache
 def all_checks() -> Mapping[str, Check]:
-    """Return every check by id, sorted. Imports the check modules; none of them imports torch at the top.
+    """Return every check by id, sorted, without those of roles that something is `missing` for."""
+    return dict(sorted((key, check) for area in AREAS for key, check in checks_in(area).items()))
+
+
+@functools.cache
+def checks_in(area: str) -> Mapping[str, Check]:
+    """Return the checks of one role, or the static ones, by id, sorted; none where something is `missing`.
 
     Raises:
-        ValueError: two checks share an id, or one has an id of a role that nothing plays.
+        ValueError: two checks share an id, or one has the id of another role.
     """
-    found = collect(sys.modules[__name__])
-    strange = [key for key, check in found.items() if check.role not in (STATIC, *CHECKED_ROLES)]
+    if missing(area):
+        return {}
+    found = collect(importlib.import_module(f"{__name__}.{area}"))
+    strange = [key for key, check in found.items() if check.role != area]
     if strange:
-        raise ValueError(f"no role of {', '.join((STATIC, *CHECKED_ROLES))}: {', '.join(strange)}")
+        raise ValueError(f"among the checks of {area} are {', '.join(strange)}")
     return found
 
 
@@ -52,5 +80,5 @@ def collect(package: ModuleType) -> dict[str, Check]:
 def checks_of(role: str) -> tuple[Check, ...]:
     """Return the checks of one role, the static ones with them where it is a role of plugins: by level, then id."""
     wanted = (STATIC, role) if role in ROLES else (role,)
-    mine = [check for check in all_checks().values() if check.role in wanted]
+    mine = [check for area in wanted for check in checks_in(area).values()]
     return tuple(sorted(mine, key=lambda check: (check.level, check.id)))

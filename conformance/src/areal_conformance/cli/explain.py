@@ -10,11 +10,12 @@ import difflib
 import inspect
 
 from areal_conformance.check import Check
-from areal_conformance.checks import all_checks
+from areal_conformance.checks import AREAS, checks_in, extra_fix, missing
+from areal_conformance.inventory import read_inventory
 from areal_conformance.laws import LAWS
 from areal_conformance.proof import known_mutants
 from areal_conformance.spec import link
-from areal_core.contract.errors import ConfigError
+from areal_core.contract.errors import ConfigError, EngineMissing
 
 
 def explain(check: str) -> int:
@@ -23,9 +24,15 @@ def explain(check: str) -> int:
     Args:
         check: Its id; areal conformance list shows them.
     """
-    found = all_checks().get(check)
+    pinned = read_inventory().checks
+    role = check.partition(".")[0]
+    if check in pinned and missing(role):
+        raise EngineMissing(
+            f"{check} cannot be read here", why=f"it imports {', '.join(missing(role))}, not installed", fix=extra_fix()
+        )
+    found = checks_in(role).get(check) if role in AREAS else None
     if found is None:
-        near = difflib.get_close_matches(check, all_checks(), n=3)
+        near = difflib.get_close_matches(check, pinned, n=3)
         raise ConfigError(
             f"there is no check {check!r}",
             fix=f"did you mean {' or '.join(near)}?" if near else "areal conformance list",

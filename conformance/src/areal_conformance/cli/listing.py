@@ -1,7 +1,7 @@
 """`areal conformance list`: which checks there are.
 
-Knows: a table and its JSON.
-Does not know: what a check does. Imports no engine.
+Knows: a table and its JSON, both made from the inventory, so that no check is imported.
+Does not know: what a check does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from areal_conformance.check import CHECKED_ROLES, STATIC, Check, Level
-from areal_conformance.checks import all_checks
+from areal_conformance.check import CHECKED_ROLES, STATIC, Level
+from areal_conformance.checks import AREAS, extra_fix, missing
+from areal_conformance.inventory import Pinned, read_inventory
 from areal_core.contract.errors import ConfigError
 
 MAX_WIDTH = 240
@@ -34,36 +35,41 @@ def show_list(
         raise ConfigError(f"no checks for the role {role!r}", why=f"roles are {', '.join((STATIC, *CHECKED_ROLES))}")
     if level is not None and level not in tuple(Level):
         raise ConfigError(f"there is no level {level}", why="levels are 0 to 5")
-    found = [c for c in all_checks().values() if role in ("", c.role) and level in (None, int(c.level))]
+    listed = read_inventory().checks.items()
+    found = [(key, one) for key, one in listed if role in ("", one.role) and level in (None, one.level)]
     if json:
-        print(jsonlib.dumps([described(check) for check in found], indent=2))
+        print(jsonlib.dumps([described(key, one) for key, one in found], indent=2))
         return 0
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("check", "level", "law", "tier", "claim"):
         table.add_column(column, no_wrap=column == "check", overflow="fold")
-    for check in found:
-        table.add_row(check.id, str(int(check.level)), str(check.law), str(check.tier), check.title)
+    for key, one in found:
+        table.add_row(key, str(one.level), str(one.law), str(one.tier), one.title)
     console = Console()
     if not console.is_terminal:
         console = Console(width=MAX_WIDTH)  # one line a check, for grep
     console.print(table)
     console.print(f"\n{len(found)} checks. Everything about one: areal conformance explain CHECK", highlight=False)
+    absent = [area for area in AREAS if role in ("", area) and missing(area)]
+    if absent:
+        lacking = ", ".join(missing(absent[0]))
+        console.print(f"Those of {', '.join(absent)} cannot be run here without {lacking}: {extra_fix()}", markup=False)
     return 0
 
 
-def described(check: Check) -> dict[str, Any]:
+def described(key: str, one: Pinned) -> dict[str, Any]:
     """Return what is public of a check, as JSON. Any: several types."""
     return {
-        "id": check.id,
-        "title": check.title,
-        "role": check.role,
-        "level": int(check.level),
-        "tier": str(check.tier),
-        "law": check.law,
-        "spec": check.spec,
-        "requires": list(check.requires),
-        "unless": list(check.unless),
-        "ranks": check.ranks,
-        "since": ".".join(map(str, check.since)),
-        "provisional": check.provisional,
+        "id": key,
+        "title": one.title,
+        "role": one.role,
+        "level": one.level,
+        "tier": str(one.tier),
+        "law": one.law,
+        "spec": one.spec,
+        "requires": list(one.requires),
+        "unless": list(one.unless),
+        "ranks": one.ranks,
+        "since": one.since,
+        "provisional": one.provisional,
     }

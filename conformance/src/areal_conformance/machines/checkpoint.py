@@ -11,20 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
+import torch
 from attrs import define, field
 from hypothesis import strategies as st
+from torch import Tensor
 
+from areal_conformance.benches.train import TrainBench
+from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_objectives import Drawing
 from areal_conformance.outcome import Violation, expect
-from areal_core.contract.train import OptimizerSpec, Output
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.train import TrainEngine, TrainReport
+from areal_core.contract.errors import CheckpointError
+from areal_core.contract.train import OptimizerSpec, Output, TrainEngine, TrainReport
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = OptimizerSpec(lr=1e-2, weight_decay=0.1, schedule="linear", warmup_steps=2, total_steps=9, max_grad_norm=0.3)
 MOST_STEPS = 12
@@ -87,12 +87,6 @@ class Machine:
                         raise Violation(f"after {', '.join(done)}: {error}") from error
 
     def _do(self, engine: TrainEngine, operation: Operation, path: Path) -> None:
-        import torch
-
-        from areal_conformance.oracles.train_compare import raises, same
-        from areal_core.contract.errors import CheckpointError
-        from areal_torch.testing.objectives import PolicyGradient
-
         slot = operation[-1]
         if operation == "train" and self.steps < MOST_STEPS:
             told = attrs.evolve(_step(self.bench, engine, self.steps), seconds=0.0)
@@ -119,8 +113,6 @@ class Machine:
             engine.version = self.version
 
     def _look(self, engine: TrainEngine) -> None:
-        from areal_conformance.oracles.train_compare import same
-
         expect(engine.version == self.version, f"the version is {engine.version}, expected {self.version}")
         held = self.bench.witnessed(engine)
         same(
@@ -129,6 +121,4 @@ class Machine:
 
 
 def _step(bench: TrainBench, engine: TrainEngine, number: int) -> TrainReport:
-    from areal_conformance.oracles.train_objectives import Drawing
-
     return engine.train_step(bench.batch([(2, 3), (1, 5), (4, 2)], seed=number), Drawing())

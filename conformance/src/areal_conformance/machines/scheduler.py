@@ -13,17 +13,16 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import define, field, frozen
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
 
-from areal_conformance.benches.scheduler import CALL_S, ask
+from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, ConfigError, WorkerDied
 from areal_core.contract.scheduler import Scheduler, Worker, WorkerState
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 ROLES = ("a", "b")
 _TRACE = (
@@ -152,9 +151,6 @@ class SchedulerMachine:
 
 def explore(bench: SchedulerBench, *, num_examples: int, max_steps: int) -> None:
     """Let hypothesis choose orders of steps, and run each on a new scheduler. Call it outside of an event loop."""
-    from hypothesis import HealthCheck, Phase, example, given, settings
-    from hypothesis import strategies as st
-
     steps = st.lists(
         st.builds(
             Step,

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 from importlib import resources
-from typing import TYPE_CHECKING
 
 from attrs import define, field
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.checks.infer.judging import teller, true_to_versions, versions_of
@@ -23,9 +25,6 @@ from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
 
 Operation = tuple[str | int, ...]
 """A word and its numbers: ("submit", 3, 20), ("generate", 5), ("update",), ("pause", "keep"), ..."""
@@ -175,8 +174,6 @@ class VersionsMachine:
 
 def operations() -> SearchStrategy[list[Operation]]:
     """Return the strategy of sequences: at least one request, updates and pauses anywhere around it."""
-    from hypothesis import strategies as st
-
     submit = st.tuples(st.just("submit"), st.integers(0, 20), st.sampled_from([1, 3, 20, LONG, LONG]))
     others = st.one_of(
         submit,
@@ -191,8 +188,6 @@ def operations() -> SearchStrategy[list[Operation]]:
 
 def sequences(count: int) -> list[list[Operation]]:
     """Return that many sequences, the same ones in every run: nothing is shrunk, nothing is remembered."""
-    from hypothesis import HealthCheck, Phase, given, settings
-
     found: list[list[Operation]] = []
 
     @settings(

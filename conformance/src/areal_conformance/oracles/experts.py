@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 CLOSE = 1e-4
 """Router logits closer than this may be ranked either way in float32."""
@@ -30,8 +31,6 @@ class Routers:
     """A model folder with experts, loaded once."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
         self._model: Any = AutoModelForCausalLM.from_pretrained(  # Any: transformers is not typed
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
+
+from areal_torch.testing.serving import model_of
 
 
 class ImageOracle:
     """A model folder that takes images, loaded once. Any: transformers is not typed."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoImageProcessor
-
-        from areal_torch.testing.serving import model_of
+        from transformers import AutoImageProcessor  # brings every quantizer along, seconds that only images are worth
 
         self._model: Any = model_of(folder, torch.float32, attn_implementation="eager").eval()
         self._processor: Any = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
@@ -33,8 +34,6 @@ class ImageOracle:
 
         Images stand in the prompt, so that the last tokens are where they would be without any.
         """
-        from PIL import Image
-
         given: dict[str, Any] = {}
         if images:
             opened = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
+from transformers import DynamicCache
+
+from areal_torch.testing.serving import model_of
 
 
 @frozen
@@ -28,8 +31,6 @@ class Oracle:
     """A model folder, loaded once."""
 
     def __init__(self, folder: Path) -> None:
-        from areal_torch.testing.serving import model_of
-
         self._model: Any = model_of(folder, torch.float32, attn_implementation="eager").eval()  # Any: transformers
 
     def logits(self, ids: Sequence[int], weights: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -62,8 +63,6 @@ class Oracle:
 
         The last token of a segment is cached by the next one: a step caches the token it starts from.
         """
-        from transformers import DynamicCache
-
         cache = DynamicCache()
         ids, first = [*prompt, *output], len(prompt)
         parts, done = [], 0

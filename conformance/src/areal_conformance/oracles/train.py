@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from areal_conformance.benches.models import quiet
 from areal_conformance.oracles.train_experts import in_folder
@@ -44,8 +45,6 @@ class Oracle:
     """A model folder, run the slow way."""
 
     def __init__(self, folder: Path, *, head: Head = Head.CAUSAL_LM, temperature: float = 1.0) -> None:
-        from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
-
         quiet()
         logging.getLogger("transformers").setLevel(logging.ERROR)
         kind: Any = AutoModelForCausalLM if head is Head.CAUSAL_LM else AutoModelForTokenClassification

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from areal_conformance.benches.models import quiet
 from areal_core.contract.batch import Batch
@@ -26,8 +27,6 @@ class RoutedOracle:
     """A qwen3_moe folder. `num_layers` have experts, `num_experts` each, `per_token` are used."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
         quiet()
         self.model: Any = AutoModelForCausalLM.from_pretrained(  # Any: transformers is not typed here
             folder,

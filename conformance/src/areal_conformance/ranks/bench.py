@@ -29,6 +29,7 @@ from areal_conformance.ranks import wire
 from areal_conformance.target import Locator, locate
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainEngine
 from areal_core.worker.rendezvous import init_method
+from areal_torch.testing.models import make_tiny_model
 
 OPTIMIZER = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=1e-3, max_grad_norm=0.0)
 """`eps` is large beside the rounding of a gradient, and small beside the gradient: Adam then neither divides noise by
@@ -83,8 +84,6 @@ class RankBench(TrainBench):
         name = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:12]
         folder = self._shared / f"ranks-{name}"
         if not folder.exists():
-            from areal_torch.testing.models import make_tiny_model
-
             mine = self._shared / f"ranks-{name}.{os.getpid()}"
             make_tiny_model(mine, **wanted)
             with contextlib.suppress(OSError):  # another rank was quicker; the bytes are the same

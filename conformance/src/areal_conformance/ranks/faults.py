@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from areal_conformance.benches.train import read_folder
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, told
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES
@@ -169,8 +170,6 @@ def _save(engine: Any, call: str, path: Path) -> None:  # Any: a TrainEngine, by
 
 
 def _read(bench: RankBench, path: Path) -> dict[str, Tensor]:
-    from areal_conformance.benches.train import read_folder
-
     return read_folder(path) if bench.rank == 0 else {}
 
 

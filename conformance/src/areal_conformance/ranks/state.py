@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import torch
+from safetensors.torch import load_file, save_file
 
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, told
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
@@ -69,8 +70,6 @@ def random_numbers(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict
 
 def save_for_others(bench: RankBench, layout: dict[str, int], rows: Rows, *, path: str) -> dict[str, Any]:
     """Save after two steps, on all ranks; tell what the next two steps give. `saved` and `end` are files of weights."""
-    from safetensors.torch import save_file
-
     with bench.engine(layout=layout, optimizer=_SCHEDULE) as engine:
         mine = shard(bench, bench.batch(SHAPES), rows)
         engine.version = 11
@@ -88,8 +87,6 @@ def save_for_others(bench: RankBench, layout: dict[str, int], rows: Rows, *, pat
 
 def load_from_others(bench: RankBench, layout: dict[str, int], rows: Rows, *, path: str) -> dict[str, Any]:
     """Load what another number of ranks saved, and make the steps they made next."""
-    from safetensors.torch import load_file
-
     out: dict[str, Any] = {}
     with bench.engine(layout=layout, optimizer=_SCHEDULE) as engine:
         mine = shard(bench, bench.batch(SHAPES), rows)

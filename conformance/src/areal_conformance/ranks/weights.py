@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from areal_conformance.benches.train import read_folder
@@ -153,8 +154,6 @@ def _flip(name: str, tensor: Tensor) -> Tensor:
 
 
 def _as(dtype: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    import torch
-
     return {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
 
 

@@ -50,7 +50,10 @@ def make_profile(role: str, checks: Iterable[Check], inventory: Inventory, *, le
     for key, pinned in gone.items():
         if tuple(map(int, pinned.since.split("."))) > spoken(role):
             continue
-        if not _outside(pinned.level, pinned.ranks, level, ranks):
+        why = _outside(pinned.level, pinned.ranks, level, ranks)
+        if why:
+            left_out.update([why])
+        else:
             lost.append(_gone(key, pinned.level, pinned.tier, pinned.provisional))
     unpinned = sorted(set(present) - set(inventory.checks))
     told = ", ".join(unpinned[:3]) + (f" and {len(unpinned) - 3} more" if len(unpinned) > 3 else "")

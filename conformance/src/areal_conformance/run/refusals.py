@@ -1,7 +1,7 @@
 """What makes a run pointless, found before its first check: a library or device that is absent, an adapter at odds
 with the suite. Each would otherwise show as a hundred failures of a backend that has done nothing wrong.
 
-Knows: which roles need torch, and what an adapter may name.
+Knows: what a machine must have, and what an adapter may name.
 Does not know: how a run is prepared (`plan`).
 """
 
@@ -13,15 +13,13 @@ from collections.abc import Callable, Collection, Iterable
 from importlib.util import find_spec
 
 from areal_conformance.check import STATIC, Level
+from areal_conformance.checks import extra_fix, missing
 from areal_conformance.run.asked import Asked
 from areal_conformance.target import Locator, Target
 from areal_core.contract.abilities import ABILITIES
 from areal_core.contract.errors import ConfigError, EngineMissing, ResourceError
 from areal_core.plugins.devices import seen_kinds
-from areal_core.plugins.install import pip_install
 
-LIBRARIES = ("torch", "transformers", "tensordict")
-"""What `areal-conformance[engine]` brings: oracles, tiny models and tensors to send are made of them."""
 OTHER_OPTIONS = ("weights.kv_recomputed",)
 """Keys of an adapter's options that are no abilities: how to switch one off, for the check that compares."""
 ENGINES = ("train", "infer", "pair")
@@ -42,12 +40,12 @@ def refuse_absent(
     """
     if asked.level == Level.STATIC or (asked.only and all(key.startswith(f"{STATIC}.") for key in asked.only)):
         return
-    missing = [name for name in LIBRARIES if not found(name)]
-    if missing and locator.role != "scheduler":
+    lacking = missing(locator.role, found)
+    if lacking:
         raise EngineMissing(
-            f"the checks of the role {locator.role} beyond --level 0 need {', '.join(missing)}",
+            f"the checks of the role {locator.role} beyond --level 0 need {', '.join(lacking)}",
             why="the suite makes models, batches and tensors of its own to compare with",
-            fix=pip_install("areal-conformance[engine]"),
+            fix=extra_fix(),
         )
     if locator.role in ENGINES and locator.device not in kinds() and not _torch_sees(locator.device):
         raise ResourceError(

@@ -7,18 +7,17 @@ Does not know: how an engine caches.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_logprobs, expect_policy, gap, prompts, well_formed
 from areal_conformance.checks.infer.versions import harvest
+from areal_conformance.oracles.infer import Segment
 from areal_conformance.outcome import Inconclusive, Violation
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
 
 KEPT = "weights.kv_kept"
 RECOMPUTED = "weights.kv_recomputed"
@@ -50,15 +49,11 @@ async def _through_updates(
 
 
 def _kept(bench: InferBench, request: GenerationRequest, result: Generation, tensors: dict[int, dict[str, Tensor]]):  # type: ignore[no-untyped-def]
-    from areal_conformance.oracles.infer import Segment
-
     segments = [Segment(span.start, span.stop, tensors[span.version]) for span in result.version_spans]
     return bench.oracle().kept(request.input_ids, result.output_ids, segments)
 
 
 def _anew(bench: InferBench, request: GenerationRequest, result: Generation, tensors: dict[int, dict[str, Tensor]]):  # type: ignore[no-untyped-def]
-    import torch
-
     parts = [
         bench.oracle().logprobs(request.input_ids, result.output_ids, weights=tensors[span.version])[
             span.start : span.stop

@@ -6,28 +6,25 @@ Does not know: versions and phases.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
+import torch
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_logprobs, prompts, well_formed
+from areal_conformance.checks.infer.sources import FailingSource
 from areal_conformance.outcome import Violation, expect
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from areal_core.contract.inference import InferenceEngine
-    from areal_torch.testing.serving import FolderWeights
+from areal_core.contract.inference import InferenceEngine
+from areal_core.weights.fingerprint import fingerprint
+from areal_torch.testing.serving import FolderWeights
 
 PROMPT = (5, 9, 30, 41, 12, 7, 55, 20)
 
 
 def nudged(weights: FolderWeights, name: str, *, seed: int = 0) -> FolderWeights:
     """Return weights with one tensor changed a good deal."""
-    import torch
-
     tensor = weights.tensors[name]
     noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor)
     return attrs.evolve(weights, tensors={**weights.tensors, name: tensor + 0.5 * tensor.std() * noise + 0.1 * noise})
@@ -60,10 +57,6 @@ async def every_tensor(bench: InferBench) -> None:
 @check("infer.weights.by_witness", level=Level.SINGLE, law=7, spec="infer#weights")
 async def by_witness(bench: InferBench) -> None:
     """By another road than the contract's: the tensors served are the ones offered, bit for bit, ties once."""
-    import torch
-
-    from areal_core.weights.fingerprint import fingerprint
-
     for tied in (False, True):
         folder = bench.model(tied=tied)
         async with bench.engine(model=folder) as engine:
@@ -126,8 +119,6 @@ async def back_and_forth(bench: InferBench) -> None:
 @check("infer.weights.after_abort", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.staged",))
 async def after_abort(bench: InferBench) -> None:
     """Nothing of a dropped or refused update is found in the next one."""
-    from areal_conformance.checks.infer.sources import FailingSource
-
     base, other = bench.weights(), bench.weights(bench.model(seed=5))
     count = len(base.tensors)
     async with bench.engine() as engine:
@@ -150,11 +141,6 @@ async def after_abort(bench: InferBench) -> None:
 @check("infer.weights.cast", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.cast",))
 async def cast(bench: InferBench) -> None:
     """Weights of another floating dtype are fingerprinted as they came, and served as cast."""
-    import torch
-
-    from areal_core.weights.fingerprint import fingerprint
-    from areal_torch.testing.serving import FolderWeights
-
     new = bench.weights(bench.model(seed=5))
     dtype = torch.bfloat16 if bench.dtype == "float32" else torch.float32
     sent = FolderWeights({name: tensor.to(dtype) for name, tensor in new.tensors.items()}, dict(new.tied))
@@ -173,10 +159,6 @@ async def cast(bench: InferBench) -> None:
 @check("infer.weights.cast_refused", level=Level.SINGLE, law=8, spec="infer#weights", unless=("weights.cast",))
 async def cast_refused(bench: InferBench) -> None:
     """An engine that does not claim to cast refuses weights of another dtype."""
-    import torch
-
-    from areal_torch.testing.serving import FolderWeights
-
     new = bench.weights(bench.model(seed=5))
     dtype = torch.bfloat16 if bench.dtype == "float32" else torch.float32
     sent = FolderWeights({name: tensor.to(dtype) for name, tensor in new.tensors.items()}, dict(new.tied))

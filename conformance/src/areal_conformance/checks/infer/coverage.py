@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
+import torch
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policy, prompts, raises, same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CoverageError, WeightSyncError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from areal_torch.testing.serving import FolderWeights, OfferedWeights
+from areal_torch.testing.serving import FolderWeights, OfferedWeights
 
 Spoil = Callable[["FolderWeights", int], "OfferedWeights"]
 NORM = "model.norm.weight"
@@ -88,8 +85,6 @@ async def extra(bench: InferBench) -> None:
     """An update with a tensor the model does not have is refused."""
 
     def spoil(weights: FolderWeights, version: int) -> OfferedWeights:
-        import torch
-
         return changed(weights, tensors={**weights.tensors, "model.extra.weight": torch.zeros(2)}).offer(version)
 
     await refused(bench, "a tensor the model does not have", spoil)
@@ -123,8 +118,6 @@ async def shape(bench: InferBench) -> None:
         return changed(weights, tensors=tensors).offer(version)
 
     def one_row_more(weights: FolderWeights, version: int) -> OfferedWeights:
-        import torch
-
         head = weights.tensors[HEAD]
         return changed(weights, tensors={**weights.tensors, HEAD: torch.cat([head, head[:1]])}).offer(version)
 
@@ -139,8 +132,6 @@ async def dtype(bench: InferBench) -> None:
     """An update with a tensor that holds no floating-point numbers is refused."""
 
     def spoil(weights: FolderWeights, version: int) -> OfferedWeights:
-        import torch
-
         whole = torch.ones(weights.tensors[NORM].shape, dtype=torch.int32)
         return changed(weights, tensors={**weights.tensors, NORM: whole}).offer(version)
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 
+import attrs
+import torch
+
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.content import computes
@@ -26,6 +29,7 @@ from areal_conformance.checks.infer.versions import harvest
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, GenerationFailed, StorageError, WeightSyncError
 from areal_core.contract.inference import Generation, PauseMode
+from areal_core.weights.fingerprint import fingerprint
 
 
 @check("infer.faults.failing_source", level=Level.FAULTS, law=7, spec="weights#WeightSource")
@@ -232,8 +236,6 @@ async def crossing_updates(bench: InferBench) -> None:
 @check("infer.faults.not_finite", level=Level.FAULTS, law=1, spec="infer#generate")
 async def not_finite(bench: InferBench) -> None:
     """Weights that are not finite never give a token with a log-prob: requests fail, and better weights heal all."""
-    import attrs
-
     weights = bench.weights()
     poison = {name: tensor * float("nan") for name, tensor in weights.tensors.items()}
     request = bench.ask(5, 9, *range(2, 22), temperature=1.0)
@@ -255,11 +257,6 @@ async def not_finite(bench: InferBench) -> None:
 @check("infer.faults.flipped_bit", level=Level.FAULTS, law=7, spec="weights#Receipt")
 async def flipped_bit(bench: InferBench) -> None:
     """One bit that flipped on the way shows in the receipt, in that tensor and no other."""
-    import attrs
-    import torch
-
-    from areal_core.weights.fingerprint import fingerprint
-
     weights = bench.weights()
     truth = {name: fingerprint(tensor) for name, tensor in weights.tensors.items()}
     async with bench.engine() as engine:

@@ -7,18 +7,17 @@ Does not know: how it was obtained.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.infer import InferBench
-    from areal_torch.testing.serving import FolderWeights
+from areal_torch.testing.serving import FolderWeights
 
 VOCABULARY = 64
 FIRST_TELLING = 2
@@ -102,16 +101,12 @@ def true_to_versions(generation: Generation, request: GenerationRequest) -> None
 
 def gap(generation: Generation, expected: Tensor) -> float:
     """Return the largest absolute difference of a Generation's log-probs from the expected ones."""
-    import torch
-
     given = torch.tensor(generation.logprobs, dtype=torch.float64)
     return float((given - expected.double()).abs().max()) if len(given) else 0.0
 
 
 def expect_logprobs(bench: InferBench, generation: Generation, expected: Tensor, told: str) -> None:
     """Expect a Generation's log-probs to be the expected ones, within tolerance."""
-    import torch
-
     tolerance = bench.tolerance(atol=LOGPROB_ATOL, rtol=LOGPROB_ATOL)
     given = torch.tensor(generation.logprobs, dtype=torch.float64)
     far = (given - expected.double()).abs() - tolerance.atol - tolerance.rtol * expected.double().abs()
@@ -136,8 +131,6 @@ def expect_policy(
     Greedy tokens must be the best ones up to the tolerance of their logits; their log-probs those of temperature 1.
     Sampled ones are judged by their log-probs.
     """
-    import torch
-
     well_formed(generation, request)
     if not generation.output_ids:
         return
@@ -195,8 +188,6 @@ def same(bench: InferBench, left: Generation, right: Generation) -> bool:
 
 def prompts(count: int, *, seed: int = 0, longest: int = 40) -> list[tuple[int, ...]]:
     """Return varied prompts, the same every time: lengths 1 and `longest` among them, some sharing a beginning."""
-    import random
-
     draw = random.Random(seed)
     made: list[tuple[int, ...]] = []
     for number in range(count):

@@ -7,17 +7,17 @@ Does not know: what is asked of single tokens (`sampling`, `integrity`).
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
+import torch
+
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import VOCABULARY, expect_policies, well_formed
 from areal_conformance.checks.infer.sampling import IMPROBABLE, draw
 from areal_conformance.checks.infer.sampling_ends import END
+from areal_conformance.oracles.sampling import improbability
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_torch.testing.serving import FolderWeights
+from areal_torch.testing.serving import FolderWeights
 
 STREAM = 200
 """Random numbers looked at of each request."""
@@ -51,10 +51,6 @@ async def long(bench: InferBench) -> None:
 @check("infer.sampling.stream", level=Level.SINGLE, law=1, spec="infer#sampling")
 async def stream(bench: InferBench) -> None:
     """The random numbers of a request repeat neither themselves nor another request's, and are uniform throughout."""
-    import torch
-
-    from areal_conformance.oracles.sampling import improbability
-
     folder = bench.model(layers=1)
     async with bench.engine(model=folder) as engine:
         await bench.update(engine, even(bench.weights(folder)))

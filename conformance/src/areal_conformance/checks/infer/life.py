@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import (
@@ -83,8 +85,6 @@ def _torn(folder: Path) -> None:
 
 
 def _one_tensor_short(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.down_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
+from areal_conformance.machines import versions
 
 SEQUENCES = 60
 NEEDED = ("weights.staged", "weights.in_flight", "pause.keep", "pause.abort")
@@ -16,20 +17,16 @@ NEEDED = ("weights.staged", "weights.in_flight", "pause.keep", "pause.abort")
 @check("infer.versions.machine", level=Level.LOOP, law=1, spec="infer#weights", requires=NEEDED, deadline_s=120.0)
 async def machine(bench: InferBench) -> None:
     """Whatever the order of requests, updates, pauses and cancellations: every stamp is true, nothing is lost."""
-    from areal_conformance.machines.versions import VersionsMachine, sequences
-
     async with bench.engine(max_concurrent=3) as engine:
-        for operations in sequences(SEQUENCES):
-            await VersionsMachine(bench, engine).play(operations)
+        for operations in versions.sequences(SEQUENCES):
+            await versions.VersionsMachine(bench, engine).play(operations)
 
 
 @check("infer.versions.traces", level=Level.SINGLE, law=1, spec="infer#weights", requires=NEEDED)
 async def traces(bench: InferBench) -> None:
     """Orders of calls that once showed a fault, each played as it was found."""
-    from areal_conformance.machines.versions import VersionsMachine, traces
-
     async with bench.engine(max_concurrent=3) as engine:
-        for name, operations in traces().items():
+        for name, operations in versions.traces().items():
             bench.notes.append(name)
-            await VersionsMachine(bench, engine).play(operations)
+            await versions.VersionsMachine(bench, engine).play(operations)
     bench.notes.clear()

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from attrs import frozen
+from safetensors.torch import load_file, save_file
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policy, well_formed
+from areal_conformance.oracles.adapters import EVERY_LAYER, write_adapter
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, CapabilityError, VersionRegressed
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_torch.testing.serving import FolderWeights
+from areal_torch.testing.serving import FolderWeights
 
 ADAPTERS = ("lora.adapters",)
 ATTENTION = ("q_proj", "v_proj")
@@ -39,9 +39,6 @@ class _Made:
 def _make(
     bench: InferBench, name: str, *, seed: int, rank: int = 4, alpha: float = 16.0, targets: tuple[str, ...] = ATTENTION
 ) -> _Made:
-    from areal_conformance.oracles.adapters import write_adapter
-    from areal_torch.testing.serving import FolderWeights
-
     path = bench.folder / name
     base = bench.weights()
     merged = write_adapter(path, base.tensors, rank=rank, alpha=alpha, targets=targets, seed=seed)
@@ -72,8 +69,6 @@ def _expect_of(
 @check("infer.adapters.applied", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
 async def applied(bench: InferBench) -> None:
     """A request that names an adapter is computed with W + (alpha / r) B A in every layer the adapter has."""
-    from areal_conformance.oracles.adapters import EVERY_LAYER
-
     cases: list[dict[str, Any]] = [
         {"rank": 4, "alpha": 16.0, "targets": ATTENTION},
         {"rank": 2, "alpha": 3.0, "targets": EVERY_LAYER},
@@ -193,8 +188,6 @@ async def unfit(bench: InferBench) -> None:
 
 def _unfit_folders(bench: InferBench) -> dict[str, Path]:
     """Return folders that must be refused, by what is wrong with them."""
-    from safetensors.torch import load_file, save_file
-
     wrong = {
         "a folder that is not there": bench.folder / "nowhere",
         "an adapter without its weights": _make(bench, "bare", seed=2).path,

@@ -6,19 +6,19 @@ Does not know: updates in general.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from attrs import define
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policy, gap, well_formed
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import InferenceEngine
 from areal_core.contract.weights import Receipt, WeightSource
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_torch.testing.serving import FolderWeights
+from areal_core.weights.fingerprint import fingerprint
+from areal_torch.testing.serving import FolderWeights
 
 CAST = ("weights.cast",)
 COARSE = 0.2
@@ -27,10 +27,6 @@ COARSE = 0.2
 
 def cast(bench: InferBench, *dtypes: str, seed: int = 21) -> tuple[FolderWeights, FolderWeights]:
     """Return other weights in these dtypes, taking turns, and what they are worth in float32."""
-    import torch
-
-    from areal_torch.testing.serving import FolderWeights
-
     whole = FolderWeights.of(bench.model(seed=seed))
     sent = {
         name: tensor.to(getattr(torch, dtypes[number % len(dtypes)]))
@@ -58,8 +54,6 @@ class _Remembering:
 
 async def proved_update(bench: InferBench, engine: InferenceEngine, sent: FolderWeights) -> None:
     """Update, and expect the receipt to prove the bytes that were sent."""
-    from areal_core.weights.fingerprint import fingerprint
-
     watched: Any = _Remembering(engine)
     await bench.update(watched, sent)
     proved = watched.receipt.fingerprints

@@ -7,16 +7,14 @@ Does not know: which numbers are right (`integrity`, `sampling`).
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import prompts, well_formed
 from areal_conformance.checks.infer.sampling import draw
 from areal_conformance.outcome import Violation
 from areal_core.contract.inference import Generation, GenerationRequest, PauseMode
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 DETERMINISTIC = ("deterministic",)
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import prompts, well_formed
+from areal_conformance.oracles.experts import Routers
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest, PauseMode
 from areal_core.contract.train import ROUTED_EXPERTS
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_conformance.oracles.experts import Routers
+from areal_core.fleet.continuation import Continuation
+from areal_torch.testing.serving import FolderWeights
 
 TRACE = ("experts.trace",)
 KIND = "qwen3_moe"
@@ -34,15 +37,11 @@ def model_with_experts(bench: InferBench, *, seed: int = 0) -> Path:
 
 
 def _routers(bench: InferBench, folder: Path) -> Routers:
-    from areal_conformance.oracles.experts import Routers
-
     return Routers(folder)
 
 
 def _expect_trace(routers: Routers, prompt: Sequence[int], result: Generation, told: str) -> None:
     """Expect the rows of a trace to be the experts of the forward passes the tokens were drawn from."""
-    import torch
-
     count = len(result.output_ids)
     trace: Any = result.token_extras.get(ROUTED_EXPERTS)
     expect(isinstance(trace, torch.Tensor), f"{told}: token_extras[{ROUTED_EXPERTS!r}] is {type(trace).__name__}")
@@ -89,10 +88,6 @@ async def trace(bench: InferBench) -> None:
 @check("infer.experts.after_update", level=Level.SINGLE, law=1, spec="infer#experts", requires=TRACE)
 async def after_update(bench: InferBench) -> None:
     """After an update the trace is of the new weights, for prompts known from before too."""
-    from safetensors.torch import load_file
-
-    from areal_torch.testing.serving import FolderWeights
-
     folder, other = model_with_experts(bench), model_with_experts(bench, seed=21)
     async with bench.engine(*TRACE, model=folder, fresh=True) as engine:
         requests = _requests(bench, count=3, length=8)
@@ -132,8 +127,6 @@ async def paused(bench: InferBench) -> None:
 )
 async def continued(bench: InferBench) -> None:
     """A request aborted and continued, as the pool does it, has the whole trace: no row is missing or twice there."""
-    from areal_core.fleet.continuation import Continuation
-
     folder = model_with_experts(bench)
     async with bench.engine("experts.trace", "pause.abort", model=folder, fresh=True) as engine:
         requests = _requests(bench, count=3, length=50)

@@ -7,10 +7,10 @@ Does not know: how an engine looks at images.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import attrs
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import raises
 from areal_conformance.checks.infer.showing import (
@@ -27,9 +27,6 @@ from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, BatchError, CapabilityError
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import IMAGES
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 SHOWN = ("images",)
 LONG = tuple(2 + (7 * place) % 61 for place in range(24))

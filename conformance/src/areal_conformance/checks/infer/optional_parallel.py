@@ -7,8 +7,8 @@ Does not know: how ranks meet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import (
     expect_policy,
@@ -22,9 +22,6 @@ from areal_conformance.checks.infer.versions import harvest, start_all
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.config.backend import parse_backend
 from areal_core.contract.inference import GenerationRequest
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 TENSOR = ("parallel.tensor",)
 

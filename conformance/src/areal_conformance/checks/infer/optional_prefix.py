@@ -6,15 +6,12 @@ Does not know: how much is kept, or how.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policies, expect_policy, prompts
 from areal_conformance.checks.infer.sampling import draw
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
+from areal_torch.testing.serving import FolderWeights
 
 PREFIX = ("prefix_cache",)
 LONG = tuple(2 + (7 * place) % 61 for place in range(48))
@@ -38,8 +35,6 @@ async def cross_talk(bench: InferBench) -> None:
 @check("infer.prefix_cache.follows_updates", level=Level.SINGLE, law=7, spec="infer#prefix-cache", requires=PREFIX)
 async def follows_updates(bench: InferBench) -> None:
     """After an update nothing kept under the old weights serves a new request, also when they come back."""
-    from areal_torch.testing.serving import FolderWeights
-
     other, third = (FolderWeights.of(bench.model(seed=seed)) for seed in (21, 22))
     asked = [LONG, LONG[:16], *prompts(3, seed=17)]
     async with bench.engine(*PREFIX) as engine:
@@ -62,8 +57,6 @@ async def follows_updates(bench: InferBench) -> None:
 )
 async def update_in_flight(bench: InferBench) -> None:
     """What a request that lived through an update leaves behind serves no new request of the same tokens."""
-    from areal_torch.testing.serving import FolderWeights
-
     other = FolderWeights.of(bench.model(seed=21))
     async with bench.engine("prefix_cache", "weights.in_flight") as engine:
         long = bench.ask(*LONG, name="long", max_new_tokens=140)

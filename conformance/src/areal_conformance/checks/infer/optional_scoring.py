@@ -7,15 +7,13 @@ Does not know: generation beyond what runs beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import LOGPROB_ATOL, expect_policies, prompts
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_torch.testing.serving import FolderWeights
+from areal_torch.testing.serving import FolderWeights
 
 SCORING = ("scoring",)
 TEMPERATURES = (1.0, 0.5, 2.0)
@@ -73,8 +71,6 @@ async def generated(bench: InferBench) -> None:
 @check("infer.scoring.follows_updates", level=Level.SINGLE, law=7, spec="infer#scoring", requires=SCORING)
 async def follows_updates(bench: InferBench) -> None:
     """Scores are those of the weights committed last, not of staged ones, and not of those before."""
-    from areal_torch.testing.serving import FolderWeights
-
     ids, other = (5, 9, 7, 30, 8, 41), FolderWeights.of(bench.model(seed=21))
     async with bench.engine(*SCORING) as engine:
         scorer: Any = engine

@@ -6,19 +6,16 @@ Does not know: how much memory it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import Any
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policy, well_formed
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from areal_conformance.benches.infer import InferBench
-    from areal_torch.testing.serving import FolderWeights
+from areal_torch.testing.serving import FolderWeights
 
 SLEEP = ("memory.sleep",)
 
@@ -28,8 +25,6 @@ def _pause(bench: InferBench) -> PauseMode:
 
 
 def _other(bench: InferBench) -> FolderWeights:
-    from areal_torch.testing.serving import FolderWeights
-
     return FolderWeights.of(bench.model(seed=21))
 
 

@@ -13,10 +13,11 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import LOGPROB_ATOL, expect_policies, prompts, raises, well_formed
 from areal_conformance.checks.infer.sampling import draw, drawn_from
@@ -24,9 +25,6 @@ from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, CapabilityError
 from areal_core.contract.inference import Generation, GenerationRequest, Grammar, Structure
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 STRUCTURED = ("sampling.structured",)
 WIDE = 128

@@ -10,15 +10,13 @@ Does not know: other forms.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policy
 from areal_conformance.outcome import expect
 from areal_core.contract.optional import ToolParse
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 TOOLS = ("tools.parse",)
 TOOL_LIST: list[dict[str, Any]] = [

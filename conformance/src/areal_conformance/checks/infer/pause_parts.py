@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.infer import LONG
+from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policies, prompts
 from areal_conformance.checks.infer.pause import started
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.inference import PauseMode
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 
 @check("infer.pause.abort_returns_all", level=Level.SINGLE, law=7, spec="infer#pause", requires=("pause.abort",))

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.optional_experts import KIND
 from areal_conformance.outcome import NotRefused
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import IMAGES, Grammar, PauseMode, Structure
 from areal_core.contract.train import ROUTED_EXPERTS
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 
 async def _sampling(bench: InferBench, claim: str, **asked: Any) -> None:

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import LOGPROB_ATOL, prompts, well_formed
+from areal_conformance.oracles.sampling import Filtered, filtered, improbability, penalised
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, SamplingParams
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.infer import InferBench
-    from areal_conformance.oracles.sampling import Filtered
 
 IMPROBABLE = 1e-9
 NUM_DRAWS = 1200
@@ -112,8 +111,6 @@ async def every_token(bench: InferBench) -> None:
 @check("infer.sampling.surprise", level=Level.SINGLE, law=1, spec="infer#sampling")
 async def surprise(bench: InferBench) -> None:
     """Over whole outputs tokens are as surprising as the policy says: none is drawn colder or hotter."""
-    import torch
-
     for heat in (1.0, 0.6):
         async with bench.engine(max_concurrent=SLOTS) as engine:
             requests = [
@@ -159,8 +156,6 @@ def drawn_from(
     forbidden: Iterable[int] = (),
 ) -> Filtered:
     """Return the distribution of the token after `prompt` and `output`; of a greedy request that of temperature 1."""
-    from areal_conformance.oracles.sampling import filtered, penalised
-
     scores = penalised(logits, prompt=prompt, output=output, **{name: getattr(sampling, name) for name in PENALTIES})
     asked = {name: getattr(sampling, name) for name in FILTERS} if sampling.temperature else {}
     return filtered(scores, forbidden=forbidden, **asked)
@@ -194,10 +189,6 @@ async def _draws(
 def _judge_case(
     bench: InferBench, case: dict[str, Any], prompt: tuple[int, ...], generations: list[Generation], told: str
 ) -> None:
-    import torch
-
-    from areal_conformance.oracles.sampling import improbability
-
     wanted = drawn_from(bench.oracle().logits(prompt)[-1], SamplingParams(**hot(case)), prompt, ())
     if not wanted.decided:
         return

@@ -10,18 +10,17 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policy, well_formed
 from areal_conformance.checks.infer.sampling import judge_output
 from areal_conformance.outcome import Inconclusive, expect
+from areal_core.config.tokenizer import load_tokenizer
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_torch.testing.serving import FolderWeights
+from areal_torch.testing.serving import FolderWeights
 
 END = 1
 LENGTH = 24
@@ -30,8 +29,6 @@ PATHS = ((5, 9, 7), (11, 30, 8), (44,), (20, 21, 22, 23))
 
 def ending(bench: InferBench) -> FolderWeights:
     """Return weights under which the end token is by far the likeliest everywhere; the other tokens keep their odds."""
-    from areal_torch.testing.serving import FolderWeights
-
     whole = bench.weights()
     tensors = dict(whole.tensors)
     head = tensors["lm_head.weight"] = tensors["lm_head.weight"].clone()
@@ -363,8 +360,6 @@ async def stop_strings_min(bench: InferBench) -> None:
 
 def _text_ends(bench: InferBench, path: tuple[int, ...]) -> list[str]:
     """Return the text of the first 0, 1, 2, ... tokens of a path."""
-    from areal_core.config.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(bench.model())
     return [
         tokenizer.decode(list(path[:count]), skip_special_tokens=False) if count else ""

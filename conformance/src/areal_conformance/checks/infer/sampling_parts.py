@@ -6,8 +6,9 @@ Does not know: statistics (`sampling`), seeds across a continuation (`sampling_s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import expect_policies, prompts
 from areal_conformance.checks.infer.sampling import draw, judge_output
@@ -15,9 +16,6 @@ from areal_conformance.checks.infer.sampling_ends import PATHS, _path
 from areal_conformance.checks.infer.stop_texts import Case, end_as_told
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 
 @check("infer.sampling.greedy_top_k", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.top_k",))

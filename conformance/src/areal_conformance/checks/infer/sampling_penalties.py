@@ -7,11 +7,12 @@ Does not know: temperature, top-k and top-p as such (`sampling`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from attrs import frozen
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import LOGPROB_ATOL, prompts
 from areal_conformance.checks.infer.sampling import PENALTIES, draw, drawn_from, hot, judge_draws, judge_output
@@ -19,9 +20,6 @@ from areal_conformance.checks.infer.sampling_parts import expect_greedy_unfilter
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CapabilityError
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode, SamplingParams
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 LENGTH = 40
 MANY_DEVIATIONS = 6.0

@@ -7,16 +7,14 @@ Does not know: what distribution is drawn from (`sampling`).
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.judging import prompts, well_formed
 from areal_conformance.checks.infer.sampling import SLOTS
+from areal_conformance.oracles.sampling import correlation, middle
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import Generation, InferenceEngine
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
 
 NUM_PAIRS = 600
 MANY_DEVIATIONS = 7.0
@@ -114,8 +112,6 @@ async def _rest(
 )
 async def continued_afresh(bench: InferBench) -> None:
     """A continued request with a seed does not draw again with the random numbers of its earlier parts."""
-    from areal_conformance.oracles.sampling import correlation, middle
-
     async with bench.engine(*SEEDED, max_concurrent=SLOTS) as engine:
         first = await asyncio.gather(*(_part(bench, engine, seed, ()) for seed in range(NUM_PAIRS)))
         later = await asyncio.gather(*(_part(bench, engine, seed, (token,)) for seed, token in enumerate(first)))
@@ -157,8 +153,6 @@ async def unseeded(bench: InferBench) -> None:
 @check("infer.sampling.independent", level=Level.SINGLE, law=1, spec="infer#sampling")
 async def independent(bench: InferBench) -> None:
     """Draws at different places of an output, and of neighbouring seeds, know nothing of each other."""
-    from areal_conformance.oracles.sampling import correlation, middle
-
     heat = 0.6
     claimed = bench.target.claimed("sampling.seed")
     async with bench.engine(max_concurrent=SLOTS) as engine:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+import numpy as np
+import torch
+from PIL import Image
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.checks.infer.judging import LOGPROB_ATOL, VOCABULARY, expect_logprobs, well_formed
+from areal_conformance.oracles.images import ImageOracle
 from areal_conformance.outcome import HarnessError, Inconclusive, expect
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_conformance.oracles.images import ImageOracle
 
 KIND = "qwen2_5_vl"
 START, END, PLACEHOLDER = VOCABULARY, VOCABULARY + 1, VOCABULARY + 2
@@ -37,9 +38,6 @@ def model_with_images(bench: InferBench, *, seed: int = 0) -> Path:
 
 def picture(seed: int, columns: int = 2, rows: int = 2, *, kind: str = "PNG") -> bytes:
     """Return a file with a picture of coarse random squares, so many tokens wide and high."""
-    import numpy as np
-    from PIL import Image
-
     squares = np.random.default_rng(seed).integers(0, 256, (4 * rows, 4 * columns, 3), dtype=np.uint8)
     image = Image.fromarray(squares).resize((SIDE * columns, SIDE * rows), Image.Resampling.NEAREST)
     file = io.BytesIO()
@@ -59,8 +57,6 @@ def show(bench: InferBench, *parts: int | bytes, name: str = "r", **arguments: A
 
 def oracle_of(folder: Path) -> ImageOracle:
     """Return the truth of a folder."""
-    from areal_conformance.oracles.images import ImageOracle
-
     return ImageOracle(folder)
 
 
@@ -68,8 +64,6 @@ def expect_shown(
     bench: InferBench, oracle: ImageOracle, result: Generation, request: GenerationRequest, told: str = ""
 ) -> None:
     """Expect an output to be the oracle's for these tokens and images, alone and from the beginning."""
-    import torch
-
     told = told or f"request {request.request_id!r}"
     well_formed(result, request, vocabulary=VOCABULARY + 4)
     images, output = request.extras.get(IMAGES, ()), result.output_ids

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-    from areal_core.contract.weights import WeightManifest
-    from areal_torch.testing.serving import FolderWeights
+from areal_core.contract.weights import WeightManifest
+from areal_torch.testing.serving import FolderWeights
 
 STALL_S = 10.0
 """The most a stalled source waits for its check, so that nothing hangs with it: longer than a check waits."""
@@ -34,8 +34,6 @@ class ScratchSource:
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
         """Yield views that are valid until the next bucket is asked for."""
-        import torch
-
         named = self._offer.tensors
         groups = [named[at : at + self._per_bucket] for at in range(0, len(named), self._per_bucket)]
         size = max(sum(tensor.nbytes + 64 for _, tensor in group) for group in groups)

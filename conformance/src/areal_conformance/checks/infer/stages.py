@@ -6,19 +6,16 @@ Does not know: a single good update (`updates`, `content`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.content import computes, nudged
 from areal_conformance.checks.infer.judging import raises
 from areal_conformance.checks.infer.sources import FailingSource, GatedSource
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_core.contract.inference import InferenceEngine
-    from areal_torch.testing.serving import FolderWeights
+from areal_core.contract.inference import InferenceEngine
+from areal_core.weights.fingerprint import fingerprint
+from areal_torch.testing.serving import FolderWeights
 
 
 def all_changed(weights: FolderWeights, seed: int) -> FolderWeights:
@@ -30,8 +27,6 @@ def all_changed(weights: FolderWeights, seed: int) -> FolderWeights:
 
 async def holds(bench: InferBench, engine: InferenceEngine, weights: FolderWeights, told: str) -> None:
     """Expect an engine to serve exactly these weights: tensor by tensor where they can be seen, and as computed."""
-    from areal_core.weights.fingerprint import fingerprint
-
     witness = bench.target.adapter.witness(engine)
     if witness is not None:
         seen = witness.tensors()

@@ -7,16 +7,14 @@ Does not know: short strings and prior tokens (`sampling_ends`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sampling_ends import LENGTH, PATHS, _expect_end, _path, _text_ends
 from areal_conformance.outcome import Inconclusive
 from areal_core.contract.data import StopReason
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.infer import InferBench
-    from areal_core.contract.inference import InferenceEngine
+from areal_core.contract.inference import InferenceEngine
 
 Case = tuple[tuple[int, ...], dict[str, Any], tuple[int, ...], StopReason]
 """Prompt, what is asked besides, the output expected and why it ends. Any: fields of SamplingParams."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
@@ -23,12 +22,12 @@ from areal_conformance.checks.infer.judging import (
     versions_of,
 )
 from areal_conformance.checks.infer.sources import GatedSource, ScratchSource
+from areal_conformance.checks.infer.versions import harvest
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import VersionRegressed, WeightSyncError
-
-if TYPE_CHECKING:
-    from areal_core.contract.inference import InferenceEngine
-    from areal_torch.testing.serving import FolderWeights
+from areal_core.contract.inference import InferenceEngine
+from areal_core.weights.fingerprint import fingerprint
+from areal_torch.testing.serving import FolderWeights
 
 
 async def serves(bench: InferBench, engine: InferenceEngine, version: int, told: str) -> None:
@@ -60,8 +59,6 @@ async def two_phase(bench: InferBench) -> None:
         await bench.until_generated(engine, 10)
         await serves(bench, engine, old, "received, not committed")
         if bench.target.claimed("pause.abort"):
-            from areal_conformance.checks.infer.versions import harvest
-
             result = (await harvest(bench, engine, [running]))[0]
             true_to_versions(result, request)
             expect(set(versions_of(result)) == {old}, f"nothing was committed, a running request shows {result}")
@@ -204,8 +201,6 @@ async def torn(bench: InferBench) -> None:
 @check("infer.weights.receipt", level=Level.SINGLE, law=7, spec="infer#weights")
 async def receipt(bench: InferBench) -> None:
     """The receipt names version, bytes and the fingerprint of every tensor as it was handed over, each time anew."""
-    from areal_core.weights.fingerprint import fingerprint
-
     for tied in (False, True):
         async with bench.engine(model=bench.model(tied=tied)) as engine:
             for seed in (5, 6, 5):
@@ -237,8 +232,6 @@ async def _received(bench: InferBench, engine: InferenceEngine, weights: FolderW
 @check("infer.weights.copied", level=Level.SINGLE, law=7, spec="infer#weights")
 async def copied(bench: InferBench) -> None:
     """Tensors are copied while they are lent, and never written to: a source may reuse its buffer."""
-    from areal_core.weights.fingerprint import fingerprint
-
     weights = bench.weights(bench.model(seed=5))
     truth = {name: fingerprint(tensor) for name, tensor in weights.tensors.items()}
     async with bench.engine() as engine:

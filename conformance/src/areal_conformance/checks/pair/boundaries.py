@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from areal_conformance.benches.pair import PairBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import atol, tensors_of
+from areal_conformance.oracles.infer import Oracle, Segment
 from areal_conformance.outcome import Inconclusive, expect
-from areal_core.contract.inference import PauseMode
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.inference import Generation
-    from areal_core.contract.scheduler import Worker
+from areal_core.contract.inference import Generation, PauseMode
+from areal_core.contract.scheduler import Worker
 
 KEPT = "weights.kv_kept"
 UPDATES = 3
@@ -50,8 +47,6 @@ async def boundary(bench: PairBench) -> None:
 def _judge(
     bench: PairBench, model: Path, versions: Mapping[int, Mapping[str, Tensor]], generations: list[Generation]
 ) -> None:
-    from areal_conformance.oracles.infer import Oracle, Segment
-
     oracle, allowed = Oracle(model), atol(bench)
     # An interrupted request is asked anew with the tokens it has: whatever was cached is gone.
     kept = bench.infer.claimed(KEPT) and bench.pause is not PauseMode.ABORT

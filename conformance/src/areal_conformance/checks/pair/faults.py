@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from torch import Tensor
 
 from areal_conformance.benches.pair import Pair, PairBench
 from areal_conformance.benches.pair_faults import Trouble
@@ -17,11 +20,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import atol, expect_serves, gap, said, truth
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.errors import ArealError, FingerprintMismatch, StorageError, WeightSyncError, WorkerDied
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.weights import WeightManifest
+from areal_core.contract.weights import WeightManifest
 
 
 async def fails(pair: Pair, what: str, *, naming: str = "") -> ArealError:
@@ -82,7 +81,6 @@ async def sender_spoiled(bench: PairBench) -> None:
 @check("pair.fault.renamed", level=Level.FAULTS, law=7, spec="infer#receive_weights", deadline_s=120.0)
 async def renamed(bench: PairBench) -> None:
     """A manifest with a name too many, too few or another is refused by the replicas, and nothing changes."""
-    import attrs
 
     def without_last(manifest: WeightManifest) -> WeightManifest:
         return attrs.evolve(manifest, tensors=manifest.tensors[:-1])
@@ -180,8 +178,6 @@ async def sender(bench: PairBench) -> None:
 
 def _flip_one(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Flip the lowest bit of the last element of the last tensor of a bucket."""
-    import torch
-
     changed = {name: tensor.detach().clone() for name, tensor in bucket.items()}
     last = changed[list(changed)[-1]]
     last.reshape(-1).view(torch.uint8)[-last.element_size()] ^= 1

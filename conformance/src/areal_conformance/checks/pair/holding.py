@@ -7,14 +7,13 @@ Does not know: what is served (`judging`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from areal_conformance.benches.pair import Pair, PairBench
 from areal_conformance.benches.pair_workers import SeatedWorker
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def held(bench: PairBench, worker: object) -> dict[str, Tensor]:
@@ -27,8 +26,6 @@ def held(bench: PairBench, worker: object) -> dict[str, Tensor]:
 
 def expect_holds(bench: PairBench, pair: Pair, tensors: Mapping[str, Tensor], when: str) -> None:
     """Expect every replica that can be looked into to hold these tensors, bit for bit where the dtype is theirs."""
-    import torch
-
     for worker in pair.replicas:
         own = held(bench, worker)
         shared = {name: (own[name], tensors[name]) for name in own if name in tensors}

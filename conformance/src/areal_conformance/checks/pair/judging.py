@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file
+from torch import Tensor
 
 from areal_conformance.benches.pair import PROMPTS, Pair, PairBench
+from areal_conformance.oracles.infer import Oracle
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.inference import Generation
+from areal_core.contract.inference import Generation
 
 ATOL = 2e-3
 """Float32 on both sides; kernels differ in the order of sums."""
@@ -32,8 +31,6 @@ def atol(bench: PairBench) -> float:
 
 def truth(folder: Path, generations: Sequence[Generation]) -> list[float]:
     """Return the log-probs a folder's model gives what was generated for `PROMPTS`, in order."""
-    from areal_conformance.oracles.infer import Oracle
-
     oracle = Oracle(folder)
     told: list[float] = []
     for prompt, generation in zip(PROMPTS, generations, strict=True):
@@ -54,8 +51,6 @@ def gap(left: Sequence[float], right: Sequence[float]) -> float:
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
     """Return every tensor of a model folder."""
-    from safetensors.torch import load_file
-
     found: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         found.update(load_file(file))

@@ -7,7 +7,9 @@ Does not know: where an engine keeps what it has not committed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from areal_conformance.benches.pair import TIMEOUT_S, Pair, PairBench
 from areal_conformance.benches.pair_faults import Trouble
@@ -16,9 +18,6 @@ from areal_conformance.checks.pair.holding import expect_holds
 from areal_conformance.checks.pair.judging import expect_serves, tensors_of
 from areal_conformance.outcome import Inconclusive, Violation
 from areal_core.contract.errors import ArealError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GiveUp = Callable[[Pair, Trouble], Awaitable[None]]
 
@@ -115,8 +114,6 @@ async def _spoiled(pair: Pair, trouble: Trouble) -> None:
     """Both replicas receive everything, one of them another bit."""
 
     def flipped(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        import torch
-
         last = list(bucket)[-1]
         changed = bucket[last].detach().clone()
         changed.reshape(-1).view(torch.uint8)[0] ^= 1

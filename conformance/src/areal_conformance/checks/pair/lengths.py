@@ -11,15 +11,14 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from areal_conformance.benches.pair import PairBench
+from areal_conformance.benches.pair_models import sharpen
 from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import LOOSE
+from areal_conformance.oracles.infer import Oracle
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from areal_core.contract.inference import Generation
+from areal_core.contract.inference import Generation
 
 SHAPES = ((60, 130), (1, 200), (33, 64), (121, 120), (17, 15), (64, 100), (90, 31))
 """Tokens of the prompt, tokens generated: together from 32 to nearly all of the context."""
@@ -60,8 +59,6 @@ async def lengths(bench: PairBench) -> None:
 
 def _sharp(bench: PairBench) -> Path:
     """Return the tiny model with decided attention, made once."""
-    from areal_conformance.benches.pair_models import sharpen
-
     folder = bench.shared_folder / "sharp"
     if not folder.exists():
         shutil.copytree(bench.model(hidden=64), folder)
@@ -70,8 +67,6 @@ def _sharp(bench: PairBench) -> Path:
 
 
 def _truth(saved: Path, asked: Sequence[Sequence[int]], generations: Sequence[Generation]) -> list[float]:
-    from areal_conformance.oracles.infer import Oracle
-
     oracle, told = Oracle(saved), list[float]()
     for prompt, generation in zip(asked, generations, strict=True):
         told += oracle.logprobs(prompt, generation.output_ids).tolist()

@@ -12,13 +12,12 @@ from areal_conformance.checks.pair.holding import held
 from areal_conformance.checks.pair.judging import atol, expect_serves, gap, said, tensors_of, truth
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import VersionRegressed
+from areal_core.weights.fingerprint import fingerprint
 
 
 @check("pair.update.witness", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
 async def witness(bench: PairBench) -> None:
     """After each update the replicas compute with the weights the trainer saves, tied or not, by any transport."""
-    from areal_core.weights.fingerprint import fingerprint
-
     for number, transport in enumerate(bench.transports):
         for tied in (True, False):
             model = bench.model(tied=tied)

@@ -14,21 +14,20 @@ import pickle
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
 import psutil
+import zmq
 
 from areal_conformance.benches.process import listening
-from areal_conformance.benches.scheduler import CALL_S, ask, asking
+from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask, asking
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, WORKER
 from areal_conformance.outcome import expect
 from areal_conformance.probes.engine import Trap
 from areal_conformance.probes.processes import descendants
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
-    from areal_core.contract.scheduler import Scheduler
+from areal_core.contract.scheduler import Scheduler
+from areal_core.worker.codec import encode
 
 _WAIT_MS = 500
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
@@ -129,11 +128,6 @@ def _shout(host: str, port: int, payload: bytes) -> None:
 
 def _call_without_key(host: str, port: int) -> list[bytes] | None:
     """Make a call as the core's own controller does, without a key; return the answer, None if there is none."""
-    import msgspec
-    import zmq
-
-    from areal_core.worker.codec import encode
-
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(f"tcp://{host}:{port}")

@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.scheduler import CALL_S, ask, asking, told
+from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask, asking, told
+from areal_conformance.benches.scheduler_values import contract_values, difference, plain_values, tensor_values
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.errors import ArealError, WorkerTimeout
 from areal_core.contract.inference import PauseMode
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 _AT_ONCE = 40
 _OPEN_S = 5.0
@@ -28,8 +25,6 @@ _OPEN_S = 5.0
 @check("scheduler.calls.values", level=Level.SINGLE, law=1, spec=CALL)
 async def values(bench: SchedulerBench) -> None:
     """Plain data and every contract type arrive as they were sent and come back as they arrived."""
-    from areal_conformance.benches.scheduler_values import contract_values, difference, plain_values
-
     worker = await bench.worker()
     for name, value in {**plain_values(), **contract_values()}.items():
         given = (await ask(worker, "echo", value=value))["value"]
@@ -40,8 +35,6 @@ async def values(bench: SchedulerBench) -> None:
 @check("scheduler.calls.tensors", level=Level.SINGLE, law=1, spec=CALL)
 async def tensors(bench: SchedulerBench) -> None:
     """Tensors and what holds them arrive with their bits, shape and dtype, large ones and empty ones too."""
-    from areal_conformance.benches.scheduler_values import difference, tensor_values
-
     if find_spec("torch") is None:
         raise Inconclusive("torch is not installed here: there are no tensors to send")
     async with bench.scheduler() as scheduler:

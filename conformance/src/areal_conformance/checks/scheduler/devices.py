@@ -9,17 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.scheduler import ask, told
+from areal_conformance.benches.scheduler import SchedulerBench, ask, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, SUBMIT
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.errors import ResourceError
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
-    from areal_core.contract.scheduler import Job, Scheduler, Worker
+from areal_core.contract.scheduler import Job, Scheduler, Worker
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -14,20 +14,16 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
 from areal_conformance.benches.base import SOON_S
 from areal_conformance.benches.process import listening
-from areal_conformance.benches.scheduler import ask
+from areal_conformance.benches.scheduler import SchedulerBench, ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CANCEL, CLOSE
 from areal_conformance.outcome import HarnessError, expect
 from areal_conformance.probes.processes import Kill, Stop, alive, descendants
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 
 @check("scheduler.cancel.ends", level=Level.SINGLE, law=10, spec=CANCEL)

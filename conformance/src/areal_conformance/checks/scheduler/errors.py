@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.scheduler import ask, told
+from areal_conformance.benches.scheduler import SchedulerBench, ask, told
+from areal_conformance.benches.scheduler_values import every_error
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL
 from areal_conformance.outcome import HarnessError, expect
 from areal_conformance.probes.engine import Trap
 from areal_core.contract.errors import ArealError, PromptTooLong, RemoteError
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 _FOREIGN = {
     "own": ("OwnError", "left 3, right 4"),
@@ -32,8 +29,6 @@ _FOREIGN = {
 @check("scheduler.errors.contract", level=Level.SINGLE, law=5, spec=CALL)
 async def contract(bench: SchedulerBench) -> None:
     """Every error of the contract arrives as itself: the same class, what, why and fix."""
-    from areal_conformance.benches.scheduler_values import every_error
-
     worker = await bench.worker()
     for sent in every_error():
         error = await bench.raised(ask(worker, "raise", kind="given", error=sent), f"an engine's {type(sent).__name__}")

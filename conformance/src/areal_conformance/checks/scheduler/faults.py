@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.scheduler import ask, told
+from areal_conformance.benches.scheduler import SchedulerBench, ask, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL, STATE, STATUS
 from areal_conformance.outcome import expect
 from areal_conformance.probes.processes import Kill, Stop
 from areal_core.contract.errors import ArealError, WorkerDied, WorkerTimeout
 from areal_core.contract.scheduler import WorkerState
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 _LINES = [f"probe line {number}" for number in range(3)]
 _KILLED = (-9, 137)

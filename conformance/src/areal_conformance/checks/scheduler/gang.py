@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from areal_conformance.benches.scheduler import SPEC, ask, told
+from areal_conformance.benches.scheduler import SPEC, SchedulerBench, ask, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, SUBMIT
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerError, WorkerTimeout
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
-    from areal_core.contract.scheduler import Job, Scheduler
+from areal_core.contract.scheduler import Job, Scheduler
 
 _UNFIT: dict[str, dict[str, Any]] = {"no workers": {"num_workers": 0}, "an odd kind": {"engine_role": "juggler"}}
 _TWO_OF_THREE = """#!/bin/sh

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.scheduler import CALL_S, told
+from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import RemoteError
+from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import RankContext, TrainSpec
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
-    from areal_core.contract.scheduler import Worker
 
 _CALLS = 8
 

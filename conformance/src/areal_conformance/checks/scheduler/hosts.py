@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.scheduler import ask, told
+from areal_conformance.benches.scheduler import SchedulerBench, ask, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ResourceError
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
-    from areal_core.contract.scheduler import Worker
+from areal_core.contract.scheduler import Worker
 
 _MANY = 4096
 

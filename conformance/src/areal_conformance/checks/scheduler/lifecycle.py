@@ -6,13 +6,10 @@ Does not know: the model (`machines.scheduler`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.scheduler import SchedulerBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import SUBMIT
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
+from areal_conformance.machines.scheduler import explore
 
 _EXAMPLES = 5
 _STEPS = 8
@@ -21,6 +18,4 @@ _STEPS = 8
 @check("scheduler.machine.lifecycle", level=Level.FAULTS, law=10, spec=SUBMIT, deadline_s=180.0)
 def lifecycle(bench: SchedulerBench) -> None:
     """In any order of submit, call, kill and cancel no worker is lost, none doubled, and every state told right."""
-    from areal_conformance.machines.scheduler import explore
-
     explore(bench, num_examples=_EXAMPLES, max_steps=_STEPS)

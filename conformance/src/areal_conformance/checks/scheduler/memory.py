@@ -6,17 +6,12 @@ Does not know: how much memory there is, or how it is counted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from areal_conformance.benches.scheduler import told
+from areal_conformance.benches.scheduler import SchedulerBench, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ResourceError
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
-    from areal_core.contract.scheduler import Scheduler
+from areal_core.contract.scheduler import Scheduler
 
 _EXBIBYTE = 2**60
 _LEAST = 2**20

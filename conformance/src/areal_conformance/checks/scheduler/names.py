@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from areal_conformance.benches.base import SOON_S
-from areal_conformance.benches.scheduler import ask
+from areal_conformance.benches.scheduler import SchedulerBench, ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CANCEL, SUBMIT
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 _ALIKE = ("act", "act2", "actor", "act-x", "react")
 

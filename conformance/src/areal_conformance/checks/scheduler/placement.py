@@ -9,16 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.scheduler import ask
+from areal_conformance.benches.scheduler import SchedulerBench, ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, POLL, SUBMIT
 from areal_conformance.outcome import expect
 from areal_core.contract.scheduler import Scheduler, Worker, WorkerState
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _VARIABLES = {

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.scheduler import SchedulerBench
 from areal_conformance.check import Check, Level, check
 from areal_conformance.checks.scheduler.anchors import JOB
 from areal_core.contract.scheduler import Share, Together
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 _ASKED: Mapping[str, Mapping[str, Any]] = MappingProxyType(  # Any: fields of Job
     {

@@ -7,19 +7,15 @@ Does not know: process groups.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-from areal_conformance.benches.scheduler import CALL_S
+from areal_conformance.benches.scheduler import CALL_S, SchedulerBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import WORKER
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
+from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
-    from areal_core.contract.scheduler import Worker
 
 _ELSEWHERE = "192.0.2.1"
 """An address of no machine (RFC 5737)."""

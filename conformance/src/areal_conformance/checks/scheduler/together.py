@@ -6,18 +6,15 @@ Does not know: any driver; the variable that names visible devices stands for th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from areal_conformance.benches.scheduler import told
+from areal_conformance.benches.scheduler import SchedulerBench, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB
 from areal_conformance.checks.scheduler.devices import cuda_job, needs_cuda, owned_devices, seeing
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ConfigError, ResourceError
 from areal_core.contract.scheduler import Job, Share, Together
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 _DEVICES = Together(role="first", share=Share.DEVICES)
 

@@ -6,17 +6,12 @@ Does not know: where a scheduler keeps logs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from areal_conformance.benches.scheduler import ask, told
+from areal_conformance.benches.scheduler import SchedulerBench, ask, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import STATUS
 from areal_conformance.outcome import expect
 from areal_conformance.probes.processes import Kill, Stop
 from areal_core.contract.scheduler import WorkerState
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.scheduler import SchedulerBench
 
 _BROKEN_OFF = "Fatal error: out of mem"
 

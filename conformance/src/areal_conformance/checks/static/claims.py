@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.static import StaticBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
+from areal_core import contract
 from areal_core.contract.abilities import ABILITIES
+from areal_core.contract.errors import UnknownKey
 from areal_core.contract.version import CONTRACT
 from areal_core.plugins.claims import Support
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.static import StaticBench
 
 
 @check("static.claims.known", level=Level.STATIC, law=8, spec="index#optional-abilities")
@@ -68,8 +68,6 @@ def contract_version(bench: StaticBench) -> None:
 @check("static.config.defaults", level=Level.STATIC, law=8, spec="index#optional-abilities")
 def config_defaults(bench: StaticBench) -> None:
     """Options have defaults, and an option nobody reads is refused by name."""
-    from areal_core.contract.errors import UnknownKey
-
     registry, role, name = bench.target.registry, bench.target.role, bench.target.name
     registry.options(role, name, bench.target.options())
     try:
@@ -110,8 +108,6 @@ def _takes(name: str, wanted: Any, found: Any) -> None:
 
 
 def _protocol(role: str) -> type:
-    from areal_core import contract
-
     return {
         "train": contract.TrainEngine,
         "infer": contract.InferenceEngine,

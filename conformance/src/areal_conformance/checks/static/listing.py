@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from importlib.metadata import packages_distributions
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.static import HEAVY
+from areal_conformance.benches.static import HEAVY, StaticBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.plugins.probe import import_roots
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.static import StaticBench
 
 DEVICES = ("cpu", "cuda", "npu")
 
@@ -141,8 +138,6 @@ def anchors_hold(bench: StaticBench) -> None:
 
 def _engine_imports(tree: object) -> set[str]:
     """Return the heavy top-level modules a source imports, at any depth but for type checkers only."""
-    import ast
-
     found: set[str] = set()
     skipped: set[int] = set()
     assert isinstance(tree, ast.Module)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from areal_conformance.benches.static import StaticBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.static import StaticBench
 
 _UNPICKLE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve")
 _ANY_HOST = ("0.0.0.0", "::", "tcp://*", "tcp://0.0.0.0")

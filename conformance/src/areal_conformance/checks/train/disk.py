@@ -6,18 +6,18 @@ Does not know: what is in the files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_spoil import files_at_most, tree
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.train import TrainEngine
+from areal_core.contract.errors import StorageError
+from areal_core.contract.train import TrainEngine
+from areal_torch.testing.objectives import PolicyGradient
 
 WEIGHTS = "train#areal_core.contract.train.TrainEngine.save_weights"
 STATE = "train#areal_core.contract.train.TrainEngine.save_state"
@@ -25,10 +25,6 @@ STATE = "train#areal_core.contract.train.TrainEngine.save_state"
 
 def in_the_way(bench: TrainBench, engine: TrainEngine, save: Callable[[Path], None]) -> None:
     """Expect a StorageError where a file stands in the place of a parent folder, and where nothing can be made."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_conformance.oracles.train_spoil import tree
-    from areal_core.contract.errors import StorageError
-
     obstacle = bench.folder / "obstacle"
     obstacle.write_text("a file")
     before = tree(bench.folder)
@@ -39,10 +35,6 @@ def in_the_way(bench: TrainBench, engine: TrainEngine, save: Callable[[Path], No
 
 def full_disk(bench: TrainBench, save: Callable[[Path], None], load: Callable[[Path], None]) -> None:
     """Expect a StorageError at whatever byte the disk is full, nothing left, and the folder before still whole."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_conformance.oracles.train_spoil import files_at_most, tree
-    from areal_core.contract.errors import StorageError
-
     old = bench.folder / "place" / "old"
     old.parent.mkdir()
     save(old)
@@ -63,8 +55,6 @@ def full_disk(bench: TrainBench, save: Callable[[Path], None], load: Callable[[P
 @check("train.disk.weights_in_the_way", level=Level.SINGLE, law=10, spec=WEIGHTS)
 def weights_in_the_way(bench: TrainBench) -> None:
     """Weights that cannot be saved are a StorageError; nothing is left behind, and the engine goes on."""
-    from areal_conformance.oracles.train_compare import same
-
     with bench.engine() as engine:
         before = bench.sent(engine)
         in_the_way(bench, engine, engine.save_weights)
@@ -74,8 +64,6 @@ def weights_in_the_way(bench: TrainBench) -> None:
 @check("train.disk.state_in_the_way", level=Level.SINGLE, law=10, spec=STATE)
 def state_in_the_way(bench: TrainBench) -> None:
     """A state that cannot be saved is a StorageError; nothing is left behind, and the engine goes on."""
-    from areal_conformance.oracles.train_compare import same
-
     with bench.engine() as engine:
         before = bench.sent(engine)
         in_the_way(bench, engine, engine.save_state)
@@ -85,9 +73,6 @@ def state_in_the_way(bench: TrainBench) -> None:
 @check("train.disk.weights_full", level=Level.FAULTS, law=10, spec=WEIGHTS)
 def weights_full(bench: TrainBench) -> None:
     """On a full disk `save_weights` raises a StorageError, leaves nothing, and keeps the folder saved before."""
-    from areal_conformance.benches.train import read_folder
-    from areal_conformance.oracles.train_compare import same
-
     with bench.engine(model=bench.model(hidden=32)) as engine:
         held = bench.witnessed(engine)
         full_disk(bench, engine.save_weights, lambda path: same("a folder saved", read_folder(path), held))
@@ -96,9 +81,6 @@ def weights_full(bench: TrainBench) -> None:
 @check("train.disk.state_full", level=Level.FAULTS, law=4, spec=STATE)
 def state_full(bench: TrainBench) -> None:
     """On a full disk `save_state` raises a StorageError, leaves nothing, and keeps the state saved before."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     with bench.engine(model=bench.model(hidden=32)) as engine:
         engine.train_step(bench.batch(), PolicyGradient())
         held = bench.witnessed(engine)

@@ -6,20 +6,22 @@ Does not know: the right numbers (`forward_numbers`).
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.forward_numbers import SCORES, shapes_drawn
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, same
+from areal_conformance.oracles.train_objectives import Drawing
 from areal_conformance.outcome import expect
-from areal_core.contract.train import Output
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.batch import Batch
-    from areal_core.contract.train import TrainEngine
+from areal_core.contract.batch import Batch
+from areal_core.contract.train import Output, TrainEngine
+from areal_torch.testing.objectives import PolicyGradient
 
 ATOL = 2e-5
 SPEC = "train#areal_core.contract.train.TrainEngine.forward"
@@ -36,8 +38,6 @@ def scored(engine: TrainEngine, batch: Batch) -> list[dict[str, Tensor]]:
 @check("train.forward.neighbours", level=Level.SINGLE, law=6, spec=EVERY_SPAN)
 def neighbours(bench: TrainBench) -> None:
     """Packed sequences do not see each other: each has the columns it has alone."""
-    from areal_conformance.oracles.train_compare import close
-
     with bench.engine() as engine:
         for seed in range(3):
             batch = bench.batch([*shapes_drawn(seed, 5), (3, 4), (3, 4), (2, 9)], seed=seed)
@@ -52,10 +52,6 @@ def neighbours(bench: TrainBench) -> None:
 @check("train.forward.order", level=Level.SINGLE, law=6, spec=EVERY_SPAN)
 def order(bench: TrainBench) -> None:
     """The order in which sequences are packed changes no column, and rows come back where they were."""
-    import random
-
-    from areal_conformance.oracles.train_compare import close
-
     with bench.engine(max_tokens_per_microbatch=30) as engine:
         batch = bench.batch([*shapes_drawn(11, 6), (3, 4), (2, 9), (3, 4), (1, 1)])
         straight = scored(engine, batch)
@@ -77,8 +73,6 @@ def order(bench: TrainBench) -> None:
 @check("train.forward.budget", level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.TrainSpec")
 def budget(bench: TrainBench) -> None:
     """The micro-batch budget changes no column, down to one sequence a micro-batch."""
-    from areal_conformance.oracles.train_compare import close
-
     batch = bench.batch([*shapes_drawn(7, 8), (4, 9), (4, 9), (1, 1)])
     results = {}
     for tokens in (16384, 40, 17, 13):
@@ -98,8 +92,6 @@ def budget(bench: TrainBench) -> None:
 @check("train.forward.causal", level=Level.SINGLE, law=1, spec=EVERY_SPAN)
 def causal(bench: TrainBench) -> None:
     """The column at token t depends on no later token."""
-    from areal_conformance.oracles.train_compare import close
-
     batch = bench.batch([(1, 11), (2, 6)])
     later = batch.tokens["input_ids"].clone()
     later[8:12] = (later[8:12] - 3 + 17) % 60 + 3
@@ -117,10 +109,6 @@ def causal(bench: TrainBench) -> None:
 @check("train.forward.leaves_batch", level=Level.SINGLE, law=1, spec="data#areal_core.contract.batch.Batch")
 def leaves_batch(bench: TrainBench) -> None:
     """`forward` keeps every other column, the tables and their order, and writes into nothing it was given."""
-    import torch
-
-    from areal_conformance.oracles.train_compare import same
-
     batch = bench.batch(["0110", (3, 4), "0", (1, 9), (2, 2)], seed=8)
     batch = batch.with_tokens(routes=torch.arange(2 * batch.num_tokens).reshape(-1, 2)).with_sequences(
         image=torch.arange(batch.num_sequences * 6, dtype=torch.float64).reshape(-1, 2, 3)
@@ -140,8 +128,6 @@ def leaves_batch(bench: TrainBench) -> None:
 @check("train.forward.repeatable", level=Level.SINGLE, law=3, spec=SPEC)
 def repeatable(bench: TrainBench) -> None:
     """The same batch gives the same bits again, whatever was scored in between; dropout is off."""
-    from areal_conformance.oracles.train_compare import same
-
     batch, other = bench.batch(seed=1), bench.batch([(3, 3), (8, 2)], seed=2)
     with bench.engine() as engine:
         first = engine.forward(batch, SCORES).flat()
@@ -152,9 +138,6 @@ def repeatable(bench: TrainBench) -> None:
 @check("train.forward.fresh_tokens", level=Level.SINGLE, law=1, spec=SPEC)
 def fresh_tokens(bench: TrainBench) -> None:
     """Another batch of the same shapes gets its own columns, not those remembered from the first."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     oracle = Oracle(bench.model())
     with bench.engine() as engine:
         for seed in (1, 2, 3):
@@ -166,9 +149,6 @@ def fresh_tokens(bench: TrainBench) -> None:
 @check("train.forward.no_effect", level=Level.SINGLE, law=3, spec=SPEC)
 def no_effect(bench: TrainBench) -> None:
     """Scoring changes nothing: weights, version, random state and the steps after it are those without it."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_objectives import Drawing
-
     batch = bench.batch()
     weights = []
     for scoring in (False, True):
@@ -189,10 +169,6 @@ def no_effect(bench: TrainBench) -> None:
 @check("train.forward.follows_weights", level=Level.SINGLE, law=7, spec=SPEC)
 def follows_weights(bench: TrainBench) -> None:
     """After each step, `forward` scores with the weights the engine then holds."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-    from areal_torch.testing.objectives import PolicyGradient
-
     for tied in (True, False):
         model = bench.model(tied=tied)
         oracle = Oracle(model)

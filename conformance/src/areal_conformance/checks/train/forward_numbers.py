@@ -7,14 +7,15 @@ Does not know: gradients; values have a module of their own.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
+import torch
+
+from areal_conformance.benches.train import Shape, TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close
 from areal_conformance.outcome import expect
 from areal_core.contract.train import Output
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import Shape, TrainBench
 
 SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 ATOL = 5e-5
@@ -35,9 +36,6 @@ def shapes_drawn(seed: int, count: int, longest: int = 12) -> list[Shape]:
 @check("train.forward.logprobs", level=Level.SINGLE, law=1, spec=SPEC)
 def logprobs(bench: TrainBench) -> None:
     """`forward` gives log p(token t | tokens < t) at position t, for every kind of model, tied and untied."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     for kind in bench.target.adapter.models:
         for tied in (True, False):
             model = bench.model(kind=kind, tied=tied)
@@ -51,9 +49,6 @@ def logprobs(bench: TrainBench) -> None:
 @check("train.forward.entropy", level=Level.SINGLE, law=1, spec=SPEC)
 def entropy(bench: TrainBench) -> None:
     """`forward` gives the entropy in nats of the distribution token t was drawn from."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     batch = bench.batch(seed=1)
     for temperature in (1.0, 0.6):
         with bench.engine(temperature=temperature) as engine:
@@ -65,9 +60,6 @@ def entropy(bench: TrainBench) -> None:
 @check("train.forward.temperature", level=Level.SINGLE, law=1, spec="train#areal_core.contract.train.TrainSpec")
 def temperature(bench: TrainBench) -> None:
     """The temperature of the spec divides the logits before the log-softmax."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     batch = bench.batch(seed=2)
     for value in (0.3, 0.85, 1.7):
         with bench.engine(temperature=value) as engine:
@@ -80,8 +72,6 @@ def temperature(bench: TrainBench) -> None:
 @check("train.forward.off_mask", level=Level.SINGLE, law=1, spec=SPEC)
 def off_mask(bench: TrainBench) -> None:
     """Log-probs and entropy are exactly 0 off the mask and at the first token, and float32 [T]."""
-    import torch
-
     batch = bench.batch(["00100", "0", "0111", "000", "01", "0101010", "00000001"])
     first = batch.positions == 0
     batch = batch.with_tokens(loss_mask=batch.tokens["loss_mask"] | (first & (batch.sequence_ids % 2 == 0)))
@@ -104,9 +94,6 @@ def off_mask(bench: TrainBench) -> None:
 @check("train.forward.any_mask", level=Level.SINGLE, law=1, spec=SPEC)
 def any_mask(bench: TrainBench) -> None:
     """Columns are right for any lengths from 1 and any masks, wholly masked sequences and batches included."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     model = bench.model(hidden=32)
     oracle = Oracle(model, temperature=0.9)
     drawn = [shapes_drawn(seed, 1 + seed) for seed in range(8)]
@@ -123,9 +110,6 @@ def any_mask(bench: TrainBench) -> None:
 @check("train.forward.full_length", level=Level.SINGLE, law=1, spec=SPEC)
 def full_length(bench: TrainBench) -> None:
     """A sequence as long as the context, beside short ones, is scored to its last token."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     model = bench.model(hidden=32, max_position=160)
     batch = bench.batch([(2, 3), (80, 80), (1, 159), (1, 1), (3, 60)])
     with bench.engine(model=model) as engine:
@@ -138,9 +122,6 @@ def full_length(bench: TrainBench) -> None:
 @check("train.forward.extreme_logits", level=Level.SINGLE, law=1, spec=SPEC)
 def extreme_logits(bench: TrainBench) -> None:
     """At a very low temperature, log-probs and entropy stay finite and right: nothing is clipped or infinite."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     batch = bench.batch(seed=5)
     with bench.engine(temperature=0.02) as engine:
         got = engine.forward(batch, SCORES)
@@ -153,8 +134,6 @@ def extreme_logits(bench: TrainBench) -> None:
 @check("train.forward.outputs", level=Level.SINGLE, law=1, spec="train#areal_core.contract.train.TrainEngine.forward")
 def outputs(bench: TrainBench) -> None:
     """A column is the same whether it is asked for alone or with others, and no other column is added."""
-    from areal_conformance.oracles.train_compare import close
-
     batch = bench.batch(seed=3)
     before = {str(name) for name in batch.tokens.keys()}  # noqa: SIM118
     with bench.engine(temperature=0.8) as engine:

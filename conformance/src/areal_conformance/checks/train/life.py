@@ -7,19 +7,25 @@ Does not know: numbers.
 from __future__ import annotations
 
 import gc
+import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed
 
 from areal_conformance.benches.process import listening
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, raises, same
 from areal_conformance.outcome import expect
-from areal_core.contract.train import Output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.train import TrainEngine
+from areal_core.contract.errors import ArealError
+from areal_core.contract.train import Output, TrainEngine
+from areal_torch.testing.memory_weights import MemorySink
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#areal_core.contract.train.TrainEngine"
 CLOSE = "train#areal_core.contract.train.TrainEngine.close"
@@ -28,9 +34,6 @@ LOGPROBS = frozenset({Output.LOGPROBS})
 
 def calls(bench: TrainBench, engine: TrainEngine) -> dict[str, Callable[[], Any]]:
     """Return a call of every method that needs a model. Any: what they return is not looked at."""
-    from areal_torch.testing.memory_weights import MemorySink
-    from areal_torch.testing.objectives import PolicyGradient
-
     folder = bench.folder
     return {
         "forward": lambda: engine.forward(bench.batch([(2, 3)]), LOGPROBS),
@@ -45,9 +48,6 @@ def calls(bench: TrainBench, engine: TrainEngine) -> dict[str, Callable[[], Any]
 @check("train.calls.before_start", level=Level.SINGLE, law=10, spec=SPEC)
 def before_start(bench: TrainBench) -> None:
     """Before `start` every call is an error of ours, and `close` does nothing."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import ArealError
-
     engine = bench.fresh()
     for name, call in calls(bench, engine).items():
         raises(ArealError, f"{name} before start", call)
@@ -59,9 +59,6 @@ def before_start(bench: TrainBench) -> None:
 @check("train.calls.after_close", level=Level.SINGLE, law=10, spec=CLOSE)
 def after_close(bench: TrainBench) -> None:
     """After `close` every call is an error of ours, and `close` can be called again."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import ArealError
-
     with bench.engine() as engine:
         engine.forward(bench.batch([(2, 3)]), LOGPROBS)
         engine.close()
@@ -75,9 +72,6 @@ def after_close(bench: TrainBench) -> None:
 @check("train.close.again", level=Level.SINGLE, law=10, spec=CLOSE)
 def again(bench: TrainBench) -> None:
     """After `close` another engine starts in the same process, four times over, and gives the same bits."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     results = []
     for _ in range(4):
         with bench.engine() as engine:
@@ -90,13 +84,6 @@ def again(bench: TrainBench) -> None:
 @check("train.close.lets_go", level=Level.SINGLE, law=10, spec=CLOSE)
 def lets_go(bench: TrainBench) -> None:
     """`close` leaves nothing behind: no process group, descriptor, thread, process, port, or tensor of the model."""
-    import threading
-
-    import psutil
-    import torch.distributed
-
-    from areal_torch.testing.objectives import PolicyGradient
-
     me = psutil.Process()
 
     def held() -> dict[str, int]:
@@ -130,9 +117,6 @@ def lets_go(bench: TrainBench) -> None:
 @check("train.start.failed", level=Level.SINGLE, law=10, spec="train#areal_core.contract.train.TrainEngine.start")
 def failed_start(bench: TrainBench) -> None:
     """A start that failed leaves nothing in the way: after it calls are errors of ours, and the next engine starts."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import ArealError
-
     for _ in range(2):
         engine = bench.fresh()
         spec = bench.spec(model=bench.folder / "nowhere")
@@ -146,11 +130,6 @@ def failed_start(bench: TrainBench) -> None:
 @check("train.frozen.role", level=Level.SINGLE, law=8, spec="train#areal_core.contract.train.TrainSpec")
 def frozen_role(bench: TrainBench) -> None:
     """A role without optimizer scores, sends, saves and comes back; `train_step` on it is an error of ours."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close, raises, same
-    from areal_core.contract.errors import ArealError
-    from areal_torch.testing.objectives import PolicyGradient
-
     batch = bench.batch()
     wanted = Oracle(bench.model()).columns(batch)[Output.LOGPROBS]
     with bench.engine(optimizer=None) as engine:
@@ -169,8 +148,6 @@ def frozen_role(bench: TrainBench) -> None:
 
 def _tensor_bytes(device: str) -> int:
     """Return the bytes of all tensors alive in this process, or of all that the device holds."""
-    import torch
-
     if device == "cuda":
         return int(torch.cuda.memory_allocated())
     storages = {

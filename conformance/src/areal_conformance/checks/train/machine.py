@@ -6,12 +6,10 @@ Does not know: what must hold (`machines.checkpoint`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
+from areal_conformance.machines.checkpoint import OPERATIONS, Machine, Straight
+from areal_conformance.machines.examples import examples
 
 
 @check(
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
 )
 def checkpoint(bench: TrainBench) -> None:
     """In whatever order it trains, saves, loads, crashes and skips, the engine is where the straight run was."""
-    from areal_conformance.machines.checkpoint import OPERATIONS, Machine, Straight
-    from areal_conformance.machines.examples import examples
-
     straight = Straight.of(bench)
     for operations in examples(OPERATIONS, count=12):
         Machine(bench=bench, straight=straight).play(operations)

@@ -7,18 +7,18 @@ Does not know: threads, or where an engine keeps its copy.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.state import SCHEDULED, ends_equal, steps
+from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_spoil import files_at_most, tree
 from areal_conformance.outcome import Violation, expect
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.optional import SupportsBackgroundState
-    from areal_core.contract.train import TrainEngine
+from areal_core.contract.errors import ArealError, StorageError
+from areal_core.contract.optional import SupportsBackgroundState
+from areal_core.contract.train import TrainEngine
 
 SPEC = "train#states-in-the-background"
 CLAIM = ("checkpoint.background",)
@@ -51,8 +51,6 @@ def exact(bench: TrainBench) -> None:
 @check("train.background.company", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
 def company(bench: TrainBench) -> None:
     """Saving, loading, scoring and sending meanwhile work as ever, and the state that was begun stays what it was."""
-    from areal_conformance.oracles.train_compare import same
-
     early, begun, late = (bench.folder / name for name in ("early", "begun", "late"))
     with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
         first = bench.witnessed(engine)
@@ -73,9 +71,6 @@ def company(bench: TrainBench) -> None:
 @check("train.background.unseen", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
 def unseen(bench: TrainBench) -> None:
     """Until `finish_state` the path holds what it held before, written or not; then the state, and nothing beside."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_spoil import tree
-
     folder = bench.folder / "states" / "last"
     folder.parent.mkdir()
     with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
@@ -100,9 +95,6 @@ def unseen(bench: TrainBench) -> None:
 @check("train.background.order", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
 def order(bench: TrainBench) -> None:
     """`finish_state` alone does nothing; a second `begin_state` is refused, and the first state is whole."""
-    from areal_conformance.oracles.train_compare import raises, same
-    from areal_core.contract.errors import ArealError
-
     first, second = bench.folder / "first", bench.folder / "second"
     with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
         able = _able(engine)
@@ -144,8 +136,6 @@ def no_effect(bench: TrainBench) -> None:
 @check("train.background.frozen", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
 def frozen(bench: TrainBench) -> None:
     """The state of a frozen role, which has no optimizer, is written as well."""
-    from areal_conformance.oracles.train_compare import same
-
     with bench.engine(*CLAIM, optimizer=None) as engine:
         wanted = bench.witnessed(engine)
         _able(engine).begin_state(bench.folder / "frozen")
@@ -157,10 +147,6 @@ def frozen(bench: TrainBench) -> None:
 @check("train.background.in_the_way", level=Level.SINGLE, law=10, spec=SPEC, requires=CLAIM, since=SINCE)
 def in_the_way(bench: TrainBench) -> None:
     """A state that has no place is a StorageError by `finish_state`; nothing is left, and the engine goes on."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_conformance.oracles.train_spoil import tree
-    from areal_core.contract.errors import StorageError
-
     obstacle = bench.folder / "obstacle"
     obstacle.write_text("a file")
     before = tree(bench.folder)
@@ -177,10 +163,6 @@ def in_the_way(bench: TrainBench) -> None:
 @check("train.background.full", level=Level.FAULTS, law=4, spec=SPEC, requires=EXACT, since=SINCE)
 def full(bench: TrainBench) -> None:
     """A disk that fills up meanwhile is a StorageError by `finish_state`; the state before stays, and nothing else."""
-    from areal_conformance.oracles.train_compare import raises, same
-    from areal_conformance.oracles.train_spoil import files_at_most, tree
-    from areal_core.contract.errors import StorageError
-
     old = bench.folder / "place" / "old"
     old.parent.mkdir()
     with bench.engine(*CLAIM, model=bench.model(hidden=32), optimizer=SCHEDULED) as engine:
@@ -211,8 +193,6 @@ def full(bench: TrainBench) -> None:
 @check("train.background.close", level=Level.SINGLE, law=10, spec=SPEC, requires=CLAIM, since=SINCE)
 def close(bench: TrainBench) -> None:
     """`close` drops a state that was not finished: twice, nothing of it is left, and the next engine starts."""
-    from areal_conformance.oracles.train_spoil import tree
-
     place = bench.folder / "place"
     place.mkdir()
     for waits in (False, True):
@@ -247,8 +227,6 @@ def _wait_written(bench: TrainBench, engine: TrainEngine) -> None:
 
 
 def _expect_still(folder: Path, before: dict[str, Any] | None, when: str) -> None:  # Any: bytes
-    from areal_conformance.oracles.train_spoil import tree
-
     now = tree(folder) if folder.exists() else None
     found = "nothing" if now is None else sorted(now)
     expect(now == before, f"{when}, before finish_state, the path holds {found}: not what was there before")

@@ -6,18 +6,20 @@ Does not know: how routes are recorded, or how an engine runs experts. Refusals 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.train import Shape, TrainBench, read_folder
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train_compare import close
+from areal_conformance.oracles.train_experts import KIND, RoutedOracle
+from areal_conformance.oracles.train_specs import DESCENT
 from areal_conformance.outcome import expect
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS, Output
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.train import Shape, TrainBench
-    from areal_conformance.oracles.train_experts import RoutedOracle
-    from areal_core.contract.batch import Batch
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#experts"
 CLAIM = ("experts.replay",)
@@ -28,8 +30,6 @@ SHAPES: tuple[Shape, ...] = ((2, 3), (1, 5), (4, 9), (3, 1), "0110100", (1, 1), 
 
 def oracle_of(bench: TrainBench, **arguments: Any) -> tuple[Any, RoutedOracle]:
     """Return a tiny mixture-of-experts model and its oracle. Any: a path, and the arguments of `make_tiny_model`."""
-    from areal_conformance.oracles.train_experts import KIND, RoutedOracle
-
     model = bench.model(kind=KIND, **arguments)
     return model, RoutedOracle(model)
 
@@ -42,8 +42,6 @@ def routed(batch: Batch, routes: Tensor) -> Batch:
 @check("train.experts.free", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
 def free(bench: TrainBench) -> None:
     """Without recorded routes a mixture of experts is scored as transformers does; its routers choose."""
-    from areal_conformance.oracles.train_compare import close
-
     for tied in (True, False):
         model, oracle = oracle_of(bench, tied=tied)
         batch = bench.batch(SHAPES)
@@ -56,8 +54,6 @@ def free(bench: TrainBench) -> None:
 @check("train.experts.recorded", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
 def recorded(bench: TrainBench) -> None:
     """Recorded routes are obeyed: what the routers would choose changes nothing, other experts give other scores."""
-    from areal_conformance.oracles.train_compare import close
-
     model, oracle = oracle_of(bench)
     batch = bench.batch(SHAPES, seed=1)
     own = routed(batch, oracle.routes(batch))
@@ -75,8 +71,6 @@ def recorded(bench: TrainBench) -> None:
 @check("train.experts.with_tokens", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 1))
 def with_tokens(bench: TrainBench) -> None:
     """Routes stay with their tokens through micro-batches and in any order of sequences."""
-    from areal_conformance.oracles.train_compare import close
-
     model, oracle = oracle_of(bench)
     batch = bench.batch(SHAPES, seed=2)
     batch = routed(batch, oracle.random_routes(batch.num_tokens, 9))
@@ -115,8 +109,6 @@ def own_row(bench: TrainBench) -> None:
 @check("train.experts.row_order", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
 def row_order(bench: TrainBench) -> None:
     """The order in which a row names its experts does not matter."""
-    from areal_conformance.oracles.train_compare import close
-
     model, oracle = oracle_of(bench)
     batch = bench.batch(SHAPES, seed=4)
     routes = oracle.random_routes(batch.num_tokens, 5)
@@ -129,10 +121,6 @@ def row_order(bench: TrainBench) -> None:
 @check("train.experts.not_recorded", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
 def not_recorded(bench: TrainBench) -> None:
     """A row of -1 is routed freely, its neighbours as recorded; nothing is kept for the next batch."""
-    import torch
-
-    from areal_conformance.oracles.train_compare import close
-
     model, oracle = oracle_of(bench)
     batch = bench.batch(SHAPES, seed=5)
     routes = oracle.random_routes(batch.num_tokens, 6)
@@ -162,11 +150,6 @@ def not_recorded(bench: TrainBench) -> None:
 @check("train.experts.gradient", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 1))
 def gradient(bench: TrainBench) -> None:
     """A step on recorded routes follows the gradient of the recorded experts, the routers' own included."""
-    from areal_conformance.benches.train import read_folder
-    from areal_conformance.oracles.train_compare import close
-    from areal_conformance.oracles.train_specs import DESCENT
-    from areal_torch.testing.objectives import PolicyGradient
-
     model, oracle = oracle_of(bench)
     base = read_folder(model)
     whole = bench.batch(SHAPES, seed=6)
@@ -190,8 +173,6 @@ def gradient(bench: TrainBench) -> None:
 @check("train.experts.kept", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
 def kept(bench: TrainBench) -> None:
     """`forward` gives the recorded routes back as they came, with -1 where nothing was recorded."""
-    import torch
-
     model, oracle = oracle_of(bench)
     batch = bench.batch(SHAPES, seed=7)
     routes = oracle.random_routes(batch.num_tokens, 8)

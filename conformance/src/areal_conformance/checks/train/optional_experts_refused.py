@@ -7,23 +7,22 @@ Does not know: what right routes give (`optional_experts`).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.optional_experts import CLAIM, SCORES, SPEC, oracle_of, routed
+from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_experts import RoutedOracle
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_conformance.oracles.train_experts import RoutedOracle
+from areal_core.contract.errors import ArealError, BatchError
+from areal_torch.testing.objectives import PolicyGradient
 
 
 def _unfit(oracle: RoutedOracle, num_tokens: int) -> dict[str, Tensor]:
     """Return routes by what is wrong with them; all but the first few only at one place."""
-    import torch
-
     right = oracle.random_routes(num_tokens, 3)
     past_end, before_start, twice, zeros, torn, twice_later = (right.clone() for _ in range(6))
     past_end[-1, -1, -1] = oracle.num_experts
@@ -51,10 +50,6 @@ def _unfit(oracle: RoutedOracle, num_tokens: int) -> dict[str, Tensor]:
 @check("train.experts.refused", level=Level.SINGLE, law=8, spec=SPEC, requires=CLAIM, since=(1, 1))
 def refused(bench: TrainBench) -> None:
     """Routes of another shape, of no expert, of one expert twice, or torn are a BatchError, and change nothing."""
-    from areal_conformance.oracles.train_compare import raises, same
-    from areal_core.contract.errors import BatchError
-    from areal_torch.testing.objectives import PolicyGradient
-
     model, oracle = oracle_of(bench)
     batch = bench.batch([(2, 3), (4, 9), (1, 5)])
     with bench.engine(*CLAIM, model=model) as engine:
@@ -74,10 +69,6 @@ def refused(bench: TrainBench) -> None:
 @check("train.experts.dense", level=Level.SINGLE, law=8, spec=SPEC, requires=CLAIM, since=(1, 1))
 def dense(bench: TrainBench) -> None:
     """Routes for a model without experts are refused: they were recorded by another model."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import ArealError
-    from areal_torch.testing.objectives import PolicyGradient
-
     _, oracle = oracle_of(bench)
     batch = bench.batch([(2, 3), (4, 9)])
     wrong = routed(batch, oracle.random_routes(batch.num_tokens, 1))

@@ -6,16 +6,19 @@ Does not know: files, or how an engine runs a vision tower. What is unfit is in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train_compare import close
+from areal_conformance.oracles.train_images import KIND, SIZES, SeeingOracle, showing
+from areal_conformance.oracles.train_specs import DESCENT
 from areal_conformance.outcome import expect
 from areal_core.contract.data import IMAGE_GRID, PIXEL_VALUES
 from areal_core.contract.train import Output
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
-    from areal_conformance.oracles.train_images import SeeingOracle
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#images"
 CLAIM = ("images",)
@@ -27,8 +30,6 @@ _PLACEHOLDER = 2
 
 def oracle_of(bench: TrainBench, **arguments: Any) -> tuple[Any, SeeingOracle]:
     """Return a tiny model that sees and its oracle. Any: a path, and the arguments of `make_tiny_model`."""
-    from areal_conformance.oracles.train_images import KIND, SeeingOracle
-
     model = bench.model(kind=KIND, **arguments)
     return model, SeeingOracle(model)
 
@@ -36,9 +37,6 @@ def oracle_of(bench: TrainBench, **arguments: Any) -> tuple[Any, SeeingOracle]:
 @check("train.images.scores", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 2))
 def scores(bench: TrainBench) -> None:
     """Sequences with several images, one and none are scored as transformers does, each with its own."""
-    from areal_conformance.oracles.train_compare import close
-    from areal_conformance.oracles.train_images import showing
-
     for tied in (True, False):
         model, oracle = oracle_of(bench, tied=tied)
         batch = showing()
@@ -51,9 +49,6 @@ def scores(bench: TrainBench) -> None:
 @check("train.images.with_sequences", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 2))
 def with_sequences(bench: TrainBench) -> None:
     """Images stay with their sequences through micro-batches and in any order."""
-    from areal_conformance.oracles.train_compare import close
-    from areal_conformance.oracles.train_images import SIZES, showing
-
     model, oracle = oracle_of(bench)
     batch = showing(seed=1)
     orders = (list(range(len(SIZES))), [4, 2, 5, 0, 3, 1], [1, 4], [5])
@@ -70,9 +65,6 @@ def with_sequences(bench: TrainBench) -> None:
 @check("train.images.places", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 2))
 def places(bench: TrainBench) -> None:
     """Height and width are not taken for one another, and a longer image moves the words after it."""
-    from areal_conformance.oracles.train_compare import close
-    from areal_conformance.oracles.train_images import showing
-
     model, oracle = oracle_of(bench)
     for sizes in ([[(1, 6)]], [[(6, 1)]], [[(2, 3)]], [[(3, 2)]]):
         batch = showing(sizes, seed=2)
@@ -84,9 +76,6 @@ def places(bench: TrainBench) -> None:
 @check("train.images.said", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 2))
 def said(bench: TrainBench) -> None:
     """A placeholder that the policy said stands for no image: it is scored as a word, and moves no image."""
-    from areal_conformance.oracles.train_compare import close
-    from areal_conformance.oracles.train_images import SIZES, showing
-
     model, oracle = oracle_of(bench)
     for sizes in (SIZES, ((), ())):
         batch = showing(sizes, seed=3)
@@ -101,12 +90,6 @@ def said(bench: TrainBench) -> None:
 @check("train.images.gradient", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 2))
 def gradient(bench: TrainBench) -> None:
     """A step follows the gradient of every parameter, those that see included, whatever the micro-batches."""
-    from areal_conformance.benches.train import read_folder
-    from areal_conformance.oracles.train_compare import close
-    from areal_conformance.oracles.train_images import SIZES, showing
-    from areal_conformance.oracles.train_specs import DESCENT
-    from areal_torch.testing.objectives import PolicyGradient
-
     model, oracle = oracle_of(bench)
     base = read_folder(model)
     for sizes, budget in ((SIZES, 16384), (SIZES, 26), (((), ()), 16384)):
@@ -126,10 +109,6 @@ def gradient(bench: TrainBench) -> None:
 @check("train.images.kept", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 2))
 def kept(bench: TrainBench) -> None:
     """`forward` gives images back as they came, in the same order."""
-    import torch
-
-    from areal_conformance.oracles.train_images import showing
-
     model, _ = oracle_of(bench)
     batch = showing(seed=5)
     before = {name: column.clone() for name, column in batch.flat().items()}
@@ -143,10 +122,6 @@ def kept(bench: TrainBench) -> None:
 @check("train.images.folder", level=Level.SINGLE, law=2, spec=SPEC, requires=CLAIM, since=(1, 2))
 def folder(bench: TrainBench) -> None:
     """A folder written from a model that sees is one: every tensor of the start, its processor, its configuration."""
-    import torch
-
-    from areal_conformance.benches.train import read_folder
-
     model, _ = oracle_of(bench)
     path = bench.folder / "written"
     with bench.engine(*CLAIM, model=model) as engine:

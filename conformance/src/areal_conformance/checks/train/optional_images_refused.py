@@ -7,24 +7,23 @@ Does not know: what right images give (`optional_images`).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+import torch
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.optional_images import CLAIM, SCORES, SPEC, oracle_of
+from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_images import SIZES, showing
 from areal_conformance.outcome import expect
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.batch import Batch
+from areal_core.contract.errors import BatchError
+from areal_torch.testing.objectives import PolicyGradient
 
 
 def _unfit(batch: Batch) -> dict[str, Batch]:
     """Return batches by what is wrong with their images."""
-    import torch
-
-    from areal_core.contract.batch import Batch
-
     flat = batch.flat()
     pixels, grid, marks = flat[f"media/{PIXEL_VALUES}"], flat[f"media/{IMAGE_GRID}"], flat[f"tokens/{IMAGE_TOKENS}"]
     once, twice, late = grid.clone(), grid.clone(), marks.clone()
@@ -53,11 +52,6 @@ def _unfit(batch: Batch) -> dict[str, Batch]:
 @check("train.images.refused", level=Level.SINGLE, law=8, spec=SPEC, requires=CLAIM, since=(1, 2))
 def refused(bench: TrainBench) -> None:
     """Patches, grids and marks that disagree are a BatchError, and change nothing."""
-    from areal_conformance.oracles.train_compare import raises, same
-    from areal_conformance.oracles.train_images import SIZES, showing
-    from areal_core.contract.errors import BatchError
-    from areal_torch.testing.objectives import PolicyGradient
-
     model, _ = oracle_of(bench)
     batch = showing(SIZES, seed=6)
     with bench.engine(*CLAIM, model=model) as engine:

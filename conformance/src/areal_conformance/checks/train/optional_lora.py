@@ -9,20 +9,23 @@ Does not know: how an engine keeps an adapter; its exact state is in `optional_l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import attrs
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.train import TrainBench, read_folder, same_bits
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, number, raises
+from areal_conformance.oracles.train_experts import KIND as EXPERTS
 from areal_conformance.outcome import Inconclusive, expect
-from areal_core.contract.train import LoraSpec, OptimizerSpec, Output
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.train import TrainEngine
+from areal_core.contract.errors import ArealError
+from areal_core.contract.train import LoraSpec, OptimizerSpec, Output, TrainEngine
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#lora"
 CLAIM = ("lora",)
@@ -43,8 +46,6 @@ TARGETS: tuple[tuple[str, ...], ...] = (
 
 def base_of(model: Path) -> dict[str, Tensor]:
     """Return the tensors of a model folder."""
-    from areal_conformance.benches.train import read_folder
-
     return read_folder(model)
 
 
@@ -71,11 +72,6 @@ def in_float32(bench: TrainBench) -> None:
 @check("train.lora.starts_as_base", level=Level.SINGLE, law=7, spec=SPEC, requires=CLAIM, since=(1, 1))
 def starts_as_base(bench: TrainBench) -> None:
     """Before the first step the merged weights are the folder's and the scores are the base model's: B is zero."""
-    import torch
-
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     for tied in (True, False):
         model = bench.model(tied=tied)
         with bench.engine("lora", model=model, lora=LoraSpec(rank=4, alpha=8.0, targets=TARGETS[2])) as engine:
@@ -96,8 +92,6 @@ def starts_as_base(bench: TrainBench) -> None:
 @check("train.lora.targets", level=Level.SINGLE, law=7, spec=SPEC, requires=CLAIM, since=(1, 1))
 def targets(bench: TrainBench) -> None:
     """A step changes the sent weights of every target, again and again, and not one bit of any other tensor."""
-    from areal_conformance.benches.train import same_bits
-
     model = bench.model()
     base = base_of(model)
     for names in TARGETS:
@@ -118,8 +112,6 @@ def targets(bench: TrainBench) -> None:
 @check("train.lora.rank", level=Level.SINGLE, law=7, spec=SPEC, requires=CLAIM, since=(1, 1))
 def rank(bench: TrainBench) -> None:
     """Merged minus base has the rank of the adapter, no more and no less, weight decay or not."""
-    import torch
-
     in_float32(bench)
     model = bench.model()
     base = base_of(model)
@@ -171,9 +163,6 @@ def gradient(bench: TrainBench) -> None:
 
     With B zero, minus the gradient of B moves the merged weight by dW, and |gradient|^2 = -<dW, the model's gradient>.
     """
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import number
-
     in_float32(bench)
     model = bench.model()
     batch = bench.batch(seed=3)
@@ -195,11 +184,6 @@ def gradient(bench: TrainBench) -> None:
 @check("train.lora.clipping", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 1))
 def clipping(bench: TrainBench) -> None:
     """The gradient is clipped by the norm of what is trained, the adapter's alone."""
-    import attrs
-
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import number
-
     in_float32(bench)
     model = bench.model()
     batch = bench.batch(seed=4)
@@ -219,10 +203,6 @@ def clipping(bench: TrainBench) -> None:
 @check("train.lora.sent_is_used", level=Level.SINGLE, law=7, spec=SPEC, requires=CLAIM, since=(1, 1))
 def sent_is_used(bench: TrainBench) -> None:
     """After any number of steps the scores are those of the merged weights that are sent."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-    from areal_conformance.oracles.train_experts import KIND as EXPERTS
-
     for kind in bench.target.adapter.models:
         model = bench.model(kind=kind)
         oracle = Oracle(model)
@@ -253,12 +233,10 @@ def learns(bench: TrainBench) -> None:
 @check("train.lora.seed", level=Level.SINGLE, law=4, spec=SPEC, requires=CLAIM, since=(1, 1))
 def seed(bench: TrainBench) -> None:
     """A is drawn from the spec's seed: the same seed gives the same bits, another seed another adapter."""
-    from areal_conformance.benches.train import same_bits
-
     found = []
-    for number in (7, 7, 8):
+    for drawn in (7, 7, 8):
         spec = LoraSpec(rank=2, alpha=4.0, targets=("q_proj", "down_proj"))
-        with bench.engine("lora", lora=spec, optimizer=QUICK, seed=number) as engine:
+        with bench.engine("lora", lora=spec, optimizer=QUICK, seed=drawn) as engine:
             engine.train_step(bench.batch(), _objective())
             found.append(bench.sent(engine))
     differing = same_bits(found[0], found[1])
@@ -271,9 +249,6 @@ def seed(bench: TrainBench) -> None:
 @check("train.lora.no_such_target", level=Level.SINGLE, law=8, spec=SPEC, requires=CLAIM, since=(1, 1))
 def no_such_target(bench: TrainBench) -> None:
     """Targets that name no layer are refused at start: nothing would be trained."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import ArealError
-
     for names in (("query_key_value",), ("q_projection",), ()):
         engine = bench.fresh("lora")
         spec = bench.spec("lora", lora=LoraSpec(rank=2, alpha=4.0, targets=names))
@@ -288,6 +263,4 @@ def _along(deltas: Mapping[str, Tensor], gradient: Mapping[str, Tensor], names: 
 
 
 def _objective() -> Any:  # Any: an Objective, whose module imports torch
-    from areal_torch.testing.objectives import PolicyGradient
-
     return PolicyGradient()

@@ -6,18 +6,16 @@ Does not know: whether the numbers are right (`optional_lora`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.optional_lora import CLAIM, LOGPROBS, QUICK, SPEC, base_of
+from areal_conformance.oracles.train_compare import close, raises, same
 from areal_conformance.outcome import expect
-from areal_core.contract.train import LoraSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.train import TrainEngine
+from areal_core.contract.errors import CheckpointError
+from areal_core.contract.train import LoraSpec, TrainEngine
+from areal_torch.testing.objectives import PolicyGradient
 
 ADAPTER = LoraSpec(rank=3, alpha=9.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
 
@@ -25,8 +23,6 @@ ADAPTER = LoraSpec(rank=3, alpha=9.0, targets=("q_proj", "v_proj", "o_proj", "ga
 @check("train.lora.send_disturbs_nothing", level=Level.SINGLE, law=7, spec=SPEC, requires=CLAIM, since=(1, 1))
 def send_disturbs_nothing(bench: TrainBench) -> None:
     """Merging for a send or a folder leaves the training as it is: scores, sends and steps keep their bits."""
-    from areal_conformance.oracles.train_compare import same
-
     found = []
     for sends in (False, True):
         with bench.engine("lora", lora=ADAPTER, optimizer=QUICK) as engine:
@@ -48,8 +44,6 @@ def send_disturbs_nothing(bench: TrainBench) -> None:
 @check("train.lora.folder", level=Level.SINGLE, law=7, spec=SPEC, requires=CLAIM, since=(1, 1))
 def folder(bench: TrainBench) -> None:
     """`save_weights` writes the merged model under the model's own names, the same bits that are sent."""
-    from areal_conformance.oracles.train_compare import close, same
-
     with bench.engine("lora", lora=ADAPTER, optimizer=QUICK) as engine:
         _step(bench, engine, 1)
         sent, scores = bench.sent(engine, 1), _scores(bench, engine)
@@ -63,8 +57,6 @@ def folder(bench: TrainBench) -> None:
 @check("train.lora.state", level=Level.SINGLE, law=4, spec=SPEC, requires=("lora", "checkpoint.exact"), since=(1, 1))
 def state(bench: TrainBench) -> None:
     """A saved state brings the adapter back exactly: in the same engine, and in one that drew another A."""
-    from areal_conformance.oracles.train_compare import same
-
     path = bench.folder / "state"
     with bench.engine("lora", lora=ADAPTER, optimizer=QUICK, seed=1) as engine:
         for step in (1, 2):
@@ -97,9 +89,6 @@ def state(bench: TrainBench) -> None:
 )
 def state_of_another(bench: TrainBench) -> None:
     """A state saved with another adapter, or with none, is refused and changes nothing."""
-    from areal_conformance.oracles.train_compare import raises, same
-    from areal_core.contract.errors import CheckpointError
-
     other = LoraSpec(rank=2, alpha=9.0, targets=ADAPTER.targets)
     elsewhere = LoraSpec(rank=3, alpha=9.0, targets=("q_proj", "v_proj"))
     for number, lora in enumerate((other, elsewhere, None)):
@@ -123,8 +112,6 @@ def _continues(
     wanted: dict[str, Tensor],
     where: str,
 ) -> None:
-    from areal_conformance.oracles.train_compare import same
-
     same(f"weights sent after load_state {where}", bench.sent(engine, 2), saved)
     got = [_step(bench, engine, step) for step in (3, 4)]
     expect(got == norms, f"gradient norms of two steps {where}: expected {norms}, got {got}")
@@ -132,8 +119,6 @@ def _continues(
 
 
 def _step(bench: TrainBench, engine: TrainEngine, number: int) -> float:
-    from areal_torch.testing.objectives import PolicyGradient
-
     return engine.train_step(bench.batch(seed=number), PolicyGradient()).grad_norm
 
 

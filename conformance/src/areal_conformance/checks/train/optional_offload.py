@@ -6,18 +6,18 @@ Does not know: where an engine keeps what it moved away.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.memory import held_bytes
+from areal_conformance.oracles.train_compare import same
 from areal_conformance.outcome import expect
-from areal_core.contract.train import OptimizerSpec, Output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.optional import SupportsOffload
-    from areal_core.contract.train import TrainEngine
+from areal_core.contract.errors import ArealError
+from areal_core.contract.optional import SupportsOffload
+from areal_core.contract.train import OptimizerSpec, Output, TrainEngine
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#offload"
 CLAIM = ("memory.offload",)
@@ -30,8 +30,6 @@ _SHARE = 0.9
 @check("train.offload.exact", level=Level.SINGLE, law=4, spec=SPEC, requires=CLAIM, since=(1, 1))
 def exact(bench: TrainBench) -> None:
     """Training that is offloaded and brought back between any two steps gives the same bits as training that is not."""
-    from areal_conformance.oracles.train_compare import same
-
     orders: tuple[tuple[str, ...], ...] = (
         (),
         ("offload", "onload"),
@@ -61,8 +59,6 @@ def exact(bench: TrainBench) -> None:
 @check("train.offload.frees", level=Level.SINGLE, law=10, spec=SPEC, requires=CLAIM, since=(1, 1))
 def frees(bench: TrainBench) -> None:
     """`offload` frees the memory of weights and optimizer on the device, each time, not only the first."""
-    from areal_conformance.oracles.memory import held_bytes
-
     device = bench.target.locator.device
     model = bench.model(hidden=128)
     with bench.engine(*CLAIM, model=model, optimizer=STEADY) as engine:
@@ -83,9 +79,6 @@ def frees(bench: TrainBench) -> None:
 @check("train.offload.frozen", level=Level.SINGLE, law=4, spec=SPEC, requires=CLAIM, since=(1, 1))
 def frozen(bench: TrainBench) -> None:
     """A frozen role, which has no optimizer, is offloaded as well, and scores as before."""
-    from areal_conformance.oracles.memory import held_bytes
-    from areal_conformance.oracles.train_compare import same
-
     device = bench.target.locator.device
     model = bench.model(hidden=128)
     with bench.engine(*CLAIM, model=model, optimizer=None) as engine:
@@ -110,8 +103,6 @@ def frozen(bench: TrainBench) -> None:
 )
 def state(bench: TrainBench) -> None:
     """A state loaded after a turn on the host is used, and not the one that was moved away before."""
-    from areal_conformance.oracles.train_compare import same
-
     early, late = bench.folder / "early", bench.folder / "late"
     with bench.engine(*CLAIM, optimizer=STEADY) as engine:
         _call(engine, ("offload", "onload"))
@@ -138,9 +129,6 @@ def state(bench: TrainBench) -> None:
 @check("train.offload.use", level=Level.SINGLE, law=8, spec=SPEC, requires=CLAIM, since=(1, 1))
 def use(bench: TrainBench) -> None:
     """A call while offloaded is refused with a typed error or answered rightly; it never computes with nothing."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_core.contract.errors import ArealError
-
     batch = bench.batch(seed=5)
     with bench.engine(*CLAIM, optimizer=STEADY) as engine:
         engine.train_step(bench.batch(seed=1), _objective())
@@ -194,6 +182,4 @@ def _call(engine: TrainEngine, order: tuple[str, ...]) -> None:
 
 
 def _objective() -> Any:  # Any: an Objective, whose module imports torch
-    from areal_torch.testing.objectives import PolicyGradient
-
     return PolicyGradient()

@@ -6,14 +6,12 @@ Does not know: how the ranks are started; the programs are in `ranks.optional`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 from areal_conformance.ranks.layouts import EVEN, NOTHING_ON_LAST, UNEVEN, layouts, named
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
 
 _PROGRAMS = "areal_conformance.ranks.optional"
 _DATA = "parallel.data"

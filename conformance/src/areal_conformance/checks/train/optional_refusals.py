@@ -6,14 +6,18 @@ Does not know: whether it would have worked; the session finds out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Check, Level, check
 from areal_conformance.outcome import NotRefused
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
+from areal_torch.testing.batches import make_episode
+from areal_torch.testing.images import make_seeing_trajectory
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "index#optional-abilities"
 
@@ -33,10 +37,6 @@ def lora(bench: TrainBench) -> None:
 @check("train.refuse.experts", level=Level.SINGLE, law=8, spec=SPEC, unless=("experts.replay",), since=(1, 1))
 def experts(bench: TrainBench) -> None:
     """Recorded routes are refused by `forward` and by `train_step`; ignoring them would score another computation."""
-    import torch
-
-    from areal_torch.testing.objectives import PolicyGradient
-
     batch = bench.batch([(2, 3), (1, 5)])
     routes = torch.tensor([[[0, 1], [1, 0]]], dtype=torch.int32).expand(batch.num_tokens, 2, 2).contiguous()
     routed = batch.with_tokens(**{ROUTED_EXPERTS: routes})
@@ -50,11 +50,6 @@ def experts(bench: TrainBench) -> None:
 @check("train.refuse.images", level=Level.SINGLE, law=8, spec=SPEC, unless=("images",), since=(1, 2))
 def images(bench: TrainBench) -> None:
     """Images are refused by `forward` and by `train_step`; the tokens that stand for them say nothing by themselves."""
-    from areal_core.contract.batch import Batch
-    from areal_torch.testing.batches import make_episode
-    from areal_torch.testing.images import make_seeing_trajectory
-    from areal_torch.testing.objectives import PolicyGradient
-
     seen = Batch.pack([make_episode(make_seeing_trajectory(vocab_size=60))])
     batch = seen.with_tokens(advantages=seen.tokens["logprobs"])
     with bench.engine() as engine:

@@ -6,14 +6,16 @@ Does not know: how they are done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, number, same, weights_close
+from areal_conformance.oracles.train_specs import SCALED
 from areal_conformance.outcome import expect
 from areal_core.contract.train import OptimizerSpec, Output
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#areal_core.contract.train.TrainSpec"
 SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
@@ -24,8 +26,6 @@ CHECKPOINTING = ("memory.activation_checkpointing",)
 @check("train.bfloat16.forward", level=Level.SINGLE, law=1, spec=SPEC, requires=BFLOAT16)
 def bfloat16_forward(bench: TrainBench) -> None:
     """In bfloat16 the columns are float32, near the oracle's on average, and computed in bfloat16 indeed."""
-    from areal_conformance.oracles.train import Oracle
-
     batch = bench.batch([(2, 9), (1, 14), (4, 9), (3, 20), (1, 30)])
     wanted = Oracle(bench.model(), temperature=0.9).columns(batch)
     with bench.engine(dtype="bfloat16", temperature=0.9) as engine:
@@ -46,9 +46,6 @@ def bfloat16_forward(bench: TrainBench) -> None:
 @check("train.bfloat16.steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)
 def bfloat16_steps(bench: TrainBench) -> None:
     """In bfloat16 loss and gradient norm are near the oracle's, whatever the micro-batches."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_torch.testing.objectives import PolicyGradient
-
     batch = bench.batch([(2, 9), (1, 14), (4, 9), (3, 20), (1, 30)])
     wanted = Oracle(bench.model()).gradient(batch, PolicyGradient())
     for tokens in (16384, 32):
@@ -64,8 +61,6 @@ def bfloat16_steps(bench: TrainBench) -> None:
 @check("train.bfloat16.tiny_steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)
 def bfloat16_tiny_steps(bench: TrainBench) -> None:
     """Steps far smaller than bfloat16 can add to a weight are not lost: fifty of them move it."""
-    from areal_torch.testing.objectives import PolicyGradient
-
     tiny = OptimizerSpec(lr=4e-5, weight_decay=0.0, max_grad_norm=0.0)
     with bench.engine(model=bench.model(hidden=32), dtype="bfloat16", optimizer=tiny) as engine:
         before = bench.sent(engine)
@@ -83,11 +78,6 @@ def bfloat16_tiny_steps(bench: TrainBench) -> None:
 @check("train.bfloat16.sent", level=Level.SINGLE, law=7, spec=SPEC, requires=BFLOAT16)
 def bfloat16_sent(bench: TrainBench) -> None:
     """In bfloat16 what is sent is what the engine holds, rounded to nearest, tensor by tensor."""
-    import torch
-
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     with bench.engine(dtype="bfloat16") as engine:
         for seed in range(2):
             engine.train_step(bench.batch(seed=seed), PolicyGradient())
@@ -104,10 +94,6 @@ def bfloat16_sent(bench: TrainBench) -> None:
 )
 def checkpointing(bench: TrainBench) -> None:
     """With activations computed twice, columns, losses, norms and weights are those computed once."""
-    from areal_conformance.oracles.train_compare import close, number, weights_close
-    from areal_conformance.oracles.train_specs import SCALED
-    from areal_torch.testing.objectives import PolicyGradient
-
     batch = bench.batch()
     results = []
     for claims in ((), CHECKPOINTING):

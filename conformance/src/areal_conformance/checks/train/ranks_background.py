@@ -6,14 +6,10 @@ Does not know: which rank writes what.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
 from areal_conformance.ranks.layouts import UNEVEN, layouts, named, raised_on_all, same_on_all
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
 
 SPEC = "train#states-in-the-background"
 _REQUIRES = ("checkpoint.background", "checkpoint.exact", "parallel.data")

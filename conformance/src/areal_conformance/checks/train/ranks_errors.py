@@ -6,14 +6,10 @@ Does not know: how ranks tell each other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 from areal_conformance.ranks.layouts import EVEN, layouts, named, raised_on_all, same_on_all, same_report
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
 
 _SPOILED = "areal_conformance.ranks.steps:spoiled"
 _DATA = ("parallel.data",)

@@ -6,14 +6,10 @@ Does not know: collectives, supervisors.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
 from areal_conformance.ranks.layouts import EVEN, layouts, named, raised_on_all, same_on_all, same_report
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
 
 _DATA = ("parallel.data",)
 _EXACT = ("parallel.data", "checkpoint.exact")

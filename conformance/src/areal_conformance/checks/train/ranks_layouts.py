@@ -7,8 +7,9 @@ Does not know: meshes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import NotRefused, expect
 from areal_conformance.ranks.layouts import (
@@ -23,9 +24,6 @@ from areal_conformance.ranks.layouts import (
     same_weights,
     with_experts,
 )
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
 
 _APART_S = 4.0
 _PAIRS = [[2, 3], [2, 3], [4, 4], [4, 4], [1, 6], [1, 6], [3, 2], [3, 2]]

@@ -6,8 +6,7 @@ Does not know: files.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import NotRefused, expect
 from areal_conformance.ranks.layouts import (
@@ -20,9 +19,6 @@ from areal_conformance.ranks.layouts import (
     same_on_all,
     same_report,
 )
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
 
 _EXACT = ("parallel.data", "checkpoint.exact")
 _APART_S = 4.0

@@ -6,8 +6,9 @@ Does not know: how an engine splits its work.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 from areal_conformance.ranks.layouts import (
@@ -23,9 +24,6 @@ from areal_conformance.ranks.layouts import (
     same_report,
     same_weights,
 )
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
 
 _TRAIN = "areal_conformance.ranks.steps:train"
 _SPOILED = "areal_conformance.ranks.steps:spoiled"

@@ -6,14 +6,12 @@ Does not know: transports.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 from areal_conformance.ranks.layouts import EVEN, UNEVEN, layouts, named, raised_on_all, same_on_all
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
 
 _DATA = ("parallel.data",)
 _APART_S = 4.0

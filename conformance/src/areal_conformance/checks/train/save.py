@@ -7,16 +7,19 @@ Does not know: exact states (`state`) or full disks (`disk`).
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from transformers import AutoConfig, AutoTokenizer
+
+from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, same
+from areal_conformance.oracles.train_objectives import Drawing
+from areal_conformance.oracles.train_spoil import tree
 from areal_conformance.outcome import expect
 from areal_core.contract.train import Output
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from areal_conformance.benches.train import TrainBench
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#areal_core.contract.train.TrainEngine.save_weights"
 LOGPROBS = frozenset({Output.LOGPROBS})
@@ -37,11 +40,6 @@ def check_files(folder: Path) -> None:
 @check("train.save.loads", level=Level.SINGLE, law=7, spec=SPEC)
 def loads(bench: TrainBench) -> None:
     """The folder loads in transformers and computes what the engine computes; its tensors are those sent."""
-    from areal_conformance.benches.train import read_folder
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close, same
-    from areal_torch.testing.objectives import PolicyGradient
-
     for kind in bench.target.adapter.models:
         for tied in (True, False):
             folder = bench.folder / f"{kind}-{tied}"
@@ -59,9 +57,6 @@ def loads(bench: TrainBench) -> None:
 @check("train.save.starts", level=Level.SINGLE, law=7, spec=SPEC)
 def starts(bench: TrainBench) -> None:
     """The folder starts an engine of the same kind, with the same weights, bit for bit."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     folder = bench.folder / "weights"
     with bench.engine() as engine:
         engine.train_step(bench.batch(), PolicyGradient())
@@ -74,8 +69,6 @@ def starts(bench: TrainBench) -> None:
 @check("train.save.complete", level=Level.SINGLE, law=11, spec=SPEC)
 def complete(bench: TrainBench) -> None:
     """The folder holds config and tokenizer as the model's own, nothing pickled, and nothing lies beside it."""
-    from transformers import AutoConfig, AutoTokenizer
-
     model = bench.model()
     folder = bench.folder / "out" / "weights"
     folder.parent.mkdir()
@@ -95,10 +88,6 @@ def complete(bench: TrainBench) -> None:
 @check("train.save.replaces", level=Level.SINGLE, law=7, spec=SPEC)
 def replaces(bench: TrainBench) -> None:
     """A folder saved over another replaces it as a whole: new weights, and no file of the old one is left."""
-    from areal_conformance.benches.train import read_folder
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     folder = bench.folder / "weights"
     with bench.engine() as engine:
         engine.save_weights(folder)
@@ -113,10 +102,6 @@ def replaces(bench: TrainBench) -> None:
 @check("train.save.no_effect", level=Level.SINGLE, law=4, spec=SPEC)
 def no_effect(bench: TrainBench) -> None:
     """Saving weights changes nothing: the steps after it are those without it, and folders saved twice are equal."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_objectives import Drawing
-    from areal_conformance.oracles.train_spoil import tree
-
     ends = []
     for saving in (False, True):
         with bench.engine() as engine:
@@ -134,10 +119,6 @@ def no_effect(bench: TrainBench) -> None:
 @check("train.save.dtype", level=Level.SINGLE, law=7, spec=SPEC)
 def dtype(bench: TrainBench) -> None:
     """Folder and config are in the dtype of the spec, and their tensors are those sent."""
-    from areal_conformance.benches.train import read_folder
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     for name in bench.target.adapter.dtypes:
         folder = bench.folder / name
         with bench.engine(dtype=name) as engine:

@@ -6,21 +6,23 @@ Does not know: why; the numbers themselves are judged at small sizes by the modu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
+from torch import Tensor
 
+from areal_conformance.benches.train import Shape, TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.step_gradient import one_step
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, number, weights_close
+from areal_conformance.oracles.train_objectives import Quadratic
+from areal_conformance.oracles.train_optimizer import OracleTrainer
+from areal_conformance.oracles.train_specs import DESCENT
 from areal_conformance.outcome import expect
 from areal_core.contract.train import OptimizerSpec, Output
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from areal_conformance.benches.train import Shape, TrainBench
+from areal_torch.testing.objectives import PolicyGradient
 
 SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 OPTIMIZER = "train#areal_core.contract.train.OptimizerSpec"
@@ -37,9 +39,6 @@ of bfloat16's last place, so a sum of that precision loses every small one added
 @check("train.forward.many_sequences", level=Level.SINGLE, law=1, spec="train#areal_core.contract.train.Output")
 def many_sequences(bench: TrainBench) -> None:
     """Among 140 sequences, many of one length, each has its own columns, in one micro-batch or in many."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     model = bench.model(hidden=32)
     batch = bench.batch(_MANY, seed=8)
     wanted = Oracle(model).columns(batch)
@@ -61,9 +60,6 @@ def many_sequences(bench: TrainBench) -> None:
 )
 def step_of_many_sequences(bench: TrainBench) -> None:
     """Every one of 70 sequences trains with its own advantages, and of 36 with its own row of the table."""
-    from areal_conformance.oracles.train_objectives import Quadratic
-    from areal_torch.testing.objectives import PolicyGradient
-
     model = bench.model(hidden=32)
     batch = bench.batch(_MANY[:70], seed=9)  # more than 64
     one_step(bench, model, batch, PolicyGradient(), max_tokens_per_microbatch=50)
@@ -73,11 +69,6 @@ def step_of_many_sequences(bench: TrainBench) -> None:
 @check("train.step.adamw_long", level=Level.SINGLE, law=6, spec=OPTIMIZER)
 def adamw_long(bench: TrainBench) -> None:
     """The bias correction counts every step: with slow betas, forty-eight steps each move the weights as AdamW says."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import weights_close
-    from areal_conformance.oracles.train_optimizer import OracleTrainer
-    from areal_torch.testing.objectives import PolicyGradient
-
     model = bench.model(hidden=32, layers=1)
     spec = OptimizerSpec(lr=2e-3, betas=_SLOW, eps=1e-2, weight_decay=0.0, max_grad_norm=0.0)
     oracle = OracleTrainer(Oracle(model), spec)
@@ -94,12 +85,6 @@ def adamw_long(bench: TrainBench) -> None:
 @check("train.step.large_norm", level=Level.SINGLE, law=6, spec=OPTIMIZER)
 def large_norm(bench: TrainBench) -> None:
     """A gradient of a norm far above 1 is used as it is where `max_grad_norm` is 0 or larger, else clipped to it."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import number, weights_close
-    from areal_conformance.oracles.train_optimizer import OracleTrainer
-    from areal_conformance.oracles.train_specs import DESCENT
-    from areal_torch.testing.objectives import PolicyGradient
-
     model = bench.model(hidden=32)
     plain = bench.batch([(2, 3), (1, 4)], seed=4)
     for factor, limits in ((30.0, (0.0, 7.0)), (3000.0, (0.0, 1e6))):
@@ -128,9 +113,6 @@ def large_norm(bench: TrainBench) -> None:
 )
 def accumulates(bench: TrainBench) -> None:
     """In bfloat16 many small micro-batches beside a large one are not rounded away: gradients add up in float32."""
-    from areal_conformance.oracles.train_specs import DESCENT
-    from areal_torch.testing.objectives import PolicyGradient
-
     shape: Shape = (1, 5)
     model = bench.model(hidden=32)
     one = bench.batch([shape], seed=5)

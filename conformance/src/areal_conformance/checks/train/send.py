@@ -6,14 +6,17 @@ Does not know: what goes wrong on the way (`send_faults`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import same
+from areal_conformance.oracles.train_objectives import Drawing
+from areal_conformance.oracles.train_sinks import RecordingSink
 from areal_conformance.outcome import expect
 from areal_core.contract.train import Head, Output
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
+from areal_core.weights.fingerprint import fingerprint
+from areal_torch.testing.memory_weights import MemorySink
+from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
 SPEC = "train#areal_core.contract.train.TrainEngine.send_weights"
 MANIFEST = "weights#areal_core.contract.weights.WeightManifest"
@@ -23,9 +26,6 @@ SINK = "weights#areal_core.contract.weights.WeightSink"
 @check("train.send.names", level=Level.SINGLE, law=7, spec=MANIFEST)
 def names(bench: TrainBench) -> None:
     """Every tensor of the model is sent exactly once under its Hugging Face name and shape, and nothing else."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_torch.testing.memory_weights import MemorySink
-
     for kind in bench.target.adapter.models:
         for tied in (True, False):
             model = bench.model(kind=kind, tied=tied)
@@ -51,8 +51,6 @@ def names(bench: TrainBench) -> None:
 @check("train.send.tied", level=Level.SINGLE, law=7, spec=MANIFEST)
 def tied(bench: TrainBench) -> None:
     """`tied` names exactly the tensors that are not sent and whose bytes another one carries."""
-    from areal_torch.testing.memory_weights import MemorySink
-
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     for is_tied, wanted in ((True, {head: embedding}), (False, {})):
         sink = MemorySink()
@@ -70,9 +68,6 @@ def tied(bench: TrainBench) -> None:
 @check("train.send.current", level=Level.SINGLE, law=7, spec=SPEC)
 def current(bench: TrainBench) -> None:
     """What is sent is what the engine holds now: before training, after each step, and after scoring."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     for is_tied in (True, False):
         model = bench.model(tied=is_tied)
         with bench.engine(model=model) as engine:
@@ -94,9 +89,6 @@ def current(bench: TrainBench) -> None:
 @check("train.send.original", level=Level.SINGLE, law=7, spec=SPEC)
 def original(bench: TrainBench) -> None:
     """Before any step, what is sent is the model folder, bit for bit."""
-    from areal_conformance.benches.train import read_folder
-    from areal_conformance.oracles.train_compare import same
-
     for kind in bench.target.adapter.models:
         model = bench.model(kind=kind, tied=False)
         if "float32" not in bench.target.adapter.dtypes:
@@ -110,8 +102,6 @@ def original(bench: TrainBench) -> None:
 @check("train.send.manifest", level=Level.SINGLE, law=7, spec=MANIFEST)
 def manifest(bench: TrainBench) -> None:
     """The manifest tells version, shapes and dtypes as they are written; the dtype is the spec's."""
-    from areal_torch.testing.memory_weights import MemorySink
-
     for dtype in bench.target.adapter.dtypes:
         with bench.engine(dtype=dtype) as engine:
             engine.version = 2
@@ -136,10 +126,6 @@ def manifest(bench: TrainBench) -> None:
 @check("train.send.receipt", level=Level.SINGLE, law=7, spec="weights#areal_core.contract.weights.Receipt")
 def receipt(bench: TrainBench) -> None:
     """The receipt is the sink's: every tensor with the fingerprint of the bytes the engine holds."""
-    from areal_core.weights.fingerprint import fingerprint
-    from areal_torch.testing.memory_weights import MemorySink
-    from areal_torch.testing.objectives import PolicyGradient
-
     with bench.engine() as engine:
         engine.train_step(bench.batch(), PolicyGradient())
         sink = MemorySink()
@@ -157,8 +143,6 @@ def receipt(bench: TrainBench) -> None:
 @check("train.send.protocol", level=Level.SINGLE, law=7, spec=SINK)
 def protocol(bench: TrainBench) -> None:
     """A sink sees `begin` once and first, buckets that are not empty, `finish` once and last, and no `abort`."""
-    from areal_conformance.oracles.train_sinks import RecordingSink
-
     with bench.engine() as engine:
         for _ in range(2):
             sink = RecordingSink(bucket_bytes=20_000)
@@ -174,8 +158,6 @@ def protocol(bench: TrainBench) -> None:
 )
 def buckets(bench: TrainBench) -> None:
     """Buckets are cut near the size the sink asks for: above it only for a single tensor, and not needlessly many."""
-    from areal_torch.testing.memory_weights import MemorySink
-
     with bench.engine() as engine:
         for size in (1, 20_000, 100_000, 1 << 30):
             sink = MemorySink(bucket_bytes=size)
@@ -193,9 +175,6 @@ def buckets(bench: TrainBench) -> None:
 @check("train.send.no_effect", level=Level.SINGLE, law=3, spec=SPEC)
 def no_effect(bench: TrainBench) -> None:
     """Sending changes nothing: the steps after it are those without it, bit for bit."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_objectives import Drawing
-
     weights = []
     for sending in (False, True):
         with bench.engine() as engine:
@@ -210,10 +189,6 @@ def no_effect(bench: TrainBench) -> None:
 @check("train.send.kept", level=Level.SINGLE, law=7, spec=SINK)
 def kept(bench: TrainBench) -> None:
     """What was sent stays what it was while training goes on, and a sink that writes into it harms nobody."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_sinks import RecordingSink
-    from areal_torch.testing.objectives import PolicyGradient
-
     with bench.engine() as engine:
         first = bench.sent(engine)
         copy = {name: tensor.clone() for name, tensor in first.items()}
@@ -228,9 +203,6 @@ def kept(bench: TrainBench) -> None:
 @check("train.send.value_head", level=Level.SINGLE, law=7, spec=SPEC, requires=("head.value",))
 def value_head(bench: TrainBench) -> None:
     """A critic sends its head too, and no language-model head."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import ValueRegression
-
     with bench.engine(head=Head.VALUE) as engine:
         engine.train_step(bench.batch(), ValueRegression())
         sent = bench.sent(engine)

@@ -6,26 +6,23 @@ Does not know: transports; they have checks of their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_conformance.oracles.train_sinks import RecordingSink
-    from areal_core.contract.errors import ArealError
-    from areal_core.contract.train import TrainEngine
+from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_sinks import LyingSink, RaisingSink, RecordingSink
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import ArealError, CoverageError, FingerprintMismatch, StorageError, WeightSyncError
+from areal_core.contract.train import TrainEngine
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#areal_core.contract.train.TrainEngine.send_weights"
 
 
 def fails(engine: TrainEngine, sink: RecordingSink, kind: type[ArealError], what: str) -> None:
     """Expect sending to this sink to raise, and the sink to be aborted last."""
-    from areal_conformance.oracles.train_compare import raises
-
     raises(kind, what, lambda: engine.send_weights(sink, 5))
     expect(sink.calls[-1:] == ["abort"], f"{what}: the sink was not aborted after the error; calls {sink.calls}")
 
@@ -33,12 +30,6 @@ def fails(engine: TrainEngine, sink: RecordingSink, kind: type[ArealError], what
 @check("train.send.flipped", level=Level.SINGLE, law=7, spec=SPEC)
 def flipped(bench: TrainBench) -> None:
     """One bit flipped in any one tensor is a FingerprintMismatch, and the sink is aborted."""
-    import torch
-
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_sinks import RecordingSink
-    from areal_core.contract.errors import FingerprintMismatch
-
     with bench.engine() as engine:
         good = bench.sent(engine)
         names = list(good)
@@ -56,10 +47,6 @@ def flipped(bench: TrainBench) -> None:
 @check("train.send.coverage", level=Level.SINGLE, law=7, spec=SPEC)
 def coverage(bench: TrainBench) -> None:
     """A receipt that lacks a tensor or names another one is an error, and the sink is aborted."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_sinks import LyingSink
-    from areal_core.contract.errors import CoverageError, WeightSyncError
-
     with bench.engine() as engine:
         good = bench.sent(engine)
         last = list(good)[-1]
@@ -79,11 +66,6 @@ def coverage(bench: TrainBench) -> None:
 @check("train.send.raising_sink", level=Level.FAULTS, law=7, spec=SPEC)
 def raising_sink(bench: TrainBench) -> None:
     """What a sink raises, at whatever call, is heard as it is; the sink is aborted; sending again works."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_sinks import RaisingSink
-    from areal_core.contract.errors import CoverageError, StorageError
-    from areal_torch.testing.objectives import PolicyGradient
-
     with bench.engine() as engine:
         places: tuple[str | int, ...] = ("begin", 0, 1, 3, "finish")
         for number, place in enumerate(places):
@@ -102,9 +84,6 @@ def raising_sink(bench: TrainBench) -> None:
 @check("train.send.foreign_error", level=Level.FAULTS, law=7, spec=SPEC)
 def foreign_error(bench: TrainBench) -> None:
     """An error of a sink that is none of ours is heard too, and the sink is aborted."""
-    from areal_conformance.oracles.train_sinks import RaisingSink
-    from areal_conformance.outcome import Violation
-
     with bench.engine() as engine:
         for place in ("begin", 1, "finish"):
             sink = RaisingSink(place, ConnectionResetError("by the other side"))

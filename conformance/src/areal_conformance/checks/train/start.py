@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from safetensors.torch import load_file, save_file
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import raises
+from areal_conformance.oracles.train_spoil import Bomb, write_pickle
 from areal_conformance.outcome import expect
+from areal_core.contract.errors import ArealError, LayoutError, ModelError
 from areal_core.contract.train import Output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.errors import ArealError
 
 SPEC = "train#areal_core.contract.train.TrainEngine.start"
 LOGPROBS = frozenset({Output.LOGPROBS})
@@ -27,8 +29,6 @@ LOGPROBS = frozenset({Output.LOGPROBS})
 
 def refused(bench: TrainBench, kind: type[ArealError], what: str, **fields: Any) -> ArealError:
     """Expect `start` to raise this error, and an engine started after it to work. Any: fields of TrainSpec."""
-    from areal_conformance.oracles.train_compare import raises
-
     engine = bench.fresh()
     spec = bench.spec(**fields)
     error = raises(kind, what, lambda: engine.start(spec, bench.rank_context()))
@@ -51,8 +51,6 @@ def spoiled(bench: TrainBench, name: str, spoil: Callable[[Path], None]) -> Path
 @check("train.start.info", level=Level.SINGLE, law=0, spec="train#areal_core.contract.train.EngineInfo")
 def info(bench: TrainBench) -> None:
     """What `start` reports is true: parameters, context, device, and the one shard of one rank."""
-    from areal_conformance.oracles.train import Oracle
-
     for arguments in ({"tied": True}, {"tied": False, "hidden": 32, "max_position": 48}):
         model = bench.model(**arguments)
         wanted = sum(parameter.numel() for parameter in Oracle(model).parameters.values())
@@ -72,8 +70,6 @@ def info(bench: TrainBench) -> None:
 @check("train.start.missing_model", level=Level.SINGLE, law=8, spec=SPEC)
 def missing_model(bench: TrainBench) -> None:
     """A folder that is not there, or holds no model, is a ModelError; nothing is downloaded or made up."""
-    from areal_core.contract.errors import ModelError
-
     (bench.folder / "empty").mkdir()
     refused(bench, ModelError, "a folder that does not exist", model=bench.folder / "nowhere")
     refused(bench, ModelError, "an empty folder", model=bench.folder / "empty")
@@ -84,9 +80,6 @@ def missing_model(bench: TrainBench) -> None:
 @check("train.start.torn_model", level=Level.SINGLE, law=8, spec=SPEC)
 def torn_model(bench: TrainBench) -> None:
     """Weights that are torn, incomplete, or of another shape than the config are a ModelError, never made up."""
-    from safetensors.torch import load_file, save_file
-
-    from areal_core.contract.errors import ModelError
 
     def truncate(folder: Path) -> None:
         file = folder / "model.safetensors"
@@ -120,8 +113,6 @@ def torn_model(bench: TrainBench) -> None:
 @check("train.start.layout", level=Level.SINGLE, law=8, spec=SPEC)
 def layout(bench: TrainBench) -> None:
     """A layout that is not the number of ranks, in whatever letter, is a LayoutError."""
-    from areal_core.contract.errors import LayoutError
-
     for letters in ({"d": 2}, {"t": 2}, {"p": 2}, {"c": 2}, {"d": 1, "t": 4}):
         error = refused(bench, LayoutError, f"layout {letters} on one rank", layout=letters)
         expect(bool(error.why or error.fix), f"layout {letters} is refused without a reason")
@@ -139,8 +130,6 @@ def float16(bench: TrainBench) -> None:
 @check("train.start.unknown_dtype", level=Level.SINGLE, law=8, spec=SPEC)
 def unknown_dtype(bench: TrainBench) -> None:
     """A dtype nobody knows is an error of ours."""
-    from areal_core.contract.errors import ArealError
-
     for name in ("int8", "floaty32", ""):
         refused(bench, ArealError, f"dtype {name!r}", dtype=name)
 
@@ -148,9 +137,6 @@ def unknown_dtype(bench: TrainBench) -> None:
 @check("train.start.no_pickle", level=Level.SINGLE, law=11, spec=SPEC)
 def no_pickle(bench: TrainBench) -> None:
     """Weights in a pickle are refused, and the pickle is not opened."""
-    from areal_conformance.oracles.train_spoil import Bomb, write_pickle
-    from areal_core.contract.errors import ModelError
-
     with Bomb(bench.folder) as bomb:
 
         def pickled(folder: Path) -> None:
@@ -168,9 +154,6 @@ def no_pickle(bench: TrainBench) -> None:
 @check("train.start.no_code", level=Level.SINGLE, law=11, spec=SPEC)
 def no_code(bench: TrainBench) -> None:
     """Code that lies in a model folder is not run, whatever its config asks for."""
-    from areal_conformance.oracles.train_spoil import Bomb
-    from areal_core.contract.errors import ArealError
-
     with Bomb(bench.folder) as bomb:
 
         def own_code(folder: Path) -> None:

@@ -6,19 +6,20 @@ Does not know: what a state looks like on disk; torn and foreign states are in `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+import torch
+from torch import Tensor
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, same
+from areal_conformance.oracles.train_objectives import Drawing
 from areal_conformance.outcome import expect
-from areal_core.contract.train import Head, OptimizerSpec, Output
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.train import TrainEngine, TrainReport
+from areal_core.contract.train import Head, OptimizerSpec, Output, TrainEngine, TrainReport
+from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
 SPEC = "train#areal_core.contract.train.TrainEngine.load_state"
 EXACT = ("checkpoint.exact",)
@@ -29,8 +30,6 @@ SCHEDULED = OptimizerSpec(
 
 def steps(bench: TrainBench, engine: TrainEngine, first: int, last: int) -> list[TrainReport]:
     """Make steps number `first` to `last`, each on a batch of its own, with an objective that draws."""
-    from areal_conformance.oracles.train_objectives import Drawing
-
     return [engine.train_step(bench.batch(seed=step), Drawing()) for step in range(first, last + 1)]
 
 
@@ -43,8 +42,6 @@ def ends_equal(
     what: str, got: tuple[dict[str, Tensor], list[TrainReport]], wanted: tuple[dict[str, Tensor], list[TrainReport]]
 ) -> None:
     """Expect the same reports and the same bits."""
-    from areal_conformance.oracles.train_compare import same
-
     for left, right in zip(plain(got[1]), plain(wanted[1]), strict=True):
         expect(left == right, f"{what}: a report is {left}, without interruption {right}")
     same(f"weights, {what}", got[0], wanted[0])
@@ -83,9 +80,6 @@ def exact_untied(bench: TrainBench) -> None:
 @check("train.state.exact_critic", level=Level.SINGLE, law=4, spec=SPEC, requires=(*EXACT, "head.value"))
 def exact_critic(bench: TrainBench) -> None:
     """The same for a critic: its head is part of the state."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import ValueRegression
-
     results = []
     folder = bench.folder / "critic"
     with bench.engine(head=Head.VALUE) as engine:
@@ -126,10 +120,6 @@ def same_engine(bench: TrainBench) -> None:
 @check("train.state.loaded_weights", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT)
 def loaded_weights(bench: TrainBench) -> None:
     """After `load_state` the engine scores and sends the weights it loaded, at once."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close, same
-    from areal_torch.testing.objectives import PolicyGradient
-
     asked = frozenset({Output.LOGPROBS})
     folder = bench.folder / "state"
     for tied in (True, False):
@@ -166,10 +156,6 @@ def version(bench: TrainBench) -> None:
 @check("train.state.skipped_step", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT)
 def skipped_step(bench: TrainBench) -> None:
     """A step that was skipped before saving counts no more after loading than it did before."""
-    import torch
-
-    from areal_torch.testing.objectives import PolicyGradient
-
     folder = bench.folder / "state"
     with bench.engine(optimizer=SCHEDULED) as engine:
         steps(bench, engine, 1, 2)
@@ -202,8 +188,6 @@ def no_effect(bench: TrainBench) -> None:
 @check("train.state.replaces", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT)
 def replaces(bench: TrainBench) -> None:
     """A state saved over an earlier one is the one that is loaded, and nothing is left beside it."""
-    from areal_conformance.oracles.train_compare import same
-
     folder = bench.folder / "states" / "last"
     folder.parent.mkdir()
     with bench.engine() as engine:
@@ -223,8 +207,6 @@ def replaces(bench: TrainBench) -> None:
 @check("train.state.moved", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT)
 def moved(bench: TrainBench) -> None:
     """A state can be moved before it is loaded: it holds all it needs, wherever it lies."""
-    from areal_conformance.oracles.train_compare import same
-
     folder, elsewhere = bench.folder / "state", bench.folder / "moved" / "there"
     with bench.engine() as engine:
         steps(bench, engine, 1, 2)

@@ -7,20 +7,19 @@ Does not know: what is in them.
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from torch import Tensor
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.state import EXACT, SCHEDULED, steps
+from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_spoil import Bomb, flipped, write_pickle
 from areal_conformance.outcome import Violation, expect
-from areal_core.contract.train import Head
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.train import TrainEngine
+from areal_core.contract.errors import CheckpointError
+from areal_core.contract.train import Head, TrainEngine
 
 SPEC = "train#areal_core.contract.train.TrainEngine.load_state"
 
@@ -44,18 +43,12 @@ class Loader:
 
     def refuses(self, folder: Path, what: str) -> None:
         """Expect a CheckpointError, and the engine to hold what it held."""
-        from areal_conformance.oracles.train_compare import raises, same
-        from areal_core.contract.errors import CheckpointError
-
         raises(CheckpointError, what, lambda: self._engine.load_state(folder))
         same(f"weights after {what} was refused", self._bench.witnessed(self._engine), self.held)
         expect(self._engine.version == 7, f"the version is {self._engine.version} after {what} was refused, it was 7")
 
     def refuses_or_loads(self, folder: Path, what: str) -> bool:
         """Expect a CheckpointError, or the very state that was saved; return whether it was loaded."""
-        from areal_conformance.oracles.train_compare import same
-        from areal_core.contract.errors import CheckpointError
-
         try:
             self._engine.load_state(folder)
         except CheckpointError:
@@ -69,8 +62,6 @@ class Loader:
 
     def goes_on(self) -> None:
         """Expect the next step to be what it would have been."""
-        from areal_conformance.oracles.train_compare import same
-
         steps(self._bench, self._engine, 4, 4)
         same("weights one step after states were refused", self._bench.witnessed(self._engine), self._next)
 
@@ -113,8 +104,6 @@ def truncated(bench: TrainBench) -> None:
 @check("train.state.flipped", level=Level.FAULTS, law=4, spec=SPEC, requires=EXACT)
 def flipped_byte(bench: TrainBench) -> None:
     """One flipped bit anywhere in a state is a CheckpointError, unless what is loaded is exactly what was saved."""
-    from areal_conformance.oracles.train_spoil import flipped
-
     state = bench.folder / "state"
     with bench.engine(model=bench.model(hidden=32), optimizer=SCHEDULED) as engine:
         loader = Loader(bench, engine, state)
@@ -160,8 +149,6 @@ def other_head(bench: TrainBench) -> None:
 @check("train.state.no_pickle", level=Level.SINGLE, law=11, spec=SPEC)
 def no_pickle(bench: TrainBench) -> None:
     """A state holds nothing pickled, and a pickle in the place of any of its files is refused without being opened."""
-    from areal_conformance.oracles.train_spoil import Bomb, write_pickle
-
     state = bench.folder / "state"
     with bench.engine(optimizer=SCHEDULED) as engine, Bomb(bench.folder) as bomb:
         loader = Loader(bench, engine, state)

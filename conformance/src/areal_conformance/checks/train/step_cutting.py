@@ -6,23 +6,24 @@ Does not know: the right gradient (`step_gradient`).
 
 from __future__ import annotations
 
+import random
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.forward_numbers import shapes_drawn
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, number, weights_close
+from areal_conformance.oracles.train_objectives import Watcher
+from areal_conformance.oracles.train_specs import SCALED
 from areal_conformance.outcome import expect
-from areal_core.contract.train import Output
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_conformance.oracles.train_objectives import Watcher
-    from areal_core.contract.batch import Batch
-    from areal_core.contract.train import TrainReport
+from areal_core.contract.batch import Batch
+from areal_core.contract.train import Output, TrainReport
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#areal_core.contract.train.Objective"
 BUDGET = 15
@@ -31,10 +32,6 @@ ATOL = 2e-5
 
 def watched(bench: TrainBench, batch: Batch, tokens: int = BUDGET) -> tuple[Watcher, TrainReport]:
     """Make one step on a batch whose sequences are numbered; return what the objective saw, and the report."""
-    import torch
-
-    from areal_conformance.oracles.train_objectives import Watcher
-
     objective = Watcher()
     numbered = batch.with_sequences(number=torch.arange(batch.num_sequences)).with_tokens(
         place=torch.arange(batch.num_tokens)
@@ -46,9 +43,6 @@ def watched(bench: TrainBench, batch: Batch, tokens: int = BUDGET) -> tuple[Watc
 
 def stepped(bench: TrainBench, batch: Batch, tokens: int) -> Mapping[str, Tensor]:
     """Return the weights after two steps with this budget."""
-    from areal_conformance.oracles.train_specs import SCALED
-    from areal_torch.testing.objectives import PolicyGradient
-
     with bench.engine(optimizer=SCALED, max_tokens_per_microbatch=tokens) as engine:
         for _ in range(2):
             engine.train_step(batch, PolicyGradient())
@@ -83,9 +77,6 @@ def whole_sequences(bench: TrainBench) -> None:
 @check("train.step.columns", level=Level.SINGLE, law=1, spec=SPEC)
 def columns(bench: TrainBench) -> None:
     """An objective gets the columns it asks for, float32 [T] with gradient, aligned with the micro-batch it gets."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-
     oracle = Oracle(bench.model())
     objective, _ = watched(bench, bench.batch([*shapes_drawn(4, 6), (2, 5)]))
     for given, part, _ in objective.losses:
@@ -124,8 +115,6 @@ def normalizer_given(bench: TrainBench) -> None:
 @check("train.step.metrics", level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.Sum")
 def metrics(bench: TrainBench) -> None:
     """Metrics are added over micro-batches, value and weight apart, those of a single micro-batch among them."""
-    from areal_conformance.oracles.train_compare import number
-
     batch = bench.batch()
     objective, report = watched(bench, batch)
     calls = len(objective.losses)
@@ -161,8 +150,6 @@ def report(bench: TrainBench) -> None:
 @check("train.step.budget", level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.TrainSpec")
 def budget(bench: TrainBench) -> None:
     """The same batch trains the same weights whatever the micro-batch budget."""
-    from areal_conformance.oracles.train_compare import weights_close
-
     batch = bench.batch(["0111111111", "000000001", (1, 1), (4, 9), "0000", (2, 3), (1, 5)])
     whole = stepped(bench, batch, 16384)
     for tokens in (30, 17, 13):
@@ -174,10 +161,6 @@ def budget(bench: TrainBench) -> None:
 @check("train.step.order", level=Level.SINGLE, law=6, spec=SPEC)
 def order(bench: TrainBench) -> None:
     """The order in which sequences are packed does not change what is trained."""
-    import random
-
-    from areal_conformance.oracles.train_compare import weights_close
-
     batch = bench.batch([*shapes_drawn(9, 5), (4, 9), (2, 3)])
     straight = stepped(bench, batch, 16)
     for seed in (1, 2):

@@ -6,19 +6,22 @@ Does not know: numbers of good steps.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
+import torch
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.batch import Batch
-    from areal_core.contract.train import TrainEngine
+from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_objectives import Cliff, Drawing, Failing, Watcher
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.batch import Batch
+from areal_core.contract.errors import ArealError, BatchError
+from areal_core.contract.train import OptimizerSpec, Output, TrainEngine
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#areal_core.contract.train.TrainEngine.train_step"
 REPORT = "train#areal_core.contract.train.TrainReport"
@@ -29,10 +32,6 @@ def unharmed(bench: TrainBench, what: str, bad: Callable[[TrainEngine], Any], **
 
     Any: fields of TrainSpec; what `bad` returns is not looked at.
     """
-    from areal_conformance.oracles.train_compare import same
-    from areal_core.contract.train import OptimizerSpec
-    from areal_torch.testing.objectives import PolicyGradient
-
     schedule = OptimizerSpec(lr=1e-2, weight_decay=0.1, schedule="linear", warmup_steps=2, total_steps=5)
     ends, rates = [], []
     for harmed in (False, True):
@@ -52,12 +51,6 @@ def unharmed(bench: TrainBench, what: str, bad: Callable[[TrainEngine], Any], **
 @check("train.step.not_finite", level=Level.SINGLE, law=6, spec=REPORT)
 def not_finite(bench: TrainBench) -> None:
     """A gradient that is not finite is not stepped: weights, optimizer and schedule stay, and the norm seen is told."""
-    import math
-
-    import torch
-
-    from areal_torch.testing.objectives import PolicyGradient
-
     batch = bench.batch(["0111", "01111", (2, 6)])
     for place, value in ((1, torch.nan), (-1, torch.inf), (6, -torch.inf)):
         advantages = batch.tokens["advantages"].clone()
@@ -76,9 +69,6 @@ def not_finite(bench: TrainBench) -> None:
 @check("train.step.not_finite_slope", level=Level.SINGLE, law=6, spec=REPORT)
 def not_finite_slope(bench: TrainBench) -> None:
     """A finite loss with a gradient that is not finite is not stepped: the gradient decides, not the loss."""
-    import math
-
-    from areal_conformance.oracles.train_objectives import Cliff
 
     def bad(engine: TrainEngine) -> None:
         told = engine.train_step(bench.batch(seed=4), Cliff())
@@ -93,9 +83,6 @@ def not_finite_slope(bench: TrainBench) -> None:
 @check("train.step.not_finite_twice", level=Level.SINGLE, law=6, spec=REPORT)
 def not_finite_twice(bench: TrainBench) -> None:
     """Several steps that are not finite, one after another, are each skipped, and told as the good ones never are."""
-    import torch
-
-    from areal_torch.testing.objectives import PolicyGradient
 
     def bad(engine: TrainEngine) -> None:
         for seed in range(3):
@@ -108,11 +95,6 @@ def not_finite_twice(bench: TrainBench) -> None:
 @check("train.step.overflow", level=Level.SINGLE, law=6, spec=REPORT)
 def overflow(bench: TrainBench) -> None:
     """Huge finite advantages are stepped where their norm is finite, and skipped, never trained on, where it is not."""
-    import math
-
-    from areal_core.contract.train import OptimizerSpec
-    from areal_torch.testing.objectives import PolicyGradient
-
     for scale in (1e4, 1e15, 1e37):
         with bench.engine(optimizer=OptimizerSpec(lr=1e-3)) as engine:
             told = engine.train_step(bench.batch(advantages=scale), PolicyGradient())
@@ -129,10 +111,6 @@ def overflow(bench: TrainBench) -> None:
 @check("train.step.too_long", level=Level.SINGLE, law=8, spec=SPEC)
 def too_long(bench: TrainBench) -> None:
     """A sequence over the budget or the model's context is a BatchError before anything changes, never cut short."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import BatchError
-    from areal_core.contract.train import Output
-    from areal_torch.testing.objectives import PolicyGradient
 
     def bad(engine: TrainEngine) -> None:
         batch = bench.batch([(2, 3), (1, 13), (1, 2)])
@@ -155,11 +133,6 @@ def too_long(bench: TrainBench) -> None:
 @check("train.step.missing_column", level=Level.SINGLE, law=8, spec=SPEC)
 def missing_column(bench: TrainBench) -> None:
     """A batch without a column the objective needs is a BatchError that names it, before anything changes."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.batch import Batch
-    from areal_core.contract.errors import BatchError
-    from areal_torch.testing.objectives import PolicyGradient
-
     flat = bench.batch().flat()
     del flat["tokens/advantages"]
     lacking = Batch.from_flat(flat)
@@ -174,11 +147,6 @@ def missing_column(bench: TrainBench) -> None:
 @check("train.step.unknown_token", level=Level.SINGLE, law=8, spec="errors")
 def unknown_token(bench: TrainBench) -> None:
     """A token id outside the vocabulary, on the mask or off it, is an error of ours before anything changes."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import ArealError
-    from areal_core.contract.train import Output
-    from areal_torch.testing.objectives import PolicyGradient
-
     batch = bench.batch([(2, 3), (1, 4)])
 
     def bad(engine: TrainEngine) -> None:
@@ -197,8 +165,6 @@ def unknown_token(bench: TrainBench) -> None:
 @check("train.step.nothing_trained", level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.Objective")
 def nothing_trained(bench: TrainBench) -> None:
     """A batch, empty or wholly off the mask, gives no objective a normaliser of 0 and trains nothing."""
-    from areal_conformance.oracles.train_objectives import Watcher
-    from areal_core.contract.errors import ArealError
 
     def bad(engine: TrainEngine) -> None:
         for batch in (bench.batch(["000", "0", "0000"]), bench.batch().select([])):
@@ -218,9 +184,6 @@ def nothing_trained(bench: TrainBench) -> None:
 @check("train.step.objective_raises", level=Level.SINGLE, law=5, spec=SPEC)
 def objective_raises(bench: TrainBench) -> None:
     """An objective that raises, in the first micro-batch or a later one, is heard, and leaves no gradient behind."""
-    from areal_conformance.oracles.train_objectives import Failing
-    from areal_conformance.outcome import Violation
-
     for at in (0, 2):
 
         def bad(engine: TrainEngine, at: int = at) -> None:
@@ -238,9 +201,6 @@ def objective_raises(bench: TrainBench) -> None:
 @check("train.step.version", level=Level.SINGLE, law=1, spec="train#areal_core.contract.train.TrainEngine")
 def version(bench: TrainBench) -> None:
     """The version is the core's to set: no step, score or transfer changes it."""
-    from areal_core.contract.train import Output
-    from areal_torch.testing.objectives import PolicyGradient
-
     with bench.engine() as engine:
         for wanted in (engine.version, 7, 8):
             engine.version = wanted
@@ -256,9 +216,6 @@ def version(bench: TrainBench) -> None:
 @check("train.step.leaves_batch", level=Level.SINGLE, law=1, spec="data#areal_core.contract.batch.Batch")
 def leaves_batch(bench: TrainBench) -> None:
     """A step writes into no column of its batch and adds none."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     batch = bench.batch()
     kept = {name: column.clone() for name, column in batch.flat().items()}
     with bench.engine(max_tokens_per_microbatch=15) as engine:
@@ -270,9 +227,6 @@ def leaves_batch(bench: TrainBench) -> None:
 @check("train.step.deterministic", level=Level.SINGLE, law=3, spec="train#areal_core.contract.train.TrainSpec")
 def deterministic(bench: TrainBench) -> None:
     """Two engines with one seed give the same bits, also where the objective draws; another seed draws otherwise."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_objectives import Drawing
-
     results = []
     for seed in (5, 5, 6):
         with bench.engine(seed=seed, max_tokens_per_microbatch=20) as engine:

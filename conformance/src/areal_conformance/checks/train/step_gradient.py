@@ -6,18 +6,23 @@ Does not know: AdamW itself (`step_optimizer`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.forward_numbers import shapes_drawn
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import number, same, weights_close
+from areal_conformance.oracles.train_objectives import Quadratic, Weighted
+from areal_conformance.oracles.train_optimizer import OracleTrainer
+from areal_conformance.oracles.train_specs import DESCENT, SCALED
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.batch import Batch
-    from areal_core.contract.train import Objective
+from areal_core.contract.batch import Batch
+from areal_core.contract.train import Objective, OptimizerSpec
+from areal_torch.testing.objectives import PolicyGradient
 
 SPEC = "train#areal_core.contract.train.TrainEngine.train_step"
 OBJECTIVE = "train#areal_core.contract.train.Objective"
@@ -25,11 +30,6 @@ OBJECTIVE = "train#areal_core.contract.train.Objective"
 
 def one_step(bench: TrainBench, model: Path, batch: Batch, objective: Objective, **fields: Any) -> None:
     """Expect loss, norm and the gradient of every tensor of one step to be the oracle's. Any: fields of TrainSpec."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import number, weights_close
-    from areal_conformance.oracles.train_optimizer import OracleTrainer
-    from areal_conformance.oracles.train_specs import DESCENT
-
     oracle = OracleTrainer(Oracle(model, temperature=fields.get("temperature", 1.0)), DESCENT)
     oracle.step(batch, objective)
     with bench.engine(model=model, optimizer=DESCENT, **fields) as engine:
@@ -45,8 +45,6 @@ def one_step(bench: TrainBench, model: Path, batch: Batch, objective: Objective,
 @check("train.step.gradient", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def gradient(bench: TrainBench) -> None:
     """Loss, gradient norm and the gradient of every tensor are those of plain autograd, for every kind of model."""
-    from areal_torch.testing.objectives import PolicyGradient
-
     for kind in bench.target.adapter.models:
         for tied in (True, False):
             one_step(bench, bench.model(kind=kind, tied=tied), bench.batch(), PolicyGradient())
@@ -55,8 +53,6 @@ def gradient(bench: TrainBench) -> None:
 @check("train.step.gradient_masks", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def gradient_masks(bench: TrainBench) -> None:
     """The gradient is right for any lengths and masks, in one micro-batch or many."""
-    from areal_torch.testing.objectives import PolicyGradient
-
     model = bench.model(hidden=32)
     for seed, tokens in ((1, 16384), (2, 12), (3, 25), (4, 12)):
         batch = bench.batch([*shapes_drawn(seed, 6), "01", "0"], seed=seed)
@@ -66,8 +62,6 @@ def gradient_masks(bench: TrainBench) -> None:
 @check("train.step.gradient_temperature", level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.TrainSpec")
 def gradient_temperature(bench: TrainBench) -> None:
     """The loss is of log-probs at the temperature of the spec, and so is its gradient."""
-    from areal_torch.testing.objectives import PolicyGradient
-
     for temperature in (0.5, 1.4):
         one_step(bench, bench.model(hidden=32), bench.batch(seed=6), PolicyGradient(), temperature=temperature)
 
@@ -75,8 +69,6 @@ def gradient_temperature(bench: TrainBench) -> None:
 @check("train.step.entropy_gradient", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def entropy_gradient(bench: TrainBench) -> None:
     """An objective of entropy alone has its gradient: the column is part of the graph, also beside log-probs."""
-    from areal_torch.testing.objectives import PolicyGradient
-
     model = bench.model(hidden=32)
     one_step(bench, model, bench.batch(advantages=0.0), PolicyGradient(entropy=1.0))
     one_step(bench, model, bench.batch(), PolicyGradient(entropy=-0.7), temperature=0.8)
@@ -85,8 +77,6 @@ def entropy_gradient(bench: TrainBench) -> None:
 @check("train.step.normalizer", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def normalizer(bench: TrainBench) -> None:
     """The loss is divided once by the normaliser of the whole batch, whole number or not, large or small."""
-    from areal_conformance.oracles.train_objectives import Weighted
-
     model = bench.model(hidden=32)
     uneven = bench.batch(["011111111", "0000000001", "00", "0111", "00000000", "01"])
     for share in (0.37, 1e-3, 250.0):
@@ -97,8 +87,6 @@ def normalizer(bench: TrainBench) -> None:
 @check("train.step.sequences", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def sequences(bench: TrainBench) -> None:
     """An objective over whole sequences and their table gets both, cut into micro-batches or not."""
-    from areal_conformance.oracles.train_objectives import Quadratic
-
     batch = bench.batch([*shapes_drawn(3, 5), (2, 6)])
     for tokens in (16384, 13):
         one_step(bench, bench.model(hidden=32), batch, Quadratic(), max_tokens_per_microbatch=tokens)
@@ -107,12 +95,6 @@ def sequences(bench: TrainBench) -> None:
 @check("train.step.off_mask", level=Level.SINGLE, law=6, spec=OBJECTIVE)
 def off_mask(bench: TrainBench) -> None:
     """What stands off the mask trains nothing: advantages there, nan among them, change no bit of the step."""
-    import torch
-
-    from areal_conformance.oracles.train_compare import same
-    from areal_conformance.oracles.train_specs import SCALED
-    from areal_torch.testing.objectives import PolicyGradient
-
     batch = bench.batch([*shapes_drawn(5, 4), (3, 4)])
     mask, advantages = batch.tokens["loss_mask"], batch.tokens["advantages"]
     results, losses = [], []
@@ -131,10 +113,6 @@ def off_mask(bench: TrainBench) -> None:
 @check("train.step.everywhere", level=Level.SINGLE, law=7, spec=SPEC)
 def everywhere(bench: TrainBench) -> None:
     """Every tensor of the model is trained: one step changes each of them, where the oracle's gradient is not 0."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_core.contract.train import OptimizerSpec
-    from areal_torch.testing.objectives import PolicyGradient
-
     for kind in bench.target.adapter.models:
         model = bench.model(kind=kind, tied=False)
         batch = bench.batch()

@@ -7,16 +7,20 @@ Does not know: gradients (`step_gradient` has judged them).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import number, raises, same, weights_close
+from areal_conformance.oracles.train_optimizer import OracleTrainer
+from areal_conformance.oracles.train_specs import SCALED
 from areal_conformance.outcome import expect
+from areal_core.contract.errors import ConfigError
 from areal_core.contract.train import OptimizerSpec
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
+from areal_torch.testing.objectives import PolicyGradient
 
 _QUICKER: Any = (0.5, 0.9)  # Any: the converter of `betas` has no type
 _USUAL: Any = (0.9, 0.999)
@@ -28,11 +32,6 @@ def follow(bench: TrainBench, spec: OptimizerSpec, num_steps: int, *, atol: floa
 
     With `sure`, weights are compared only where no gradient was near the rounding noise.
     """
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import number, weights_close
-    from areal_conformance.oracles.train_optimizer import OracleTrainer
-    from areal_torch.testing.objectives import PolicyGradient
-
     model = bench.model(hidden=32)
     oracle = OracleTrainer(Oracle(model), spec)
     with bench.engine(model=model, optimizer=spec) as engine:
@@ -51,16 +50,12 @@ def follow(bench: TrainBench, spec: OptimizerSpec, num_steps: int, *, atol: floa
 @check("train.step.adamw", level=Level.SINGLE, law=6, spec=SPEC)
 def adamw(bench: TrainBench) -> None:
     """Steps are AdamW's: both moments, bias correction, eps outside the root, decoupled weight decay on all."""
-    from areal_conformance.oracles.train_specs import SCALED
-
     follow(bench, SCALED, 4)
 
 
 @check("train.step.adamw_betas", level=Level.SINGLE, law=6, spec=SPEC)
 def adamw_betas(bench: TrainBench) -> None:
     """Betas, eps and weight decay are those of the spec, not the usual ones."""
-    from areal_conformance.oracles.train_specs import SCALED
-
     follow(bench, attrs.evolve(SCALED, betas=_QUICKER, eps=3e-3, weight_decay=0.0), 3)
     follow(bench, attrs.evolve(SCALED, betas=_USUAL, eps=3e-2, weight_decay=2.0), 3)
 
@@ -74,16 +69,12 @@ def adamw_usual(bench: TrainBench) -> None:
 @check("train.step.adamw_many", level=Level.SINGLE, law=6, spec=SPEC)
 def adamw_many(bench: TrainBench) -> None:
     """Twenty steps stay on the oracle's path: nothing is lost or added on the way."""
-    from areal_conformance.oracles.train_specs import SCALED
-
     follow(bench, attrs.evolve(SCALED, lr=3e-3, eps=3e-2), 20, atol=2e-4)
 
 
 @check("train.step.clipping", level=Level.SINGLE, law=6, spec=SPEC)
 def clipping(bench: TrainBench) -> None:
     """The gradient is clipped to `max_grad_norm` by its global norm; the norm reported is that before clipping."""
-    from areal_conformance.oracles.train_specs import SCALED
-
     for limit in (0.3, 0.02):
         follow(bench, attrs.evolve(SCALED, max_grad_norm=limit, eps=1e-3), 3)
 
@@ -91,8 +82,6 @@ def clipping(bench: TrainBench) -> None:
 @check("train.step.not_clipped", level=Level.SINGLE, law=6, spec=SPEC)
 def not_clipped(bench: TrainBench) -> None:
     """A norm below `max_grad_norm` is left alone, not scaled up, and 0 turns clipping off."""
-    from areal_conformance.oracles.train_specs import SCALED
-
     follow(bench, attrs.evolve(SCALED, max_grad_norm=1e3), 2)
     follow(bench, attrs.evolve(SCALED, max_grad_norm=0.0), 2)
 
@@ -100,8 +89,6 @@ def not_clipped(bench: TrainBench) -> None:
 @check("train.step.schedule", level=Level.SINGLE, law=6, spec=SPEC)
 def schedule(bench: TrainBench) -> None:
     """Each step uses and reports the rate of its schedule: warm-up, fall, floor, and the floor for ever after."""
-    from areal_conformance.oracles.train_specs import SCALED
-
     for name in ("constant", "linear", "cosine"):
         for warmup, total, floor in ((2, 6, 0.1), (0, 4, 0.0), (3, 5, 0.5))[: 1 if name == "constant" else 3]:
             spec = attrs.evolve(
@@ -113,9 +100,6 @@ def schedule(bench: TrainBench) -> None:
 @check("train.step.zero_rate", level=Level.SINGLE, law=6, spec=SPEC)
 def zero_rate(bench: TrainBench) -> None:
     """With learning rate 0 a step is reported as made and changes no bit, weight decay or not."""
-    from areal_conformance.oracles.train_compare import same
-    from areal_torch.testing.objectives import PolicyGradient
-
     with bench.engine(optimizer=OptimizerSpec(lr=0.0, weight_decay=0.1)) as engine:
         before = bench.witnessed(engine)
         for seed in range(3):
@@ -127,9 +111,6 @@ def zero_rate(bench: TrainBench) -> None:
 @check("train.step.schedule_refused", level=Level.SINGLE, law=8, spec=SPEC)
 def schedule_refused(bench: TrainBench) -> None:
     """A schedule that is unknown or ends before its warm-up is refused when the engine starts, not trained with."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import ConfigError
-
     bad = (
         OptimizerSpec(schedule="polynomial", total_steps=10),
         OptimizerSpec(schedule="linear", warmup_steps=4, total_steps=4),

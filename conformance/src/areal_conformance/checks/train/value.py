@@ -7,15 +7,17 @@ Does not know: how a critic's head begins; its weights are read back.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_compare import close, number, raises, same, weights_close
+from areal_conformance.oracles.train_optimizer import OracleTrainer
+from areal_conformance.oracles.train_specs import SCALED
 from areal_conformance.outcome import expect
-from areal_core.contract.train import Head, Output
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.train import TrainBench
-    from areal_core.contract.train import Objective
+from areal_core.contract.errors import CapabilityError
+from areal_core.contract.train import Head, Objective, Output
+from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
 SPEC = "train#areal_core.contract.train.Output"
 HEAD = "train#areal_core.contract.train.Head"
@@ -26,10 +28,6 @@ CLAIMS = ("head.value",)
 @check("train.value.forward", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIMS)
 def forward(bench: TrainBench) -> None:
     """`values` at token t is read before token t is known, for any packing, and follows the weights as they train."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import close
-    from areal_torch.testing.objectives import ValueRegression
-
     for kind in bench.target.adapter.models:
         batch = bench.batch(["0110", (2, 7), (1, 1), "00001", "0"], seed=3)
         with bench.engine(model=bench.model(kind=kind), head=Head.VALUE, max_tokens_per_microbatch=20) as engine:
@@ -52,12 +50,6 @@ def forward(bench: TrainBench) -> None:
 @check("train.value.step", level=Level.SINGLE, law=6, spec=HEAD, requires=CLAIMS)
 def step(bench: TrainBench) -> None:
     """A critic's loss, gradient norm and steps are those of plain autograd and AdamW, cut into micro-batches or not."""
-    from areal_conformance.oracles.train import Oracle
-    from areal_conformance.oracles.train_compare import number, weights_close
-    from areal_conformance.oracles.train_optimizer import OracleTrainer
-    from areal_conformance.oracles.train_specs import SCALED
-    from areal_torch.testing.objectives import ValueRegression
-
     first = bench.folder / "critic"
     with bench.engine(head=Head.VALUE) as engine:
         engine.train_step(bench.batch(seed=7), ValueRegression())  # so that the head is not at zero
@@ -77,9 +69,6 @@ def step(bench: TrainBench) -> None:
 @check("train.value.saved", level=Level.SINGLE, law=7, spec=HEAD, requires=CLAIMS)
 def saved(bench: TrainBench) -> None:
     """A critic's folder starts a critic with the same weights and values, its head included."""
-    from areal_conformance.oracles.train_compare import close, same
-    from areal_torch.testing.objectives import ValueRegression
-
     folder = bench.folder / "critic"
     with bench.engine(head=Head.VALUE) as engine:
         engine.train_step(bench.batch(), ValueRegression())
@@ -94,10 +83,6 @@ def saved(bench: TrainBench) -> None:
 @check("train.value.outputs", level=Level.SINGLE, law=8, spec=HEAD, requires=CLAIMS)
 def outputs(bench: TrainBench) -> None:
     """A critic refuses log-probs and entropy, a language model refuses values, in `forward` and in `train_step`."""
-    from areal_conformance.oracles.train_compare import raises, same
-    from areal_core.contract.errors import CapabilityError
-    from areal_torch.testing.objectives import PolicyGradient, ValueRegression
-
     batch = bench.batch()
     wrong: dict[Head, tuple[list[set[Output]], Objective]] = {
         Head.VALUE: ([{Output.LOGPROBS}, {Output.ENTROPY}, {Output.VALUES, Output.LOGPROBS}], PolicyGradient()),
@@ -120,8 +105,5 @@ def outputs(bench: TrainBench) -> None:
 @check("train.refuse.values", level=Level.SINGLE, law=8, spec=HEAD)
 def refuse_values(bench: TrainBench) -> None:
     """A language model has no values: asked for them, it raises a CapabilityError and returns nothing."""
-    from areal_conformance.oracles.train_compare import raises
-    from areal_core.contract.errors import CapabilityError
-
     with bench.engine() as engine:
         raises(CapabilityError, "values of a language model", lambda: engine.forward(bench.batch(), VALUES))

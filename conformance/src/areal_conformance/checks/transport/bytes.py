@@ -7,15 +7,17 @@ Does not know: how bytes travel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_tensors import DTYPES, SETS, noise, plain, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from areal_core.weights.specs import manifest_of
 
 _LARGEST = 512 << 20
 """A transport that asks for larger buckets is not sent several of them."""
@@ -35,8 +37,6 @@ def round_trip(
 @check("transport.bytes.dtypes", level=Level.SINGLE, law=7, spec="weights")
 def dtypes(bench: TransportBench) -> None:
     """Tensors of every dtype arrive with the same bits, special values of floats among them."""
-    from areal_conformance.benches.transport_tensors import SETS
-
     for name in ("dtypes", "special"):
         round_trip(bench, SETS[name](5), name)
         round_trip(bench, SETS[name](6), f"{name}, small buckets", small_buckets=True)
@@ -45,8 +45,6 @@ def dtypes(bench: TransportBench) -> None:
 @check("transport.bytes.shapes", level=Level.SINGLE, law=7, spec="weights")
 def shapes(bench: TransportBench) -> None:
     """Scalars, empty tensors, views of any stride and parameters arrive whole, in their own shape."""
-    from areal_conformance.benches.transport_tensors import SETS
-
     tensors = SETS["shapes"](7)
     round_trip(bench, tensors, "any shapes")
     round_trip(bench, dict(reversed(tensors.items())), "any shapes, reversed")
@@ -63,8 +61,6 @@ def nothing(bench: TransportBench) -> None:
 @check("transport.bytes.device", level=Level.SINGLE, law=7, spec="weights")
 def device(bench: TransportBench) -> None:
     """Tensors on the target's device are taken as they are and yielded on the CPU."""
-    from areal_conformance.benches.transport_tensors import SETS
-
     where = bench.target.locator.device
     tensors = {name: tensor.to(where) for name, tensor in SETS["plain"](8).items()}
     round_trip(bench, tensors, f"tensors on {where}")
@@ -73,11 +69,6 @@ def device(bench: TransportBench) -> None:
 @check("transport.bytes.sets", level=Level.SINGLE, law=7, spec="weights", deadline_s=120.0)
 def sets(bench: TransportBench) -> None:
     """Any set of tensors, in buckets of any cut, arrives bit for bit."""
-    from hypothesis import Phase, given, settings
-    from hypothesis import strategies as st
-
-    from areal_conformance.benches.transport_tensors import DTYPES, noise
-
     controller, sender, receiver = (bench.transport(small_buckets=True) for _ in range(3))
     tensor = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 9), max_size=3), st.booleans())
 
@@ -107,8 +98,6 @@ def sets(bench: TransportBench) -> None:
 @check("transport.bytes.buckets", level=Level.SINGLE, law=7, spec="weights", deadline_s=120.0)
 def buckets(bench: TransportBench) -> None:
     """More than one bucket, a tensor larger than a bucket, and buckets cut otherwise than asked for arrive whole."""
-    from areal_conformance.benches.transport_tensors import noise, plain, sized
-
     transport = bench.transport(small_buckets=True)
     size = bench.within(lambda: transport.sink(transport.open(9)).bucket_bytes)
     expect(isinstance(size, int) and size > 0, f"bucket_bytes must be a positive number of bytes, got {size!r}")
@@ -139,8 +128,6 @@ def buckets(bench: TransportBench) -> None:
 @check("transport.bytes.full_bucket", level=Level.SINGLE, law=7, spec="weights", deadline_s=120.0)
 def full_bucket(bench: TransportBench) -> None:
     """Buckets of the size the transport itself asks for arrive whole, and so does what follows."""
-    from areal_conformance.benches.transport_tensors import sized
-
     transport = bench.transport()
     size = bench.within(lambda: transport.sink(transport.open(9)).bucket_bytes)
     if size > _LARGEST:
@@ -156,8 +143,6 @@ def full_bucket(bench: TransportBench) -> None:
 @check("transport.bytes.overlap", level=Level.SINGLE, law=7, spec="weights")
 def overlap(bench: TransportBench) -> None:
     """Tensors that share memory, in one bucket or in several, arrive apart and whole."""
-    from areal_conformance.benches.transport_tensors import noise
-
     flat = noise((24,), "float32", 9)
     tensors = {"a": flat, "b": flat, "c": flat[3:9], "d": flat.reshape(4, 6).t(), "e": flat[::2], "f": flat[:3]}
     round_trip(bench, tensors, "one bucket")
@@ -168,9 +153,6 @@ def overlap(bench: TransportBench) -> None:
 @check("transport.sink.copies", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def copies(bench: TransportBench) -> None:
     """A tensor changed after `write` returned, or after `finish`, arrives as it was when written."""
-    from areal_conformance.benches.transport_tensors import plain, sized
-    from areal_core.weights.specs import manifest_of
-
     for tensors in (plain(1), {**sized(300_000, 2, 1), **plain(2)}):
         kept = {name: tensor.clone() for name, tensor in tensors.items()}
         controller, sender = bench.transport(), bench.transport()

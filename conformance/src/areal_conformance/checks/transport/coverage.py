@@ -7,27 +7,25 @@ Does not know: how bytes travel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from torch import Tensor
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_tensors import plain, shapes
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, CoverageError, WeightSyncError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.weights import Receipt, WeightManifest, WeightSink
+from areal_core.contract.weights import Receipt, WeightManifest, WeightSink
+from areal_core.weights.specs import manifest_of
 
 
 def refused(
     bench: TransportBench, what: str, *buckets: Mapping[str, Tensor], manifest: WeightManifest | None = None
 ) -> None:
     """Write the buckets, then finish; expect CoverageError at latest then, and nothing readable after it."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     transport, sender = bench.transport(), bench.transport()
     offer = transport.open(3)
     sinks: list[WeightSink] = []
@@ -69,10 +67,6 @@ def _is_refused(what: str, outcome: object) -> None:
 @check("transport.coverage.unannounced", level=Level.SINGLE, law=7, spec="weights")
 def unannounced(bench: TransportBench) -> None:
     """A tensor nobody announced is refused, first, last or beside announced ones."""
-    import torch
-
-    from areal_conformance.benches.transport_tensors import plain
-
     tensors = plain(3)
     stranger = {"stranger": torch.ones(1)}
     refused(bench, "an unannounced tensor alone", stranger, tensors)
@@ -84,8 +78,6 @@ def unannounced(bench: TransportBench) -> None:
 @check("transport.coverage.shape", level=Level.SINGLE, law=7, spec="weights")
 def shape(bench: TransportBench) -> None:
     """A tensor of another shape than announced is refused, also with as many elements."""
-    from areal_conformance.benches.transport_tensors import plain
-
     tensors = plain(3)
     name = "layers.1.weight"
     for other in (tensors[name].t(), tensors[name].reshape(-1), tensors[name][:4], tensors[name][None]):
@@ -95,10 +87,6 @@ def shape(bench: TransportBench) -> None:
 @check("transport.coverage.dtype", level=Level.SINGLE, law=7, spec="weights")
 def dtype(bench: TransportBench) -> None:
     """A tensor of another dtype than announced is refused, also one of equal width."""
-    import torch
-
-    from areal_conformance.benches.transport_tensors import plain
-
     for kind in (torch.float64, torch.bfloat16, torch.int32):
         refused(bench, f"{kind} for float32", {**plain(3), "norm.weight": torch.ones(16, dtype=kind)})
 
@@ -106,10 +94,6 @@ def dtype(bench: TransportBench) -> None:
 @check("transport.coverage.twice", level=Level.SINGLE, law=7, spec="weights")
 def twice(bench: TransportBench) -> None:
     """A tensor written twice is refused, at once or in the end, with equal bytes or with others."""
-    import torch
-
-    from areal_conformance.benches.transport_tensors import plain
-
     tensors = plain(3)
     first = {"norm.weight": tensors["norm.weight"]}
     rest = {name: tensor for name, tensor in tensors.items() if name != "norm.weight"}
@@ -121,9 +105,6 @@ def twice(bench: TransportBench) -> None:
 @check("transport.coverage.missing", level=Level.SINGLE, law=7, spec="weights")
 def missing(bench: TransportBench) -> None:
     """`finish` refuses a version of which an announced tensor never came: any one, the smallest, or all."""
-    from areal_conformance.benches.transport_tensors import plain, shapes
-    from areal_core.weights.specs import manifest_of
-
     tensors, many = plain(3), shapes(3)
     for name in tensors:
         refused(bench, f"{name!r} missing", {other: tensor for other, tensor in tensors.items() if other != name})
@@ -136,11 +117,6 @@ def missing(bench: TransportBench) -> None:
 @check("transport.coverage.manifest", level=Level.SINGLE, law=7, spec="weights")
 def manifest(bench: TransportBench) -> None:
     """A manifest that names a tensor twice, or ties a name to nothing that is sent, is refused."""
-    import attrs
-
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     good = manifest_of(plain(3).items(), version=3)
     for what, bad in (
         ("a name announced twice", attrs.evolve(good, tensors=(*good.tensors, good.tensors[0]))),

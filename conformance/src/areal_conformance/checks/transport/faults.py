@@ -9,14 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_conformance.benches.transport import TransportBench
-from areal_conformance.benches.transport_footprint import under
+from areal_conformance.benches.transport_footprint import bytes_under, under
 from areal_conformance.benches.transport_stores import flip, places, stores
+from areal_conformance.benches.transport_tensors import noise, plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.checks.transport.processes import refused, well
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.errors import ArealError, FingerprintMismatch, WeightSyncError
 from areal_core.contract.weights import Offer, WeightTransport
+from areal_core.weights.coverage import compare
 
 _POSITIONS = 48
 
@@ -24,9 +26,6 @@ _POSITIONS = 48
 @check("transport.fault.flip", level=Level.FAULTS, law=7, spec="weights", unless=("streams",))
 def flipped(bench: TransportBench) -> None:
     """One bit that flips after a tensor was sent shows in its fingerprint, or is an error."""
-    from areal_conformance.benches.transport_tensors import noise
-    from areal_core.weights.coverage import compare
-
     tensors = {name: noise((512,), "uint8", seed) for seed, name in enumerate(("first", "second", "third"))}
     controller = bench.transport()
     offer = controller.open(1)
@@ -57,8 +56,6 @@ def flipped(bench: TransportBench) -> None:
 @check("transport.fault.anywhere", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=120.0)
 def anywhere(bench: TransportBench) -> None:
     """A bit that flips anywhere in what is stored, header and manifest too, gives all tensors or an ArealError."""
-    from areal_conformance.benches.transport_tensors import plain
-
     tensors = plain(1)
     controller = bench.transport(small_buckets=True)
     offer = controller.open(1)
@@ -98,8 +95,6 @@ def anywhere(bench: TransportBench) -> None:
 @check("transport.fault.truncated", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
 def truncated(bench: TransportBench) -> None:
     """A version of which a part is cut off or gone cannot be read: an error, no crash, no missing tensor."""
-    from areal_conformance.benches.transport_tensors import plain
-
     controller = bench.transport(small_buckets=True)
     receiver = bench.peer("receiver")
     version = 0
@@ -130,8 +125,6 @@ def truncated(bench: TransportBench) -> None:
 )
 def sender_killed(bench: TransportBench) -> None:
     """A sender killed half way leaves a version that cannot be read and can be released; the next one works."""
-    from areal_conformance.benches.transport_tensors import plain
-
     sender = bench.peer("sender")
     controller, receiver = bench.transport(), bench.transport()
     offer = controller.open(1)
@@ -155,8 +148,6 @@ def sender_killed(bench: TransportBench) -> None:
 )
 def receiver_killed(bench: TransportBench) -> None:
     """A receiver killed while it reads costs nobody else anything; release and close leave nothing."""
-    from areal_conformance.benches.transport_tensors import plain
-
     controller, receiver = bench.transport(small_buckets=True), bench.transport(small_buckets=True)
     peer = bench.peer("receiver")
     offer = controller.open(1)
@@ -186,8 +177,6 @@ def receiver_killed(bench: TransportBench) -> None:
 )
 def controller_killed(bench: TransportBench) -> None:
     """What a killed controller leaves is gone once its workers have closed or the next controller has been and gone."""
-    from areal_conformance.benches.transport_tensors import plain
-
     controller = bench.peer("sender")
     known: set[Path] = set()
     for version in (1, 2):
@@ -212,9 +201,6 @@ def controller_killed(bench: TransportBench) -> None:
 @check("transport.fault.no_room", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
 def no_room(bench: TransportBench) -> None:
     """Room that ends in the middle of a version is a StorageError or ResourceError; nothing of it stays."""
-    from areal_conformance.benches.transport_footprint import bytes_under
-    from areal_conformance.benches.transport_tensors import plain
-
     sender = bench.peer("sender")
     controller = bench.transport()
     offer = controller.open(1)

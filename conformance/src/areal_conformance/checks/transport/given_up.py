@@ -6,18 +6,18 @@ Does not know: what a transport keeps in the memory of a process of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_footprint import room
 from areal_conformance.benches.transport_stores import places
+from areal_conformance.benches.transport_tensors import plain, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import expect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from areal_core.weights.specs import manifest_of
 
 _SIZE = 4_000_000
 """Bytes of a version; what `open` needs is far less."""
@@ -26,10 +26,6 @@ _SIZE = 4_000_000
 @check("transport.abort.frees", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def abort_frees(bench: TransportBench) -> None:
     """`abort` drops the bytes at once, half a version or a whole one: it does not wait for `release`."""
-    from areal_conformance.benches.transport_footprint import room
-    from areal_conformance.benches.transport_tensors import sized
-    from areal_core.weights.specs import manifest_of
-
     tensors = sized(_SIZE, 4, 1)
     for how in ("announced", "half", "whole", "refused"):
         controller, sender = bench.transport(), bench.transport()
@@ -68,9 +64,6 @@ def abort_frees(bench: TransportBench) -> None:
 @check("transport.release.again", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def release_again(bench: TransportBench) -> None:
     """`release` and `abort` may come again, late and in any order: they raise nothing and hurt no later version."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     for how in ("never written", "half", "finished", "read"):
         controller, sender = bench.transport(), bench.transport()
         offer = controller.open(1)
@@ -98,6 +91,4 @@ def release_again(bench: TransportBench) -> None:
 
 
 def _small(bench: TransportBench, known: set[Path], opened: int) -> bool:
-    from areal_conformance.benches.transport_footprint import room
-
     return room(bench.temporary, known) - opened < _SIZE // 20

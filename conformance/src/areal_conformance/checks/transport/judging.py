@@ -7,22 +7,19 @@ Does not know: how bytes travel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.transport import Received, TransportBench
+import torch
+from torch import Tensor
+
+from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_ends import Received
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, WeightSyncError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from areal_core.contract.weights import Offer, WeightTransport
+from areal_core.contract.weights import Offer, WeightTransport
 
 
 def same(sent: Mapping[str, Tensor], received: Received, where: str) -> None:
     """Expect the same names, dtypes, shapes and bits."""
-    import torch
-
     got = received.tensors
     expect(
         list(got) == list(sent),
@@ -48,8 +45,6 @@ def same(sent: Mapping[str, Tensor], received: Received, where: str) -> None:
 
 def bits(tensor: Tensor) -> bytes:
     """Return a tensor's bytes in row-major order."""
-    import torch
-
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_footprint import Footprint, bytes_under
 from areal_conformance.benches.transport_stores import places
+from areal_conformance.benches.transport_tensors import plain, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, ResourceError, StorageError
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.transport_footprint import Footprint
+from areal_core.weights.specs import manifest_of
 
 
 def nothing_left(bench: TransportBench, before: Footprint, known: set[Path], when: str) -> None:
@@ -34,9 +35,6 @@ def nothing_left(bench: TransportBench, before: Footprint, known: set[Path], whe
 @check("transport.close.clean", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def close_clean(bench: TransportBench) -> None:
     """`close` in any state leaves nothing of any offer behind, and may be called again."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     before = bench.look()
     states = ("unused", "open", "begun", "half", "aborted", "finished", "read", "released", "two")
     for state in states:
@@ -79,9 +77,6 @@ def close_clean(bench: TransportBench) -> None:
 @check("transport.close.while_read", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def close_while_read(bench: TransportBench) -> None:
     """A controller that closes while a version is read or written ends; so do the others, and nothing is left."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     before = bench.look()
     controller, sender, receiver = (bench.transport(small_buckets=True) for _ in range(3))
     offer, unfinished = controller.open(1), controller.open(2)
@@ -112,9 +107,6 @@ def close_while_read(bench: TransportBench) -> None:
 @check("transport.release.frees", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def release_frees(bench: TransportBench) -> None:
     """`release` gives the room of a version back, finished or not: twenty updates hold no more than three did."""
-    from areal_conformance.benches.transport_tensors import sized
-    from areal_core.weights.specs import manifest_of
-
     for how in ("finished", "aborted", "given up", "never written"):
         controller, sender = bench.transport(), bench.transport()
         early = (0, 0)
@@ -150,11 +142,6 @@ def release_frees(bench: TransportBench) -> None:
 @check("transport.room.refused", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def room_refused(bench: TransportBench) -> None:
     """A version that fits nowhere is refused with StorageError or ResourceError, and leaves nothing readable."""
-    import torch
-
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     before = bench.look()
     controller, sender = bench.transport(), bench.transport()
     offer = controller.open(1)
@@ -182,8 +169,6 @@ def room_refused(bench: TransportBench) -> None:
 
 
 def _held(bench: TransportBench) -> tuple[int, int]:
-    from areal_conformance.benches.transport_footprint import bytes_under
-
     return bench.look().size, bytes_under(bench.temporary)
 
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Factory, define
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_tensors import plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation
 from areal_core.contract.errors import ArealError
 from areal_core.contract.weights import Offer
+from areal_core.weights.specs import manifest_of
 
 _STEPS = 24
 _EXAMPLES = 40
@@ -35,9 +40,6 @@ class _Life:
 @check("transport.machine", level=Level.SINGLE, law=7, spec="weights", unless=("streams",), deadline_s=120.0)
 def machine(bench: TransportBench) -> None:
     """In any order of open, write, finish, abort, release and read an offer gives its own bytes or an error."""
-    from hypothesis import HealthCheck, Phase, settings
-    from hypothesis.stateful import run_state_machine_as_test
-
     limits = settings(
         max_examples=_EXAMPLES,
         stateful_step_count=_STEPS,
@@ -53,11 +55,6 @@ def machine(bench: TransportBench) -> None:
 
 def _machine(bench: TransportBench) -> Any:
     """Make one machine around fresh ends of the transport. Any: hypothesis has no types for it."""
-    from hypothesis import strategies as st
-    from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
 
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_ends import receipt_of
+from areal_conformance.benches.transport_tensors import SETS, plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError
-
-if TYPE_CHECKING:
-    from areal_core.contract.weights import Offer
+from areal_core.contract.weights import Offer
+from areal_core.weights.specs import manifest_of
 
 _OFFER_BYTES = 16 << 10
 
@@ -25,8 +25,6 @@ _OFFER_BYTES = 16 << 10
 @check("transport.names.any", level=Level.SINGLE, law=7, spec="weights")
 def names(bench: TransportBench) -> None:
     """A name is data: slashes, dots, spaces, case, length and foreign letters arrive as they are and escape nowhere."""
-    from areal_conformance.benches.transport_tensors import SETS
-
     for small in (False, True):
         transport = bench.transport(small_buckets=small)
         offer = transport.open(1)
@@ -43,9 +41,6 @@ def names(bench: TransportBench) -> None:
 @check("transport.manifest.whole", level=Level.SINGLE, law=7, spec="weights")
 def manifest_whole(bench: TransportBench) -> None:
     """The receiver's manifest is the sender's: version, every specification in sending order, and the ties."""
-    from areal_conformance.benches.transport_tensors import SETS
-    from areal_core.weights.specs import manifest_of
-
     for seed, kind in enumerate(("plain", "shapes", "dtypes")):
         for backwards in (False, True):
             items = list(SETS[kind](seed).items())
@@ -70,9 +65,6 @@ def manifest_whole(bench: TransportBench) -> None:
 @check("transport.receipt.true", level=Level.SINGLE, law=7, spec="weights")
 def receipt_true(bench: TransportBench) -> None:
     """The sink's receipt holds version, byte count and the fingerprint of every tensor and of nothing else."""
-    from areal_conformance.benches.transport_ends import receipt_of
-    from areal_conformance.benches.transport_tensors import SETS
-
     for seed, kind in enumerate(SETS):
         tensors = SETS[kind](seed)
         transport = bench.transport(small_buckets=bool(seed % 2))
@@ -102,8 +94,6 @@ def receipt_true(bench: TransportBench) -> None:
 @check("transport.offer.plain", level=Level.SINGLE, law=7, spec="weights")
 def offer_plain(bench: TransportBench) -> None:
     """An offer is small plain data that survives the codec, names this transport and its version, and never changes."""
-    from areal_conformance.benches.transport_tensors import plain
-
     transport = bench.transport()
     offers = [transport.open(version) for version in (1, 2, 10**9)]
     told = [_json(offer) for offer in offers]
@@ -131,8 +121,6 @@ def offer_plain(bench: TransportBench) -> None:
 @check("transport.offer.complete", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def offer_complete(bench: TransportBench) -> None:
     """Whoever got an offer when it was opened can use it, in any order of asking, through an end of its own."""
-    from areal_conformance.benches.transport_tensors import plain
-
     controller, sender, early = bench.transport(), bench.transport(), bench.transport()
     offer = bench.travelled(controller.open(6))
     try:

@@ -9,24 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from areal_conformance.benches.transport import Received, TransportBench
+from torch import Tensor
+
+from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_ends import Received
+from areal_conformance.benches.transport_tensors import noise, plain, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, WeightSyncError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from areal_core.weights.specs import manifest_of
 
 
 @check("transport.finish.makes_readable", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def finish_makes_readable(bench: TransportBench) -> None:
     """Nothing can be read before `finish` has returned, though every byte was written; then everything can."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     controller, receiver = bench.transport(), bench.transport()
     for version in (1, 2):
         tensors = plain(version)
@@ -46,9 +44,6 @@ def finish_makes_readable(bench: TransportBench) -> None:
 @check("transport.finish.once", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def finish_once(bench: TransportBench) -> None:
     """After `finish` nothing changes what was sent: not a write, not a second finish, not a second begin."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     tensors, others = plain(1), plain(2)
     controller = bench.transport()
     offer = controller.open(1)
@@ -79,9 +74,6 @@ def finish_once(bench: TransportBench) -> None:
 @check("transport.order.begin", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def begin_first(bench: TransportBench) -> None:
     """`write` and `finish` before `begin`, and a second `begin`, are refused with an ArealError."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     tensors = plain(1)
     manifest = manifest_of(tensors.items(), version=1)
     for what, steps in (("write", ("write",)), ("finish", ("finish",)), ("second begin", ("begin", "begin"))):
@@ -109,9 +101,6 @@ def begin_first(bench: TransportBench) -> None:
 @check("transport.abort.unreadable", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def abort(bench: TransportBench) -> None:
     """`abort` at any point leaves nothing readable, for good, however often it is called."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     tensors = plain(1)
     for stage in ("made", "begun", "half", "written"):
         controller = bench.transport()
@@ -140,9 +129,6 @@ def abort(bench: TransportBench) -> None:
 @check("transport.abort.then_works", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def abort_then_works(bench: TransportBench) -> None:
     """The update after an aborted one, of the same version or the next, carries its own bytes and no others."""
-    from areal_conformance.benches.transport_tensors import plain, sized
-    from areal_core.weights.specs import manifest_of
-
     controller, sender, receiver = (bench.transport() for _ in range(3))
     for version, tensors in ((1, sized(50_000, 3, 1)), (1, plain(2)), (2, plain(3)), (2, sized(9_000, 2, 4))):
         lost = controller.open(version)
@@ -161,9 +147,6 @@ def abort_then_works(bench: TransportBench) -> None:
 @check("transport.release.gone", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def release_gone(bench: TransportBench) -> None:
     """A released version cannot be read any more; release is idempotent, at every stage of an offer's life."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     controller = bench.transport()
     offers = [controller.open(version) for version in (1, 2, 3, 4)]
     begun = bench.transport().sink(bench.travelled(offers[1]))
@@ -184,8 +167,6 @@ def release_gone(bench: TransportBench) -> None:
 @check("transport.release.reopened", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def release_reopened(bench: TransportBench) -> None:
     """A released offer stays gone when its version is opened and sent again: the old name never leads to new bytes."""
-    from areal_conformance.benches.transport_tensors import plain
-
     controller = bench.transport()
     old = bench.travelled(controller.open(5))
     bench.send(bench.transport(), old, plain(1))
@@ -231,9 +212,6 @@ def release_while_read(bench: TransportBench) -> None:
 @check("transport.sink.late", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def sink_late(bench: TransportBench) -> None:
     """A sender that was given up on cannot spoil the next version, nor make its own readable after the release."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     for version in (2, 1):
         controller, late_end = bench.transport(), bench.transport()
         offer = bench.travelled(controller.open(1))
@@ -264,8 +242,6 @@ def sink_late(bench: TransportBench) -> None:
 @check("transport.sink.stale", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def sink_stale(bench: TransportBench) -> None:
     """A sink made for a released offer is refused with an ArealError, and spoils nothing that is open."""
-    from areal_conformance.benches.transport_tensors import plain
-
     for used in (False, True):
         controller = bench.transport()
         stale = bench.travelled(controller.open(1))
@@ -287,6 +263,4 @@ def sink_stale(bench: TransportBench) -> None:
 
 
 def _layers(seed: int) -> dict[str, Tensor]:
-    from areal_conformance.benches.transport_tensors import noise
-
     return {f"layers.{number}": noise((600,), "float32", 50 * seed + number) for number in range(6)}

@@ -7,17 +7,18 @@ Does not know: how bytes travel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_ends import receipt_of
 from areal_conformance.benches.transport_process import Answer
+from areal_conformance.benches.transport_tensors import SETS, plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.weights import Offer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def well(answer: Answer, what: str) -> Mapping[str, Any]:  # Any: JSON
@@ -37,8 +38,6 @@ def refused(answer: Answer, what: str, *kinds: str) -> None:
 
 def same_there(sent: Mapping[str, Tensor], got: Mapping[str, Any], where: str) -> None:
     """Expect that a receiver in another process holds these tensors."""
-    from areal_conformance.benches.transport_ends import receipt_of
-
     wanted = dict(receipt_of(sent, 0).fingerprints)
     expect(got["names"] == list(sent), f"{where}: expected {list(sent)}, got {got['names']}")
     wrong = [name for name, digits in wanted.items() if got["fingerprints"][name] != digits]
@@ -50,8 +49,6 @@ def same_there(sent: Mapping[str, Tensor], got: Mapping[str, Any], where: str) -
 )
 def crosses(bench: TransportBench) -> None:
     """A version opened here and sent by another process is read here and in a third, update after update."""
-    from areal_conformance.benches.transport_tensors import SETS
-
     sender, receiver = bench.peer("sender"), bench.peer("receiver")
     controller = bench.transport()
     for version, kind in enumerate(("plain", "dtypes", "plain", "shapes"), 1):
@@ -81,8 +78,6 @@ def crosses(bench: TransportBench) -> None:
 )
 def controller_elsewhere(bench: TransportBench) -> None:
     """A controller in another process opens and releases what is sent and read here."""
-    from areal_conformance.benches.transport_tensors import plain
-
     controller = bench.peer("sender")
     sender, receiver = bench.transport(), bench.transport()
     for version in (1, 2):
@@ -103,8 +98,6 @@ def controller_elsewhere(bench: TransportBench) -> None:
 )
 def receivers_apart(bench: TransportBench) -> None:
     """A receiver that closes its end, or is half way, does not stand in the way of one in another process."""
-    from areal_conformance.benches.transport_tensors import plain
-
     first, second = bench.peer("sender"), bench.peer("receiver")
     controller = bench.transport(small_buckets=True)
     offer = controller.open(1)

@@ -7,6 +7,7 @@ Does not know: how bytes are shared; a reader that dies of its own write has don
 from __future__ import annotations
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_tensors import SETS
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
 from areal_conformance.checks.transport.processes import same_there, well
@@ -15,8 +16,6 @@ from areal_conformance.checks.transport.processes import same_there, well
 @check("transport.reader.writes", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
 def reader_writes(bench: TransportBench) -> None:
     """A reader that writes into what it was handed changes nothing for others, for later reads, or later versions."""
-    from areal_conformance.benches.transport_tensors import SETS
-
     controller, sender, scribbler = bench.transport(), bench.transport(), bench.peer("scribbler")
     for version, kind in enumerate(("plain", "plain", "dtypes"), 1):
         tensors = SETS[kind](version)

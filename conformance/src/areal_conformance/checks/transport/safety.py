@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pickle
 import socket
@@ -19,6 +20,7 @@ from areal_conformance.benches.process import listening
 from areal_conformance.benches.transport import TransportBench
 from areal_conformance.benches.transport_audit import audited
 from areal_conformance.benches.transport_stores import places, stores
+from areal_conformance.benches.transport_tensors import SETS, noise, plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import expect
@@ -32,8 +34,6 @@ _GREETINGS = (b"", b"\n" * 64, b"GET / HTTP/1.0\r\n\r\n", bytes(64), b'{"do": "g
 @check("transport.safe.unpickled", level=Level.SINGLE, law=11, spec="weights")
 def unpickled(bench: TransportBench) -> None:
     """No object is unpickled on the way, and no file of a version is a pickle."""
-    from areal_conformance.benches.transport_tensors import SETS
-
     for kind in ("plain", "shapes", "names"):
         with audited() as audit:
             controller, sender, receiver = bench.transport(), bench.transport(), bench.transport()
@@ -51,8 +51,6 @@ def unpickled(bench: TransportBench) -> None:
 @check("transport.safe.bomb", level=Level.FAULTS, law=11, spec="weights", unless=("streams",))
 def bomb(bench: TransportBench) -> None:
     """A pickle put in place of any stored file is not run, and reading fails with an ArealError."""
-    from areal_conformance.benches.transport_tensors import plain
-
     canary = bench.folder / "canary"
     controller = bench.transport()
     offer = controller.open(1)
@@ -76,8 +74,6 @@ def bomb(bench: TransportBench) -> None:
 @check("transport.safe.private", level=Level.SINGLE, law=11, spec="weights", unless=("streams",))
 def private(bench: TransportBench) -> None:
     """Files and segments of a version can be read and written by their owner alone."""
-    from areal_conformance.benches.transport_tensors import plain
-
     kept = os.umask(0o000)
     try:
         controller, sender = bench.transport(), bench.transport()
@@ -103,8 +99,6 @@ def private(bench: TransportBench) -> None:
 @check("transport.safe.loopback", level=Level.SINGLE, law=11, spec="weights")
 def loopback(bench: TransportBench) -> None:
     """Whatever listens, listens on loopback."""
-    from areal_conformance.benches.transport_tensors import plain
-
     with audited() as audit:
         controller = bench.transport()
         offer = controller.open(1)
@@ -118,8 +112,6 @@ def loopback(bench: TransportBench) -> None:
 @check("transport.safe.stranger", level=Level.SINGLE, law=11, spec="weights", unless=("streams",))
 def stranger(bench: TransportBench) -> None:
     """Who connects without the offer's secret gets no byte of the weights and disturbs nobody."""
-    from areal_conformance.benches.transport_tensors import noise
-
     before = listening()
     tensors = {"secret": noise((4096,), "uint8", 77)}
     marker = bytes(tensors["secret"][100:116].tolist())
@@ -177,8 +169,6 @@ def _is_pickle(path: Path) -> bool:
 
 
 def _request(location: object, do: str) -> bytes:
-    import json
-
     assert isinstance(location, dict)
     known = {key: value for key, value in location.items() if isinstance(value, int)}
     return json.dumps({**known, "do": do, "name": "secret", "version": 1, "bytes": 0}).encode() + b"\n"

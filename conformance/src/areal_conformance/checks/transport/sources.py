@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 
-from areal_conformance.benches.transport import Received, TransportBench
+from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_ends import Received
+from areal_conformance.benches.transport_tensors import noise, plain, shapes, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import bits, same
 from areal_conformance.outcome import Violation, expect
@@ -17,8 +19,6 @@ from areal_conformance.outcome import Violation, expect
 @check("transport.source.many", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def many(bench: TransportBench) -> None:
     """Every receiver of one offer gets every tensor, one after the other and in turns, from one end or from several."""
-    from areal_conformance.benches.transport_tensors import noise, plain, shapes
-
     tensors = {f"layers.{n}": noise((600,), "float32", n) for n in range(6)} | plain(1) | shapes(2)
     controller, shared = bench.transport(small_buckets=True), bench.transport(small_buckets=True)
     offer = controller.open(1)
@@ -59,8 +59,6 @@ def many(bench: TransportBench) -> None:
 @check("transport.source.at_once", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def at_once(bench: TransportBench) -> None:
     """Receivers in several threads, each with an end of its own, get the same bytes."""
-    from areal_conformance.benches.transport_tensors import plain, sized
-
     tensors = {**sized(200_000, 6, 1), **plain(2)}
     controller = bench.transport()
     offer = controller.open(1)
@@ -93,8 +91,6 @@ def at_once(bench: TransportBench) -> None:
 @check("transport.source.left", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def left(bench: TransportBench) -> None:
     """A source closed unread, half read, or twice takes nothing away from the others; nor does the end it came from."""
-    from areal_conformance.benches.transport_tensors import plain
-
     controller, leaving = bench.transport(small_buckets=True), bench.transport(small_buckets=True)
     offer = controller.open(1)
     sender = bench.transport()

@@ -9,12 +9,15 @@ from __future__ import annotations
 from functools import partial
 
 from areal_conformance.benches.transport import PEER_S, TransportBench, expecting
+from areal_conformance.benches.transport_ends import receive
+from areal_conformance.benches.transport_tensors import SETS, plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
 from areal_conformance.checks.transport.processes import refused, same_there, well
 from areal_conformance.checks.transport.streams import gave_up, works_again
 from areal_conformance.outcome import expect
 from areal_core.contract.weights import Offer
+from areal_core.weights.specs import manifest_of
 
 
 @check(
@@ -28,9 +31,6 @@ from areal_core.contract.weights import Offer
 )
 def crosses(bench: TransportBench) -> None:
     """A version opened here and sent by another process is received here and in a third, update after update."""
-    from areal_conformance.benches.transport_ends import receive
-    from areal_conformance.benches.transport_tensors import SETS
-
     sender, receiver = bench.peer("sender"), bench.peer("receiver")
     controller, here = bench.transport(), bench.transport()
     for version, kind in enumerate(("plain", "dtypes", "plain", "shapes"), 1):
@@ -65,9 +65,6 @@ def crosses(bench: TransportBench) -> None:
 )
 def receiver_killed(bench: TransportBench) -> None:
     """A receiver killed in the middle is WeightSyncError for the sender, which names it; those left get the next."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     controller, sender, staying = bench.transport(small_buckets=True), bench.transport(), bench.transport()
     peer = bench.peer("receiver")
     offer = controller.open(1)
@@ -107,8 +104,6 @@ def receiver_killed(bench: TransportBench) -> None:
 )
 def sender_killed(bench: TransportBench) -> None:
     """A sender killed in the middle is WeightSyncError for every receiver; another sender carries the next version."""
-    from areal_conformance.benches.transport_ends import receive
-
     peer = bench.peer("sender")
     controller, first, second = (bench.transport() for _ in range(3))
     offer = controller.open(1)
@@ -145,8 +140,6 @@ def sender_killed(bench: TransportBench) -> None:
 )
 def controller_killed(bench: TransportBench) -> None:
     """Ends that come after their controller was killed get WeightSyncError, and serve the next controller."""
-    from areal_conformance.benches.transport_ends import receive
-
     peer = bench.peer("sender")
     sender, receiver, following = (bench.transport() for _ in range(3))
     offer = Offer(**well(peer.ask("open", version=1), "opening in another process"))

@@ -6,18 +6,20 @@ Does not know: how bytes travel, or how long an end waits for another; only that
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from areal_conformance.benches.transport import TransportBench, expecting
+from areal_conformance.benches.transport import ALONE_S, TransportBench, expecting
+from areal_conformance.benches.transport_ends import receive, send
+from areal_conformance.benches.transport_tensors import plain, shapes, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, WeightSyncError
-
-if TYPE_CHECKING:
-    from areal_core.contract.weights import Offer, WeightTransport
+from areal_core.contract.weights import Offer, WeightTransport
+from areal_core.weights.specs import manifest_of
 
 
 def gave_up(outcome: object, who: str, when: str) -> None:
@@ -30,8 +32,6 @@ def gave_up(outcome: object, who: str, when: str) -> None:
 
 def works_again(bench: TransportBench, controller: WeightTransport, ends: Sequence[WeightTransport], when: str) -> None:
     """Expect that the same ends, the sender first, carry the next version."""
-    from areal_conformance.benches.transport_tensors import plain
-
     offer = controller.open(90)
     receipt, received = bench.carry(controller, ends[0], ends[1:], offer, plain(90))
     for one in received:
@@ -48,8 +48,6 @@ def works_again(bench: TransportBench, controller: WeightTransport, ends: Sequen
 )
 def everybody(bench: TransportBench) -> None:
     """Every receiver named gets every tensor, update after update, whether the fleet stays, shrinks, grows or turns."""
-    from areal_conformance.benches.transport_tensors import plain, shapes
-
     controller, sender = bench.transport(small_buckets=True), bench.transport()
     fleet = [bench.transport() for _ in range(3)]
     for version, who in enumerate(((0, 1), (0, 1), (0,), (0, 1, 2), (2, 1, 0), (1,), (1, 2)), 1):
@@ -69,9 +67,6 @@ def everybody(bench: TransportBench) -> None:
 @check("transport.stream.alone", level=Level.SINGLE, law=9, spec="weights#streams", requires=("streams",), since=(1, 1))
 def alone(bench: TransportBench) -> None:
     """An end whose peers never come ends with WeightSyncError that names who is missing; the next version works."""
-    from areal_conformance.benches.transport_ends import receive, send
-    from areal_conformance.benches.transport_tensors import plain
-
     controller, sender, receiver, other = (bench.transport() for _ in range(4))
     names = ("receiver/here", "receiver/missing")
     for who in ("sender", "receiver", "sender and one receiver"):
@@ -97,9 +92,6 @@ def alone(bench: TransportBench) -> None:
 @check("transport.stream.named", level=Level.SINGLE, law=7, spec="weights#streams", requires=("streams",), since=(1, 1))
 def named(bench: TransportBench) -> None:
     """`expect` refuses no receivers, one named twice and a released offer; an offer serves one receiver, once."""
-    from areal_conformance.benches.transport_ends import receive
-    from areal_conformance.benches.transport_tensors import plain
-
     controller, sender, receiver = (bench.transport() for _ in range(3))
     offer = controller.open(1)
     released = controller.open(2)
@@ -121,8 +113,6 @@ def named(bench: TransportBench) -> None:
     controller.release(offer)
     offer = controller.open(3)
     (own,) = (bench.travelled(one) for one in expecting(controller).expect(offer, ("one",)))
-    from areal_conformance.benches.transport_ends import send
-
     ended = bench.at_once(
         {
             "sender": partial(send, sender, bench.travelled(offer), plain(3)),
@@ -146,9 +136,6 @@ def named(bench: TransportBench) -> None:
 )
 def sender_stops(bench: TransportBench) -> None:
     """A sender that aborts, at any stage, is WeightSyncError for every receiver, though it has every byte."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     controller, sender, first, second = (bench.transport() for _ in range(4))
     tensors = plain(1)
     for stage in ("made", "begun", "half", "written"):
@@ -181,9 +168,6 @@ def sender_stops(bench: TransportBench) -> None:
 )
 def receiver_leaves(bench: TransportBench) -> None:
     """A receiver that closes its source before the end, unread or half read, is WeightSyncError for all the others."""
-    from areal_conformance.benches.transport_ends import receive, send
-    from areal_conformance.benches.transport_tensors import sized
-
     controller, sender, staying, leaving = (bench.transport(small_buckets=True) for _ in range(4))
     tensors = sized(8_000_000, 16, 1)
     for how in ("unread", "announced", "half"):
@@ -218,12 +202,6 @@ def receiver_leaves(bench: TransportBench) -> None:
 )
 def released(bench: TransportBench) -> None:
     """`release` ends a sender and a receiver that wait, at once and not at their timeout; late ones are refused."""
-    import time
-
-    from areal_conformance.benches.transport import ALONE_S
-    from areal_conformance.benches.transport_ends import receive, send
-    from areal_conformance.benches.transport_tensors import plain
-
     for who in ("sender", "receiver"):
         controller, sender, receiver = (bench.transport() for _ in range(3))
         offer = controller.open(1)
@@ -263,8 +241,6 @@ def released(bench: TransportBench) -> None:
 )
 def clean(bench: TransportBench) -> None:
     """`close` leaves nothing, whatever was carried or given up; twenty updates hold no more than three did."""
-    from areal_conformance.benches.transport_tensors import plain
-
     before = bench.look()
     controller, sender, receiver = (bench.transport() for _ in range(3))
     sizes: list[int] = []

@@ -9,18 +9,18 @@ from __future__ import annotations
 import attrs
 
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_footprint import bytes_under
+from areal_conformance.benches.transport_tensors import dtypes, noise, plain, shapes, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation
 from areal_core.contract.errors import ArealError, WeightSyncError
+from areal_core.weights.specs import manifest_of
 
 
 @check("transport.version.announced", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def announced(bench: TransportBench) -> None:
     """A sender that announces another version than the offer's is refused, and nothing becomes readable."""
-    from areal_conformance.benches.transport_tensors import plain
-    from areal_core.weights.specs import manifest_of
-
     for offered, told in ((5, 6), (5, 4), (5, 0)):
         controller = bench.transport()
         offer = controller.open(offered)
@@ -43,8 +43,6 @@ def announced(bench: TransportBench) -> None:
 @check("transport.version.offered", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def offered(bench: TransportBench) -> None:
     """One version cannot be read by an offer that names another, older or newer."""
-    from areal_conformance.benches.transport_tensors import plain
-
     controller = bench.transport()
     offer = controller.open(5)
     bench.send(bench.transport(), offer, plain(1))
@@ -57,9 +55,6 @@ def offered(bench: TransportBench) -> None:
 @check("transport.version.apart", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def apart(bench: TransportBench) -> None:
     """Offers open at once, of different versions or of one, written in turns, keep their own bytes."""
-    from areal_conformance.benches.transport_tensors import dtypes, plain
-    from areal_core.weights.specs import manifest_of
-
     for versions in ((1, 2), (7, 7)):
         controller, sender, receiver = (bench.transport() for _ in range(3))
         sets = [plain(1), plain(2), dtypes(3)]
@@ -85,8 +80,6 @@ def apart(bench: TransportBench) -> None:
 @check("transport.version.follow", level=Level.SINGLE, law=7, spec="weights")
 def follow(bench: TransportBench) -> None:
     """Update after update carries its own bytes: alike, smaller, larger, renamed, with gaps in the versions."""
-    from areal_conformance.benches.transport_tensors import dtypes, noise, plain, shapes, sized
-
     controller, sender, receiver = (bench.transport(small_buckets=True) for _ in range(3))
     updates = [
         plain(1),
@@ -113,9 +106,6 @@ def follow(bench: TransportBench) -> None:
 @check("transport.version.many", level=Level.LOOP, law=10, spec="weights", unless=("streams",), deadline_s=120.0)
 def many(bench: TransportBench) -> None:
     """A hundred updates in a row arrive whole, and hold no more files, descriptors and threads than ten did."""
-    from areal_conformance.benches.transport_footprint import bytes_under
-    from areal_conformance.benches.transport_tensors import plain
-
     controller, sender, receiver = (bench.transport() for _ in range(3))
     held: list[tuple[int, int]] = []
     for version in range(1, 101):

@@ -14,16 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, paying, read_only, scripted
+from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.data import Episode
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.workflow import RolloutWorkflow
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
 
 _RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
 _WORKFLOW = "workflow#areal_core.contract.workflow.RolloutWorkflow"
@@ -34,8 +33,6 @@ _MANY = 12
 @check("workflow.episode.names", level=Level.SINGLE, law=1, spec=_EPISODE)
 async def names(bench: WorkflowBench) -> None:
     """An episode has its session's task and group; its metrics are numbers by name."""
-    from areal_conformance.benches.workflow import paying
-
     expect(isinstance(bench.workflow, RolloutWorkflow), f"{type(bench.workflow).__name__} is no RolloutWorkflow")
     for number in (3, 4):
         task, group = TaskId(f"train/{number}/9"), GroupId(f"group {number}")
@@ -51,9 +48,6 @@ async def names(bench: WorkflowBench) -> None:
 @check("workflow.company.at_once", level=Level.SINGLE, law=1, spec=_WORKFLOW)
 async def at_once(bench: WorkflowBench) -> None:
     """Many episodes are at work at once in one instance, and each holds its own prompt, tokens, reward and names."""
-    from areal_conformance.benches.workflow import paying, scripted
-    from areal_conformance.benches.workflow_tokens import traced
-
     gates = [asyncio.Event() for _ in range(_MANY)]
     arrived: set[int] = set()
     sessions, rows = [], bench.rows
@@ -113,8 +107,6 @@ async def repeatable(bench: WorkflowBench) -> None:
 @check("workflow.company.row_unchanged", level=Level.SINGLE, law=4, spec=_RUN)
 async def row_unchanged(bench: WorkflowBench) -> None:
     """The row is not changed, at its top or within: the members of a group and the next epoch read it too."""
-    from areal_conformance.benches.workflow import read_only
-
     for row in bench.rows:
         nested = {**row, "extra": {"list": [1, 2], "deep": {"a": [3]}}}
         before = copy.deepcopy(nested)
@@ -137,8 +129,6 @@ async def cancel_prompt(bench: WorkflowBench) -> None:
 @check("workflow.cancel.others", level=Level.SINGLE, law=9, spec=_RUN)
 async def cancel_others(bench: WorkflowBench) -> None:
     """Cancelling one episode leaves the others of the instance at work."""
-    from areal_conformance.benches.workflow_tokens import traced
-
     gate, arrived = asyncio.Event(), set[int]()
     sessions = [bench.session(at_generate=partial(_at, arrived, number, gate)) for number in range(3)]
     work = [asyncio.create_task(bench.episode(session)) for session in sessions]

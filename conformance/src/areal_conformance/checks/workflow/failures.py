@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from areal_conformance.benches.workflow import (
+    WorkflowBench,
+    drifting_tokenizer,
+    failing,
+    generation,
+    judging,
+    paying,
+    scripted,
+)
+from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import StopReason
@@ -24,9 +33,6 @@ from areal_core.contract.errors import (
 )
 from areal_core.contract.workflow import RewardResult, RewardStatus
 
-if TYPE_CHECKING:
-    from areal_conformance.benches.workflow import WorkflowBench
-
 _RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
 _RESULT = "workflow#areal_core.contract.workflow.RewardResult"
 _INPUT = "workflow#areal_core.contract.workflow.RewardInput"
@@ -35,8 +41,6 @@ _INPUT = "workflow#areal_core.contract.workflow.RewardInput"
 @check("workflow.reward.recorded", level=Level.SINGLE, law=5, spec=_RESULT)
 async def recorded(bench: WorkflowBench) -> None:
     """The reward is recorded as it was given: small, large, negative, and zero too."""
-    from areal_conformance.benches.workflow import paying
-
     tolerance = bench.tolerance()
     for value in (0.625, 0.0, -3.25, 1.0, 1e-3, 250.0, 1):
         session = bench.session(judge=paying(value))
@@ -51,8 +55,6 @@ async def recorded(bench: WorkflowBench) -> None:
 @check("workflow.reward.asked_with", level=Level.SINGLE, law=1, spec=_INPUT)
 async def asked_with(bench: WorkflowBench) -> None:
     """A reward is asked with the ids, text, stop reason and row of what was generated, special tokens left out."""
-    from areal_conformance.benches.workflow import drifting_tokenizer, scripted
-
     tokenizer = drifting_tokenizer()
     for row, stop in zip(bench.rows, (StopReason.STOP, StopReason.LENGTH), strict=False):
         session = bench.session(scripted(1, stop=stop))
@@ -73,8 +75,6 @@ async def asked_with(bench: WorkflowBench) -> None:
 @check("workflow.reward.failed", level=Level.SINGLE, law=5, spec=_RESULT)
 async def failed(bench: WorkflowBench) -> None:
     """A reward that timed out, raised, crashed or was no number fails the episode with a typed error that tells it."""
-    from areal_conformance.benches.workflow import judging
-
     for status in (RewardStatus.TIMEOUT, RewardStatus.RAISED, RewardStatus.CRASHED, RewardStatus.INVALID):
         detail = f"the words of a reward that ended with {status}"
         result = RewardResult(value=None, status=status, detail=detail, components={"part": 1.0})
@@ -90,8 +90,6 @@ async def failed(bench: WorkflowBench) -> None:
 @check("workflow.reward.failed_is_reward_failed", level=Level.SINGLE, law=5, spec=_RESULT)
 async def failed_is_reward_failed(bench: WorkflowBench) -> None:
     """The error of a failed reward is RewardFailed, which nobody retries and nobody takes for another failure."""
-    from areal_conformance.benches.workflow import judging
-
     result = RewardResult(value=None, status=RewardStatus.RAISED, detail="division by zero")
     error = await _failure(bench, bench.session(judge=judging(result)), "a reward that raised")
     expect(isinstance(error, RewardFailed), f"a reward that raised gives {type(error).__name__}: {error}")
@@ -100,8 +98,6 @@ async def failed_is_reward_failed(bench: WorkflowBench) -> None:
 @check("workflow.reward.not_finite", level=Level.SINGLE, law=5, spec=_RESULT)
 async def not_finite(bench: WorkflowBench) -> None:
     """A reward that is called ok and is no finite number fails the episode; it is never recorded."""
-    from areal_conformance.benches.workflow import judging, paying
-
     for value in (math.nan, math.inf, -math.inf):
         await _failure(bench, bench.session(judge=paying(value)), f"a reward of {value}")
     result = RewardResult(value=None, status=RewardStatus.OK)
@@ -111,8 +107,6 @@ async def not_finite(bench: WorkflowBench) -> None:
 @check("workflow.reward.pool_broken", level=Level.SINGLE, law=5, spec=_RUN)
 async def pool_broken(bench: WorkflowBench) -> None:
     """An error the session raises while scoring passes as it is."""
-    from areal_conformance.benches.workflow import judging
-
     sent = WorkerDied("the reward pool is gone", why="a test", fix="none")
     error = await _failure(bench, bench.session(judge=judging(sent)), "a session that raises while scoring")
     expect(type(error) is WorkerDied, f"WorkerDied became {type(error).__name__}: {error}")
@@ -121,8 +115,6 @@ async def pool_broken(bench: WorkflowBench) -> None:
 @check("workflow.failure.generation", level=Level.SINGLE, law=5, spec=_RUN)
 async def failed_generation(bench: WorkflowBench) -> None:
     """A generation that fails fails the episode with its own error; nothing is scored, and nobody asks again."""
-    from areal_conformance.benches.workflow import failing
-
     for sent in (
         GenerationFailed("the engine lost it", why="w", fix="f"),
         PromptTooLong("too long", why="9 > 8"),
@@ -144,8 +136,6 @@ async def failed_generation(bench: WorkflowBench) -> None:
 @check("workflow.turns.failure", level=Level.SINGLE, law=5, spec=_RUN, requires=("multi_turn",))
 async def failed_turn(bench: WorkflowBench) -> None:
     """A later turn that fails fails the whole episode with its own error; the turns before are not passed off as it."""
-    from areal_conformance.benches.workflow import generation
-
     sent = GenerationFailed("the engine lost it", why="w", fix="f")
     session = bench.session(lambda turn: sent if turn else generation(turn))
     error = await bench.failure(session, "a second turn that failed")
@@ -156,9 +146,6 @@ async def failed_turn(bench: WorkflowBench) -> None:
 @check("workflow.failure.alone", level=Level.SINGLE, law=5, spec=_RUN)
 async def failure_alone(bench: WorkflowBench) -> None:
     """After an episode failed the next one is made as if nothing had been."""
-    from areal_conformance.benches.workflow import failing, judging
-    from areal_conformance.benches.workflow_tokens import traced
-
     for script, judge in (
         (failing(GenerationFailed("lost")), None),
         (None, judging(RewardResult(value=None, status=RewardStatus.TIMEOUT))),
@@ -190,8 +177,6 @@ async def unfit_rows(bench: WorkflowBench) -> None:
 @check("workflow.rejection.on_purpose", level=Level.SINGLE, law=5, spec=_RUN)
 async def on_purpose(bench: WorkflowBench) -> None:
     """No row is rejected for a low reward or a short output; every row of the adapter makes an episode."""
-    from areal_conformance.benches.workflow import paying, scripted
-
     for row in bench.rows:
         for value, length in ((0.0, 6), (-5.0, 6), (0.0, 1), (1.0, 1)):
             session = bench.session(scripted(length=length), paying(value))

@@ -7,14 +7,13 @@ Does not know: what a reward measures.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, drifting_tokenizer, paying, scripted
+from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import Episode, StopReason
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
 
 _RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
 _RESULT = "workflow#areal_core.contract.workflow.RewardResult"
@@ -28,9 +27,6 @@ _FEWER = ((3, 4, 9, 8), (4, 3, 1), (3, 4, 3, 4, 6, 1))
 @check("workflow.tokens.as_sampled", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
 async def as_sampled(bench: WorkflowBench) -> None:
     """Sampled ids are kept where their text would be encoded as others: as many, fewer, or with no end token."""
-    from areal_conformance.benches.workflow import drifting_tokenizer, scripted
-    from areal_conformance.benches.workflow_tokens import traced
-
     tokenizer = drifting_tokenizer()
     for ids in (*_AS_MANY, *_FEWER):
         whole = [i for i in ids if i != 1]
@@ -51,8 +47,6 @@ async def as_sampled(bench: WorkflowBench) -> None:
 @check("workflow.reward.components", level=Level.SINGLE, law=5, spec=_RESULT)
 async def components(bench: WorkflowBench) -> None:
     """The parts of a reward are the episode's metrics, under their names: of this episode, and not of another."""
-    from areal_conformance.benches.workflow import paying
-
     parts = [{"format": 1.0, "answer": -0.5}, {}, {"format": 0.25}, {"length": 3.0, "zero": 0.0}]
     sessions = [bench.session(judge=paying(0.5, components=given)) for given in parts]
     rows = bench.rows
@@ -76,8 +70,6 @@ async def components(bench: WorkflowBench) -> None:
 @check("workflow.reward.any_end", level=Level.SINGLE, law=5, spec=_RESULT)
 async def any_end(bench: WorkflowBench) -> None:
     """A reward is recorded as given however the output ended and however long it was: no workflow weighs it."""
-    from areal_conformance.benches.workflow import paying, scripted
-
     for stop in (StopReason.STOP, StopReason.LENGTH):
         for length in (1, 2, 19, 200):
             for value in (0.625, -2.0):
@@ -97,8 +89,6 @@ async def any_end(bench: WorkflowBench) -> None:
 @check("workflow.reward.told_all", level=Level.SINGLE, law=5, spec=_INPUT)
 async def told_all(bench: WorkflowBench) -> None:
     """A reward sees the whole row, columns of any type, and the whole output: ids with their end, text without."""
-    from areal_conformance.benches.workflow import drifting_tokenizer, scripted
-
     tokenizer = drifting_tokenizer()
     more: dict[str, Any] = {"number": 7, "tests": [1, [2, 3]], "facts": {"a": None, "b": 0.5}, "flag": False, "": "x"}
     for row in bench.rows:

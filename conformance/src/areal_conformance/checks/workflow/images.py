@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
+from PIL import Image
+
+from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
-    from areal_core.contract.data import Episode
+from areal_core.contract.data import Episode
 
 _SESSION = "workflow#areal_core.contract.workflow.Session"
 _TRAJECTORY = "data#areal_core.contract.data.Trajectory"
@@ -27,11 +28,6 @@ _SINCE = (1, 2)
 @functools.cache
 def picture(seed: int) -> bytes:
     """Return a PNG file with a picture like no other of another number."""
-    import io
-
-    import numpy as np
-    from PIL import Image
-
     pixels = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
@@ -122,10 +118,6 @@ def _expect_shown(session: ScriptedSession, images: Sequence[bytes]) -> None:
 
 
 def _looks(file: bytes) -> tuple[object, bytes]:
-    import io
-
-    from PIL import Image
-
     if not isinstance(file, bytes):
         raise Violation(f"an image was given as {type(file).__name__}, not as the bytes of a file")
     image = Image.open(io.BytesIO(file)).convert("RGB")

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from areal_conformance.benches.workflow import WorkflowBench, paying, scripted
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.data import Episode, StopReason
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.workflow import WorkflowBench
 
 _SESSION = "workflow#areal_core.contract.workflow.Session"
 _INPUT = "workflow#areal_core.contract.workflow.RewardInput"
@@ -78,8 +76,6 @@ async def whole_row(bench: WorkflowBench) -> None:
 @check("workflow.rows.worth", level=Level.SINGLE, law=5, spec=_RESULT)
 async def worth(bench: WorkflowBench) -> None:
     """An output that was aborted, or is as long as its budget, is worth what the reward said, or no episode at all."""
-    from areal_conformance.benches.workflow import paying, scripted
-
     tolerance = bench.tolerance()
     for stop in StopReason:
         for length in (1, 2, 6, 23):

@@ -6,16 +6,14 @@ Does not know: prompts of any format.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
+from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, drifting_tokenizer, generation, scripted
+from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
-from areal_core.contract.data import StopReason
+from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.train import ROUTED_EXPERTS
-
-if TYPE_CHECKING:
-    from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
-    from areal_core.contract.data import Episode
 
 _RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
 _SESSION = "workflow#areal_core.contract.workflow.Session"
@@ -25,9 +23,6 @@ _TRAJECTORY = "data#areal_core.contract.data.Trajectory"
 @check("workflow.tokens.provenance", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
 async def provenance(bench: WorkflowBench) -> None:
     """Trained tokens are the generated ones: same ids, log-probs and versions, after the context asked with."""
-    from areal_conformance.benches.workflow import scripted
-    from areal_conformance.benches.workflow_tokens import traced
-
     for offset in range(3):
         session = bench.session(scripted(3 * offset, length=6 + offset))
         episode = await bench.episode(session)
@@ -55,8 +50,6 @@ async def context(bench: WorkflowBench) -> None:
 @check("workflow.tokens.prompt", level=Level.SINGLE, law=1, spec=_SESSION)
 async def prompt(bench: WorkflowBench) -> None:
     """The policy is asked with the row's own prompt, whole and as it is tokenised; other rows, other prompts."""
-    from areal_conformance.benches.workflow import drifting_tokenizer
-
     tokenizer, seen = drifting_tokenizer(), []
     for row in (*bench.rows, *bench.rows):
         session = bench.session()
@@ -76,9 +69,6 @@ async def prompt(bench: WorkflowBench) -> None:
 @check("workflow.tokens.lengths", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
 async def lengths(bench: WorkflowBench) -> None:
     """Outputs of one token, of one version, and longer ones are whole, with the version of each token."""
-    from areal_conformance.benches.workflow import generation, scripted
-    from areal_conformance.benches.workflow_tokens import traced
-
     for length in (1, 2, 3, 17):
         session = bench.session(scripted(length, length=length))
         traced(await bench.episode(session), session)
@@ -89,9 +79,6 @@ async def lengths(bench: WorkflowBench) -> None:
 @check("workflow.tokens.special", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
 async def special(bench: WorkflowBench) -> None:
     """End, padding and unknown tokens in an output are kept, and an output without an end token gets none."""
-    from areal_conformance.benches.workflow import scripted
-    from areal_conformance.benches.workflow_tokens import traced
-
     for ids in ((3, 0, 4, 2, 1), (1, 1, 1, 5, 1), (2, 2, 3, 4, 5), (0, 0, 0, 0, 0)):
         stop = StopReason.STOP if ids[-1] == 1 else StopReason.LENGTH
         session = bench.session(scripted(length=5, stop=stop, output_ids=ids))
@@ -106,9 +93,6 @@ async def special(bench: WorkflowBench) -> None:
 @check("workflow.tokens.stop_reason", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
 async def stop_reason(bench: WorkflowBench) -> None:
     """A trajectory's stop reason is its last generation's; an aborted output is never passed off as a whole one."""
-    from areal_conformance.benches.workflow import scripted
-    from areal_core.contract.data import Episode, Trajectory
-
     for stop in StopReason:
         session = bench.session(scripted(stop=stop))
         try:
@@ -131,9 +115,6 @@ async def stop_reason(bench: WorkflowBench) -> None:
 @check("workflow.tokens.extras", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
 async def extras(bench: WorkflowBench) -> None:
     """Columns that came with generated tokens stay with them; where no experts were recorded the rows are -1."""
-    import torch
-
-    from areal_conformance.benches.workflow import generation
 
     def script(turn: int) -> object:
         routed = torch.arange(24, dtype=torch.int32).reshape(6, 2, 2) + 100 * turn
@@ -168,8 +149,6 @@ async def temperature(bench: WorkflowBench) -> None:
 @check("workflow.turns.all", level=Level.SINGLE, law=1, spec=_RUN, requires=("multi_turn",))
 async def turns_all(bench: WorkflowBench) -> None:
     """It asks more than once, and every turn's tokens are trained on, with their own log-probs and versions."""
-    from areal_conformance.benches.workflow_tokens import traced
-
     for row in bench.rows:
         session = bench.session()
         episode = await bench.episode(session, row)
@@ -182,8 +161,6 @@ async def turns_all(bench: WorkflowBench) -> None:
 @check("workflow.turns.prefix", level=Level.SINGLE, law=1, spec=_RUN, requires=("multi_turn",))
 async def turns_prefix(bench: WorkflowBench) -> None:
     """A later turn is asked with the earlier turns' ids as they were generated, none of them encoded anew."""
-    from areal_conformance.benches.workflow import generation
-
     session = bench.session(lambda turn: generation(turn, length=8 + turn))
     episode = await bench.episode(session)
     for number, (before, after) in enumerate(zip(session.asked, session.asked[1:], strict=False)):
@@ -199,8 +176,6 @@ async def turns_prefix(bench: WorkflowBench) -> None:
 @check("workflow.turns.between", level=Level.SINGLE, law=1, spec=_RUN, requires=("multi_turn",))
 async def turns_between(bench: WorkflowBench) -> None:
     """What stands between the turns was not generated: not trained on, log-prob 0, version -1."""
-    from areal_conformance.benches.workflow_tokens import traced
-
     session = bench.session()
     episode = await bench.episode(session)
     generated = sum(len(a.generation.output_ids) for a in traced(episode, session) if a.generation is not None)
