@@ -24,8 +24,8 @@ from transformers import AutoTokenizer
 
 from areal_conformance.adapter import Tolerance, Witness
 from areal_conformance.benches.base import Bench
+from areal_conformance.benches.infer_truth import Oracle
 from areal_conformance.benches.models import one_thread, quiet, tiny_model
-from areal_conformance.oracles.infer import Oracle
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import (

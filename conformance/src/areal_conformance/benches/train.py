@@ -24,7 +24,7 @@ from torch import Tensor
 from areal_conformance.adapter import Tolerance
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import tiny_model
-from areal_conformance.ranks.pool import RankPool
+from areal_conformance.rank_pool.pool import RankPool
 from areal_conformance.target import Target
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, OptimizerSpec, RankContext, TrainEngine, TrainSpec
@@ -60,7 +60,7 @@ class TrainBench(Bench):
         self.info: EngineInfo | None = None
         self._alive: list[TrainEngine] = []
         self._models: dict[tuple[tuple[str, Any], ...], Path] = {}
-        self._pool: Any = None  # Any: areal_conformance.ranks.pool.RankPool, imported when needed
+        self._pool: Any = None  # Any: areal_conformance.rank_pool.pool.RankPool, imported when needed
 
     def model(self, **arguments: Any) -> Path:
         """Return a tiny model folder, made once per session. Any: the arguments of `make_tiny_model`."""

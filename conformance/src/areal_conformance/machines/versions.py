@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from areal_conformance.benches.infer import LONG, InferBench
-from areal_conformance.checks.infer.judging import teller, true_to_versions, versions_of
+from areal_conformance.oracles.infer_judging import teller, true_to_versions, versions_of
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import WeightSyncError

@@ -1,5 +1,5 @@
 """What the suite puts into processes of its own to see what a scheduler does with them.
 
-Knows: nothing itself. `engine` is what a worker hosts, `controller` is what is killed.
+Knows: nothing itself. `engine` is what a worker hosts.
 Does not know: any scheduler.
 """

@@ -25,7 +25,7 @@ from typing import Any
 
 from areal_conformance.adapter import Case
 from areal_conformance.benches.train import TrainBench
-from areal_conformance.ranks import wire
+from areal_conformance.rank_pool import wire
 from areal_conformance.target import Locator, locate
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainEngine
 from areal_core.worker.rendezvous import init_method

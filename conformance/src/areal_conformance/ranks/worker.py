@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
-from areal_conformance.ranks import wire
+from areal_conformance.rank_pool import wire
 from areal_core.worker.watchdog import die_with_parent
 
 _WARM = (

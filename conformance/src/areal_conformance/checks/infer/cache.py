@@ -1,6 +1,6 @@
 """Cached keys and values across an update: kept or made anew as claimed, and never shared with a new request.
 
-Knows: the truth of both, computed by hand (`oracles.infer`).
+Knows: the truth of both, computed by hand (`benches.infer_truth`).
 Does not know: how an engine caches.
 """
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from areal_conformance.benches.infer import LONG, InferBench
+from areal_conformance.benches.infer_truth import Segment
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_logprobs, expect_policy, gap, prompts, well_formed
 from areal_conformance.checks.infer.versions import harvest
-from areal_conformance.oracles.infer import Segment
+from areal_conformance.oracles.infer_judging import expect_logprobs, expect_policy, gap, prompts, well_formed
 from areal_conformance.outcome import Inconclusive, Violation
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
 

@@ -16,7 +16,7 @@ import psutil
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.benches.process import listening, pooled_threads
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policies, prompts, raises
+from areal_conformance.oracles.infer_judging import expect_policies, prompts, raises
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, ModelError
 from areal_core.contract.inference import InferenceEngine, PauseMode

@@ -11,7 +11,7 @@ import math
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policies, prompts
+from areal_conformance.oracles.infer_judging import expect_policies, prompts
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import FLEET_METRICS, KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE
 

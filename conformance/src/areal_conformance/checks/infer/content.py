@@ -13,8 +13,8 @@ import torch
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_logprobs, prompts, well_formed
 from areal_conformance.checks.infer.sources import FailingSource
+from areal_conformance.oracles.infer_judging import expect_logprobs, prompts, well_formed
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.inference import InferenceEngine
 from areal_core.weights.fingerprint import fingerprint

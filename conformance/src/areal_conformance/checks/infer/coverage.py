@@ -15,7 +15,7 @@ import torch
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policy, prompts, raises, same
+from areal_conformance.oracles.infer_judging import expect_policy, prompts, raises, same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_torch.testing.serving import FolderWeights, OfferedWeights

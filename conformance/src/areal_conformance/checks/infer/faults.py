@@ -15,17 +15,17 @@ import torch
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.content import computes
-from areal_conformance.checks.infer.judging import (
+from areal_conformance.checks.infer.pause import modes
+from areal_conformance.checks.infer.sources import FailingSource, GatedSource
+from areal_conformance.checks.infer.updates import serves, told_engine
+from areal_conformance.checks.infer.versions import harvest
+from areal_conformance.oracles.infer_judging import (
     expect_policies,
     expect_policy,
     prompts,
     teller,
     true_to_versions,
 )
-from areal_conformance.checks.infer.pause import modes
-from areal_conformance.checks.infer.sources import FailingSource, GatedSource
-from areal_conformance.checks.infer.updates import serves, told_engine
-from areal_conformance.checks.infer.versions import harvest
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, GenerationFailed, StorageError, WeightSyncError
 from areal_core.contract.inference import Generation, PauseMode

@@ -11,7 +11,7 @@ from functools import partial
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import (
+from areal_conformance.oracles.infer_judging import (
     VOCABULARY,
     expect_logprobs,
     expect_policies,

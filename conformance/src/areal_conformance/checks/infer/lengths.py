@@ -12,9 +12,9 @@ import torch
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import VOCABULARY, expect_policies, well_formed
 from areal_conformance.checks.infer.sampling import IMPROBABLE, draw
 from areal_conformance.checks.infer.sampling_ends import END
+from areal_conformance.oracles.infer_judging import VOCABULARY, expect_policies, well_formed
 from areal_conformance.oracles.sampling import improbability
 from areal_conformance.outcome import expect
 from areal_torch.testing.serving import FolderWeights

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import (
+from areal_conformance.oracles.infer_judging import (
     expect_logprobs,
     expect_policies,
     prompts,

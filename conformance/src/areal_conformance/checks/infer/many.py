@@ -14,7 +14,7 @@ import psutil
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.benches.process import pooled_threads
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policy, prompts, same, teller, true_to_versions, versions_of
+from areal_conformance.oracles.infer_judging import expect_policy, prompts, same, teller, true_to_versions, versions_of
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import Generation
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policy, well_formed
 from areal_conformance.oracles.adapters import EVERY_LAYER, write_adapter
+from areal_conformance.oracles.infer_judging import expect_policy, well_formed
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, CapabilityError, VersionRegressed
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine

@@ -13,7 +13,7 @@ from attrs import define
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policy, gap, well_formed
+from areal_conformance.oracles.infer_judging import expect_policy, gap, well_formed
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import InferenceEngine
 from areal_core.contract.weights import Receipt, WeightSource

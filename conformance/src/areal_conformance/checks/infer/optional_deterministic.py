@@ -11,8 +11,8 @@ from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import prompts, well_formed
 from areal_conformance.checks.infer.sampling import draw
+from areal_conformance.oracles.infer_judging import prompts, well_formed
 from areal_conformance.outcome import Violation
 from areal_core.contract.inference import Generation, GenerationRequest, PauseMode
 

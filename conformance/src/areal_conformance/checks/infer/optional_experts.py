@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import prompts, well_formed
 from areal_conformance.oracles.experts import Routers
+from areal_conformance.oracles.infer_judging import prompts, well_formed
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest, PauseMode

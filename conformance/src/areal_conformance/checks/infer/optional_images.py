@@ -12,7 +12,6 @@ import attrs
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import raises
 from areal_conformance.checks.infer.showing import (
     PLACEHOLDER,
     expect_shown,
@@ -22,6 +21,7 @@ from areal_conformance.checks.infer.showing import (
     picture,
     show,
 )
+from areal_conformance.oracles.infer_judging import raises
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, BatchError, CapabilityError

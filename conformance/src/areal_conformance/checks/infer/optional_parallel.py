@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import (
+from areal_conformance.checks.infer.optional_cast import proved_update
+from areal_conformance.checks.infer.versions import harvest, start_all
+from areal_conformance.oracles.infer_judging import (
     expect_policy,
     prompts,
     teller,
     true_to_versions,
     versions_of,
 )
-from areal_conformance.checks.infer.optional_cast import proved_update
-from areal_conformance.checks.infer.versions import harvest, start_all
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.config.backend import parse_backend
 from areal_core.contract.inference import GenerationRequest

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policies, expect_policy, prompts
 from areal_conformance.checks.infer.sampling import draw
+from areal_conformance.oracles.infer_judging import expect_policies, expect_policy, prompts
 from areal_conformance.outcome import expect
 from areal_torch.testing.serving import FolderWeights
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import LOGPROB_ATOL, expect_policies, prompts
+from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, expect_policies, prompts
 from areal_conformance.outcome import expect
 from areal_torch.testing.serving import FolderWeights
 

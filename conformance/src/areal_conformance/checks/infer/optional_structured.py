@@ -19,8 +19,8 @@ import attrs
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import LOGPROB_ATOL, expect_policies, prompts, raises, well_formed
 from areal_conformance.checks.infer.sampling import draw, drawn_from
+from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, expect_policies, prompts, raises, well_formed
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, CapabilityError

@@ -14,7 +14,7 @@ from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policy
+from areal_conformance.oracles.infer_judging import expect_policy
 from areal_conformance.outcome import expect
 from areal_core.contract.optional import ToolParse
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import (
+from areal_conformance.oracles.infer_judging import (
     expect_policies,
     expect_policy,
     prompts,

@@ -11,8 +11,8 @@ import contextlib
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policies, prompts
 from areal_conformance.checks.infer.pause import started
+from areal_conformance.oracles.infer_judging import expect_policies, prompts
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.inference import PauseMode
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import LOGPROB_ATOL, prompts, well_formed
+from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, prompts, well_formed
 from areal_conformance.oracles.sampling import Filtered, filtered, improbability, penalised
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, SamplingParams

@@ -14,8 +14,8 @@ from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policy, well_formed
 from areal_conformance.checks.infer.sampling import judge_output
+from areal_conformance.oracles.infer_judging import expect_policy, well_formed
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.config.tokenizer import load_tokenizer
 from areal_core.contract.data import StopReason

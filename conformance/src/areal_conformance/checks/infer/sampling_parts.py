@@ -10,10 +10,10 @@ from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import expect_policies, prompts
 from areal_conformance.checks.infer.sampling import draw, judge_output
 from areal_conformance.checks.infer.sampling_ends import PATHS, _path
 from areal_conformance.checks.infer.stop_texts import Case, end_as_told
+from areal_conformance.oracles.infer_judging import expect_policies, prompts
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
 

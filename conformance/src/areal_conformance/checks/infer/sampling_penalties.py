@@ -14,9 +14,9 @@ from attrs import frozen
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import LOGPROB_ATOL, prompts
 from areal_conformance.checks.infer.sampling import PENALTIES, draw, drawn_from, hot, judge_draws, judge_output
 from areal_conformance.checks.infer.sampling_parts import expect_greedy_unfiltered
+from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, prompts
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CapabilityError
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode, SamplingParams

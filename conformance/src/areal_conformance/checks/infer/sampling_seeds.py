@@ -10,8 +10,8 @@ import asyncio
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import prompts, well_formed
 from areal_conformance.checks.infer.sampling import SLOTS
+from areal_conformance.oracles.infer_judging import prompts, well_formed
 from areal_conformance.oracles.sampling import correlation, middle
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import Generation, InferenceEngine

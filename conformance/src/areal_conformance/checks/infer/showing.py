@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from areal_conformance.benches.infer import InferBench
-from areal_conformance.checks.infer.judging import LOGPROB_ATOL, VOCABULARY, expect_logprobs, well_formed
 from areal_conformance.oracles.images import ImageOracle
+from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, VOCABULARY, expect_logprobs, well_formed
 from areal_conformance.outcome import HarnessError, Inconclusive, expect
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
 

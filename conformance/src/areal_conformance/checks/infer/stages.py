@@ -9,8 +9,8 @@ from __future__ import annotations
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.content import computes, nudged
-from areal_conformance.checks.infer.judging import raises
 from areal_conformance.checks.infer.sources import FailingSource, GatedSource
+from areal_conformance.oracles.infer_judging import raises
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import InferenceEngine

@@ -11,7 +11,9 @@ from functools import partial
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import (
+from areal_conformance.checks.infer.sources import GatedSource, ScratchSource
+from areal_conformance.checks.infer.versions import harvest
+from areal_conformance.oracles.infer_judging import (
     expect_policy,
     prompts,
     raises,
@@ -21,8 +23,6 @@ from areal_conformance.checks.infer.judging import (
     true_to_versions,
     versions_of,
 )
-from areal_conformance.checks.infer.sources import GatedSource, ScratchSource
-from areal_conformance.checks.infer.versions import harvest
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import VersionRegressed, WeightSyncError
 from areal_core.contract.inference import InferenceEngine

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.judging import prompts, teller, telling, true_to_versions, versions_of
+from areal_conformance.oracles.infer_judging import prompts, teller, telling, true_to_versions, versions_of
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from areal_conformance.benches.infer_truth import Oracle, Segment
 from areal_conformance.benches.pair import PairBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import atol, tensors_of
-from areal_conformance.oracles.infer import Oracle, Segment
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import Generation, PauseMode
 from areal_core.contract.scheduler import Worker

@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
+from areal_conformance.benches.infer_truth import Oracle
 from areal_conformance.benches.pair import PROMPTS, Pair, PairBench
-from areal_conformance.oracles.infer import Oracle
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import Generation
 

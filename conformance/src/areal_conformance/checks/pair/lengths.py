@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from areal_conformance.benches.infer_truth import Oracle
 from areal_conformance.benches.pair import PairBench
 from areal_conformance.benches.pair_models import sharpen
 from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import LOOSE
-from areal_conformance.oracles.infer import Oracle
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import Generation
 

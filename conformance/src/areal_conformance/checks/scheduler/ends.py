@@ -158,7 +158,7 @@ async def no_orphans(bench: SchedulerBench) -> None:
     }
     controller = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "areal_conformance.probes.controller", json.dumps(given)),
+        *("-m", "areal_conformance.benches.scheduler_controller", json.dumps(given)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,

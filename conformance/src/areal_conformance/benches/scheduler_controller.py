@@ -1,6 +1,6 @@
 """A controller to be killed: starts workers that start children, tells every process id, and waits for ever.
 
-    python -m areal_conformance.probes.controller '{"locator": {...}, "job": {...}, "options": {...}}'
+    python -m areal_conformance.benches.scheduler_controller '{"locator": {...}, "job": {...}, "options": {...}}'
 
 Knows: how a target is found by its locator in another process.
 Does not know: what its death should lead to (`checks.scheduler.orphans`).

@@ -21,7 +21,7 @@ from pathlib import Path
 from attrs import frozen
 
 from areal_conformance.outcome import HarnessError
-from areal_conformance.ranks import wire
+from areal_conformance.rank_pool import wire
 
 START_S = 180.0
 """Importing torch from a cold disk."""

@@ -21,8 +21,8 @@ import attrs
 from attrs import define, field
 
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
-from areal_conformance.ranks import wire
-from areal_conformance.ranks.fork_server import Child, Nursery, nursery, tail
+from areal_conformance.rank_pool import wire
+from areal_conformance.rank_pool.fork_server import Child, Nursery, nursery, tail
 from areal_conformance.target import Target
 
 APART_S = 15.0
