@@ -40,11 +40,11 @@ class Pinned:
     ranks: int = 1
     since: str = "1.0"
     provisional: bool = False
-    law: int
-    spec: str
+    law: int = 0
+    spec: str = ""
     requires: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
-    title: str
+    title: str = ""
 
 
 @frozen(kw_only=True)
