@@ -7,5 +7,5 @@ A scheduler plugin imports `areal_core.contract`, `areal_core.plugins` and this 
 - `rendezvous`: where ranks meet, and the variables that keep collectives to one address.
 - `devices`: no device given out twice, and the variables that confine a worker to its own.
 - `claims`: refusing a job that asks for what a manifest does not claim.
-- `supervise`: from a worker's state to the error that names it; `watchdog`: no orphans; `clock`: time as an argument.
+- `supervise`: from a worker's state to the error that names it; `watchdog`: no orphans.
 """
