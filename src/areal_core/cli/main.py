@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "train": ("areal_core.cli.train:train_command", "Train a model from a yaml file."),
-        "scale": ("areal_core.cli.scale:scale", "Change the number of inference replicas of a live run."),
         "backends": ("areal_core.cli.backends:backends", "List installed plugins and what they support."),
     }
 )

@@ -37,13 +37,21 @@ from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_
 from areal_core.loop.learner import Learner
 from areal_core.loop.results import write_results
 from areal_core.loop.run_folder import RunFolder
-from areal_core.loop.scaling import Inbox, clear
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_loop import Parts, TrainLoop
 from areal_core.observe.events import RUN_ENDED, RUN_STARTED, WEIGHTS_TRAVEL, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.plugins.blame import told
-from areal_core.plugins.extensions import ImagePreparer, ImageSupport, MakeRewardPool, RewardPool, RunView, need
+from areal_core.plugins.extensions import (
+    ImagePreparer,
+    ImageSupport,
+    MakeRewardPool,
+    RewardPool,
+    RunView,
+    ScaleRequests,
+    extension,
+    need,
+)
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
 from areal_core.rollout.executor import RolloutExecutor
@@ -72,6 +80,7 @@ class Run:
         self._plan, self._config, self._registry = plan, plan.config, registry
         self._view, self._stop = view, stop
         self._folder = RunFolder.of(plan.config)
+        self._scaling: ScaleRequests | None = extension("scale")
 
     async def execute(self, *, resume: bool = False, archive: bool = False) -> Outcome:
         """Run to the end.
@@ -89,7 +98,8 @@ class Run:
             progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
             with storage_errors(self._folder.config):
                 self._folder.config.write_text(dump_config(self._config))
-                clear(self._folder)
+                if self._scaling is not None:
+                    self._scaling.clear(self._folder.root)
             with closing(EventLog(self._folder.events)) as events:
                 return await self._recorded(events, checkpoint, progress)
 
@@ -188,10 +198,11 @@ class Run:
         stack.push_async_callback(fleet.close)
         fleet.start()
         supervisor.watch_with(fleet.check)
-        inbox = Inbox(self._folder, fleet)
-        stack.push_async_callback(inbox.close)
-        inbox.start()
-        supervisor.watch_with(inbox.check)
+        if self._scaling is not None:
+            inbox = self._scaling.inbox(self._folder.root, fleet)
+            stack.push_async_callback(inbox.close)
+            inbox.start()
+            supervisor.watch_with(inbox.check)
         meter = FleetMeter(pool)
         stack.push_async_callback(meter.close)
         meter.start()

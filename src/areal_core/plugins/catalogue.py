@@ -50,6 +50,7 @@ PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType({"scheduler": ("ray", 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "doctor": LOCAL,
+        "scale": LOCAL,
         "quickstart": TASKS,
         "convert": "areal-torch",
         "env": "areal-serving",

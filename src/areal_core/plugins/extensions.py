@@ -183,6 +183,44 @@ class MakeRewardPool(Protocol):
         """
 
 
+class ScalableFleet(Protocol):
+    """The inference replicas of a run, for somebody who wants another number of them."""
+
+    @property
+    def num_serving(self) -> int:
+        """How many take requests."""
+
+    @property
+    def moving(self) -> bool:
+        """Whether somebody comes, joins or leaves."""
+
+    async def resize(self, wanted: int) -> None:
+        """Go towards `wanted` replicas; see `areal_core.fleet.elastic.ElasticFleet.resize`."""
+
+
+class ScaleInbox(Protocol):
+    """A run's end of requests for another number of replicas."""
+
+    def start(self) -> None:
+        """Begin to look for requests, in the running event loop."""
+
+    def check(self) -> None:
+        """Raise what ended the looking."""
+
+    async def close(self) -> None:
+        """Take no more requests. Idempotent."""
+
+
+class ScaleRequests(Protocol):
+    """Extension `scale`: how a live run is asked for another number of replicas. Without it nobody can ask."""
+
+    def clear(self, run_folder: Path) -> None:
+        """Drop what was asked of an earlier run in this folder. Called by a run that takes the folder."""
+
+    def inbox(self, run_folder: Path, fleet: ScalableFleet) -> ScaleInbox:
+        """Return the run's end, not started."""
+
+
 class RunView(Protocol):
     """Who watches a run: the terminal, or nobody."""
 

@@ -1,6 +1,6 @@
-"""The command this plugin adds to `areal`.
+"""The commands this plugin adds to `areal`.
 
-Knows: its name. Imports nothing heavy: `areal --help` imports this module.
+Knows: their names. Imports nothing heavy: `areal --help` imports this module.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from areal_core.plugins.hooks import Command, hookimpl
 
 @hookimpl
 def areal_cli_commands() -> list[Command]:
-    """Add `areal doctor`."""
+    """Add `areal doctor` and `areal scale`."""
     return [
         Command(
             name="doctor",
             target="areal_local.doctor.command:doctor",
             help="Examine this machine and the plugins on it.",
+        ),
+        Command(
+            name="scale",
+            target="areal_local.scale.command:scale",
+            help="Change the number of inference replicas of a live run.",
         ),
     ]

@@ -4,7 +4,7 @@
     scale/<id>.answer    {"state": "done", "replicas": 3}
 
 Knows: those files, and how far a request has come.
-Does not know: how a fleet grows (`elastic`) or how an answer is shown (`cli/scale`).
+Does not know: how a fleet grows (`areal_core.fleet.elastic`) or how an answer is shown (`command`).
 
 Each file appears whole, by a rename. The run folder is its owner's alone, so whoever can write there may ask.
 """
@@ -33,8 +33,8 @@ from areal_core.contract.errors import (
     StorageError,
     WorkerTimeout,
 )
-from areal_core.fleet.elastic import ElasticFleet
 from areal_core.loop.run_folder import RunFolder
+from areal_core.plugins.extensions import ScalableFleet
 
 PERIOD_S = 1.0
 """Between two looks of a run at its requests."""
@@ -69,9 +69,9 @@ class Answer:
 class Inbox:
     """The run's end: takes requests one after another and answers each."""
 
-    def __init__(self, folder: RunFolder, fleet: ElasticFleet, clock: Clock | None = None) -> None:
+    def __init__(self, run_folder: Path, fleet: ScalableFleet, clock: Clock | None = None) -> None:
         """Read nothing yet."""
-        self._folder = folder.root / _FOLDER
+        self._folder = run_folder / _FOLDER
         self._fleet = fleet
         self._clock = clock or SystemClock()
         self._current: tuple[str, int] | None = None
@@ -130,10 +130,20 @@ class Inbox:
         _write(self._folder / f"{request}.answer", said)
 
 
-def clear(folder: RunFolder) -> None:
-    """Drop what was asked of an earlier run in this folder. Called by a run that takes the folder."""
-    for path in (folder.root / _FOLDER).glob("*"):
-        path.unlink(missing_ok=True)
+class ScaleRequests:
+    """Satisfies `areal_core.plugins.extensions.ScaleRequests`."""
+
+    def clear(self, run_folder: Path) -> None:
+        """Drop what was asked of an earlier run in this folder."""
+        for path in (run_folder / _FOLDER).glob("*"):
+            path.unlink(missing_ok=True)
+
+    def inbox(self, run_folder: Path, fleet: ScalableFleet) -> Inbox:
+        """Return the run's end."""
+        return Inbox(run_folder, fleet)
+
+
+REQUESTS = ScaleRequests()
 
 
 class Asking:

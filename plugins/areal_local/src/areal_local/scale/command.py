@@ -1,7 +1,7 @@
 """`areal scale DIR N`: change how many replicas a live run generates with.
 
 Knows: arguments, what to print, when to stop waiting.
-Does not know: how a run takes a request (`loop/scaling`) or how its fleet changes.
+Does not know: how a run takes a request (`requests`) or how its fleet changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from areal_core.loop.run_folder import RunFolder
-from areal_core.loop.scaling import Answer, Asking, State
+from areal_local.scale.requests import Answer, Asking, State
 
 
 def scale(

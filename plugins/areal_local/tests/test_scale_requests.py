@@ -10,8 +10,8 @@ import pytest
 
 from areal_core.contract.errors import ConfigError, ResourceError, RunFolderError, WorkerTimeout
 from areal_core.loop.run_folder import RunFolder
-from areal_core.loop.scaling import PERIOD_S, Asking, Inbox, State, clear
 from areal_core.testing.clock import StepClock
+from areal_local.scale.requests import PERIOD_S, REQUESTS, Asking, Inbox, State
 
 
 class Fleet:
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def _inbox(folder: RunFolder, fleet: Fleet) -> Inbox:
-    return Inbox(folder, fleet)  # type: ignore[arg-type]
+    return Inbox(folder.root, fleet)  # type: ignore[arg-type]
 
 
 def test_a_request_is_accepted_and_then_done(folder: RunFolder) -> None:
@@ -127,7 +127,7 @@ def test_a_run_that_ends_leaves_nobody_waiting(folder: RunFolder) -> None:
 
     with pytest.raises(RunFolderError, match="ended before"):
         asking.answer(after=None, within_s=60.0)
-    clear(folder)
+    REQUESTS.clear(folder.root)
     assert list((folder.root / "scale").iterdir()) == []
 
 
@@ -150,7 +150,7 @@ def test_the_run_looks_once_a_second_until_it_closes(folder: RunFolder) -> None:
 
     async def run() -> list[int]:
         clock, fleet = StepClock(), Fleet()
-        inbox = Inbox(folder, fleet, clock)  # type: ignore[arg-type]
+        inbox = Inbox(folder.root, fleet, clock)  # type: ignore[arg-type]
         inbox.start()
         await clock.settle()
         with folder.held(resume=False):

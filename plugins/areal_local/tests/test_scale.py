@@ -10,7 +10,7 @@ import pytest
 
 from areal_core.cli.main import main
 from areal_core.loop.run_folder import RunFolder
-from areal_core.loop.scaling import Inbox
+from areal_local.scale.requests import Inbox
 
 
 class Fleet:
@@ -44,7 +44,7 @@ def test_it_tells_what_the_run_answered(tmp_path: Path, capsys: pytest.CaptureFi
     folder, ended = RunFolder(tmp_path), threading.Event()
 
     async def serve() -> None:
-        inbox = Inbox(folder, Fleet())  # type: ignore[arg-type]
+        inbox = Inbox(folder.root, Fleet())  # type: ignore[arg-type]
         while not ended.is_set():
             await inbox.look()
             await asyncio.sleep(0.01)
