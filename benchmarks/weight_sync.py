@@ -28,13 +28,13 @@ from torch import Tensor
 
 from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
-from areal_core.weights.bucketing import buckets
 from areal_core.weights.coverage import Coverage, compare
 from areal_core.weights.specs import manifest_of
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
+from areal_torch.bucketing import buckets
 
 TENSOR_ELEMENTS = 1 << 20
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from areal_core.contract.errors import WorkerDied
 from areal_core.contract.inference import EngineStatus
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
-from areal_core.weights.bucketing import buckets
 from areal_core.weights.coverage import check_names
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import manifest_of
+from areal_torch.bucketing import buckets
 
 Fault = Exception | Callable[[Any], Any]
 """Raised instead of the answer, or applied to it. Any: the answer of the method it is for."""

@@ -177,8 +177,11 @@ def test_a_plugin_adds_a_command(areal: Run, site: Path) -> None:
 
 
 def test_a_plugin_cannot_take_a_command_of_ours(areal: Run, site: Path) -> None:
-    """`areal backends` stays what it is."""
-    hook_plugin(site, HOOK.replace('"salute"', '"backends"'))
+    """`areal train`, which is the core's, and `areal backends`, which another package adds, stay what they are."""
+    both = HOOK.replace(
+        '[Command(name="salute"', '[Command(name="train", target="a:b", help="Say hello."), Command(name="backends"'
+    )
+    hook_plugin(site, both)
 
     assert "Say hello." not in areal("--help").stdout
 

@@ -13,9 +13,9 @@ from areal_core.contract.errors import CapabilityError
 from areal_core.plugins import install
 from areal_core.plugins.catalogue import COMMANDS, OFFICIAL, PROOF
 from areal_core.plugins.install import CHECKOUT, pip_install
-from areal_core.plugins.inventory import inventory
 from areal_core.plugins.registry import Registry
 from areal_core.testing.plugins import manifest_source, write_distribution
+from areal_local.inventory import inventory
 
 SOURCES = [path for folder in ("src", "kits", "plugins", "conformance") for path in (CHECKOUT / folder).rglob("*.py")]
 NAMED = sorted({text for path in SOURCES for text in re.findall(r"pip_install\(\"([^\"]+)\"", path.read_text())})

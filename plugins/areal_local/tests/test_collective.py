@@ -20,11 +20,11 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from areal_core.contract.errors import CoverageError, StorageError, WeightSyncError
 from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
-from areal_core.weights.bucketing import buckets
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import manifest_of, torch_dtype
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
+from areal_torch.bucketing import buckets
 from areal_torch.collective.group import Group, _npu, choose
 from areal_torch.collective.rank_slot import RankSlot, SlotSource
 

@@ -23,13 +23,13 @@ from areal_core.contract.errors import (
     WeightSyncError,
 )
 from areal_core.contract.weights import Offer, Receipt, WeightSink, WeightSource, WeightTransport
-from areal_core.weights.bucketing import buckets
 from areal_core.weights.coverage import compare
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import manifest_of
 from areal_local.transports.config import DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
+from areal_torch.bucketing import buckets
 from areal_torch.shared_memory import has_anonymous
 
 KINDS = ["disk", "file", *(["memory"] if has_anonymous() else [])]

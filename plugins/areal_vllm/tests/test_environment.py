@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.config.engine_environment import check_environment
+from areal_core.config.role_checks import check_environment
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import EngineMissing
 from areal_core.contract.inference import InferenceSpec

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "train": ("areal_core.cli.train:train_command", "Train a model from a yaml file."),
-        "backends": ("areal_core.cli.backends:backends", "List installed plugins and what they support."),
     }
 )
 """Command -> where it is, and its line in `areal --help`."""
@@ -102,10 +101,13 @@ def plugin_commands() -> dict[str, tuple[str, str]]:
     entries = discover().hooks
     if not entries:
         return {}
+    from areal_core.plugins.catalogue import COMMANDS as OURS
     from areal_core.plugins.hooks import Command, Hooks
 
-    commands = Hooks(entries).collect("areal_cli_commands")
-    return {c.name: (c.target, c.help) for c in commands if isinstance(c, Command)}
+    found = [c for c in Hooks(entries).collect("areal_cli_commands") if isinstance(c, Command)]
+    # A name of ours is added by our own package alone.
+    packages = {name: distribution.replace("-", "_") for name, distribution in OURS.items()}
+    return {c.name: (c.target, c.help) for c in found if c.target.startswith(packages.get(c.name, ""))}
 
 
 def _unknown_command(word: str, known: Sequence[str]) -> ArealError:

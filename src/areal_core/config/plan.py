@@ -17,11 +17,9 @@ from areal_core.algorithms.config import NormLevel
 from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
-from areal_core.config.engine_environment import check_environment
-from areal_core.config.lora import check_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
-from areal_core.config.optimizer import check_optimizer
 from areal_core.config.placement import PlacementConfig, check_placements
+from areal_core.config.role_checks import check_environment, check_lora, check_optimizer
 from areal_core.config.sampling import check_sampling
 from areal_core.config.schema import AUTO, RoleConfig, RunConfig
 from areal_core.config.weight_transport import TransportPlan, claims, plan_transports

@@ -24,19 +24,14 @@ from functools import partial
 from attrs import frozen
 
 from areal_core.contract.clock import Clock, SystemClock
-from areal_core.contract.errors import (
-    NoReplica,
-    VersionRegressed,
-    WeightSyncError,
-    WorkerDied,
-    WorkerTimeout,
-)
+from areal_core.contract.errors import NoReplica, VersionRegressed, WeightSyncError, WorkerDied, WorkerTimeout
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
-from areal_core.fleet.fleet import Fleet, Replica
+from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.receipts import check, named
+from areal_core.fleet.replica import Replica
 from areal_core.fleet.streaming import Results, at_once, is_lost, most_telling, refused
 from areal_core.fleet.task_groups import to_the_end
 
@@ -76,7 +71,7 @@ class WeightSync:
         self,
         *,
         trainers: Sequence[Worker],
-        pool: Fleet,
+        pool: InferencePool,
         transport: WeightTransport,
         pause: PauseMode | None,
         timeout_s: float,
@@ -84,10 +79,8 @@ class WeightSync:
         version: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        self._trainers = tuple(trainers)
-        self._pool = pool
-        self._transport = transport
-        self._staged = staged
+        self._trainers, self._pool = tuple(trainers), pool
+        self._transport, self._staged = transport, staged
         # An engine that cannot stage must not generate from half of the new weights.
         self._pause = pause if staged else (pause or PauseMode.KEEP)
         self._timeout_s = timeout_s
@@ -97,8 +90,7 @@ class WeightSync:
         self._excluded: list[str] = []
         self._phases: dict[str, float] = {}
         self._members: tuple[Replica, ...] = ()
-        self._lock = asyncio.Lock()
-        self._settled = asyncio.Lock()
+        self._lock, self._settled = asyncio.Lock(), asyncio.Lock()
 
     @property
     def version(self) -> int:

@@ -27,46 +27,22 @@ class RunFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
+        self.config = self.root / "config.yaml"
+        """The resolved configuration, secrets redacted."""
+        self.metrics = self.root / "metrics.jsonl"
+        """One JSON object per step."""
+        self.events = self.root / "events.jsonl"
+        """The journal of what happened."""
+        self.logs = self.root / "logs"
+        """One log per worker."""
+        self.summary = self.root / "summary.json"
+        self.report = self.root / "report.html"
+        self.picture = self.root / "reward.png"
 
     @classmethod
     def of(cls, config: RunConfig) -> RunFolder:
         """Return the folder a configuration names: `out`, or `runs/<name>`."""
         return cls(Path(config.out or f"runs/{config.name}"))
-
-    @property
-    def config(self) -> Path:
-        """Return the resolved configuration, secrets redacted."""
-        return self.root / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """Return the metrics stream, one json object per step."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """Return the journal of what happened."""
-        return self.root / "events.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        """Return the folder with one log per worker."""
-        return self.root / "logs"
-
-    @property
-    def summary(self) -> Path:
-        """Return the numbers of the finished run."""
-        return self.root / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """Return the page about the run."""
-        return self.root / "report.html"
-
-    @property
-    def picture(self) -> Path:
-        """Return the reward curve."""
-        return self.root / "reward.png"
 
     @contextmanager
     def held(self, *, resume: bool, archive: bool = False) -> Iterator[None]:

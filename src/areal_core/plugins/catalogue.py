@@ -49,6 +49,7 @@ PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType({"scheduler": ("ray", 
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
+        "backends": LOCAL,
         "doctor": LOCAL,
         "scale": LOCAL,
         "quickstart": TASKS,

@@ -36,35 +36,27 @@ _OFFERED_BY = {
 
 
 class EnginePython(Protocol):
-    """An interpreter that has an engine. `str()` of it says which engine, which version, and where."""
+    """An interpreter that has an engine. `str()` of it says which engine, which version, and where.
+
+    `engine` is the module to import; `engine_version` is empty where the engine has no metadata, as in a source
+    checkout; `origin` is `named`, `this interpreter` or `environment`; `warnings` say why it may not be what the plugin
+    was tested with, each with what to do; `create_command` makes its environment.
+    """
 
     @property
-    def path(self) -> Path:
-        """The interpreter."""
-
+    def path(self) -> Path: ...
     @property
-    def device(self) -> str:
-        """The kind of device the engine was built for."""
-
+    def device(self) -> str: ...
     @property
-    def engine(self) -> str:
-        """The module to import."""
-
+    def engine(self) -> str: ...
     @property
-    def engine_version(self) -> str:
-        """Empty where the engine has no metadata, as in a source checkout."""
-
+    def engine_version(self) -> str: ...
     @property
-    def origin(self) -> str:
-        """`named`, `this interpreter` or `environment`."""
-
+    def origin(self) -> str: ...
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """Why it may not be what the plugin was tested with, each with what to do."""
-
+    def warnings(self) -> tuple[str, ...]: ...
     @property
-    def create_command(self) -> str:
-        """Return the command that makes its environment."""
+    def create_command(self) -> str: ...
 
 
 class EngineEnvironments(Protocol):
@@ -184,15 +176,12 @@ class MakeRewardPool(Protocol):
 
 
 class ScalableFleet(Protocol):
-    """The inference replicas of a run, for somebody who wants another number of them."""
+    """The inference replicas of a run: how many serve, and whether somebody comes, joins or leaves."""
 
     @property
-    def num_serving(self) -> int:
-        """How many take requests."""
-
+    def num_serving(self) -> int: ...
     @property
-    def moving(self) -> bool:
-        """Whether somebody comes, joins or leaves."""
+    def moving(self) -> bool: ...
 
     async def resize(self, wanted: int) -> None:
         """Go towards `wanted` replicas; see `areal_core.fleet.elastic.ElasticFleet.resize`."""
@@ -234,29 +223,18 @@ class RunView(Protocol):
 class RunFiles(Protocol):
     """Where a run's records lie, and where what people look at belongs."""
 
-    @property
-    def metrics(self) -> Path:
-        """One line of JSON a step."""
-
-    @property
-    def events(self) -> Path:
-        """One line of JSON for everything that happened."""
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-
-    @property
-    def summary(self) -> Path:
-        """What the report sums up, as JSON."""
-
-    @property
-    def report(self) -> Path:
-        """The page."""
-
-    @property
-    def picture(self) -> Path:
-        """Reward over the steps."""
+    metrics: Path
+    """One line of JSON a step."""
+    events: Path
+    """One line of JSON for everything that happened."""
+    config: Path
+    """The resolved configuration."""
+    summary: Path
+    """What the report sums up, as JSON."""
+    report: Path
+    """The page."""
+    picture: Path
+    """Reward over the steps."""
 
 
 class RunReport(Protocol):

@@ -17,14 +17,7 @@ from typing import Any, Protocol, TypeVar
 from attrs import Factory, frozen
 
 from areal_core.contract.errors import CapabilityError, WorkerError
-from areal_core.contract.inference import (
-    EngineStatus,
-    Generation,
-    GenerationRequest,
-    InferenceEngine,
-    InferenceSpec,
-    PauseMode,
-)
+from areal_core.contract.inference import InferenceEngine, InferenceSpec, PauseMode
 from areal_core.contract.optional import SupportsBackgroundState, SupportsOffload
 from areal_core.contract.train import (
     EngineInfo,
@@ -180,13 +173,13 @@ class InferenceHost:
         self._engine = engine
         self._methods: Mapping[str, Callable[..., Awaitable[Any]]] = {  # Any: one signature per method
             "start": self._start,
-            "generate": self._generate,
-            "pause": self._pause,
-            "resume": self._resume,
+            "generate": lambda request: self._started.generate(request),
+            "pause": lambda mode: self._started.pause(PauseMode(mode)),
+            "resume": lambda: self._started.resume(),
             "receive_weights": self._receive_weights,
-            "commit_weights": self._commit_weights,
-            "abort_weights": self._abort_weights,
-            "status": self._status,
+            "commit_weights": lambda version: self._started.commit_weights(version),
+            "abort_weights": lambda: self._started.abort_weights(),
+            "status": lambda: self._started.status(),
             "sleep": lambda: self._optional("memory.sleep", "sleep")(),
             "wake": lambda: self._optional("memory.sleep", "wake")(),
             "score": self._score,
@@ -223,15 +216,6 @@ class InferenceHost:
         self._engine = engine
         return await engine.start(spec)
 
-    async def _generate(self, request: GenerationRequest) -> Generation:
-        return await self._started.generate(request)
-
-    async def _pause(self, mode: str) -> None:
-        await self._started.pause(PauseMode(mode))
-
-    async def _resume(self) -> None:
-        await self._started.resume()
-
     async def _receive_weights(self, offer: Offer, version: int) -> Receipt:
         engine = self._started
         source = await asyncio.to_thread(self._parts.transport(offer.transport).source, offer)
@@ -239,15 +223,6 @@ class InferenceHost:
             return await engine.receive_weights(source, version)
         finally:
             source.close()
-
-    async def _commit_weights(self, version: int) -> None:
-        await self._started.commit_weights(version)
-
-    async def _abort_weights(self) -> None:
-        await self._started.abort_weights()
-
-    async def _status(self) -> EngineStatus:
-        return await self._started.status()
 
     async def _score(self, input_ids: Sequence[int], temperature: float) -> list[float]:
         return list(await self._optional("scoring", "score")(input_ids, temperature))

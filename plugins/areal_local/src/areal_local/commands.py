@@ -10,8 +10,13 @@ from areal_core.plugins.hooks import Command, hookimpl
 
 @hookimpl
 def areal_cli_commands() -> list[Command]:
-    """Add `areal doctor` and `areal scale`."""
+    """Add `areal backends`, `areal doctor` and `areal scale`."""
     return [
+        Command(
+            name="backends",
+            target="areal_local.backends:backends",
+            help="List installed plugins and what they support.",
+        ),
         Command(
             name="doctor",
             target="areal_local.doctor.command:doctor",

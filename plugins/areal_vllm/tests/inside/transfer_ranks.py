@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from areal_core.contract.weights import Offer
-from areal_core.weights.bucketing import buckets
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import manifest_of
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
+from areal_torch.bucketing import buckets
 from areal_torch.testing.ranks import hear, tell
 
 DEVICE = os.environ["AREAL_TEST_DEVICE"]

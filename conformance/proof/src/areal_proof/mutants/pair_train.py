@@ -19,11 +19,11 @@ from areal_core.contract.errors import StorageError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.train import EngineInfo, Output, RankContext, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
-from areal_core.weights.bucketing import buckets
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, before, breaking, given, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch.bucketing import buckets
 from areal_torch.testing.memory_weights import MemorySink
 
 _OF = "pair/reference+reference"

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
-from areal_core.weights.sink import CheckedSink
 from areal_local.transports import collective
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.collective_source import CollectiveSource, Keeper
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport, _Mapped
+from areal_local.transports.sink import CheckedSink
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, then
 from areal_proof.mutants.weight_parts import PassingSink, PassingSource

@@ -19,13 +19,13 @@ from rich.markup import escape
 from areal_core.plugins.devices import seen_devices
 from areal_core.plugins.findings import Finding, Level, Report
 from areal_core.plugins.hooks import Hooks
-from areal_core.plugins.inventory import inventory
 from areal_core.plugins.lookup_errors import not_found_anywhere
 from areal_core.plugins.registry import Registry, default_registry
 from areal_local.doctor.deep import check_deep
 from areal_local.doctor.host import check_host
 from areal_local.doctor.installed import check_discovery, check_hooks, check_rows
 from areal_local.doctor.packages import check_packages
+from areal_local.inventory import inventory
 
 _MARKS = {Level.OK: "[green]ok     [/]", Level.WARNING: "[yellow]warning[/]", Level.ERROR: "[red]error  [/]"}
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from areal_core.plugins.describe import noun
 from areal_core.plugins.extensions import EnginePython
 from areal_core.plugins.findings import Finding, Level
-from areal_core.plugins.inventory import Row
+from areal_local.inventory import Row
 
 LIMIT_S = 60.0
 ENGINE_LIMIT_S = 240.0

@@ -12,7 +12,7 @@ from areal_core.plugins.describe import noun
 from areal_core.plugins.discovery import NARROW, Discovery
 from areal_core.plugins.findings import Finding, Level
 from areal_core.plugins.hooks import HookFailure
-from areal_core.plugins.inventory import Row
+from areal_local.inventory import Row
 
 
 def check_rows(rows: Sequence[Row], *, wanted: bool) -> list[Finding]:

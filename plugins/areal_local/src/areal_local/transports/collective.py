@@ -19,9 +19,9 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
-from areal_core.weights.sink import CheckedSink
 from areal_local.transports.collective_source import CollectiveSource, Keeper
 from areal_local.transports.config import CollectiveConfig
+from areal_local.transports.sink import CheckedSink
 from areal_torch.collective.group import Group, choose, place
 from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.collective.rendezvous import Connections, Rendezvous, Store

@@ -26,8 +26,6 @@ from torch import Tensor
 
 from areal_core.contract.errors import StorageError, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
-from areal_core.weights.bucketing import bucket_specs
-from areal_core.weights.sink import CheckedSink
 from areal_local.transports.config import ShmConfig
 from areal_local.transports.layout import (
     READABLE,
@@ -39,6 +37,8 @@ from areal_local.transports.layout import (
     mark,
     read_layout,
 )
+from areal_local.transports.sink import CheckedSink
+from areal_torch.bucketing import bucket_specs
 from areal_torch.owned_folder import OwnedFolder, remove_if_orphaned
 from areal_torch.shared_memory import Segment, drop, grow, has_anonymous, map_segment, open_segment
 

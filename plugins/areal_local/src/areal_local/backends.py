@@ -18,9 +18,9 @@ from rich.table import Table
 from areal_core.contract.errors import ContractMismatch, DuplicateName, ManifestError
 from areal_core.plugins.claims import Claim, Support
 from areal_core.plugins.discovery import Discovery
-from areal_core.plugins.inventory import Row, inventory, plain
 from areal_core.plugins.lookup_errors import not_found_anywhere
 from areal_core.plugins.registry import Registry, default_registry
+from areal_local.inventory import Row, inventory, plain
 
 _ANSWERS = {Support.FULL: "yes", Support.WHEN: "when", Support.NOT_YET: "not yet", Support.UNSUPPORTED: "no"}
 _FAULTS = {DuplicateName: "registered twice", ContractMismatch: "contract mismatch", ManifestError: "bad manifest"}
