@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.errors import CoverageError
-from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSource
+from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import spec_of, torch_dtype
-from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, breaking, catches, gives, row
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_torch.testing.serving import OfferedWeights
@@ -105,19 +104,17 @@ def CastsIntegers(manifest: WeightManifest, named: Named) -> Any:
     return announcing(cast, manifest), cast
 
 
-@mutant("infer/reference", killers=("infer.coverage.other_than_announced",))
-class CastsToWhatWasAnnounced(_Repairing):
+@breaks("repaired", "infer.coverage.other_than_announced")
+def CastsToWhatWasAnnounced(manifest: WeightManifest, named: Named) -> Any:
     """Casts a tensor to the dtype that was announced for it."""
-
-    def repaired(self, manifest: WeightManifest, named: Named) -> tuple[WeightManifest, Named]:
-        announced = {spec.name: spec for spec in manifest.tensors}
-        return manifest, [
-            (name, tensor.to(torch_dtype(announced[name])) if self._wider(announced.get(name), tensor) else tensor)
-            for name, tensor in named
-        ]
-
-    def _wider(self, spec: TensorSpec | None, tensor: Tensor) -> bool:
-        return spec is not None and tensor.dtype is torch.float64
+    announced = {spec.name: spec for spec in manifest.tensors}
+    return manifest, [
+        (
+            name,
+            tensor.to(torch_dtype(announced[name])) if tensor.dtype is torch.float64 and name in announced else tensor,
+        )
+        for name, tensor in named
+    ]
 
 
 @breaks("repaired", "infer.coverage.other_than_announced")

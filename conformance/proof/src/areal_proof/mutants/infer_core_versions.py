@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 
 from areal_core.contract.inference import Generation, GenerationRequest, VersionSpan
-from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.plugins.claims import unsupported
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, breaking, gives, row, then
@@ -105,20 +104,15 @@ async def CommitLosesAgainstPause(self: ReferenceInferenceEngine, version: int) 
     await self._between_steps(commit)
 
 
-@mutant("infer/reference", killers=("infer.versions.same_bytes",), row="version-spans")
-class EqualBytesAreNoUpdate(ReferenceInferenceEngine):
+@breaks("receive_weights", "infer.versions.same_bytes", row="version-spans",
+        commit_weights=lambda original, self: None if vars(self).get("equal") else original())  # fmt: skip
+async def EqualBytesAreNoUpdate(original: Original, self: Any) -> Any:
     """Skips the commit of weights whose fingerprints are those of the version before."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        receipt = await super().receive_weights(source, version)
-        mine = vars(self)
-        mine["equal"] = mine.get("last") == receipt.fingerprints
-        mine["last"] = receipt.fingerprints
-        return receipt
-
-    async def commit_weights(self, version: int) -> None:
-        if not vars(self).get("equal"):
-            await super().commit_weights(version)
+    receipt = await original()
+    mine = vars(self)
+    mine["equal"] = mine.get("last") == receipt.fingerprints
+    mine["last"] = receipt.fingerprints
+    return receipt
 
 
 @mutant(

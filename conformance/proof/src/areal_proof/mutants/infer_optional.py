@@ -17,7 +17,6 @@ from torch import Tensor
 from areal_core.contract.errors import ArealError, GenerationFailed
 from areal_core.contract.inference import Generation, GenerationRequest
 from areal_core.contract.weights import WeightManifest
-from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, gives, row, then
 from areal_proof.second.infer.adapters import Adapter
 from areal_proof.second.infer.engine import SecondInferenceEngine
@@ -68,17 +67,13 @@ async def ScoringWritesIntoRequests(original: Original, self: SecondInferenceEng
     return await original()
 
 
-@mutant("infer/second", killers=("infer.sleep.computes_nothing",), incident="vLLM#45585", row="sleep-is-real")
-class SleepIsAFlag(SecondInferenceEngine):
+@breaks("sleep", "infer.sleep.computes_nothing", incident="vLLM#45585", row="sleep-is-real",
+        wake=lambda self: self._require())  # fmt: skip
+def SleepIsAFlag(self: Any) -> None:
     """Says that it sleeps, and goes on serving the old weights when resumed."""
-
-    async def sleep(self) -> None:
-        self._require()
-        if not self._paused:
-            raise GenerationFailed("the engine cannot sleep", why="it is not paused")
-
-    async def wake(self) -> None:
-        self._require()
+    self._require()
+    if not self._paused:
+        raise GenerationFailed("the engine cannot sleep", why="it is not paused")
 
 
 @breaks("wake", "infer.sleep.computes_nothing", row="sleep-is-real")
@@ -154,17 +149,13 @@ def PrefixWithoutItsEnd(self: SecondInferenceEngine, seat: Seat) -> Any:
     return (self._version, len(ids), *ids[:-1])
 
 
-@mutant("infer/second", killers=("infer.prefix_cache.follows_updates",))
-class PrefixOutlivesUpdates(SecondInferenceEngine):
+@breaks("commit_weights", "infer.prefix_cache.follows_updates",
+        _prefix_key=lambda seat: (id(seat.adapter), *seat.request.input_ids))  # fmt: skip
+async def PrefixOutlivesUpdates(original: Original, self: Any) -> None:
     """Keeps prompts over updates."""
-
-    async def commit_weights(self, version: int) -> None:
-        kept = dict(self._prefixes)
-        await super().commit_weights(version)
-        self._prefixes.update(kept)
-
-    def _prefix_key(self, seat: Seat) -> tuple[object, ...]:
-        return (id(seat.adapter), *seat.request.input_ids)
+    kept = dict(self._prefixes)
+    await original()
+    self._prefixes.update(kept)
 
 
 @breaks("_next_logits", "infer.prefix_cache.update_in_flight")

@@ -19,7 +19,7 @@ from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.weights.fingerprint import fingerprint
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, breaking, row
+from areal_proof.mutants.rows import Original, before, breaking, row
 from areal_proof.mutants.weight_parts import PassingSource
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
@@ -65,19 +65,13 @@ class _Stamping(ReferenceInferenceEngine):
         return self.alter(await super().generate(request))
 
 
-@mutant(_OF, side="infer", killers=("pair.versions.stamped", "pair.update.regressed"), row="version-spans")
-class CountsUpdates(_Stamping):
+@breaks("commit_weights", "pair.versions.stamped", "pair.update.regressed", row="version-spans", count=0,
+        alter=lambda self, generation: attrs.evolve(generation, version_spans=tuple([attrs.evolve(span,
+            version=min(span.version, self.count)) for span in generation.version_spans])), base=_Stamping)  # fmt: skip
+async def CountsUpdates(original: Original, self: Any) -> None:
     """Tokens are stamped with the number of updates, not with the version they brought."""
-
-    count = 0
-
-    async def commit_weights(self, version: int) -> None:
-        await super().commit_weights(version)
-        self.count += 1
-
-    def alter(self, generation: Generation) -> Generation:
-        spans = [attrs.evolve(span, version=min(span.version, self.count)) for span in generation.version_spans]
-        return attrs.evolve(generation, version_spans=tuple(spans))
+    await original()
+    self.count += 1
 
 
 ROWS = breaks.rows(
@@ -165,21 +159,15 @@ class WaitsForTheFirstReplica(ReferenceInferenceEngine):
             await super().commit_weights(version)
 
 
-@mutant(_OF, side="infer", killers=("pair.update.cast",))
-class CastsCoarsely(_Serving):
+@breaks("commit_weights", "pair.update.cast", narrow=False,
+        receive_weights=before(lambda self, source: setattr(self, "narrow",
+            any(spec.dtype == "bfloat16" for spec in source.manifest.tensors))), base=_Serving)  # fmt: skip
+async def CastsCoarsely(original: Original, self: Any) -> None:
     """Weights that arrive in bfloat16 are cast by way of eight bits."""
-
-    narrow = False
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        self.narrow = any(spec.dtype == "bfloat16" for spec in source.manifest.tensors)
-        return await super().receive_weights(source, version)
-
-    async def commit_weights(self, version: int) -> None:
-        await super().commit_weights(version)
-        if self.narrow:
-            for parameter in self.parameters().values():
-                parameter.data.copy_(parameter.data.to(torch.float8_e5m2).to(parameter.dtype))
+    await original()
+    if self.narrow:
+        for parameter in self.parameters().values():
+            parameter.data.copy_(parameter.data.to(torch.float8_e5m2).to(parameter.dtype))
 
 
 class _Shifted(ReferenceInferenceEngine):

@@ -20,7 +20,7 @@ from areal_core.contract.errors import StorageError, TrainError
 from areal_core.contract.train import TrainSpec
 from areal_core.plugins.claims import not_yet
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, row, then
+from areal_proof.mutants.rows import Original, before, breaking, catches, row, then
 from areal_proof.second.train import checkpoint
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.pending import Pending
@@ -100,21 +100,14 @@ def TheSecondWins(original: Original, self: SecondTrainEngine) -> None:
     original()
 
 
-@mutant(ENGINE, killers=("train.background.full", "train.background.in_the_way"))
-class FailuresForgotten(SecondTrainEngine):
+@breaks("begin_state", "train.background.full", "train.background.in_the_way",
+        finish_state=catches(StorageError, lambda: None))  # fmt: skip
+def FailuresForgotten(original: Original, self: Any) -> None:
     """Tells nobody that a state could not be written."""
-
-    def begin_state(self, path: Path) -> None:
-        try:
-            super().begin_state(path)
-        except StorageError:
-            self._pending = None
-
-    def finish_state(self) -> None:
-        try:
-            super().finish_state()
-        except StorageError:
-            return
+    try:
+        original()
+    except StorageError:
+        self._pending = None
 
 
 class _Littering(Pending):

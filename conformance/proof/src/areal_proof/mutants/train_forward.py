@@ -21,7 +21,7 @@ from areal_core.contract.train import EngineInfo, Output, RankContext, TrainSpec
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, given, row
 from areal_proof.mutants.train_optimizer import OtherOptimizer, OtherSpec
-from areal_proof.mutants.train_parts import Columns, hugging_face, replace, replace_model
+from areal_proof.mutants.train_parts import Columns, OtherModel, hugging_face, replace, replace_model
 from areal_reference.train.engine import PlainModel, ReferenceTrainEngine
 from areal_torch.model import PackedModel
 from areal_torch.optimizer import Optimizer
@@ -39,24 +39,16 @@ def EntropyInBits(original: Original, outputs: frozenset[Output]) -> Any:
     return result
 
 
-@mutant(ENGINE, killers=("train.forward.entropy",))
-class EntropyAtTemperatureOne(ReferenceTrainEngine):
+@breaks("columns", "train.forward.entropy", base=OtherModel, part=("kind", Columns))
+def EntropyAtTemperatureOne(original: Original, self: Columns, batch: Batch) -> Any:
     """Divides the logits by the temperature for log-probs, and not for the entropy."""
-
-    class _Model(Columns):
-        def columns(self, batch: Batch, outputs: frozenset[Output]) -> Mapping[str, Tensor]:
-            result = dict(super().columns(batch, outputs))
-            if Output.ENTROPY in result:
-                packed = self.inner.packed
-                divisor, packed.divisor = packed.divisor, 1.0
-                result[Output.ENTROPY] = super().columns(batch, frozenset({Output.ENTROPY}))[Output.ENTROPY]
-                packed.divisor = divisor
-            return result
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        replace_model(self, self._Model)
-        return info
+    result = dict(original())
+    if Output.ENTROPY in result:
+        packed = self.inner.packed
+        divisor, packed.divisor = packed.divisor, 1.0
+        result[Output.ENTROPY] = original(batch, frozenset({Output.ENTROPY}))[Output.ENTROPY]
+        packed.divisor = divisor
+    return result
 
 
 @breaks("forward", "train.forward.any_mask")
@@ -101,33 +93,6 @@ def EntropyOnlyBesideLogprobs(original: Original, outputs: frozenset[Output]) ->
     if outputs == {Output.ENTROPY}:
         result = result.with_tokens(entropy=torch.zeros_like(result.tokens["entropy"]))
     return result
-
-
-@mutant(
-    ENGINE,
-    killers=("train.forward.neighbours", "train.forward.logprobs", "train.step.gradient"),
-    incident="verl#2996",
-    row="logprob-gap",
-)
-class NeighboursSeen(ReferenceTrainEngine):
-    """Lets packed sequences attend to those before them."""
-
-    class _Model(Columns):
-        def columns(self, batch: Batch, outputs: frozenset[Output]) -> Mapping[str, Tensor]:
-            one = Batch.of(
-                {
-                    "input_ids": batch.tokens["input_ids"],
-                    "loss_mask": batch.tokens["loss_mask"] & (batch.positions > 0),
-                },
-                {},
-                torch.tensor([batch.num_tokens]),
-            )
-            return super().columns(one, outputs)
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        replace_model(self, self._Model)
-        return info
 
 
 @breaks("forward", "train.forward.order", "train.forward.any_mask")
@@ -302,6 +267,12 @@ SCALE_ROWS = breaks.rows(
             objective)),
     row("ClipsAtTenUnasked", "Takes `max_grad_norm` 0 for its own default of 10.", "train.step.large_norm",
         base=OtherSpec, other=lambda spec: attrs.evolve(spec, max_grad_norm=spec.max_grad_norm or 10.0)),
+    row("NeighboursSeen", "Lets packed sequences attend to those before them.", "train.forward.neighbours",
+        "train.forward.logprobs", "train.step.gradient", incident="verl#2996", row="logprob-gap", base=OtherModel,
+        part=("kind", Columns),
+        columns=lambda original, batch, outputs: original(Batch.of({"input_ids": batch.tokens["input_ids"],
+            "loss_mask": batch.tokens["loss_mask"] & (batch.positions > 0)}, {}, torch.tensor([batch.num_tokens])),
+            outputs)),
 )  # fmt: skip
 
 

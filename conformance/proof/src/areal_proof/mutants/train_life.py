@@ -11,7 +11,6 @@ import pickle
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CapabilityError, LayoutError, ModelError
-from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, TrainReport, TrainSpec
+from areal_core.contract.train import EngineInfo, Head, Output, RankContext, TrainReport, TrainSpec
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, gives, row
-from areal_proof.mutants.train_parts import Columns, hugging_face, parameters, replace_model
+from areal_proof.mutants.train_parts import Columns, OtherModel, hugging_face, parameters, replace_model
 from areal_reference.train.engine import ReferenceTrainEngine
 
 ENGINE = "train/reference"
@@ -199,21 +198,16 @@ class HalfGradientScaled(ReferenceTrainEngine):
         return info
 
 
-@mutant(ENGINE, killers=("train.bfloat16.tiny_steps",))
-class MasterInHalf(ReferenceTrainEngine):
+@breaks("train_step", "train.bfloat16.tiny_steps",
+        start=before(lambda self, spec: setattr(self, "_half", spec.dtype == "bfloat16")))  # fmt: skip
+def MasterInHalf(original: Original, self: Any) -> Any:
     """Holds its master weights in bfloat16 in a bfloat16 run."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._half = spec.dtype == "bfloat16"
-        return super().start(spec, rank)
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        if self._half:
-            with torch.no_grad():
-                for tensor in parameters(self).values():
-                    tensor.copy_(tensor.bfloat16())
-        return report
+    report = original()
+    if self._half:
+        with torch.no_grad():
+            for tensor in parameters(self).values():
+                tensor.copy_(tensor.bfloat16())
+    return report
 
 
 @breaks("start", "train.checkpointing.same")
@@ -226,30 +220,22 @@ def RecomputedLayerDropped(original: Original, self: ReferenceTrainEngine) -> An
     return info
 
 
-@mutant(ENGINE, killers=("train.value.forward", "train.value.step"))
-class ValuesAfterToken(ReferenceTrainEngine):
+@breaks("columns", "train.value.forward", "train.value.step", base=OtherModel, part=("kind", Columns))
+def ValuesAfterToken(original: Original, batch: Batch, outputs: frozenset[Output]) -> Any:
     """Reads the value of a token after the token."""
-
-    class _Model(Columns):
-        def columns(self, batch: Batch, outputs: frozenset[Output]) -> Mapping[str, Tensor]:
-            if outputs != {Output.VALUES}:
-                return super().columns(batch, outputs)
-            lengths = batch.lengths + 1  # one token more, so that the value after the last one is there
-            ends = lengths.cumsum(0)
-            own = torch.ones(int(ends[-1]), dtype=torch.bool, device=batch.device)
-            own[ends - 1] = False
-            columns = {}
-            for name in ("input_ids", "loss_mask"):
-                longer = torch.zeros(len(own), dtype=batch.tokens[name].dtype, device=batch.device)
-                longer[own] = batch.tokens[name]
-                columns[name] = longer
-            values = super().columns(Batch.of(columns, {}, lengths), outputs)[Output.VALUES]
-            return {Output.VALUES: values.roll(-1)[own]}
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        replace_model(self, self._Model)
-        return info
+    if outputs != {Output.VALUES}:
+        return original()
+    lengths = batch.lengths + 1  # one token more, so that the value after the last one is there
+    ends = lengths.cumsum(0)
+    own = torch.ones(int(ends[-1]), dtype=torch.bool, device=batch.device)
+    own[ends - 1] = False
+    columns = {}
+    for name in ("input_ids", "loss_mask"):
+        longer = torch.zeros(len(own), dtype=batch.tokens[name].dtype, device=batch.device)
+        longer[own] = batch.tokens[name]
+        columns[name] = longer
+    values = original(Batch.of(columns, {}, lengths), outputs)[Output.VALUES]
+    return {Output.VALUES: values.roll(-1)[own]}
 
 
 @breaks("start", "train.value.step", "train.value.forward")

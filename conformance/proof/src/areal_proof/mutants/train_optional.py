@@ -21,8 +21,7 @@ from areal_core.contract.train import (
     RankContext,
     TrainSpec,
 )
-from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, breaking, catches, row
+from areal_proof.mutants.rows import Original, after, breaking, catches, given, row
 from areal_proof.second.train.adam import AdamW
 from areal_proof.second.train.adapters import Adapters
 from areal_proof.second.train.engine import SecondTrainEngine, Started
@@ -95,17 +94,13 @@ def SavesBaseFolder(original: Original, self: SecondTrainEngine) -> None:
         self._started = here
 
 
-@mutant(ENGINE, killers=("train.lora.sent_is_used",))
-class SendsUnscaled(SecondTrainEngine):
+@breaks("weights_in_use", "train.lora.sent_is_used",
+        _exported=given(adapters=lambda here: Adapters(tensors=here.adapters.tensors, scale=1.0)))  # fmt: skip
+def SendsUnscaled(self: Any) -> Any:
     """Merges B A without alpha / rank, which the forward pass uses."""
-
-    def _exported(self, here: Started) -> dict[str, Tensor]:
-        return super()._exported(attrs.evolve(here, adapters=Adapters(tensors=here.adapters.tensors, scale=1.0)))
-
-    def weights_in_use(self) -> dict[str, Tensor]:
-        here = self._running()
-        plain = Adapters(tensors=here.adapters.tensors, scale=1.0)
-        return {name: plain.merged(name, tensor) for name, tensor in here.weights.items()}
+    here = self._running()
+    plain = Adapters(tensors=here.adapters.tensors, scale=1.0)
+    return {name: plain.merged(name, tensor) for name, tensor in here.weights.items()}
 
 
 @breaks("start", "train.lora.no_such_target")

@@ -115,6 +115,18 @@ class OtherObjective(ReferenceTrainEngine):
         return super().train_step(batch, self.through(objective))
 
 
+class OtherModel(ReferenceTrainEngine):
+    """The reference trainer, whose model is seen through. Not a defect by itself."""
+
+    kind: ClassVar[type[Columns]] = Columns
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        """Start, then wrap the model."""
+        info = super().start(spec, rank)
+        replace_model(self, self.kind)
+        return info
+
+
 class OtherExporter(ReferenceTrainEngine):
     """The reference trainer with another exporter. Not a sin by itself."""
 

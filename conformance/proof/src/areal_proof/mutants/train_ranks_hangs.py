@@ -22,7 +22,6 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, ResourceError, TrainError
 from areal_core.contract.train import Objective, Sum, TrainReport
 from areal_core.contract.weights import WeightSink
-from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, before, breaking, catches, row
 from areal_proof.mutants.train_ranks import Sharing, Through
 from areal_proof.second.train import checkpoint
@@ -51,20 +50,14 @@ class _Meeting(Through):
     group: dist.ProcessGroup | None = None
 
 
-@mutant("train/second", killers=("train.ranks.microbatches",), ranks=2)
-class MeetsEveryMicrobatch(Sharing):
+@breaks_sharing("train_step", "train.ranks.microbatches", close=before(lambda: setattr(_Meeting, "group", None)))
+def MeetsEveryMicrobatch(original: Original, self: Any, batch: Batch, objective: Objective) -> Any:
     """Reduces after every micro-batch, and does not agree on how many there are."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        if not self.several:
-            return super().train_step(batch, objective)
-        if _Meeting.group is None:
-            _Meeting.group = dist.new_group(timeout=timedelta(seconds=3))  # so that its end is not waited for long
-        return super().train_step(batch, _Meeting(objective, self._running().ranks))
-
-    def close(self) -> None:
-        _Meeting.group = None
-        super().close()
+    if not self.several:
+        return original()
+    if _Meeting.group is None:
+        _Meeting.group = dist.new_group(timeout=timedelta(seconds=3))  # so that its end is not waited for long
+    return original(batch, _Meeting(objective, self._running().ranks))
 
 
 @breaks("train_step", "train.ranks.error.unknown_token")

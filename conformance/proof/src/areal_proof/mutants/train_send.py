@@ -13,9 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from areal_core.contract.batch import Batch
 from areal_core.contract.errors import FingerprintMismatch, StorageError
-from areal_core.contract.train import Objective, TrainReport
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
 from areal_core.weights.fingerprint import fingerprint
 from areal_proof.mutants import mutant
@@ -73,63 +71,41 @@ class _Without(Exporter):
             yield {name: tensor for name, tensor in bucket.items() if not name.endswith(self.ending)}
 
 
-@mutant(ENGINE, killers=("train.send.names",), incident="UniRL#166", row="one-destination")
-class WrapperInNames(OtherExporter):
+@breaks_other_exporter("_buckets", "train.send.names", incident="UniRL#166", row="one-destination",
+    manifest=gives(tensors=lambda result: [
+        attrs.evolve(spec, name=f"module.{spec.name}") for spec in result.tensors]))  # fmt: skip
+def WrapperInNames(original: Original) -> Any:
     """Sends tensors under the names its own wrapper gives them."""
-
-    class kind(Exporter):
-        def manifest(self, version: int) -> WeightManifest:
-            told = super().manifest(version)
-            return attrs.evolve(told, tensors=[attrs.evolve(spec, name=f"module.{spec.name}") for spec in told.tensors])
-
-        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            for bucket in super()._buckets(bucket_bytes):
-                yield {f"module.{name}": tensor for name, tensor in bucket.items()}
+    for bucket in original():
+        yield {f"module.{name}": tensor for name, tensor in bucket.items()}
 
 
-@mutant(ENGINE, killers=("train.send.names",), row="one-destination")
-class BuffersSentToo(OtherExporter):
+@breaks_other_exporter("_buckets", "train.send.names", row="one-destination",
+    manifest=gives(tensors=lambda result, self: (*result.tensors, *[TensorSpec(name=name, shape=tuple(buffer.shape),
+        dtype=str(buffer.dtype).removeprefix("torch."))
+        for name, buffer in _model(self).named_buffers()])))  # fmt: skip
+def BuffersSentToo(original: Original, self: Any) -> Any:
     """Sends the rotary frequencies besides the parameters."""
-
-    class kind(Exporter):
-        def manifest(self, version: int) -> WeightManifest:
-            told = super().manifest(version)
-            more = [
-                TensorSpec(name=name, shape=tuple(buffer.shape), dtype=str(buffer.dtype).removeprefix("torch."))
-                for name, buffer in _model(self).named_buffers()
-            ]
-            return attrs.evolve(told, tensors=(*told.tensors, *more))
-
-        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            yield from super()._buckets(bucket_bytes)
-            yield dict(_model(self).named_buffers())
+    yield from original()
+    yield dict(_model(self).named_buffers())
 
 
-@mutant(
-    ENGINE,
-    killers=("train.send.current", "train.send.receipt"),
-    incident="verl#7495",
-    row="served-policy-changes",
-)
-class SendsStepBefore(ReferenceTrainEngine):
+@breaks("send_weights", "train.send.current", "train.send.receipt", incident="verl#7495", row="served-policy-changes",
+        train_step=before(lambda self: setattr(self, "_before", {name: tensor.detach().clone() for name,
+            tensor in parameters(self).items()})))  # fmt: skip
+def SendsStepBefore(original: Original, self: Any) -> Any:
     """Sends the weights as they were before the last step."""
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        self._before = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
-        return super().train_step(batch, objective)
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        if not hasattr(self, "_before") or self._trainer is None:
-            return super().send_weights(sink, version)
-        now = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
-        with torch.no_grad():
+    if not hasattr(self, "_before") or self._trainer is None:
+        return original()
+    now = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
+    with torch.no_grad():
+        for name, tensor in parameters(self).items():
+            tensor.copy_(self._before[name])
+        try:
+            return original()
+        finally:
             for name, tensor in parameters(self).items():
-                tensor.copy_(self._before[name])
-            try:
-                return super().send_weights(sink, version)
-            finally:
-                for name, tensor in parameters(self).items():
-                    tensor.copy_(now[name])
+                tensor.copy_(now[name])
 
 
 @breaks_other_exporter("_buckets", "train.send.original", "train.send.current", "train.save.loads",
@@ -231,23 +207,15 @@ class BucketPerTensor(OtherSink):
             return 1
 
 
-@mutant(ENGINE, killers=("train.send.coverage",), row="one-destination")
-class ReceiptNamesNotCompared(OtherSink):
+@breaks("__init__", "train.send.coverage", row="one-destination",
+        write=before(lambda self, bucket: self._own.update({name: fingerprint(tensor) for name,
+            tensor in bucket.items()})),
+        finish=gives(fingerprints=lambda result, self: {name: result.fingerprints.get(name, value) for name,
+            value in self._own.items()}), base=OtherSink, part=("passing", PassingSink))  # fmt: skip
+def ReceiptNamesNotCompared(original: Original, self: Any) -> None:
     """Compares only fingerprints that are on both sides."""
-
-    class passing(PassingSink):
-        def __init__(self, inner: WeightSink) -> None:
-            super().__init__(inner)
-            self._own: dict[str, str] = {}
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            self._own.update({name: fingerprint(tensor) for name, tensor in bucket.items()})
-            super().write(bucket)
-
-        def finish(self) -> Receipt:
-            told = super().finish()
-            both = {name: told.fingerprints.get(name, value) for name, value in self._own.items()}
-            return attrs.evolve(told, fingerprints=both)
+    original()
+    self._own = {}
 
 
 @mutant(ENGINE, killers=("train.send.raising_sink", "train.send.flipped", "train.send.coverage"))

@@ -23,10 +23,9 @@ from torch import Tensor
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CheckpointError, StorageError
 from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
-from areal_core.contract.weights import Receipt, WeightSink
 from areal_core.weights.fingerprint import fingerprint
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, breaking, catches, row, then
+from areal_proof.mutants.rows import Original, before, breaking, catches, row, then
 from areal_proof.mutants.train_parts import parameters, replace
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
@@ -103,20 +102,15 @@ def CriticHeadForgotten(original: Original, self: ReferenceTrainEngine) -> None:
                 tensor.zero_()
 
 
-@mutant(ENGINE, killers=("train.state.exact_bfloat16",))
-class StateRounded(ReferenceTrainEngine):
+@breaks("load_state", "train.state.exact_bfloat16",
+        start=before(lambda self, spec: setattr(self, "_rounds", spec.dtype == "bfloat16")))  # fmt: skip
+def StateRounded(original: Original, self: Any) -> None:
     """Saves in bfloat16 what it computes in bfloat16, its master weights included."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._rounds = spec.dtype == "bfloat16"
-        return super().start(spec, rank)
-
-    def load_state(self, path: Path) -> None:
-        super().load_state(path)
-        if self._rounds:
-            with torch.no_grad():
-                for tensor in parameters(self).values():
-                    tensor.copy_(tensor.bfloat16())
+    original()
+    if self._rounds:
+        with torch.no_grad():
+            for tensor in parameters(self).values():
+                tensor.copy_(tensor.bfloat16())
 
 
 @mutant(ENGINE, killers=("train.state.same_engine",))
@@ -133,29 +127,22 @@ class LoadsOnce(ReferenceTrainEngine):
         self._loaded.add(path)
 
 
-@mutant(ENGINE, killers=("train.state.loaded_weights",), row="served-policy-changes")
-class SendsFromBeforeLoading(ReferenceTrainEngine):
+@breaks("send_weights", "train.state.loaded_weights", row="served-policy-changes", _cached=None,
+        train_step=then(lambda self: setattr(self, "_cached", {name: tensor.detach().clone() for name,
+            tensor in parameters(self).items()})))  # fmt: skip
+def SendsFromBeforeLoading(original: Original, self: Any) -> Any:
     """Sends, until the next step, what it sent before it loaded."""
-
-    _cached: dict[str, Tensor] | None = None
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        self._cached = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
-        return report
-
-    def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        if self._cached is None or self._trainer is None:
-            return super().send_weights(sink, version)
-        held = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
-        with torch.no_grad():
+    if self._cached is None or self._trainer is None:
+        return original()
+    held = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
+    with torch.no_grad():
+        for name, tensor in parameters(self).items():
+            tensor.copy_(self._cached[name])
+        try:
+            return original()
+        finally:
             for name, tensor in parameters(self).items():
-                tensor.copy_(self._cached[name])
-            try:
-                return super().send_weights(sink, version)
-            finally:
-                for name, tensor in parameters(self).items():
-                    tensor.copy_(held[name])
+                tensor.copy_(held[name])
 
 
 @breaks("load_state", "train.state.version", incident="AReaL#1388", row="staleness-bound")

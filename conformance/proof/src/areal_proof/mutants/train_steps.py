@@ -20,7 +20,7 @@ from areal_core.contract.train import EngineInfo, Objective, Output, RankContext
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, given, gives, row, then
 from areal_proof.mutants.train_optimizer import OtherOptimizer
-from areal_proof.mutants.train_parts import Columns, OtherObjective, Through, replace, replace_model
+from areal_proof.mutants.train_parts import Columns, OtherModel, OtherObjective, Through, replace
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
 from areal_torch.trainer import running
@@ -47,19 +47,6 @@ def MeanOverMicrobatches(original: Original, batch: Batch, objective: Objective)
     return original(batch, Counting(objective))
 
 
-@mutant(ENGINE, killers=("train.step.sequences", "train.step.whole_sequences"))
-class TableOfOtherRows(ReferenceTrainEngine):
-    """Sorts the tokens of its micro-batches and forgets the table of sequences."""
-
-    class _Through(Through):
-        def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
-            flipped = {str(name): column.flip(0) for name, column in batch.sequences.items()}
-            return self.inner.loss(columns, batch.with_sequences(**flipped), normalizer)
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        return super().train_step(batch, self._Through(objective))
-
-
 @breaks_other_objective("loss", "train.step.off_mask")
 def MultipliesByMask(self: Through, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
     """Masks by multiplication, so that what is not finite off the mask is not finite everywhere."""
@@ -67,24 +54,18 @@ def MultipliesByMask(self: Through, columns: Mapping[str, Tensor], batch: Batch,
     return loss + (batch.tokens["advantages"] * ~batch.tokens["loss_mask"]).sum() * loss * 0.0, metrics
 
 
-@mutant(ENGINE, killers=("train.step.whole_sequences", "train.step.sequences"))
-class LongSequencesInPieces(ReferenceTrainEngine):
+@breaks_other_objective("loss", "train.step.whole_sequences", "train.step.sequences")
+def LongSequencesInPieces(self: Through, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
     """Hands an objective long sequences in two pieces."""
-
-    class _Through(Through):
-        def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
-            if int(batch.lengths.max()) < 5:
-                return self.inner.loss(columns, batch, normalizer)
-            rows = [row for row in range(batch.num_sequences) for _ in range(2 if int(batch.lengths[row]) >= 5 else 1)]
-            lengths: list[int] = []
-            for length in batch.lengths.tolist():
-                lengths += [4, length - 4] if length >= 5 else [length]
-            sequences = {str(name): column[rows] for name, column in batch.sequences.items()}
-            tokens = {str(name): column for name, column in batch.tokens.items()}
-            return self.inner.loss(columns, Batch.of(tokens, sequences, torch.tensor(lengths)), normalizer)
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        return super().train_step(batch, self._Through(objective))
+    if int(batch.lengths.max()) < 5:
+        return self.inner.loss(columns, batch, normalizer)
+    rows = [row for row in range(batch.num_sequences) for _ in range(2 if int(batch.lengths[row]) >= 5 else 1)]
+    lengths: list[int] = []
+    for length in batch.lengths.tolist():
+        lengths += [4, length - 4] if length >= 5 else [length]
+    sequences = {str(name): column[rows] for name, column in batch.sequences.items()}
+    tokens = {str(name): column for name, column in batch.tokens.items()}
+    return self.inner.loss(columns, Batch.of(tokens, sequences, torch.tensor(lengths)), normalizer)
 
 
 OTHER_OBJECTIVE_ROWS = breaks_other_objective.rows(
@@ -104,6 +85,11 @@ OTHER_OBJECTIVE_ROWS = breaks_other_objective.rows(
     row("ColumnsOfTheNeighbour", "Hands the log-probs of a micro-batch over one token late.", "train.step.columns",
         loss=lambda self, columns, batch, normalizer: self.inner.loss({str(n): c.roll(1) for n, c in columns.items()},
             batch, normalizer)),
+    row("TableOfOtherRows", "Sorts the tokens of its micro-batches and forgets the table of sequences.",
+        "train.step.sequences", "train.step.whole_sequences",
+        loss=lambda self, columns, batch, normalizer: self.inner.loss(columns,
+            batch.with_sequences(**{str(name): column.flip(0) for name, column in batch.sequences.items()}),
+            normalizer)),
 )  # fmt: skip
 
 
@@ -150,22 +136,12 @@ def NeverSeeded(original: Original) -> Any:
     return info
 
 
-@mutant(ENGINE, killers=("train.step.gradient_masks", "train.step.budget"))
-class LastMicrobatchDropped(ReferenceTrainEngine):
+@breaks("backward", "train.step.gradient_masks", "train.step.budget", calls=0, base=OtherModel, part=("kind", Columns))
+def LastMicrobatchDropped(original: Original, self: Any, loss: Tensor, last: bool) -> None:
     """Does not run the last micro-batch backward when there are several."""
-
-    class _Model(Columns):
-        calls = 0
-
-        def backward(self, loss: Tensor, *, last: bool) -> None:
-            self.calls += 1
-            super().backward(loss * 0.0 if last and self.calls > 1 else loss, last=last)
-            self.calls = 0 if last else self.calls
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        replace_model(self, self._Model)
-        return info
+    self.calls += 1
+    original(loss * 0.0 if last and self.calls > 1 else loss, last=last)
+    self.calls = 0 if last else self.calls
 
 
 ROWS = breaks.rows(
@@ -181,6 +157,10 @@ ROWS = breaks.rows(
         forward=before(lambda self, batch: BatchError("a sequence is too long",
             why="it has as many tokens as the budget") if batch.num_sequences
             and int(batch.lengths.max()) >= self._trainer.limits.max_tokens else None)),
+    row("LongSequencesCut", "Cuts sequences that do not fit to the length that does.", "train.step.too_long",
+        incident="NeMo-RL#3599", row="trained-as-submitted",
+        train_step=lambda original, self, batch, objective: original(_cut(self, batch), objective),
+        forward=lambda original, self, batch, outputs: original(_cut(self, batch), outputs)),
 )  # fmt: skip
 
 
@@ -241,22 +221,13 @@ def NormInHalf(original: Original, norm: float) -> Any:
     return original(math.inf if norm > 1000.0 else norm)
 
 
-@mutant(ENGINE, killers=("train.step.too_long",), incident="NeMo-RL#3599", row="trained-as-submitted")
-class LongSequencesCut(ReferenceTrainEngine):
-    """Cuts sequences that do not fit to the length that does."""
-
-    def _fitting(self, batch: Batch) -> Batch:
-        assert self._trainer is not None
-        limit = min(self._trainer.limits.max_tokens, self._trainer.limits.context_length)
-        keep = batch.positions < limit
-        tokens = {str(name): column[keep] for name, column in batch.tokens.items()}
-        return Batch.of(tokens, {str(n): c for n, c in batch.sequences.items()}, batch.lengths.clamp(max=limit))
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        return super().train_step(self._fitting(batch), objective)
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        return super().forward(self._fitting(batch), outputs)
+def _cut(self: ReferenceTrainEngine, batch: Batch) -> Batch:
+    """Return the batch with sequences as long as they may be."""
+    assert self._trainer is not None
+    limit = min(self._trainer.limits.max_tokens, self._trainer.limits.context_length)
+    keep = batch.positions < limit
+    tokens = {str(name): column[keep] for name, column in batch.tokens.items()}
+    return Batch.of(tokens, {str(n): c for n, c in batch.sequences.items()}, batch.lengths.clamp(max=limit))
 
 
 @breaks("train_step", "train.step.missing_column")

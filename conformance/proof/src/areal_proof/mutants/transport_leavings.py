@@ -263,26 +263,21 @@ def SkipsWhatItCannotRead(original: Original) -> Any:
     return Source(source)
 
 
-@mutant("transport/disk", killers=("transport.fault.receiver_killed",), row="dead-peer")
-class ReadersHoldTheVersion(DiskTransport):
+@breaks("source", "transport.fault.receiver_killed", row="dead-peer",
+        release=before(lambda offer: WeightSyncError("the version is being read")
+            if list(Path(str(offer.location["folder"])).parent.glob(".reading-*")) else None))  # fmt: skip
+def ReadersHoldTheVersion(original: Original, offer: Offer) -> Any:
     """A version is not deleted as long as a reader has not said that it is done."""
+    mark = Path(str(offer.location["folder"])).parent / f".reading-{os.getpid()}"
+    inner = original()
+    mark.touch()
 
-    def source(self, offer: Offer) -> Any:
-        mark = Path(str(offer.location["folder"])).parent / f".reading-{os.getpid()}"
-        inner = super().source(offer)
-        mark.touch()
+    class Source(PassingSource):
+        def close(self) -> None:
+            mark.unlink(missing_ok=True)
+            super().close()
 
-        class Source(PassingSource):
-            def close(self) -> None:
-                mark.unlink(missing_ok=True)
-                super().close()
-
-        return Source(inner)
-
-    def release(self, offer: Offer) -> None:
-        if list(Path(str(offer.location["folder"])).parent.glob(".reading-*")):
-            raise WeightSyncError("the version is being read")
-        super().release(offer)
+    return Source(inner)
 
 
 @mutant("transport/disk", killers=("transport.fault.controller_killed",))

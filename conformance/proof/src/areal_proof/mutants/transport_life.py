@@ -256,18 +256,11 @@ def AbortsForGood(original: Original, self: Any) -> Any:
     return Sink(original())
 
 
-@mutant("transport/disk", killers=("transport.process.controller", "transport.release.gone"))
-class ReleasesOwnVersionsOnly(DiskTransport):
+@breaks("__init__", "transport.process.controller", "transport.release.gone",
+        sink=before(lambda self, offer: self.sent.add(str(offer.location["folder"]))),
+        release=lambda original, self, offer: original()
+            if str(offer.location["folder"]) in self.sent else None)  # fmt: skip
+def ReleasesOwnVersionsOnly(original: Original, self: Any) -> None:
     """`release` frees what was sent from the same end, and nothing else."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self.sent: set[str] = set()
-
-    def sink(self, offer: Offer) -> Any:
-        self.sent.add(str(offer.location["folder"]))
-        return super().sink(offer)
-
-    def release(self, offer: Offer) -> None:
-        if str(offer.location["folder"]) in self.sent:
-            super().release(offer)
+    original()
+    self.sent = set()

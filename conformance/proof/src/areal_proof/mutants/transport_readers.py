@@ -117,45 +117,33 @@ def SecondReaderWaits(original: Original, offer: Offer) -> Any:
     return Source(inner)
 
 
-@mutant("transport/disk", killers=("transport.source.left", "transport.process.receivers"))
-class LastOneOutTakesAll(DiskTransport):
+@breaks("close", "transport.source.left", "transport.process.receivers", reads=None,
+        source=then(lambda self, offer: setattr(self, "reads", Path(str(offer.location["folder"])))))  # fmt: skip
+def LastOneOutTakesAll(original: Original, self: Any) -> None:
     """A receiver that closes its end deletes the version it read."""
-
-    reads: Path | None = None
-
-    def source(self, offer: Offer) -> Any:
-        source = super().source(offer)
-        self.reads = Path(str(offer.location["folder"]))
-        return source
-
-    def close(self) -> None:
-        if self.reads is not None:
-            for file in self.reads.glob("*"):
-                file.unlink()
-        super().close()
+    if self.reads is not None:
+        for file in self.reads.glob("*"):
+            file.unlink()
+    original()
 
 
 _PLACES: dict[str, str] = {}
 """Known in one process only, which is the sin."""
 
 
-@mutant("transport/disk", killers=("transport.process.crosses",))
-class KnownHereOnly(DiskTransport):
+@breaks("sink", "transport.process.crosses",
+        source=before(lambda offer: WeightSyncError("nobody told where the version is")
+            if str(offer.location["folder"]) not in _PLACES else None))  # fmt: skip
+def KnownHereOnly(original: Original, offer: Offer) -> Any:
     """Which versions are finished is known only in the process that sent them."""
 
-    def sink(self, offer: Offer) -> Any:
-        class Sink(PassingSink):
-            def finish(self) -> Receipt:
-                receipt = super().finish()
-                _PLACES[str(offer.location["folder"])] = "here"
-                return receipt
+    class Sink(PassingSink):
+        def finish(self) -> Receipt:
+            receipt = super().finish()
+            _PLACES[str(offer.location["folder"])] = "here"
+            return receipt
 
-        return Sink(super().sink(offer))
-
-    def source(self, offer: Offer) -> Any:
-        if str(offer.location["folder"]) not in _PLACES:
-            raise WeightSyncError("nobody told where the version is")
-        return super().source(offer)
+    return Sink(original())
 
 
 breaks_given_up = breaking("transport/shm", ShmTransport)
