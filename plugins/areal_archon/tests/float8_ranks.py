@@ -57,9 +57,9 @@ def trained(
     mine = batch.select(list(range(info.data_rank, len(SHAPES), info.data_size)))
     scores = engine.forward(mine, frozenset({Output.LOGPROBS})).tokens["logprobs"]
     engine.train_step(mine, PolicyGradient())
-    assert engine._trainer is not None
-    assert engine._trainer.optimizer is not None
-    moments = {n: tensor.clone() for n, tensor in engine._trainer.optimizer.moments["exp_avg"].items()}
+    assert engine.trainer is not None
+    assert engine.trainer.optimizer is not None
+    moments = {n: tensor.clone() for n, tensor in engine.trainer.optimizer.moments["exp_avg"].items()}
     engine.close()
     return scores.tolist(), moments, info.data_rank
 

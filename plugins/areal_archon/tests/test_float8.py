@@ -79,9 +79,9 @@ def trained(model: Path, folder: Path, **options: Any) -> tuple[Tensor, dict[str
     with started(model, folder, **options) as engine:
         scores = engine.forward(batch, frozenset({Output.LOGPROBS})).tokens["logprobs"]
         engine.train_step(batch, PolicyGradient())
-        assert engine._trainer is not None
-        assert engine._trainer.optimizer is not None
-        return scores, dict(engine._trainer.optimizer.moments["exp_avg"])
+        assert engine.trainer is not None
+        assert engine.trainer.optimizer is not None
+        return scores, dict(engine.trainer.optimizer.moments["exp_avg"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -150,10 +150,10 @@ def test_only_the_matrices_of_layers_are_multiplied_so(model: Path, tmp_path: Pa
     from torchao.float8.float8_linear import Float8Linear
 
     with started(model, tmp_path, fp8="tensorwise", fp8_emulate=True) as engine:
-        assert engine._built is not None
-        (stage,) = engine._built.stages
+        assert engine.built is not None
+        (stage,) = engine.built.stages
         found = {name for name, module in stage.named_modules() if isinstance(module, Float8Linear)}
-        sent = set(engine._built.held)
+        sent = set(engine.built.held)
 
     parts = ("attention.query", "attention.key", "attention.value", "attention.out")
     parts += ("feed_forward.gate", "feed_forward.up", "feed_forward.down")

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from areal_archon.fitting import check_fits
-from areal_archon.loading import fill, open_folder
+from areal_archon.loading import fill
 from areal_archon.models.decoder import Decoder, Setting
 from areal_archon.models.mixture import _grouped
 from areal_archon.models.names import parameters_of
@@ -31,6 +31,7 @@ from areal_core.contract.errors import LayoutError, ModelError
 from areal_core.contract.train import ROUTED_EXPERTS, Head, Output
 from areal_torch import hf
 from areal_torch.attention import Packing
+from areal_torch.parameters import open_folder
 from areal_torch.pieces import box_of
 from areal_torch.shape import read_shape
 from areal_torch.testing.batches import make_batch

@@ -119,7 +119,7 @@ def take(run: Runner, device: str, calls: Calls, **case: Any) -> tuple[dict[str,
     value = case.get("head") is Head.VALUE
     objective = ValueRegression() if value else PolicyGradient()
     reports = [engine.train_step(batch, objective)]
-    trainer = running(engine._trainer)
+    trainer = running(engine.trainer)
     assert trainer.optimizer is not None
     moments = trainer.optimizer.moments["exp_avg"]
     grads = {name: moment.detach().cpu().clone() for name, moment in moments.items()}

@@ -128,7 +128,7 @@ def train(run: Runner, case: Case) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # dynamo looks at attributes that warn when looked at
     engine = run.engine(case)
     batch = run.shard()
-    trainer = running(engine._trainer)
+    trainer = running(engine.trainer)
     steps = [report(engine, batch)]
     oracle = load_file(run.folder / f"oracle-{case.model}.safetensors")
     out = {"moments": gaps(trainer, trainer.optimizer.moments["exp_avg"], oracle, "exp_avg")}
@@ -215,7 +215,7 @@ def frozen_role(run: Runner) -> dict[str, Any]:
 def cut(run: Runner) -> dict[str, Any]:
     """What t2 leaves on a rank: half of each matrix, whole norms, everything on one mesh."""
     engine = run.engine(Case(layout="t2"))
-    trainer = running(engine._trainer)
+    trainer = running(engine.trainer)
     assert isinstance(trainer.model, ShardedModel) and isinstance(trainer.model.root, PackedModel)
     parameters, buffers = trainer.state.parameters, dict(trainer.model.root.hf.named_buffers())
     assert all(isinstance(parameter, DTensor) for parameter in parameters.values())

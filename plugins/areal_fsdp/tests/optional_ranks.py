@@ -125,7 +125,7 @@ def train(run: Runner, program: Program) -> dict[str, Any]:
     if program.case.config.compile:
         warnings.simplefilter("ignore")  # dynamo looks at attributes that warn when looked at
     engine = run.engine(program.case, **program.spec)
-    trainer = started(engine._trainer)
+    trainer = started(engine.trainer)
     batch = batch_of(program.oracle).select(ROWS[run.info.data_size][run.info.data_rank])
     oracle = load_file(run.folder / f"oracle-{program.oracle}.safetensors")
     out: dict[str, Any] = {"steps": [report(engine, batch), report(engine, batch)]}
@@ -188,7 +188,7 @@ def away(run: Runner, layout: str) -> dict[str, Any]:
 
 def _held_bytes(engine: FSDPEngine) -> int:
     """Return the memory of this rank's weights and moments."""
-    trainer = started(engine._trainer)
+    trainer = started(engine.trainer)
     assert trainer.optimizer is not None
     tensors = [*trainer.state.parameters.values(), *trainer.optimizer.tensors]
     return sum(local(tensor).untyped_storage().nbytes() for tensor in tensors)
@@ -199,7 +199,7 @@ def frozen_adapter(run: Runner, layout: str) -> dict[str, Any]:
     sums = []
     for spec in ({"lora": ADAPTER}, {}):
         engine = run.engine(Case(layout=layout), optimizer=None, **spec)
-        model = started(engine._trainer).model
+        model = started(engine.trainer).model
         assert isinstance(model, ShardedModel) and isinstance(model.root, torch.nn.Module)
         assert not any(parameter.requires_grad for parameter in model.root.parameters())
         sums.append(float(engine.forward(run.shard(), SCORES).tokens["logprobs"].double().sum()))
@@ -210,7 +210,7 @@ def frozen_adapter(run: Runner, layout: str) -> dict[str, Any]:
 def cut(run: Runner) -> dict[str, Any]:
     """What t2 leaves of an adapter on a rank."""
     engine = run.engine(Case(layout="t2"), lora=ADAPTER)
-    model = started(engine._trainer).model
+    model = started(engine.trainer).model
     assert isinstance(model, ShardedModel)
     found = lora.adapter_parameters(model.root.hf)
     engine.close()

@@ -90,7 +90,7 @@ def report(engine: FSDPEngine, batch: Batch, objective: Any = None) -> dict[str,
 
 
 def weights(engine: FSDPEngine) -> dict[str, str]:
-    sink = MemorySink() if running(engine._trainer).group.rank == 0 else None
+    sink = MemorySink() if running(engine.trainer).group.rank == 0 else None
     engine.send_weights(sink, 1)
     return {name: fingerprint(tensor) for name, tensor in sink.tensors.items()} if sink else {}
 
@@ -142,7 +142,7 @@ def value_head(run: Runner) -> dict[str, Any]:
 def half_precision(run: Runner) -> dict[str, Any]:
     engine = run.engine(FSDPConfig(wrap="layer"), dtype="bfloat16")
     out: dict[str, Any] = {"steps": [report(engine, run.shard())]}
-    out["local_dtype"] = str(next(iter(running(engine._trainer).state.optimizer.moments["exp_avg"].values())).dtype)
+    out["local_dtype"] = str(next(iter(running(engine.trainer).state.optimizer.moments["exp_avg"].values())).dtype)
     out["sent"] = weights(engine)
     engine.close()
     return out

@@ -47,8 +47,8 @@ def checkpointed(folder: Path, rank: int, world: int, case: str) -> dict[str, An
             timeout_s=100,
         ),
     )
-    held = engine._built.held  # type: ignore[union-attr]
-    (stage,) = engine._built.model.stages  # type: ignore[union-attr]
+    held = engine.built.held  # type: ignore[union-attr]
+    (stage,) = engine.built.model.stages  # type: ignore[union-attr]
     for layer in stage.model.decoder.layers:
         # A norm before experts keeps its name with Transformer Engine's layers, which a GPU has.
         layer.submodules_config.sharded_state_dict_keys_map = {
@@ -56,7 +56,7 @@ def checkpointed(folder: Path, rank: int, world: int, case: str) -> dict[str, An
             **({} if model == "moe" else {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}),
         }
     before = {name: each.master.clone() for name, each in held.items()}
-    with engine._calling():
+    with engine.around_pass():
         saved = folder / f"{model}-{layout}-saved"
         if rank == 0:
             saved.mkdir()

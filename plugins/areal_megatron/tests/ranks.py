@@ -106,10 +106,10 @@ def cut(run: Runner) -> dict[str, Any]:
 
 def noted(engine: Any) -> Mapping[str, Any]:
     """Tell how many moments this rank keeps, and whether Megatron marked what t cuts. Any: the engine's privates."""
-    held = engine._built.held.values()
+    held = engine.built.held.values()
     columns = [each for each in held if each.parameter.name.endswith("linear_fc1.weight")]
     return {
-        "moments": sum(each.numel() for each in engine._trainer.optimizer.tensors),
+        "moments": sum(each.numel() for each in engine.trainer.optimizer.tensors),
         "marked": any(hasattr(each.weight, "tensor_model_parallel") for each in columns),
         "experts": sum(each.weight.numel() for each in held if each.parameter.expert is not None),
     }

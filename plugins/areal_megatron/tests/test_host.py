@@ -31,5 +31,5 @@ def test_a_rank_on_a_gpu_is_never_answered_for(device: str) -> None:
     engine = MegatronEngine()
     engine._device = device
     before = torch.cuda.current_device
-    with engine._calling():
+    with engine.around_pass():
         assert (torch.cuda.current_device is before) == (device == "cuda")

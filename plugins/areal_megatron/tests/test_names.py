@@ -44,7 +44,7 @@ def test_merged_and_split_again_is_the_same(kind: str, folders: dict[str, Path])
     path = str(folders[kind])
     tensors = load_file(folders[kind] / "model.safetensors")
     for parameter in parameters_of(shape_of(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM)):
-        whole = torch.full(parameter.view, float("nan"))
+        whole = torch.full(parameter.shape, float("nan"))
         for part in parameter.parts:
             place = parameter.pick(whole, part)
             place.copy_(tensors[part.name].reshape(place.shape))
@@ -60,8 +60,8 @@ def test_a_group_of_heads_is_queries_then_key_then_value(folders: dict[str, Path
     path = str(folders["llama"])
     parameters = parameters_of(shape_of(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM))
     parameter = next(each for each in parameters if each.name.endswith("0.self_attention.linear_qkv.weight"))
-    rows = torch.arange(prod(parameter.view)).reshape(-1, 64)[:, 0] // 64
-    split = parameter.split(torch.arange(len(rows)).repeat_interleave(64).view(parameter.view))
+    rows = torch.arange(prod(parameter.shape)).reshape(-1, 64)[:, 0] // 64
+    split = parameter.split(torch.arange(len(rows)).repeat_interleave(64).view(parameter.shape))
 
     firsts = {name.split(".")[-2]: tensor[::16, 0].tolist() for name, tensor in split.items()}
     assert firsts == {"q_proj": [0, 16, 64, 80], "k_proj": [32, 96], "v_proj": [48, 112]}

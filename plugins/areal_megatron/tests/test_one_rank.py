@@ -57,8 +57,8 @@ def test_a_step_is_that_of_a_plain_loop(kind: str, tmp_path: Path) -> None:
         info = engine.start(spec, rank)
         scored = engine.forward(batch(), frozenset({Output.LOGPROBS}))
         report = engine.train_step(batch(), PolicyGradient())
-        moments = engine._trainer.optimizer.moments["exp_avg"]  # type: ignore[union-attr]
-        parts = [each.split(moments[each.name] / 0.1) for each in engine._built.weights.parameters]  # type: ignore[union-attr]
+        moments = engine.trainer.optimizer.moments["exp_avg"]  # type: ignore[union-attr]
+        parts = [each.split(moments[each.name] / 0.1) for each in engine.built.weights.parameters]  # type: ignore[union-attr]
     finally:
         engine.close()
     found = {name: tensor for part in parts for name, tensor in part.items()}

@@ -1,12 +1,11 @@
-"""Filters keep what the contract says, streams are the ones of every other backend, draws follow the shares."""
+"""Filters keep what the contract says, and every request has a stream of its own."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from areal_sglang.inside.drawing import draw, keep_best, stream_key, uniforms
+from areal_sglang.inside.drawing import keep_best, stream_key
+from areal_torch.drawing import uniforms
 
 SHARES = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
 OFF = torch.tensor([1 << 30])
@@ -44,11 +43,6 @@ def test_min_p_comes_before_top_p() -> None:
     assert kept(min_p=0.5, top_p=0.62) == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_a_stream_is_splitmix64() -> None:
-    """The number behind a token is the same one on every device."""
-    assert round(uniforms(torch.tensor([5]), torch.tensor([7])).item(), 8) == 0.51110149
-
-
 def test_uniforms_are_uniform() -> None:
     """Over positions of one stream, and over streams at one position."""
     count = 40_000
@@ -57,32 +51,6 @@ def test_uniforms_are_uniform() -> None:
         assert abs(drawn.mean().item() - 0.5) < 0.01
         assert 0.0 <= drawn.min().item() < 0.001
         assert 0.999 < drawn.max().item() < 1.0
-
-
-def test_draws_follow_the_shares() -> None:
-    """A hundred thousand draws."""
-    count = 100_000
-    uniform = uniforms(torch.full((count,), stream_key(1, 0, "")), torch.arange(count))
-    often = torch.bincount(draw(SHARES.expand(count, 4), uniform), minlength=4) / count
-
-    assert torch.allclose(often, SHARES[0], atol=0.01)
-
-
-def test_no_draw_is_of_a_token_that_is_out() -> None:
-    """Also at both ends of [0, 1)."""
-    row = torch.tensor([[0.0, 0.4, 0.0, 0.6, 0.0]]).expand(3, 5)
-
-    assert draw(row, torch.tensor([0.0, 0.399999, 1 - 2**-53], dtype=torch.float64)).tolist() == [1, 1, 3]
-
-
-def test_a_row_that_is_not_finite_gives_a_token_there_is() -> None:
-    """An index beyond the vocabulary ended the whole server, and the other requests with it."""
-    rows = torch.tensor([[math.nan] * 4, [0.25] * 4, [math.inf, 0.0, 0.0, 0.0]])
-
-    tokens = draw(rows, torch.full((3,), 0.9, dtype=torch.float64))
-
-    assert ((tokens >= 0) & (tokens < 4)).all()
-    assert tokens[1] == 3
 
 
 def test_requests_without_a_seed_differ() -> None:

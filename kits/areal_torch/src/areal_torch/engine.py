@@ -1,19 +1,23 @@
 """What every engine on these shared parts answers alike: a base class with all calls of the contract but `start`.
 
     class MyEngine(TrainerEngine):
-        def start(self, spec, rank): ...            # builds the model, sets `_trainer`
+        def start(self, spec, rank): ...            # builds the model, sets `trainer`, and `group` if it joined one
+        def around_pass(self): ...                  # what steps and forward passes run in, if it must be more
 
-Knows: which call needs a started trainer, and which needs its weights on the device.
+Knows: which call needs a started trainer, and which needs its weights on the device; how a process group is left.
 Does not know: how a model is built or cut, or what an engine does around a step of its own.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective, Output, TrainReport
 from areal_core.contract.weights import Receipt, WeightSink
+from areal_torch.group import ProcessRanks
+from areal_torch.process_group import leave
 from areal_torch.trainer import Trainer, running, started
 
 
@@ -23,54 +27,68 @@ class TrainerEngine:
     def __init__(self) -> None:
         """Hold nothing yet."""
         self.version = 0
-        self._trainer: Trainer | None = None
+        self.trainer: Trainer | None = None
+        """Set by `start`, None before it and after `close`."""
+        self.group: ProcessRanks | None = None
+        """Set by a `start` that joined a process group; `close` leaves it."""
+
+    def around_pass(self) -> AbstractContextManager[object]:
+        """Return what every step and forward pass runs in, also one that fails; override it to do more than nothing."""
+        return nullcontext()
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """Make one optimizer step."""
-        return running(self._trainer).train_step(batch, objective)
+        trainer = running(self.trainer)
+        with self.around_pass():
+            return trainer.train_step(batch, objective)
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
         """Add columns, without gradient."""
-        return running(self._trainer).forward(batch, outputs)
+        trainer = running(self.trainer)
+        with self.around_pass():
+            return trainer.forward(batch, outputs)
 
     def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
         """Send every parameter, gathered one bucket at a time."""
-        return running(self._trainer).send_weights(sink, version)
+        return running(self.trainer).send_weights(sink, version)
 
     def save_weights(self, path: Path) -> None:
         """Write a model folder, gathered one file at a time."""
-        running(self._trainer).save_weights(path)
+        running(self.trainer).save_weights(path)
 
     def save_state(self, path: Path) -> None:
         """Write an exact state, each rank the boxes it answers for."""
-        running(self._trainer).save_state(path, self.version)
+        running(self.trainer).save_state(path, self.version)
 
     def begin_state(self, path: Path) -> None:
         """Copy the state out of the way, and have it written meanwhile."""
-        running(self._trainer).begin_state(path, self.version)
+        running(self.trainer).begin_state(path, self.version)
 
     def state_written(self) -> bool:
         """Tell whether this rank has nothing left to write."""
-        return started(self._trainer).state_written()
+        return started(self.trainer).state_written()
 
     def finish_state(self) -> None:
         """Wait for a state that was begun, and give it its name."""
-        started(self._trainer).finish_state()
+        started(self.trainer).finish_state()
 
     def load_state(self, path: Path) -> None:
         """Return to an exact state."""
-        self.version = running(self._trainer).load_state(path)
+        self.version = running(self.trainer).load_state(path)
 
     def offload(self) -> None:
         """Move this rank's weights and moments off the device."""
-        started(self._trainer).offload()
+        started(self.trainer).offload()
 
     def onload(self) -> None:
         """Bring them back."""
-        started(self._trainer).onload()
+        started(self.trainer).onload()
 
     def close(self) -> None:
-        """Let go of model and optimizer. Idempotent."""
-        trainer, self._trainer = self._trainer, None
+        """Let go of model and optimizer; leave the process group, together if the others still answer. Idempotent."""
+        trainer, self.trainer = self.trainer, None
         if trainer is not None:
             trainer.close()
+        group, self.group = self.group, None
+        if group is not None:
+            leave(group)

@@ -119,6 +119,11 @@ class Exporter:
         self._group = group
         self._beside = beside
 
+    @property
+    def weights(self) -> Weights:
+        """Return what is exported."""
+        return self._weights
+
     def manifest(self, version: int) -> WeightManifest:
         """Describe what `send` sends."""
         specs = [

@@ -6,11 +6,7 @@ Does not know: how any of them works; the modules beside this one do.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
-from typing import Any
 
 import torch
 from attrs import frozen
@@ -22,38 +18,35 @@ from areal_archon.checkpointing import keep_products
 from areal_archon.config import ArchonConfig
 from areal_archon.expert import ExpertRanks
 from areal_archon.float8 import multiply_in_8_bits
-from areal_archon.loading import fill, open_folder
+from areal_archon.loading import fill
 from areal_archon.models.decoder import Block, Decoder, Setting
-from areal_archon.models.names import Parameter, parameters_of
+from areal_archon.models.names import parameters_of
 from areal_archon.models.rotary import Rotary
 from areal_archon.pipeline import PipelinedModel
 from areal_archon.ranks import Ranks
 from areal_archon.schedules import Schedule
 from areal_archon.sharding import Held
 from areal_archon.tensor import TensorRanks
-from areal_archon.weights import ShardedWeights
+from areal_archon.weights import Gathering
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import Head, Output, TrainSpec
+from areal_core.contract.train import Output, TrainSpec
 from areal_torch import hf
 from areal_torch.attention import Packing
+from areal_torch.blueprint import Blueprint
 from areal_torch.context import ContextRanks
-from areal_torch.experts import Experts
+from areal_torch.parameters import open_folder
 from areal_torch.shape import ModelShape, read_shape
-from areal_torch.weight_files import WeightFiles
+from areal_torch.stage_weights import StageWeights
 
 
 @frozen(kw_only=True, eq=False)
-class Blueprint:
-    """What every rank knows of the whole model before any of it is built. Any: a transformers configuration."""
+class ArchonBlueprint(Blueprint):
+    """What every rank knows of the whole model before any of it is built."""
 
-    config: Any
-    shape: ModelShape
     rotary: Rotary
-    parameters: Sequence[Parameter]
-    files: WeightFiles
 
     @classmethod
-    def read(cls, spec: TrainSpec, layout: Mapping[str, int], schedule: Schedule | None) -> Blueprint:
+    def read(cls, spec: TrainSpec, layout: Mapping[str, int], schedule: Schedule | None) -> ArchonBlueprint:
         """Read the folder's configuration and headers, and refuse what does not fit.
 
         Raises:
@@ -69,23 +62,6 @@ class Blueprint:
         parameters = parameters_of(shape, whole.named_parameters())
         files = open_folder(spec.model_path, parameters)
         return cls(config=config, shape=shape, rotary=rotary, parameters=parameters, files=files)
-
-    @property
-    def experts(self) -> Experts:
-        """Return what recorded routes of this model must be like."""
-        shape = self.shape
-        return Experts(num_layers=len(shape.mixtures), num_experts=shape.experts, per_token=shape.experts_per_token)
-
-    @property
-    def num_parameters(self) -> int:
-        """Return how many numbers the whole model has."""
-        return sum(prod(parameter.shape) for parameter in self.parameters)
-
-    def identity(self, head: Head, *, trained: bool) -> dict[str, Any]:
-        """Return what a saved state must have in common with the model it is loaded into; json."""
-        shapes = [[parameter.name, list(parameter.shape)] for parameter in self.parameters]
-        digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
-        return {"architecture": self.shape.architecture, "head": str(head), "shapes": digest, "trained": trained}
 
 
 @frozen(eq=False)
@@ -118,7 +94,7 @@ class Built:
     model: ShardedModel | PipelinedModel
     stages: Sequence[Decoder]
     held: Mapping[str, Held]
-    weights: ShardedWeights
+    weights: StageWeights
 
     def reshard(self) -> None:
         """Give up what a pass without a backward pass left gathered; does nothing where nothing is."""
@@ -129,7 +105,7 @@ class Built:
 
 
 def build(
-    blueprint: Blueprint,
+    blueprint: ArchonBlueprint,
     spec: TrainSpec,
     ranks: Ranks,
     schedule: Schedule | None,
@@ -159,13 +135,14 @@ def build(
             stage = Decoder(shape, setting, layers=layers, first=number == 0, last=number == last)
         stages.append(_cut(stage, blueprint, spec, ranks, dtype, device, config))
     held = sharding.held(stages, blueprint.parameters, ranks)
-    weights = ShardedWeights(
+    weights = StageWeights(
         shape=shape,
         parameters=blueprint.parameters,
-        held=held,
         owners=fitting.owners(blueprint.parameters, shape, schedule),
-        ranks=ranks,
+        stage=ranks.place["p"],
+        pipeline=ranks.pipeline,
         device=device,
+        gather=Gathering(held=held, ranks=ranks),
     )
     built = Built(
         model=_driven(stages, shape, ranks, schedule, dtype, device, config), stages=stages, held=held, weights=weights
@@ -175,7 +152,7 @@ def build(
 
 def _cut(
     stage: Decoder,
-    blueprint: Blueprint,
+    blueprint: ArchonBlueprint,
     spec: TrainSpec,
     ranks: Ranks,
     dtype: torch.dtype,

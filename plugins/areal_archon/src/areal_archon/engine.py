@@ -6,6 +6,9 @@ Does not know: algorithms, micro-batches, files; `areal_torch` does all that for
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -13,22 +16,14 @@ from areal_archon import building, fitting, float8, sharding
 from areal_archon.config import ArchonConfig
 from areal_archon.ranks import arrange, check_expert_degree
 from areal_archon.schedules import Schedule
-from areal_core.contract.batch import Batch
-from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
+from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_torch import hf
 from areal_torch.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
-from areal_torch.export import Exporter
 from areal_torch.group import ProcessRanks, agree
 from areal_torch.layout import check_layout
-from areal_torch.offload import DeviceMemory
-from areal_torch.optimizer import Optimizer
-from areal_torch.pieces import Box
-from areal_torch.process_group import join, leave
+from areal_torch.process_group import join
 from areal_torch.refusals import refuse_lora
-from areal_torch.resume import TrainingState
-from areal_torch.step import Limits
-from areal_torch.trainer import Trainer, running
 
 
 class ArchonEngine(TrainerEngine):
@@ -38,8 +33,8 @@ class ArchonEngine(TrainerEngine):
         """Keep the options; `start` builds."""
         super().__init__()
         self._config = config or ArchonConfig()
-        self._group: ProcessRanks | None = None
-        self._built: building.Built | None = None
+        self.built: building.Built | None = None
+        """This rank's part of the model, once started."""
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Refuse what cannot be, join the process group, build this rank's part of the model."""
@@ -53,10 +48,10 @@ class ArchonEngine(TrainerEngine):
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         float8.check_device(self._config, device)
-        self._group = join(rank, layout)
+        self.group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
-            return self._start(self._group, spec, rank, layout, schedule, dtype, device)
+            return self._start(self.group, spec, rank, layout, schedule, dtype, device)
         except BaseException:
             self.close()
             raise
@@ -71,37 +66,24 @@ class ArchonEngine(TrainerEngine):
         dtype: torch.dtype,
         device: torch.device,
     ) -> EngineInfo:
-        found: list[building.Blueprint] = []
-        agree(group, lambda: found.append(building.Blueprint.read(spec, layout, schedule)))
+        found: list[building.ArchonBlueprint] = []
+        agree(group, lambda: found.append(building.ArchonBlueprint.read(spec, layout, schedule)))
         (blueprint,) = found
         float8.check_fits(self._config, blueprint.shape, layout)
         ranks = arrange(layout, rank)
         built, fill = building.build(blueprint, spec, ranks, schedule, dtype, device, self._config)
         agree(group, fill)
-        boxes = sharding.boxes(built.held)
-
-        def box(tensor: Tensor) -> Box:
-            return boxes[id(tensor)]
-
         parameters: dict[str, Tensor] = {name: held.tensor for name, held in built.held.items()}
-        optimizer = Optimizer(parameters, spec.optimizer, box=box) if spec.optimizer else None
-        self._built = built
-        self._trainer = Trainer(
+        self.built = built
+        self.trainer = blueprint.trainer(
+            spec,
+            group,
+            device,
             model=built.model,
-            optimizer=optimizer,
-            group=group,
-            device=device,
-            limits=Limits.of(spec, blueprint.config, blueprint.experts),
-            exporter=Exporter(built.weights, spec.model_path, spec.dtype, group),
-            state=TrainingState(
-                group=group,
-                device=device,
-                parameters=parameters,
-                optimizer=optimizer,
-                facts=blueprint.identity(spec.head, trained=spec.optimizer is not None),
-                box=box,
-            ),
-            memory=DeviceMemory(device, [*parameters.values(), *(optimizer.tensors if optimizer else ())]),
+            weights=built.weights,
+            parameters=parameters,
+            boxes=sharding.boxes(built.held),
+            resident=parameters.values(),
         )
         return EngineInfo(
             engine="archon",
@@ -118,31 +100,16 @@ class ArchonEngine(TrainerEngine):
             },
         )
 
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Make one optimizer step."""
-        trainer = running(self._trainer)
+    @contextmanager
+    def around_pass(self) -> Iterator[None]:
+        """Let every parameter be its shard again after a pass, which sending and saving read."""
         try:
-            return trainer.train_step(batch, objective)
+            yield
         finally:
-            self._reshard()
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Add columns, without gradient."""
-        trainer = running(self._trainer)
-        try:
-            return trainer.forward(batch, outputs)
-        finally:
-            self._reshard()
+            if self.built is not None:
+                self.built.reshard()
 
     def close(self) -> None:
-        """Leave the process group, together if the others still answer."""
+        """Let go of the model; leave the process group, together if the others still answer."""
         super().close()
-        self._built = None
-        group, self._group = self._group, None
-        if group is not None:
-            leave(group)
-
-    def _reshard(self) -> None:
-        """Let every parameter be its shard again, which sending and saving read."""
-        if self._built is not None:
-            self._built.reshard()
+        self.built = None

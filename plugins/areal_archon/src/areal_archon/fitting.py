@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from areal_archon.config import ArchonConfig
-from areal_archon.models.names import Parameter
 from areal_archon.schedules import Schedule
 from areal_core.contract.errors import CapabilityError, LayoutError
 from areal_torch.context import check_context
 from areal_torch.layout import check_divides, check_shares
+from areal_torch.parameters import Parameter
 from areal_torch.shape import ModelShape
 
 

@@ -6,23 +6,13 @@ Does not know: files, or how parameters came to be cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
-from areal_archon.models.names import Parameter
 from areal_archon.sharding import Held
 from areal_torch.optimizer import local
 from areal_torch.weight_files import WeightFiles
-
-
-def open_folder(path: str, parameters: Sequence[Parameter]) -> WeightFiles:
-    """Open a folder that must have what these parameters are made of.
-
-    Raises:
-        ModelError: it has not, or cannot be read.
-    """
-    return WeightFiles.open(path, {name: each.folder_shape for each in parameters for name in each.folder_names})
 
 
 @torch.no_grad()
@@ -33,12 +23,12 @@ def fill(held: Iterable[Held], files: WeightFiles) -> None:
         ModelError: a file that cannot be read.
     """
     for each in held:
-        names, part = each.parameter.folder_names, local(each.tensor)
+        parts, part = each.parameter.parts, local(each.tensor)
         bounds = [(at, at + size) for at, size in zip(each.box.offset, part.shape, strict=True)]
         if not part.numel():
             continue
-        if each.parameter.entry.stacked:
-            for row, name in zip(part, names[slice(*bounds[0])], strict=True):
-                files.read(name, bounds[1:], row)
+        if each.parameter.stacked:
+            for row, expert in zip(part, parts[slice(*bounds[0])], strict=True):
+                files.read(expert.name, bounds[1:], row)
         else:
-            files.read(names[0], bounds, part)
+            files.read(parts[0].name, bounds, part)

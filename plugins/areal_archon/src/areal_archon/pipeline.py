@@ -26,11 +26,12 @@ from areal_archon.filling import Pass, filled
 from areal_archon.schedules import Schedule
 from areal_archon.units import apart, check_units
 from areal_core.contract.batch import Batch
-from areal_core.contract.errors import ArealError, LayoutError, ModelError, TrainError
+from areal_core.contract.errors import ArealError, LayoutError, ModelError
 from areal_core.contract.train import Output
 from areal_torch.attention import Packing
 from areal_torch.context import ContextRanks
 from areal_torch.optimizer import local
+from areal_torch.pipelining import Scoring
 from areal_torch.step import Columns, Score
 
 
@@ -122,10 +123,10 @@ class PipelinedModel:
         """
         if not parts:
             return
-        scoring = _Scoring(score, [part.num_tokens for part in parts], sorted(outputs))
+        scoring = _Loss(score, [part.num_tokens for part in parts], sorted(outputs))
         with apart(self.stages):
             self._run(parts, outputs, scoring)
-            self._agree(scoring.failure)
+            scoring.agree(self._group, self.schedule.last_rank, self._device)
             if self._tied is not None:
                 self._add_tied(*self._tied)
 
@@ -150,7 +151,7 @@ class PipelinedModel:
     def _held(self, number: int) -> nn.Module | None:
         return self.stages[self._numbers.index(number)] if number in self._numbers else None
 
-    def _run(self, parts: Sequence[Batch], outputs: frozenset[Output], scoring: _Scoring | None) -> Tensor | None:
+    def _run(self, parts: Sequence[Batch], outputs: frozenset[Output], scoring: _Loss | None) -> Tensor | None:
         """Run one schedule; without scoring return the columns [M * k, T] where the last stage is."""
         passes = filled(parts, self.schedule.num_microbatches(len(parts)), self._device, self._context)
         ids = torch.stack([each.input_ids for each in passes])
@@ -206,19 +207,6 @@ class PipelinedModel:
         if not is_last:
             hooks.callback(stage.register_forward_hook(partial(_check_sent, number, shape, self._dtype)).remove)
 
-    def _agree(self, failure: Exception | None) -> None:
-        """Let an error in scoring be one on every rank of the pipeline. Collective."""
-        failed = torch.tensor(float(failure is not None), device=self._device)
-        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
-        if failure is not None:
-            raise failure
-        if failed.item():
-            raise TrainError(
-                "a micro-batch could not be scored",
-                why=f"pipeline rank {self.schedule.last_rank}, which has the columns, raised",
-                fix="see the error of that rank",
-            )
-
     @torch.no_grad()
     def _add_tied(self, of_first: str, of_last: str) -> None:
         """Give both holders of one weight the sum of their gradients."""
@@ -244,26 +232,11 @@ class PipelinedModel:
 
 
 @define
-class _Scoring:
-    """What a schedule takes for its loss: the share of one micro-batch, and 0 for those that only fill.
-
-    The first error is kept and the schedule runs to its end, for the other ranks wait for its gradients.
-    """
-
-    score: Score
-    lengths: Sequence[int]
-    names: Sequence[Output]
-    failure: Exception | None = None
+class _Loss(Scoring):
+    """What a schedule takes for its loss; the target of a micro-batch is its number."""
 
     def __call__(self, columns: Tensor, target: Tensor) -> Tensor:
-        number = int(target)
-        if number < len(self.lengths) and self.failure is None:
-            try:
-                own = dict(zip(self.names, columns[:, : self.lengths[number]], strict=True))
-                return self.score(number, own).clone()  # torch detaches it in place, which a view does not allow
-            except Exception as error:  # raised again on this rank, once the others are not waiting
-                self.failure = error
-        return columns.sum() * 0.0
+        return self.share(int(target), columns).clone()  # torch detaches it in place, which a view does not allow
 
 
 def _given(

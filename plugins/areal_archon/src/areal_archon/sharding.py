@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from areal_archon.models.decoder import Block, Decoder
 from areal_archon.models.mixture import Mixture
-from areal_archon.models.names import Parameter
 from areal_archon.ranks import Ranks
 from areal_torch.layout import share_of
+from areal_torch.parameters import Parameter
 from areal_torch.pieces import Box, box_of
 
 SMALL_BYTES = 64 << 20
@@ -86,10 +86,10 @@ def boxes(held: Mapping[str, Held]) -> Mapping[int, Box]:
 def _box(tensor: Tensor, parameter: Parameter, ranks: Ranks, *, copied: bool) -> Box:
     """Add the cuts of t and e, which FSDP does not know, to its own."""
     part = box_of(tensor)
-    offset, cut = list(part.offset), parameter.entry.tensor_dim
+    offset, cut = list(part.offset), parameter.cut
     if cut is not None:
         offset[cut] += share_of(parameter.shape[cut], ranks.degrees["t"], ranks.place["t"]).start
-    if parameter.entry.stacked:
+    if parameter.stacked:
         offset[0] += ranks.place["e"] * part.shape[0]
     first = cut is not None or ranks.place["t"] == 0
     return Box(offset=tuple(offset), shape=parameter.shape, mine=part.mine and first and not copied)

@@ -1,6 +1,6 @@
 """What the FSDP engine tells the conformance suite about itself.
 
-Knows: the private place where this engine keeps its shards, and how one is made whole.
+Knows: where this engine keeps its shards, and how one is made whole.
 Does not know: any check.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @frozen
 class FSDPWitness:
-    """Gathers the parameters themselves; collective. Any: an engine, whose privates are read."""
+    """Gathers the parameters themselves; collective. Any: an engine."""
 
     engine: Any
 
@@ -28,7 +28,7 @@ class FSDPWitness:
         from areal_fsdp.sharding import gather
         from areal_torch import hf
 
-        trainer = self.engine._trainer
+        trainer = self.engine.trainer
         model = trainer.model.root.hf
         found: dict[str, Tensor] = {}
         for name, parameter in trainer.state.parameters.items():

@@ -6,7 +6,8 @@ Does not know: algorithms, micro-batches, files; `areal_torch` does all that for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, TrainReport, TrainSpec
+from areal_core.contract.train import EngineInfo, Head, Output, RankContext, TrainSpec
 from areal_fsdp import sharding, tensor
 from areal_fsdp.config import FSDPConfig
 from areal_torch import hf, lora
@@ -30,10 +31,10 @@ from areal_torch.layout import check_layout, coordinates
 from areal_torch.model import PackedModel
 from areal_torch.offload import DeviceMemory
 from areal_torch.optimizer import Optimizer
-from areal_torch.process_group import join, leave
+from areal_torch.process_group import join
 from areal_torch.resume import TrainingState
 from areal_torch.step import Limits
-from areal_torch.trainer import Trainer, running
+from areal_torch.trainer import Trainer
 
 
 @frozen
@@ -74,7 +75,6 @@ class FSDPEngine(TrainerEngine):
         """Keep the options; `start` builds."""
         super().__init__()
         self._config = config or FSDPConfig()
-        self._group: ProcessRanks | None = None
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Join the process group, shard the model, make the optimizer."""
@@ -83,10 +83,10 @@ class FSDPEngine(TrainerEngine):
         sharding.check_options(self._config, layout)
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
-        self._group = join(rank, layout)
+        self.group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
-            self._trainer, model = self._build(self._group, spec, rank, layout, dtype, device)
+            self.trainer, model = self._build(self.group, spec, rank, layout, dtype, device)
         except BaseException:
             self.close()
             raise
@@ -155,28 +155,15 @@ class FSDPEngine(TrainerEngine):
         )
         return trainer, model
 
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Make one optimizer step."""
-        trainer = running(self._trainer)
+    @contextmanager
+    def around_pass(self) -> Iterator[None]:
+        """Let every parameter be its shard again after a pass, which sending and saving read."""
         try:
-            return trainer.train_step(batch, objective)
+            yield
         finally:
-            _reshard(trainer)
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Add columns, without gradient."""
-        trainer = running(self._trainer)
-        try:
-            return trainer.forward(batch, outputs)
-        finally:
-            _reshard(trainer)
-
-    def close(self) -> None:
-        """Leave the process group, together if the others still answer."""
-        super().close()
-        group, self._group = self._group, None
-        if group is not None:
-            leave(group)
+            assert self.trainer is not None
+            assert isinstance(self.trainer.model, ShardedModel)
+            self.trainer.model.reshard()
 
 
 def _load(
@@ -202,9 +189,3 @@ def _load(
 
     adapter_facts: dict[str, Any] = agree(group, load)[0]  # Any: json
     return empty[0], source[0] if source else None, adapter_facts
-
-
-def _reshard(trainer: Trainer) -> None:
-    """Let every parameter be its shard again, which sending and saving read."""
-    assert isinstance(trainer.model, ShardedModel)
-    trainer.model.reshard()

@@ -6,10 +6,7 @@ Does not know: how any of them works; the modules beside this one do.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,34 +20,31 @@ from areal_megatron.config import MegatronConfig
 from areal_megatron.gradients import Gradients
 from areal_megatron.layers import layers_of_a_cpu
 from areal_megatron.library import GPTModel, TransformerConfig, get_gpt_decoder_block_spec, initialize_rng_tracker
-from areal_megatron.loading import fill, open_folder
-from areal_megatron.names import Parameter, native_names, parameters_of
+from areal_megatron.loading import fill
+from areal_megatron.names import native_names, parameters_of
 from areal_megatron.pipeline import ScheduledModel
 from areal_megatron.ranks import Ranks
 from areal_megatron.rotary import Rotary
 from areal_megatron.routes import replay_routing
 from areal_megatron.sharding import Held
 from areal_megatron.stage import Stage
-from areal_megatron.weights import MegatronWeights
+from areal_megatron.weights import Gathering
 from areal_torch import hf
-from areal_torch.experts import Experts
+from areal_torch.blueprint import Blueprint
 from areal_torch.layout import largest_share
+from areal_torch.parameters import open_folder
 from areal_torch.shape import ModelShape
-from areal_torch.weight_files import WeightFiles
+from areal_torch.stage_weights import StageWeights
 
 
 @frozen(kw_only=True, eq=False)
-class Blueprint:
-    """What every rank knows of the whole model before any of it is built. Any: a transformers configuration."""
+class MegatronBlueprint(Blueprint):
+    """What every rank knows of the whole model before any of it is built."""
 
-    config: Any
-    shape: ModelShape
     rotary: Rotary
-    parameters: Sequence[Parameter]
-    files: WeightFiles
 
     @classmethod
-    def read(cls, spec: TrainSpec, layout: Mapping[str, int], config: MegatronConfig, device: str) -> Blueprint:
+    def read(cls, spec: TrainSpec, layout: Mapping[str, int], config: MegatronConfig, device: str) -> MegatronBlueprint:
         """Read the folder's configuration and headers, and refuse what does not fit.
 
         Raises:
@@ -65,23 +59,6 @@ class Blueprint:
         files = open_folder(spec.model_path, parameters)
         return cls(config=source, shape=shape, rotary=rotary, parameters=parameters, files=files)
 
-    @property
-    def experts(self) -> Experts:
-        """Return what recorded routes of this model must be like."""
-        shape = self.shape
-        return Experts(num_layers=len(shape.mixtures), num_experts=shape.experts, per_token=shape.experts_per_token)
-
-    @property
-    def num_parameters(self) -> int:
-        """Return how many numbers the whole model has."""
-        return sum(prod(parameter.view) for parameter in self.parameters)
-
-    def identity(self, head: Head, *, trained: bool) -> dict[str, Any]:
-        """Return what a saved state must have in common with the model it is loaded into; json."""
-        shapes = [[parameter.name, list(parameter.view)] for parameter in self.parameters]
-        digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
-        return {"architecture": self.shape.architecture, "head": str(head), "shapes": digest, "trained": trained}
-
 
 @frozen(kw_only=True, eq=False)
 class Built:
@@ -89,7 +66,7 @@ class Built:
 
     model: ScheduledModel
     held: Mapping[str, Held]
-    weights: MegatronWeights
+    weights: StageWeights
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -108,7 +85,7 @@ class Built:
 
 
 def build(
-    blueprint: Blueprint,
+    blueprint: MegatronBlueprint,
     spec: TrainSpec,
     ranks: Ranks,
     dtype: torch.dtype,
@@ -126,13 +103,14 @@ def build(
     stages = [_stage(turn, blueprint, spec, ranks, sizes, device, config) for turn in range(config.virtual)]
     named = [_named(stage, turn, shape, ranks, config) for turn, stage in enumerate(stages)]
     held = sharding.held(named, blueprint.parameters, ranks, share_masters=config.distributed_optimizer)
-    weights = MegatronWeights(
+    weights = StageWeights(
         shape=shape,
         parameters=blueprint.parameters,
-        held=held,
         owners=fitting.owners(blueprint.parameters, shape, ranks.degrees["p"], config),
-        ranks=ranks,
+        stage=ranks.place["p"],
+        pipeline=ranks.pipeline,
         device=device,
+        gather=Gathering(held=held, ranks=ranks, num_experts=shape.experts, device=device),
     )
     model = ScheduledModel(
         stages=stages,
@@ -212,7 +190,7 @@ def _experts(shape: ModelShape, on_cpu: bool) -> dict[str, Any]:
 
 def _stage(
     turn: int,
-    blueprint: Blueprint,
+    blueprint: MegatronBlueprint,
     spec: TrainSpec,
     ranks: Ranks,
     sizes: Any,

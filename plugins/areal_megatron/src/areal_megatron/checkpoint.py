@@ -21,11 +21,12 @@ from torch import Tensor
 from areal_core.contract.errors import CheckpointError
 from areal_core.contract.train import Head
 from areal_megatron.fitting import shape_of
-from areal_megatron.names import EMBEDDING, HEAD, Parameter, parameters_of
+from areal_megatron.names import EMBEDDING, HEAD, parameters_of
 from areal_torch.conversion import dcp
 from areal_torch.conversion.format import Reader, TensorInfo, Writer
 from areal_torch.conversion.grouping import FILE_BYTES, size_of
 from areal_torch.folder import storage_errors
+from areal_torch.parameters import Parameter
 from areal_torch.shape import ModelShape
 
 DESCRIPTION = "metadata.json"
@@ -100,7 +101,7 @@ class _Folder:
         """Take one tensor out of its parameter."""
         parameter, held, at = self.boxes[name]
         bounds = [(index, index + 1) for index in at] + [(0, size) for size in _rows(parameter)]
-        whole = self.folder.part(held.name, bounds).reshape(parameter.view)
+        whole = self.folder.part(held.name, bounds).reshape(parameter.shape)
         return parameter.split(whole)[name].contiguous()
 
     def companions(self) -> Sequence[Path]:
@@ -166,7 +167,7 @@ class _Files:
 
     def _pieces(self, group: Sequence[Parameter], tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         for parameter in group:
-            whole = torch.empty(parameter.view, dtype=tensors[parameter.parts[0].name].dtype)
+            whole = torch.empty(parameter.shape, dtype=tensors[parameter.parts[0].name].dtype)
             for part in parameter.parts:
                 place = parameter.pick(whole, part)
                 place.copy_(tensors[part.name].reshape(place.shape))
@@ -194,8 +195,8 @@ def _shape(folder: Path) -> ModelShape:
 
 def _rows(parameter: Parameter) -> tuple[int, ...]:
     """Return a parameter's shape in Megatron: rows and columns of a matrix, one run of anything else."""
-    width = parameter.view[-1:] if parameter.name.endswith(".weight") and len(parameter.view) > 1 else ()
-    return (math.prod(parameter.view) // math.prod(width), *width)
+    width = parameter.shape[-1:] if parameter.name.endswith(".weight") and len(parameter.shape) > 1 else ()
+    return (math.prod(parameter.shape) // math.prod(width), *width)
 
 
 def _home(parameter: Parameter, shape: ModelShape) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -218,7 +219,7 @@ def _home(parameter: Parameter, shape: ModelShape) -> tuple[str, tuple[int, ...]
 
 
 def _base(parameter: Parameter) -> str:
-    return parameter.entry.native.replace("experts.{expert}", "experts.experts")
+    return parameter.kind.replace("experts.{expert}", "experts.experts")
 
 
 def _find(

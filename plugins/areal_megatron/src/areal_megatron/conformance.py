@@ -1,34 +1,13 @@
 """What the Megatron engine tells the conformance suite about itself.
 
-Knows: the private place where this engine keeps its parts, and how one is made whole.
+Knows: what the engine can be checked with.
 Does not know: any check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from attrs import frozen
-
 from areal_conformance.adapter import Adapter
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-@frozen
-class MegatronWitness:
-    """Gathers the masters themselves; collective. Any: an engine, whose privates are read."""
-
-    engine: Any
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return copies of all parameters, whole, as a folder has them."""
-        weights = self.engine._built.weights
-        parts = [parameter.split(weights.whole(parameter)) for parameter in weights.parameters]
-        return {name: tensor.cpu().clone() for part in parts for name, tensor in part.items()}
-
+from areal_torch.testing.witness import StageWitness
 
 _ON_FOUR = ("d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
 _EXPERTS_ON_FOUR = ("d4e4", "d2t2e2", "d2p2e2", "t2c2e2")
@@ -38,7 +17,7 @@ ADAPTER = Adapter(
     dtypes=("float32", "bfloat16"),
     layouts=("d2", "t2", "c2", "p2", "d2e2", "t2e2", "c2e2", *_ON_FOUR, *_EXPERTS_ON_FOUR),
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full"}},
-    witness=MegatronWitness,
+    witness=StageWitness,
     patience=4.0,  # a start makes some twenty process groups, which four ranks on two cores do slowly
     anchors=(
         "megatron.core.tensor_parallel.mappings:_gather_along_first_dim",

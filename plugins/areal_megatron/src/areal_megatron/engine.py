@@ -11,27 +11,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
+from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
 from areal_megatron import building, fitting, ranks, sharding
 from areal_megatron.config import MegatronConfig
 from areal_megatron.library import VERSION, quiet
 from areal_torch import hf
 from areal_torch.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
-from areal_torch.export import Exporter
 from areal_torch.group import ProcessRanks, agree
 from areal_torch.layout import check_layout
-from areal_torch.offload import DeviceMemory
-from areal_torch.optimizer import Optimizer
-from areal_torch.pieces import Box
-from areal_torch.process_group import join, leave
+from areal_torch.process_group import join
 from areal_torch.refusals import refuse_lora
-from areal_torch.resume import TrainingState
-from areal_torch.step import Limits
-from areal_torch.trainer import Trainer, running
 
 
 class MegatronEngine(TrainerEngine):
@@ -42,8 +34,8 @@ class MegatronEngine(TrainerEngine):
         super().__init__()
         self._config = config or MegatronConfig()
         self._device = "cpu"
-        self._group: ProcessRanks | None = None
-        self._built: building.Built | None = None
+        self.built: building.Built | None = None
+        """This rank's part of the model, once started."""
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Refuse what cannot be, join the process group, build this rank's part of the model."""
@@ -55,11 +47,11 @@ class MegatronEngine(TrainerEngine):
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         self._device = device.type
-        self._group = join(rank, layout)
+        self.group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
-            with self._calling():
-                return self._start(self._group, spec, rank, layout, dtype, device)
+            with self.around_pass():
+                return self._start(self.group, spec, rank, layout, dtype, device)
         except BaseException:
             self.close()
             raise
@@ -73,36 +65,22 @@ class MegatronEngine(TrainerEngine):
         dtype: torch.dtype,
         device: torch.device,
     ) -> EngineInfo:
-        found: list[building.Blueprint] = []
-        agree(group, lambda: found.append(building.Blueprint.read(spec, layout, self._config, rank.device)))
+        found: list[building.MegatronBlueprint] = []
+        agree(group, lambda: found.append(building.MegatronBlueprint.read(spec, layout, self._config, rank.device)))
         (blueprint,) = found
         arranged = ranks.arrange(layout, rank, self._config)
         built, fill = building.build(blueprint, spec, arranged, dtype, device, self._config)
         agree(group, fill)
-        boxes = sharding.boxes(built.held)
-
-        def box(tensor: Tensor) -> Box:
-            return boxes[id(tensor)]
-
-        masters: dict[str, Tensor] = {name: held.master for name, held in built.held.items()}
-        optimizer = Optimizer(masters, spec.optimizer, box=box) if spec.optimizer else None
-        self._built = built
-        self._trainer = Trainer(
+        self.built = built
+        self.trainer = blueprint.trainer(
+            spec,
+            group,
+            device,
             model=built.model,
-            optimizer=optimizer,
-            group=group,
-            device=device,
-            limits=Limits.of(spec, blueprint.config, blueprint.experts),
-            exporter=Exporter(built.weights, spec.model_path, spec.dtype, group),
-            state=TrainingState(
-                group=group,
-                device=device,
-                parameters=masters,
-                optimizer=optimizer,
-                facts=blueprint.identity(spec.head, trained=spec.optimizer is not None),
-                box=box,
-            ),
-            memory=DeviceMemory(device, [*built.tensors, *(optimizer.tensors if optimizer else ())]),
+            weights=built.weights,
+            parameters={name: held.master for name, held in built.held.items()},
+            boxes=sharding.boxes(built.held),
+            resident=built.tensors,
         )
         return EngineInfo(
             engine="megatron",
@@ -119,41 +97,8 @@ class MegatronEngine(TrainerEngine):
             },
         )
 
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        """Make one optimizer step."""
-        trainer = running(self._trainer)
-        assert self._built is not None
-        try:
-            with self._calling():
-                report = trainer.train_step(batch, objective)
-        finally:
-            self._built.drop_gradients()
-        self._built.refresh()
-        return report
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        """Add columns, without gradient."""
-        trainer = running(self._trainer)
-        with self._calling():
-            return trainer.forward(batch, outputs)
-
-    def load_state(self, path: Path) -> None:
-        """Return to an exact state, written in any layout."""
-        super().load_state(path)
-        assert self._built is not None
-        self._built.refresh()
-
-    def close(self) -> None:
-        """Leave the process group, together if the others still answer."""
-        super().close()
-        self._built = None
-        group, self._group = self._group, None
-        if group is not None:
-            leave(group)
-            ranks.forget()
-
     @contextmanager
-    def _calling(self) -> Iterator[None]:
+    def around_pass(self) -> Iterator[None]:
         """Call Megatron within. On a CPU answer for the GPU that it takes for granted; on a GPU do no such thing."""
         with ExitStack() as stack:
             stack.enter_context(quiet())
@@ -162,3 +107,28 @@ class MegatronEngine(TrainerEngine):
 
                 stack.enter_context(answering())
             yield
+
+    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
+        """Make one optimizer step, and compute with what it made of the masters from then on."""
+        try:
+            report = super().train_step(batch, objective)
+        finally:
+            if self.built is not None:
+                self.built.drop_gradients()
+        assert self.built is not None
+        self.built.refresh()
+        return report
+
+    def load_state(self, path: Path) -> None:
+        """Return to an exact state, written in any layout."""
+        super().load_state(path)
+        assert self.built is not None
+        self.built.refresh()
+
+    def close(self) -> None:
+        """Let go of the model; leave the process group and Megatron's, together if the others still answer."""
+        joined = self.group is not None
+        super().close()
+        self.built = None
+        if joined:
+            ranks.forget()

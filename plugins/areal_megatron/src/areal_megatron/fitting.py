@@ -12,9 +12,10 @@ from typing import Any
 from areal_core.contract.errors import LayoutError, ModelError
 from areal_core.contract.train import Head
 from areal_megatron.config import MegatronConfig
-from areal_megatron.names import EMBEDDING, Parameter
+from areal_megatron.names import EMBEDDING
 from areal_torch.context import check_context
 from areal_torch.layout import check_divides, check_shares, divisors
+from areal_torch.parameters import Parameter
 from areal_torch.shape import ModelShape, read_shape
 
 

@@ -24,8 +24,8 @@ class Gradients:
     def __init__(self, held: Mapping[str, Held], ranks: Ranks) -> None:
         """Catch each as soon as it is computed; memory is taken for the time of a step."""
         self._held, self._ranks = list(held.values()), ranks
-        self._dense, dense = _buffer([each for each in self._held if not each.parameter.entry.of_expert])
-        self._experts, experts = _buffer([each for each in self._held if each.parameter.entry.of_expert])
+        self._dense, dense = _buffer([each for each in self._held if each.parameter.expert is None])
+        self._experts, experts = _buffer([each for each in self._held if each.parameter.expert is not None])
         self._views = {**dense, **experts}
         for each in self._held:
             catch = partial(_catch, self._views[each.parameter.name])
@@ -35,7 +35,7 @@ class Gradients:
         self._partial = [
             self._views[each.parameter.name]
             for each in self._held
-            if each.parameter.name.startswith("decoder.") and each.parameter.entry.cut is None
+            if each.parameter.name.startswith("decoder.") and each.parameter.cut is None
         ]
         self.drop()
 

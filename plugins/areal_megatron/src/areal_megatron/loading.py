@@ -6,22 +6,14 @@ Does not know: files, or how parameters came to be cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
-from areal_megatron.names import FolderTensor, Parameter
+from areal_megatron.names import folder_cut
 from areal_megatron.sharding import Held
+from areal_torch.parameters import FolderTensor
 from areal_torch.weight_files import Bounds, WeightFiles
-
-
-def open_folder(path: str, parameters: Sequence[Parameter]) -> WeightFiles:
-    """Open a folder that must have what these parameters are made of.
-
-    Raises:
-        ModelError: it has not, or cannot be read.
-    """
-    return WeightFiles.open(path, {part.name: part.shape for each in parameters for part in each.parts})
 
 
 @torch.no_grad()
@@ -40,8 +32,9 @@ def fill(held: Iterable[Held], files: WeightFiles) -> None:
 
 
 def _bounds(part: FolderTensor, held: Held) -> Bounds:
-    entry, bounds = held.parameter.entry, [(0, size) for size in part.shape]
-    if entry.cut is not None:
-        rows = part.shape[entry.folder_cut] // part.view[entry.cut]
-        bounds[entry.folder_cut] = (held.cut_from * rows, (held.cut_from + held.part[entry.cut]) * rows)
+    cut, bounds = held.parameter.cut, [(0, size) for size in part.shape]
+    if cut is not None:
+        in_folder = folder_cut(held.parameter)
+        rows = part.shape[in_folder] // part.view[cut]
+        bounds[in_folder] = (held.cut_from * rows, (held.cut_from + held.part[cut]) * rows)
     return bounds

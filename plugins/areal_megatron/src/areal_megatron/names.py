@@ -3,8 +3,8 @@
 Knows: which tensors of a folder make up a parameter, where in it they lie, and along which dimension ranks cut it.
 Does not know: ranks or files. Load, send and save read it.
 
-Megatron joins tensors that a folder has apart: queries, keys and values group by group of heads, gate and up. Seen
-as an array of more dimensions, the *view*, every folder tensor is a slice of it and every rank's part a box:
+Megatron joins tensors that a folder has apart: queries, keys and values group by group of heads, gate and up. A
+parameter's shape here has a dimension for that (`areal_torch.parameters`):
 
     linear_qkv  [K, q + 2, D, ...]   K key heads, of each the q queries that share it, the key, the value
     linear_fc1  [2, I, H]            gate, up
@@ -13,13 +13,14 @@ as an array of more dimensions, the *view*, every folder tensor is a slice of it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from attrs import frozen
-from torch import Tensor, nn
+from torch import nn
 
 from areal_core.contract.train import Head
+from areal_torch.parameters import FolderTensor, Parameter
 from areal_torch.shape import ModelShape
 
 
@@ -27,7 +28,7 @@ from areal_torch.shape import ModelShape
 class Entry:
     """One kind of parameter.
 
-    `sizes` are the view's dimensions, `cut` the one that ranks share, None if each has all of it. `folder` gives for
+    `sizes` are its dimensions, `cut` the one that ranks share, None if each has all of it. `folder` gives for
     each tensor of a folder how many places of the dimension `joined` it takes. The folder's tensors are cut along
     `folder_cut`.
     """
@@ -98,46 +99,13 @@ TABLE: tuple[Entry, ...] = (
 
 EMBEDDING, HEAD = TABLE[0].native, "output_layer.weight"
 
+_FOLDER_CUTS: Mapping[str, int] = {entry.native: entry.folder_cut for entry in TABLE}
+
 _FUSED = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
 }
 """Norms that Transformer Engine has inside the linear layer behind them, by the names they have without it."""
-
-
-@frozen(kw_only=True)
-class FolderTensor:
-    """One tensor of a folder as a part of a parameter: its shape there and in the view, and where it begins."""
-
-    name: str
-    shape: tuple[int, ...]
-    view: tuple[int, ...]
-    start: int
-
-
-@frozen(kw_only=True)
-class Parameter:
-    """One parameter of the whole model: its name, its view, and the tensors of a folder that make it up.
-
-    Example: Parameter(name="decoder.final_layernorm.weight", view=(64,), parts=(...), entry=..., layer=None, ...)
-    """
-
-    name: str
-    view: tuple[int, ...]
-    parts: Sequence[FolderTensor]
-    entry: Entry
-    layer: int | None
-    expert: int | None
-
-    def split(self, whole: Tensor) -> dict[str, Tensor]:
-        """Return the parameter as a folder has it. Views where they can be."""
-        return {part.name: self.pick(whole, part).reshape(part.shape) for part in self.parts}
-
-    def pick(self, tensor: Tensor, part: FolderTensor) -> Tensor:
-        """Return what one tensor of a folder is of the parameter, or of any rank's box of it. A view."""
-        if len(self.parts) == 1:
-            return tensor
-        return tensor.narrow(self.entry.joined, part.start, part.view[self.entry.joined])
 
 
 def parameters_of(shape: ModelShape) -> list[Parameter]:
@@ -152,6 +120,11 @@ def parameters_of(shape: ModelShape) -> list[Parameter]:
                 experts = range(shape.experts) if entry.of_expert else (None,)
                 found += [_parameter(entry, sizes, layer, expert) for expert in experts]
     return found + [_parameter(entry, sizes) for entry in after if _has(shape, entry, None)]
+
+
+def folder_cut(parameter: Parameter) -> int:
+    """Return the dimension along which a folder's tensors are cut where tensor ranks cut the parameter."""
+    return _FOLDER_CUTS[parameter.kind]
 
 
 def native_names(
@@ -214,5 +187,12 @@ def _parameter(
         parts.append(FolderTensor(name=numbered(name), shape=in_folder, view=part, start=start))
         start += part[joined]
     return Parameter(
-        name=numbered(entry.native), view=view, parts=tuple(parts), entry=entry, layer=layer, expert=expert
+        name=numbered(entry.native),
+        kind=entry.native,
+        shape=view,
+        parts=tuple(parts),
+        joined=joined,
+        cut=entry.cut,
+        layer=layer,
+        expert=expert,
     )

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import define, frozen
+from attrs import frozen
 from torch import Tensor
 
 from areal_core.contract.batch import Batch
-from areal_core.contract.errors import TrainError
 from areal_core.contract.train import Output
 from areal_megatron.gradients import Gradients
 from areal_megatron.library import get_forward_backward_func
 from areal_megatron.packing import Pass, passes
 from areal_megatron.ranks import Ranks
 from areal_megatron.stage import Stage
+from areal_torch.pipelining import Scoring
 from areal_torch.step import Columns, Score
 
 Numbered = tuple[int, Pass]
@@ -46,10 +46,10 @@ class ScheduledModel:
         """
         if not parts or self.gradients is None:
             return
-        scoring = _Scoring(score, [part.num_tokens for part in parts], sorted(outputs))
+        scoring = Scoring(score, [part.num_tokens for part in parts], sorted(outputs))
         self.gradients.begin()
         self._run(passes(parts, self.ranks, alike=self._alike), outputs, scoring)
-        self._agree(scoring.failure)
+        scoring.agree(self.ranks.pipeline, self.ranks.degrees["p"] - 1, self.device)
         self.gradients.finish(tied=self.tied and self.ranks.degrees["p"] > 1)
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class ScheduledModel:
             return 0
         return pipeline if len(self.stages) > 1 else 1
 
-    def _run(self, every: Sequence[Pass], outputs: frozenset[Output], scoring: _Scoring | None) -> list[Tensor]:
+    def _run(self, every: Sequence[Pass], outputs: frozenset[Output], scoring: Scoring | None) -> list[Tensor]:
         """Run one schedule; return what the last stage collected, nothing elsewhere."""
         by_model = {id(stage.model): stage for stage in self.stages}
 
@@ -100,48 +100,11 @@ class ScheduledModel:
         )
         return result if scoring is None else []
 
-    def _agree(self, failure: Exception | None) -> None:
-        """Let an error in scoring be one on every rank of the pipeline. Collective."""
-        if failure is not None and self.ranks.pipeline.size() == 1:
-            raise failure
-        failed = torch.tensor(float(failure is not None), device=self.device)
-        if self.ranks.pipeline.size() > 1:
-            dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self.ranks.pipeline)
-        if failure is not None:
-            raise failure
-        if failed.item():
-            raise TrainError(
-                "a micro-batch could not be scored",
-                why="the last pipeline rank, which has the columns, raised",
-                fix="see the error of that rank",
-            )
-
-
-@define
-class _Scoring:
-    """The share of one micro-batch in the loss, 0 for those that only fill.
-
-    The first error is kept and the schedule runs to its end, for the other ranks wait for its gradients.
-    """
-
-    score: Score
-    lengths: Sequence[int]
-    names: Sequence[Output]
-    failure: Exception | None = None
-
-    def __call__(self, number: int, columns: Tensor) -> Tensor:
-        if number < len(self.lengths) and self.failure is None:
-            try:
-                return self.score(number, dict(zip(self.names, columns, strict=True)))
-            except Exception as error:  # raised again on this rank, once the others are not waiting
-                self.failure = error
-        return columns.sum() * 0.0
-
 
 def _judged(
-    scoring: _Scoring | None, number: int, columns: Tensor, non_loss_data: bool = False
+    scoring: Scoring | None, number: int, columns: Tensor, non_loss_data: bool = False
 ) -> Tensor | tuple[Tensor, Tensor, None]:
     """Return what a schedule wants of the last stage: columns to collect, or a loss that it must not scale."""
     if scoring is None:
         return columns
-    return scoring(number, columns), torch.zeros((), dtype=torch.int), None
+    return scoring.share(number, columns), torch.zeros((), dtype=torch.int), None

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
 
-from areal_megatron.names import EMBEDDING, HEAD, Parameter
+from areal_megatron.names import EMBEDDING, HEAD
 from areal_megatron.ranks import Ranks
 from areal_torch.layout import share_of
+from areal_torch.parameters import Parameter
 from areal_torch.pieces import Box, joined
 
 
@@ -94,14 +95,15 @@ def boxes(held: Mapping[str, Held]) -> Mapping[int, Box]:
 
 @torch.no_grad()
 def _held(weight: nn.Parameter, parameter: Parameter, ranks: Ranks, *, share_masters: bool, copied: bool) -> Held:
-    entry, part = parameter.entry, list(parameter.view)
+    cut_dim, part = parameter.cut, list(parameter.shape)
     offset, cut_from = [0] * len(part), 0
-    alike = ranks.expert_data if entry.of_expert else ranks.data
-    first = entry.cut is not None or ranks.place["t"] == 0
-    if entry.cut is not None:
-        sharing = ranks.cutting(of_expert=entry.of_expert)
-        cut = share_of(part[entry.cut], sharing.size(), sharing.rank())
-        offset[entry.cut], part[entry.cut], cut_from = cut.start, len(cut), cut.start
+    of_expert = parameter.expert is not None
+    alike = ranks.expert_data if of_expert else ranks.data
+    first = cut_dim is not None or ranks.place["t"] == 0
+    if cut_dim is not None:
+        sharing = ranks.cutting(of_expert=of_expert)
+        cut = share_of(part[cut_dim], sharing.size(), sharing.rank())
+        offset[cut_dim], part[cut_dim], cut_from = cut.start, len(cut), cut.start
     dim = part.index(max(part))
     whole = weight.detach().view(-1)[: prod(part)].view(part)
     filling = weight.detach().view(-1)[prod(part) :]
@@ -118,7 +120,7 @@ def _held(weight: nn.Parameter, parameter: Parameter, ranks: Ranks, *, share_mas
         weight=weight,
         master=master,
         parameter=parameter,
-        box=Box(offset=tuple(offset), shape=parameter.view, mine=first and not copied),
+        box=Box(offset=tuple(offset), shape=parameter.shape, mine=first and not copied),
         part=tuple(part),
         cut_from=cut_from,
         dim=dim,

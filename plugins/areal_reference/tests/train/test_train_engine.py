@@ -71,7 +71,7 @@ def data(rows: list[int] | None = None) -> Batch:
 def gradient(engine: ReferenceTrainEngine, batch: Batch) -> tuple[TrainReport, torch.Tensor]:
     """Return the report, and the gradient as AdamW's first moment tells it when betas[0] is 0."""
     report = engine.train_step(batch, PolicyGradient())
-    optimizer = running(engine._trainer).optimizer
+    optimizer = running(engine.trainer).optimizer
     assert optimizer is not None
     moments = optimizer.moments["exp_avg"]
     return report, torch.cat([moments[name].flatten() for name in sorted(moments)])
@@ -335,13 +335,13 @@ def test_bfloat16_computes_in_bfloat16_on_float32_masters(model: Path) -> None:
     exact, half = started(model), started(model, dtype="bfloat16", optimizer=OptimizerSpec(lr=1e-6))
     outputs = frozenset({Output.LOGPROBS})
     seen: list[torch.dtype] = []
-    layer = running(half._trainer).model.packed.hf.model.layers[0].self_attn.q_proj  # type: ignore[attr-defined]
+    layer = running(half.trainer).model.packed.hf.model.layers[0].self_attn.q_proj  # type: ignore[attr-defined]
     layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     left, right = (engine.forward(data(), outputs).tokens["logprobs"] for engine in (exact, half))
 
-    before = running(half._trainer).state.parameters["model.norm.weight"].detach().clone()
+    before = running(half.trainer).state.parameters["model.norm.weight"].detach().clone()
     half.train_step(data(), PolicyGradient())
-    after = running(half._trainer).state.parameters["model.norm.weight"].detach()
+    after = running(half.trainer).state.parameters["model.norm.weight"].detach()
 
     assert set(seen) == {torch.bfloat16}
     assert not torch.equal(left, right)
@@ -461,7 +461,7 @@ def test_an_offloaded_engine_says_so(model: Path) -> None:
         with pytest.raises(TrainError, match="off the device") as raised:
             call()
         assert "onload" in raised.value.fix
-    memory = started_trainer(engine._trainer).memory
+    memory = started_trainer(engine.trainer).memory
     engine.close()
 
     assert memory is not None

@@ -32,7 +32,7 @@ breaks = breaking(_OF, ReferenceTrainEngine, side="train")
 
 def _parameters(engine: Any) -> Iterator[Tensor]:
     """Return the parameters an engine trains. Any: its private parts are not typed for others."""
-    parameters: Iterator[Tensor] = engine._trainer.model.packed.hf.parameters()
+    parameters: Iterator[Tensor] = engine.trainer.model.packed.hf.parameters()
     return parameters
 
 

@@ -116,13 +116,13 @@ class LaterMicrobatchesUnscored(ReferenceTrainEngine):
             return result if self.calls <= 2 else {name: column * 0.0 for name, column in result.items()}
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        assert self._trainer is not None
-        whole = self._trainer
+        assert self.trainer is not None
+        whole = self.trainer
         replace_model(self, self._Model)
         try:
             return super().forward(batch, outputs)
         finally:
-            self._trainer = whole
+            self.trainer = whole
 
 
 @breaks("forward", "train.forward.causal")
@@ -184,8 +184,8 @@ class ScoresWithCopy(ReferenceTrainEngine):
         return info
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        assert self._trainer is not None
-        whole = self._trainer
+        assert self.trainer is not None
+        whole = self.trainer
         if self._copy is None:
             packed: PackedModel = copy.deepcopy(whole.model.packed)  # type: ignore[union-attr]
             self._copy = PlainModel(packed)
@@ -193,7 +193,7 @@ class ScoresWithCopy(ReferenceTrainEngine):
         try:
             return super().forward(batch, outputs)
         finally:
-            self._trainer = whole
+            self.trainer = whole
 
     def close(self) -> None:
         self._copy = None

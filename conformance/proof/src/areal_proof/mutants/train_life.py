@@ -132,12 +132,12 @@ ROWS = breaks.rows(
         start=before(lambda self: setattr(self, "_listener", socket.create_server(("127.0.0.1", 0))))),
     row("OptimizerKept", "Keeps its optimizer, and with it every weight, when it is closed.", "train.close.lets_go",
         row="flat-memory",
-        close=before(lambda self: setattr(self, "_last", self._trainer.optimizer if self._trainer
+        close=before(lambda self: setattr(self, "_last", self.trainer.optimizer if self.trainer
             else getattr(self, "_last", None)))),
     row("FrozenRoleSteps", "Reports a step of a frozen role as made.", "train.frozen.role",
         train_step=lambda original, self, batch, objective: TrainReport(loss=0.0, grad_norm=0.0, lr=0.0, stepped=True,
-            num_microbatches=1, num_tokens=1, seconds=0.1) if self._trainer is not None
-            and self._trainer.optimizer is None else original(batch, objective)),
+            num_microbatches=1, num_tokens=1, seconds=0.1) if self.trainer is not None
+            and self.trainer.optimizer is None else original(batch, objective)),
 )  # fmt: skip
 
 
@@ -170,8 +170,8 @@ def HalfIsSingle(original: Original, self: ReferenceTrainEngine, spec: TrainSpec
     """Computes in float32 where bfloat16 was asked for."""
     dtype, single = spec.dtype, attrs.evolve(spec, dtype="float32")
     info = original(single, rank)
-    assert self._trainer is not None
-    self._trainer.exporter._dtype = dtype
+    assert self.trainer is not None
+    self.trainer.exporter._dtype = dtype
     return info
 
 

@@ -63,46 +63,46 @@ class Columns:
 
 def replace(engine: ReferenceTrainEngine, **parts: Any) -> None:
     """Put other parts into a started engine. Any: fields of Trainer."""
-    assert engine._trainer is not None
-    engine._trainer = attrs.evolve(engine._trainer, **parts)
+    assert engine.trainer is not None
+    engine.trainer = attrs.evolve(engine.trainer, **parts)
 
 
 def replace_model(engine: ReferenceTrainEngine, kind: type[Columns]) -> None:
     """Wrap the model of a started engine."""
-    assert engine._trainer is not None
-    replace(engine, model=kind(engine._trainer.model))
+    assert engine.trainer is not None
+    replace(engine, model=kind(engine.trainer.model))
 
 
 def replace_optimizer(engine: ReferenceTrainEngine, kind: type[Optimizer], spec: OptimizerSpec | None) -> None:
     """Give a started engine another optimizer, if its role has one."""
     if spec is None:
         return
-    assert engine._trainer is not None
-    state = engine._trainer.state
+    assert engine.trainer is not None
+    state = engine.trainer.state
     optimizer = kind(state.parameters, spec)
     replace(engine, optimizer=optimizer, state=attrs.evolve(state, optimizer=optimizer))
 
 
 def replace_exporter(engine: ReferenceTrainEngine, kind: type[Exporter]) -> None:
     """Give a started engine another exporter, of the same model."""
-    assert engine._trainer is not None
-    old = engine._trainer.exporter
+    assert engine.trainer is not None
+    old = engine.trainer.exporter
     new = kind(old._weights, old._folder, old._dtype, old._group)
     replace(engine, exporter=new)
 
 
 def hugging_face(engine: ReferenceTrainEngine) -> Any:
     """Return the transformers model of a started engine. Any: not typed here."""
-    assert engine._trainer is not None
-    weights = engine._trainer.exporter._weights
+    assert engine.trainer is not None
+    weights = engine.trainer.exporter._weights
     assert isinstance(weights, FolderWeights)
     return weights.model
 
 
 def parameters(engine: ReferenceTrainEngine) -> dict[str, Tensor]:
     """Return the parameters of a started engine."""
-    assert engine._trainer is not None
-    return dict(engine._trainer.state.parameters)
+    assert engine.trainer is not None
+    return dict(engine.trainer.state.parameters)
 
 
 class OtherObjective(ReferenceTrainEngine):

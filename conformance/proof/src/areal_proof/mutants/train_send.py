@@ -95,7 +95,7 @@ def BuffersSentToo(original: Original, self: Any) -> Any:
             tensor in parameters(self).items()})))  # fmt: skip
 def SendsStepBefore(original: Original, self: Any) -> Any:
     """Sends the weights as they were before the last step."""
-    if not hasattr(self, "_before") or self._trainer is None:
+    if not hasattr(self, "_before") or self.trainer is None:
         return original()
     now = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
     with torch.no_grad():
@@ -159,7 +159,7 @@ ROWS = breaks.rows(
     row("VersionOfTheEngine", "Announces the engine's version instead of the one asked for.", "train.send.manifest",
         send_weights=lambda original, self, sink: original(sink, self.version)),
     row("AlwaysSendsSingle", "Sends float32 whatever the spec says.", "train.send.manifest",
-        start=then(lambda self: setattr(self._trainer.exporter, "_dtype", "float32"))),
+        start=then(lambda self: setattr(self.trainer.exporter, "_dtype", "float32"))),
     row("SendingDraws", "Draws a random name for every transfer.", "train.send.no_effect",
         send_weights=before(lambda: torch.randint(1 << 30, ()))),
     row("HeadNotSent", "Sends and saves a critic without its head.", "train.send.value_head", "train.value.saved",

@@ -37,9 +37,9 @@ breaks = breaking(ENGINE, ReferenceTrainEngine)
 
 def optimizer_of(engine: ReferenceTrainEngine) -> Optimizer:
     """Return the optimizer of a started engine."""
-    assert engine._trainer is not None
-    assert engine._trainer.optimizer is not None
-    return engine._trainer.optimizer
+    assert engine.trainer is not None
+    assert engine.trainer.optimizer is not None
+    return engine.trainer.optimizer
 
 
 def rewrite(state: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> None:
@@ -132,7 +132,7 @@ class LoadsOnce(ReferenceTrainEngine):
             tensor in parameters(self).items()})))  # fmt: skip
 def SendsFromBeforeLoading(original: Original, self: Any) -> Any:
     """Sends, until the next step, what it sent before it loaded."""
-    if self._cached is None or self._trainer is None:
+    if self._cached is None or self.trainer is None:
         return original()
     held = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
     with torch.no_grad():
@@ -227,8 +227,8 @@ class _OtherFacts(ReferenceTrainEngine):
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Start, then forget some facts."""
         info = super().start(spec, rank)
-        assert self._trainer is not None
-        state: TrainingState = self._trainer.state
+        assert self.trainer is not None
+        state: TrainingState = self.trainer.state
         facts = {name: value for name, value in state.facts.items() if name not in self.dropped}
         replace(self, state=attrs.evolve(state, facts=facts))
         return info
@@ -237,8 +237,8 @@ class _OtherFacts(ReferenceTrainEngine):
 @breaks("load_state", "train.state.other_head")
 def FrozenStateLoaded(original: Original, self: ReferenceTrainEngine) -> None:
     """Takes the state of a frozen role, and goes on with the moments it has."""
-    assert self._trainer is not None
-    whole = self._trainer
+    assert self.trainer is not None
+    whole = self.trainer
     try:
         original()
     except CheckpointError:
@@ -247,7 +247,7 @@ def FrozenStateLoaded(original: Original, self: ReferenceTrainEngine) -> None:
         try:
             original()
         finally:
-            self._trainer = whole
+            self.trainer = whole
 
 
 @breaks("load_state", "train.state.no_pickle")

@@ -110,14 +110,14 @@ def LastMetricsWin(original: Original, batch: Batch, objective: Objective) -> An
 @breaks("train_step", "train.packing.fills")
 def OneSequenceEach(original: Original, self: ReferenceTrainEngine, batch: Batch) -> Any:
     """Runs every sequence in a micro-batch of its own."""
-    assert self._trainer is not None
-    whole = self._trainer
+    assert self.trainer is not None
+    whole = self.trainer
     longest = int(batch.lengths.max()) if batch.num_sequences else 1
     replace(self, limits=attrs.evolve(whole.limits, max_tokens=min(whole.limits.max_tokens, longest)))
     try:
         return original()
     finally:
-        self._trainer = whole
+        self.trainer = whole
 
 
 @breaks("train_step", "train.step.version", row="version-spans")
@@ -156,7 +156,7 @@ ROWS = breaks.rows(
     row("BudgetOffByOne", "Refuses a sequence of exactly the budget.", "train.step.too_long",
         forward=before(lambda self, batch: BatchError("a sequence is too long",
             why="it has as many tokens as the budget") if batch.num_sequences
-            and int(batch.lengths.max()) >= self._trainer.limits.max_tokens else None)),
+            and int(batch.lengths.max()) >= self.trainer.limits.max_tokens else None)),
     row("LongSequencesCut", "Cuts sequences that do not fit to the length that does.", "train.step.too_long",
         incident="NeMo-RL#3599", row="trained-as-submitted",
         train_step=lambda original, self, batch, objective: original(_cut(self, batch), objective),
@@ -223,8 +223,8 @@ def NormInHalf(original: Original, norm: float) -> Any:
 
 def _cut(self: ReferenceTrainEngine, batch: Batch) -> Batch:
     """Return the batch with sequences as long as they may be."""
-    assert self._trainer is not None
-    limit = min(self._trainer.limits.max_tokens, self._trainer.limits.context_length)
+    assert self.trainer is not None
+    limit = min(self.trainer.limits.max_tokens, self.trainer.limits.context_length)
     keep = batch.positions < limit
     tokens = {str(name): column[keep] for name, column in batch.tokens.items()}
     return Batch.of(tokens, {str(n): c for n, c in batch.sequences.items()}, batch.lengths.clamp(max=limit))
@@ -243,8 +243,8 @@ class UnknownTokensClamped(ReferenceTrainEngine):
     """Takes a token it does not know for the nearest one it does."""
 
     def _known(self, batch: Batch) -> Batch:
-        assert self._trainer is not None
-        return batch.with_tokens(input_ids=batch.tokens["input_ids"].clamp(0, self._trainer.limits.vocab_size - 1))
+        assert self.trainer is not None
+        return batch.with_tokens(input_ids=batch.tokens["input_ids"].clamp(0, self.trainer.limits.vocab_size - 1))
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         return super().train_step(self._known(batch), objective)
@@ -287,8 +287,8 @@ class HalfGradientKept(ReferenceTrainEngine):
         return info
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        assert self._trainer is not None
-        optimizer = self._trainer.optimizer
+        assert self.trainer is not None
+        optimizer = self.trainer.optimizer
         if isinstance(optimizer, self._Optimizer):
             optimizer.keeps = True
         return super().train_step(batch, objective)
@@ -322,7 +322,7 @@ class _FiniteLosses(Through):
 @breaks("train_step", "train.step.not_finite_slope")
 def LooksAtTheLoss(original: Original, self: ReferenceTrainEngine, batch: Batch, objective: Objective) -> Any:
     """Skips a step by its loss: an infinite gradient under a finite loss is cleaned and stepped."""
-    watched, optimizer = _FiniteLosses(objective), running(self._trainer).optimizer
+    watched, optimizer = _FiniteLosses(objective), running(self.trainer).optimizer
     assert optimizer is not None
     whole = optimizer.step
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from attrs import field, frozen
 from torch import Tensor
 
+from areal_torch.parameters import FolderTensor, Parameter
 from areal_torch.shape import ModelShape
 
 
@@ -77,40 +78,28 @@ _PLACES: Mapping[str, Entry] = {entry.native: entry for entry in TABLE}
 _NUMBER = re.compile(r"(?<=^blocks\.)\d+")
 
 
-@frozen(kw_only=True)
-class Parameter:
-    """One parameter of a model: its name and whole shape here, and the tensors of a folder that make it up.
-
-    Example: Parameter(name="norm.weight", shape=(64,), folder_names=("model.norm.weight",), entry=..., layer=None)
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    folder_names: tuple[str, ...]
-    entry: Entry
-    layer: int | None
-
-    @property
-    def folder_shape(self) -> tuple[int, ...]:
-        """Return the shape each of the folder's tensors has."""
-        return self.shape[1:] if self.entry.stacked else self.shape
-
-    def split(self, whole: Tensor) -> dict[str, Tensor]:
-        """Return the parameter as a folder has it. Views, not copies."""
-        parts = whole.unbind(0) if self.entry.stacked else (whole,)
-        return dict(zip(self.folder_names, parts, strict=True))
-
-
 def parameters_of(shape: ModelShape, named: Iterator[tuple[str, Tensor]]) -> list[Parameter]:
     """Describe the parameters of a whole model, in its order; a tied head is the embedding and named once."""
-    found = []
-    for name, tensor in named:
-        number = _NUMBER.search(name)
-        layer = None if number is None else int(number[0])
-        entry = _PLACES[_NUMBER.sub("{layer}", name)]
-        folder = entry.folder.replace("{layer}", str(layer))
-        names = [folder.replace("{expert}", str(n)) for n in range(shape.experts)] if entry.stacked else [folder]
-        found.append(
-            Parameter(name=name, shape=tuple(tensor.shape), folder_names=tuple(names), entry=entry, layer=layer)
-        )
-    return found
+    return [_parameter(name, tuple(tensor.shape), shape) for name, tensor in named]
+
+
+def _parameter(name: str, whole: tuple[int, ...], shape: ModelShape) -> Parameter:
+    number = _NUMBER.search(name)
+    layer = None if number is None else int(number[0])
+    entry = _PLACES[_NUMBER.sub("{layer}", name)]
+    folder = entry.folder.replace("{layer}", str(layer))
+    if entry.stacked:
+        each, view = whole[1:], (1, *whole[1:])
+        names = [folder.replace("{expert}", str(expert)) for expert in range(shape.experts)]
+        parts = [FolderTensor(name=one, shape=each, view=view, start=start) for start, one in enumerate(names)]
+    else:
+        parts = [FolderTensor(name=folder, shape=whole, view=whole)]
+    return Parameter(
+        name=name,
+        kind=entry.native,
+        shape=whole,
+        parts=tuple(parts),
+        cut=entry.tensor_dim,
+        layer=layer,
+        stacked=entry.stacked,
+    )

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+from areal_torch import drawing
 
 
 @frozen(kw_only=True, eq=False)
@@ -61,13 +59,10 @@ def request_key(seed: int | None, engine_seed: int, request_id: str, version: in
 
 
 def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return SplitMix64 output number `indices` of streams `keys`, in [0, 1), float64 [R]."""
-    x = keys + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    x ^= x >> np.uint64(31)
-    bits: NDArray[np.float64] = (x >> np.uint64(11)).astype(np.float64)
-    return bits * 2.0**-53
+    """Return output number `indices` of streams `keys`, in [0, 1), float64 [R]."""
+    streams, places = torch.from_numpy(keys.view(np.int64)), torch.from_numpy(indices.astype(np.int64))
+    found: NDArray[np.float64] = drawing.uniforms(streams, places).numpy()
+    return found
 
 
 def sample(logits: Tensor, rows: RowSampling) -> tuple[Tensor, Tensor]:
@@ -83,10 +78,7 @@ def sample(logits: Tensor, rows: RowSampling) -> tuple[Tensor, Tensor]:
     if rows.greedy.all():
         tokens = logprobs.argmax(-1)
     else:
-        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-        target = _on(logits.device, rows.uniform) * cumulative[:, -1]
-        tokens = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
-        tokens.clamp_(max=logits.shape[1] - 1)
+        tokens = drawing.draw(logprobs.exp(), _on(logits.device, rows.uniform))
         if rows.greedy.any():
             tokens = torch.where(_on(logits.device, rows.greedy), logprobs.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)

@@ -1,6 +1,6 @@
 """What the reference trainer tells the conformance suite about itself.
 
-Knows: the private place where this engine keeps its parameters.
+Knows: where this engine keeps its parameters.
 Does not know: any check.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @frozen
 class ReferenceWitness:
-    """Reads the parameters themselves. Any: an engine, whose privates are read."""
+    """Reads the parameters themselves. Any: an engine."""
 
     engine: Any
 
@@ -27,7 +27,7 @@ class ReferenceWitness:
         """Return copies of all parameters."""
         from areal_torch import hf
 
-        trainer = self.engine._trainer
+        trainer = self.engine.trainer
         model = trainer.model.packed.hf
         found: dict[str, Tensor] = {}
         for name, parameter in trainer.state.parameters.items():

@@ -80,7 +80,7 @@ class ReferenceTrainEngine(TrainerEngine):
 
         group = SingleRank()
         optimizer = Optimizer(parameters, spec.optimizer) if spec.optimizer else None
-        self._trainer = Trainer(
+        self.trainer = Trainer(
             model=PlainModel(packed),
             optimizer=optimizer,
             group=group,

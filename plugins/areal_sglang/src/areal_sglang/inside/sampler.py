@@ -6,7 +6,7 @@ behind a token is a hash of (request seed, position of the token), so a draw doe
 the batch, and a request that was interrupted goes on where it was.
 
 Knows: the rows of one step, what each request asked for.
-Does not know: how a token is drawn (`drawing`); logits, penalties, grammars: SGLang has applied them.
+Does not know: how a token is drawn (`areal_torch.drawing`); logits, penalties, grammars: SGLang has applied them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from sglang.srt.runtime_context import get_server_args
 from torch import Tensor
 
-from areal_sglang.inside.drawing import draw, keep_best, stream_key, uniforms
+from areal_sglang.inside.drawing import keep_best, stream_key
+from areal_torch.drawing import draw, uniforms
 
 
 def drawn(

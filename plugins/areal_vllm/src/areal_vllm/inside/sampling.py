@@ -18,12 +18,8 @@ from typing import Any
 
 import torch
 
+from areal_torch.drawing import splitmix64
 from areal_vllm.inside.asked import NUM_PRIOR, TEMPERATURE, extra
-
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_MASK = 2**64 - 1
 
 
 class PlacedGenerator(torch.Generator):
@@ -40,7 +36,7 @@ class PlacedGenerator(torch.Generator):
 
 def place_seed(seed: int, place: int) -> int:
     """Return the 64-bit seed of one place of a seeded request; near seeds and places give unrelated ones."""
-    return _mixed(_mixed(seed & _MASK) + place * _GOLDEN)
+    return splitmix64(splitmix64(seed), place)
 
 
 def install(runner: Any) -> bool:
@@ -100,10 +96,3 @@ def _outputs(given: Any, rows: list[Any]) -> dict[str, Any]:
         if num_prior and row.prompt_token_ids is not None:
             outputs[index] = [*row.prompt_token_ids[-num_prior:], *outputs[index]]
     return {"output_token_ids": outputs}
-
-
-def _mixed(x: int) -> int:
-    x = (x + _GOLDEN) & _MASK
-    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
-    return x ^ (x >> 31)

@@ -6,7 +6,7 @@ them. One start, because importing torch on several ranks costs more than all ca
     PLAN = Plan(name="mine", make=lambda options: MyEngine(MyConfig(**options)), cases=cases, ...)
     main(PLAN)          # python ranks.py RANK WORLD FOLDER [BEGINNING-OF-A-NAME]
 
-Knows: the contract; that an engine keeps a `Trainer` in `_trainer` and its weights in `_built.weights`.
+Knows: the contract; that an engine keeps a `Trainer` in `trainer` and its weights in `built.weights`.
 Does not know: engines, or what is right.
 """
 
@@ -206,13 +206,13 @@ def _whole_state(folder: Path, kind: str) -> dict[str, Tensor]:
 
 def _folder_names(engine: Engine, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return parameters, or what belongs to them, under the names of a model folder."""
-    parts = [parameter.split(tensors[parameter.name]) for parameter in engine._built.weights.parameters]
+    parts = [parameter.split(tensors[parameter.name]) for parameter in engine.built.weights.parameters]
     return {name: tensor.contiguous() for part in parts for name, tensor in part.items()}
 
 
 def _held_bytes(engine: Engine) -> int:
     """Return the memory of this rank's weights and moments."""
-    trainer = engine._trainer
+    trainer = engine.trainer
     tensors = [*trainer.state.parameters.values(), *trainer.optimizer.tensors]
     return sum(local(tensor).untyped_storage().nbytes() for tensor in tensors)
 
@@ -278,7 +278,7 @@ def half_precision(run: Runner) -> Results:
     for layout in {1: ["d1"], 2: ["d2", "t2", "c2", "p2"], 4: ["d2t2", "t2p2"]}[run.world]:
         engine = run.engine(layout, run.plan.halves.get(layout), dtype="bfloat16")
         out[layout] = report(engine, run.shard())
-        moments = engine._trainer.state.optimizer.moments["exp_avg"]
+        moments = engine.trainer.state.optimizer.moments["exp_avg"]
         out["dtypes"] = sorted({str(moment.dtype) for moment in moments.values()})
         engine.close()
     return out
