@@ -38,11 +38,11 @@ test: $(DEV) ## everything that takes less than half a minute
 test-slow: $(DEV) ## whole runs, kills, three seeds
 	$(PYTEST) -m "slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
 
-test-vllm: $(DEV) ## against real vLLM servers on the CPU; makes their environment first
+test-vllm: $(DEV) ## against real vLLM servers on the CPU; creates their environment first
 	$(BIN)/areal env create vllm --device cpu
 	$(BIN)/python -m pytest -m vllm plugins/areal_vllm/tests kits tests $(ARGS)
 
-test-sglang: $(DEV) ## against real SGLang servers on the CPU; makes their environment first
+test-sglang: $(DEV) ## against real SGLang servers on the CPU; creates their environment first
 	$(BIN)/areal env create sglang --device cpu
 	$(BIN)/python -m pytest -m sglang plugins/areal_sglang/tests kits tests $(ARGS)
 
@@ -52,13 +52,13 @@ $(ASCEND)/.installed: $(MANIFESTS)
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ASCEND)/bin/pip install --quiet -e ".[dev]" -e kits/areal_torch -e kits/areal_serving -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e "plugins/areal_fsdp[engine]" -e "plugins/areal_reference[engine]" -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "conformance[engine]" -e conformance/proof
 	touch $(ASCEND)/.installed
 
-test-ascend: $(ASCEND)/.installed ## torch-npu itself over stand-ins for CANN and HCCL, in an environment of its own; wants a C compiler
+test-ascend: $(ASCEND)/.installed ## torch-npu itself over stand-ins for CANN and HCCL, in an environment of its own; needs a C compiler
 	$(ASCEND)/bin/python -m areal_ascend.testing $(ASCEND)/bin/python -m pytest -m ascend plugins/areal_ascend/tests plugins/areal_vllm/tests $(ARGS)
 
-conformance-ascend: $(ASCEND)/.installed ## hold the NPU backend to the contract over those stand-ins; a quarter of an hour on two cores
+conformance-ascend: $(ASCEND)/.installed ## check the NPU backend over those stand-ins; a quarter of an hour on two cores
 	AREAL=$(ASCEND)/bin/areal $(ASCEND)/bin/python -m areal_ascend.testing conformance/certify.sh --npu $(ARGS)
 
-conformance-vllm conformance-sglang: conformance-%: $(DEV) ## hold a served engine and its pairs to the contract on the CPU; an hour on two cores
+conformance-vllm conformance-sglang: conformance-%: $(DEV) ## check a served engine and its pairs on the CPU; an hour on two cores
 	$(BIN)/areal env create $* --device cpu
 	AREAL=$(BIN)/areal conformance/certify.sh --engine $* $(ARGS)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Hold every backend of this repository to the contract, one report each, and stop at the first that is no success.
+# Check that every backend of this repository meets the contract, one report each; stop at the first that does not.
 #
 #   conformance/certify.sh                          levels 0 to 4; reports go to docs/conformance/
 #   conformance/certify.sh --level 2 --out DIR      the levels and the folder
-#   conformance/certify.sh --engine vllm            a served engine and its pairs, where `areal env create vllm` was run
+#   conformance/certify.sh --engine vllm            a served engine and its pairs, after `areal env create vllm`
 #   conformance/certify.sh --npu                    the backend of NPUs and its pair, where there are some, or under `python -m areal_ascend.testing`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
