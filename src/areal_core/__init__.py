@@ -31,7 +31,7 @@ _ELSEWHERE = {
     "contract.workflow": ("require_ok",),
     "plugins.claims": ("Claim", "full", "not_yet", "unsupported", "when"),
     "plugins.manifest": ("Manifest",),
-    "plugins.marks": ("backend", "dataset", "objective", "reward", "workflow"),
+    "plugins.marks": ("backend", "dataset", "device", "objective", "reward", "workflow"),
     "plugins.registry": ("Registry", "default_registry"),
     "config.schema": ("RunConfig",),
     "config.load": ("load_config",),
@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from areal_core.plugins.manifest import Manifest as Manifest
     from areal_core.plugins.marks import backend as backend
     from areal_core.plugins.marks import dataset as dataset
+    from areal_core.plugins.marks import device as device
     from areal_core.plugins.marks import objective as objective
     from areal_core.plugins.marks import reward as reward
     from areal_core.plugins.marks import workflow as workflow

@@ -12,6 +12,7 @@ from attrs import frozen
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.plan_text import describe_plan
+from areal_core.contract.device import Device
 from areal_core.contract.errors import (
     ArealError,
     BackendNotFound,
@@ -348,6 +349,54 @@ def test_devices_that_are_not_here_are_counted(
     """How many are wanted by whom, and how many there are."""
     with pytest.raises(ResourceError, match=said):
         plan(model, *overrides, devices=devices)
+
+
+def test_auto_takes_the_accelerator_the_backends_run_on(model: Path) -> None:
+    """Of several kinds the first by name that every backend names."""
+    overlay = fake("infer", INFER, devices=("cpu", "npu"))
+
+    made = plan(model, "rollout.backend=fake:d1", devices={"cuda": 8, "npu": 8}, overlay=overlay)
+
+    assert {role.device for role in made.roles} == {"npu"}
+
+
+def test_auto_never_takes_the_cpu_beside_an_accelerator(model: Path) -> None:
+    """It tells who cannot use what is here; the cpu has to be asked for by name."""
+    overlay = fake("infer", INFER)
+    said = (
+        r"device=auto would leave(.|\n)*unused: 8 cuda(.|\n)*infer backend 'fake' cannot run on cuda(.|\n)*device=cpu"
+    )
+
+    with pytest.raises(ResourceError, match=said):
+        plan(model, "rollout.backend=fake:d1", devices={"cuda": 8, "npu": 0}, overlay=overlay)
+
+    asked = plan(model, "rollout.backend=fake:d1", "device=cpu", devices={"cuda": 8}, overlay=overlay)
+    alone = plan(model, "rollout.backend=fake:d1", devices={"cuda": 0}, overlay=overlay)
+    assert asked.role("actor").device == alone.role("actor").device == "cpu"
+
+
+def test_a_device_of_a_third_party_is_planned_like_any_other(model: Path) -> None:
+    """Its name leads to its plugin; what stands in for it is told, and never taken by `auto`."""
+    third = Device(name="tpu", vendor="me", torch_type="cpu", see=lambda environ: [], stand_in="Nothing is real.")
+    manifest = Manifest(role="device", name="tpu", contract=(1, 0), factory="a:b", devices=("tpu",))
+    overlay = {
+        ("device", "tpu"): (manifest, lambda: third),
+        **fake("infer", INFER, devices=("cpu", "tpu")),
+        **fake("train", {}, devices=("cpu", "tpu")),
+    }
+    both = ("rollout.backend=fake:d1", "actor.backend=fake:d1")
+
+    asked = plan(model, *both, "device=tpu", devices={"tpu": 2}, overlay=overlay)
+    auto = plan(model, *both, devices={"tpu": 2}, overlay=overlay)
+
+    assert (asked.role("actor").device, asked.warnings) == ("tpu", ("tpu is a stand-in. Nothing is real.",))
+    assert (auto.role("actor").device, auto.warnings) == ("cpu", ())
+
+
+def test_a_device_nobody_brings_is_refused_with_those_there_are(model: Path) -> None:
+    """In one error, whatever the machine shows."""
+    with pytest.raises(BackendNotFound, match=r"no device named 'gpu'(.|\n)*cpu .*cuda .*mps .*npu .*xpu "):
+        plan(model, "device=gpu")
 
 
 def test_a_backend_that_does_not_know_the_device_is_refused(model: Path) -> None:

@@ -93,7 +93,7 @@ def test_areal_plugins_narrows_to_names_or_distributions(site: Path, value: str 
     registry = Registry(environ={} if value is None else {"AREAL_PLUGINS": value})
 
     assert found == set(registry.names("train")) & {"one", "two"}
-    assert "local" in registry.names("scheduler")
+    assert "single_turn" in registry.names("workflow")
 
 
 def test_a_name_left_out_says_who_left_it_out(site: Path) -> None:

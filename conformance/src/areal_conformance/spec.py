@@ -23,6 +23,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "scheduler": "areal_core.contract.scheduler",
         "weights": "areal_core.contract.weights",
         "data": "areal_core.contract.data",
+        "device": "areal_core.contract.device",
     }
 )
 """Page -> the module it documents."""

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 from attrs import Factory, field, frozen
 
 from areal_conformance.adapter import Adapter
@@ -17,8 +18,9 @@ from areal_conformance.proof import proof
 from areal_core.contract.errors import CapabilityError, PluginError
 from areal_core.plugins.claims import Support
 from areal_core.plugins.conditions import holds
+from areal_core.plugins.devices import device_named
 from areal_core.plugins.manifest import Manifest
-from areal_core.plugins.registry import Registry
+from areal_core.plugins.registry import Registry, default_registry
 
 
 @frozen(kw_only=True)
@@ -60,6 +62,11 @@ class Target:
         """Return its name within the role."""
         return self.locator.name
 
+    @property
+    def torch_type(self) -> str:
+        """Return what torch calls the device it is checked on."""
+        return device_named(self.registry, self.locator.device).torch_type
+
     def claimed(self, key: str) -> bool:
         """Tell whether a run on this device, with the adapter's options for it, may count on an ability.
 
@@ -96,8 +103,11 @@ def locate(locator: Locator) -> Target:
     registry = Registry()
     for path in locator.imports:
         registry.add_file(path)
+        default_registry().add_file(path)  # where engines look for the devices that it brings
     if locator.role == "pair":
         return _pair(locator, registry)
+    if locator.role == "device":
+        locator = attrs.evolve(locator, device=locator.name)
     manifest = registry.describe(locator.role, locator.name)
     if locator.device not in manifest.devices:
         raise CapabilityError(

@@ -23,7 +23,7 @@ def absent(role: str, device: str = "cpu", *, torch: bool = True, **asked: Any) 
         Asked(backend="toy", **asked),
         Locator(role=role, name="toy", device=device),
         found=lambda name: torch or name not in ("torch", "transformers"),
-        kinds=lambda: {"cpu"},
+        kinds=lambda registry: {"cpu"},
     )
 
 

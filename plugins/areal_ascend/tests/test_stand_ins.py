@@ -61,21 +61,22 @@ def test_a_scheduler_has_npus_to_give_out() -> None:
     """As many as the stand-ins show, though no driver has left a device file."""
     import torch
 
-    from areal_core.worker.devices import visible
+    from areal_devices.npu import npu
 
-    assert len(visible("npu", os.environ)) == torch.npu.device_count() > 1  # type: ignore[attr-defined]
+    assert len(npu().visible(os.environ)) == torch.npu.device_count() > 1  # type: ignore[attr-defined]
 
 
 def test_whoever_asks_is_told_that_they_answer() -> None:
     """Reports and doctor ask in one place; without the stand-ins the same place says nothing."""
     from areal_ascend.environment import Installed
     from areal_ascend.testing import STAND_INS
-    from areal_core.plugins.stand_ins import stand_ins
+    from areal_devices.cuda import cuda
+    from areal_devices.npu import npu
 
-    assert stand_ins("npu") == STAND_INS == Installed.here().stand_ins
-    assert stand_ins("cuda") == ""
+    assert npu().stand_in == STAND_INS == Installed.here().stand_ins
+    assert cuda().stand_in == ""
 
-    program = "from areal_core.plugins.stand_ins import stand_ins; print(repr(stand_ins('npu')))"
+    program = "from areal_devices.npu import npu; print(repr(npu().stand_in))"
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "''"

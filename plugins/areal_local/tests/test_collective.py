@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -22,10 +23,11 @@ from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import manifest_of, torch_dtype
+from areal_devices.npu import npu
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
 from areal_torch.bucketing import buckets
-from areal_torch.collective.group import Group, _npu, choose
+from areal_torch.collective.group import Group, choose, local_identity
 from areal_torch.collective.rank_slot import RankSlot, SlotSource
 
 TENSORS = {
@@ -383,4 +385,6 @@ def test_a_broadcast_that_failed_on_a_device_is_not_taken_for_done(
 )
 def test_an_npu_is_named_as_the_machine_does(number: int, seen: str, machine: str) -> None:
     """Workers confined to one NPU each all call theirs 0; HCCL has to know that they are different ones."""
-    assert _npu(number, {"ASCEND_RT_VISIBLE_DEVICES": seen}) == machine
+    name = local_identity(npu(), number, {"ASCEND_RT_VISIBLE_DEVICES": seen})
+
+    assert name == f"{socket.gethostname()}/{machine}"

@@ -13,6 +13,6 @@ JOB = Job(role="actor", engine_role="train", backend="fsdp", num_workers=2)
 def test_what_the_job_names_wins() -> None:
     """Over what the scheduler sets, and over what the controller has."""
     job = attrs.evolve(JOB, env={"OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "eth7"})
-    made = worker_environment(job, (), {"GLOO_SOCKET_IFNAME": "eth8", "KEPT": "yes"})
+    made = worker_environment(job, {}, {"GLOO_SOCKET_IFNAME": "eth8", "KEPT": "yes"})
 
     assert (made["OMP_NUM_THREADS"], made["GLOO_SOCKET_IFNAME"], made["KEPT"]) == ("7", "eth7", "yes")

@@ -32,6 +32,8 @@ from areal_core.contract.errors import (
 from areal_core.plugins.registry import default_registry
 from areal_core.worker.devices import DevicePool
 from areal_core.worker.supervise import Supervisor
+from areal_devices.cuda import nvidia
+from areal_devices.npu import npu
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
 
@@ -305,7 +307,7 @@ def test_a_gang_that_cannot_start_leaves_nothing(tmp_path: Path, python: str) ->
     others = {*descendants(os.getpid())}  # of earlier tests in this process, such as a resource tracker
 
     async def run() -> tuple[type, list[int]]:
-        pool = DevicePool({"cuda": ("0", "1")})
+        pool = DevicePool({"cuda": ("0", "1")}, [nvidia()])
         async with scheduler_in(tmp_path, devices=pool) as scheduler:
             job = attrs.evolve(JOB, num_workers=2, device="cuda", python=python)
             with pytest.raises(WorkerError) as caught:
@@ -358,7 +360,7 @@ def test_devices_are_owned_by_one_worker_each(tmp_path: Path) -> None:
     """Each worker sees its own ids; a job that does not fit is refused and starts nothing; cancel frees them."""
 
     async def run() -> list[str]:
-        pool = DevicePool({"cuda": ("0", "1", "2")})
+        pool = DevicePool({"cuda": ("0", "1", "2")}, [nvidia(), npu()])
         async with scheduler_in(tmp_path, devices=pool) as scheduler:
             job = attrs.evolve(JOB, num_workers=2, device="cuda")
             workers = list(await scheduler.submit(job))

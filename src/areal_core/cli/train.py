@@ -24,9 +24,9 @@ from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError, RunFolderError
 from areal_core.loop.run_folder import RunFolder
 from areal_core.observe.plain_view import PlainView
+from areal_core.plugins.devices import count_visible
 from areal_core.plugins.extensions import RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
-from areal_core.worker.devices import count_visible
 
 if TYPE_CHECKING:
     from areal_core.loop.run import Outcome
@@ -105,7 +105,9 @@ def train(
     """
     console = Console()
     registry = registry or default_registry()
-    plan = make_plan(run, registry, count_visible(os.environ))
+    for file in run.imports:
+        registry.add_file(file)  # a kind of device may be among what it brings
+    plan = make_plan(run, registry, count_visible(registry, os.environ))
     console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return 0

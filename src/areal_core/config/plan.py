@@ -17,6 +17,7 @@ from areal_core.algorithms.config import NormLevel
 from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
+from areal_core.config.devices import check_enough, choose_device, stand_in_warnings
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.placement import PlacementConfig, check_placements
 from areal_core.config.role_checks import check_environment, check_lora, check_optimizer
@@ -24,7 +25,7 @@ from areal_core.config.sampling import check_sampling
 from areal_core.config.schema import AUTO, RoleConfig, RunConfig
 from areal_core.config.weight_transport import TransportPlan, claims, plan_transports
 from areal_core.contract.abilities import asked_of_sampling
-from areal_core.contract.errors import CapabilityError, ConfigError, PlanError, ResourceError
+from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
 from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.extensions import ImageSupport, need
 from areal_core.plugins.registry import Registry
@@ -85,19 +86,22 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     for file in config.imports:
         registry.add_file(Path(file))
     beyond = _reaches_beyond(config, registry)
-    device = config.device if beyond and config.device != "auto" else _choose_device(config.device, devices)
+    named = beyond and config.device != "auto"
+    device = config.device if named else choose_device(config.device, devices, _backends(config), registry)
     roles = [_train_role(name, role, config, registry, device) for name, role in _train_roles(config).items()]
     roles.append(_rollout_role(config, registry, device))
     infer = registry.describe("infer", roles[-1].backend.name)
     engine_warnings = check_environment(config.rollout, infer, device)
     if not beyond:
-        _check_devices(roles, device, devices)
+        owners = [role for role in roles if not role.placement.owner]
+        check_enough({role.role: role.num_workers * role.devices_per_worker for role in owners}, device, devices)
     _check_placements(config, registry, roles)
     _check_names(config, registry)
     _check_rollout(config, roles[-1].model)
     _check_vocabularies(roles)
     _check_routes(config, registry, roles)
     warnings = [
+        *stand_in_warnings(device, registry),
         *engine_warnings,
         *check_sampling(config, roles[-1].model),
         *check_algorithm(
@@ -125,6 +129,12 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
 def _train_roles(config: RunConfig) -> dict[str, RoleConfig]:
     roles = {"actor": config.actor, "critic": config.critic, "reference": config.reference}
     return {name: role for name, role in roles.items() if role is not None}
+
+
+def _backends(config: RunConfig) -> list[tuple[str, str]]:
+    """Return role and name of every backend that would run on the device."""
+    trainers = [("train", parse_backend(role.backend).name) for role in _train_roles(config).values()]
+    return [*trainers, ("infer", parse_backend(config.rollout.backend).name)]
 
 
 def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Registry, device: str) -> RolePlan:
@@ -329,36 +339,10 @@ def _check_rollout(config: RunConfig, model: ModelFolder) -> None:
         )
 
 
-def _choose_device(wanted: str, devices: Mapping[str, int]) -> str:
-    if wanted == "auto":
-        return next((kind for kind in ("cuda", "npu") if devices.get(kind)), "cpu")
-    if wanted != "cpu" and not devices.get(wanted):
-        raise ResourceError(
-            f"device={wanted}, but this machine shows none",
-            why=f"devices seen: {', '.join(f'{n} {kind}' for kind, n in devices.items() if n) or 'only the cpu'}",
-            fix="set device=cpu, or check the driver with: areal doctor",
-        )
-    return wanted
-
-
 def _reaches_beyond(config: RunConfig, registry: Registry) -> bool:
     """Tell whether the scheduler places workers on other machines, whose devices only it can count."""
     given = registry.describe("scheduler", config.scheduler.backend).claims
     return any(word in given and given[word].claimed for word in ("hosts.spread", "hosts.named"))
-
-
-def _check_devices(roles: list[RolePlan], device: str, devices: Mapping[str, int]) -> None:
-    if device == "cpu":
-        return
-    roles = [role for role in roles if not role.placement.owner]
-    wanted = sum(role.num_workers * role.devices_per_worker for role in roles)
-    if wanted > devices[device]:
-        parts = ", ".join(f"{role.role} {role.num_workers * role.devices_per_worker}" for role in roles)
-        raise ResourceError(
-            f"the run needs {wanted} {device} devices, {devices[device]} are here",
-            why=f"{parts}; every rank owns its device",
-            fix="make the layouts smaller, for example actor.backend=fsdp:d1",
-        )
 
 
 def _width(dtype: str) -> int:

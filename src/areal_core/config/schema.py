@@ -182,7 +182,8 @@ class RunConfig:
     steps: int = field(default=100, validator=validators.ge(1))
     imports: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Your own files; what they register is there in every process."""
-    device: str = field(default="auto", validator=validators.in_(("auto", "cpu", "cuda", "npu")))
+    device: str = "auto"
+    """A kind of device (`areal backends --role device`); `auto` takes the accelerator that is here, else the cpu."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -7,6 +7,7 @@ in `areal_core.contract.optional`, errors in `areal_core.contract.errors`.
 """
 
 from areal_core.contract.data import Episode, StopReason, Trajectory
+from areal_core.contract.device import Device, DeviceMemory, SeenDevice
 from areal_core.contract.ids import GroupId, PolicyVersion, RequestId, TaskId
 from areal_core.contract.inference import (
     FLEET_METRICS,
@@ -70,6 +71,8 @@ __all__ = [
     "PREFIX_HIT_SHARE",
     "ROLES",
     "ROUTED_EXPERTS",
+    "Device",
+    "DeviceMemory",
     "EngineInfo",
     "EngineStatus",
     "Episode",
@@ -98,6 +101,7 @@ __all__ = [
     "RolloutWorkflow",
     "SamplingParams",
     "Scheduler",
+    "SeenDevice",
     "Session",
     "Share",
     "StopReason",

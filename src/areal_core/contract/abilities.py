@@ -102,6 +102,7 @@ ABILITIES: Mapping[str, Mapping[str, Ability]] = MappingProxyType(
         "train": MappingProxyType(_TRAIN),
         "infer": MappingProxyType(_INFER),
         "scheduler": MappingProxyType(_SCHEDULER),
+        "device": MappingProxyType({}),
         "transport": MappingProxyType(
             {
                 "streams": Ability("bytes stream from the sender to all receivers at the same time", SupportsStreaming),

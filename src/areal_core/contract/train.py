@@ -120,7 +120,7 @@ class RankContext:
     world_size: int
     local_rank: int
     device: str
-    """`cpu`, `cuda` or `npu`; the engine picks the device of that type numbered `local_rank`."""
+    """A kind of device, for example `cuda`; the engine picks the device of that kind numbered `local_rank`."""
     init_method: str
     timeout_s: float = 300.0
 
@@ -137,6 +137,7 @@ class EngineInfo:
     engine: str
     engine_version: str
     device: str
+    """As torch calls it, for example `cuda:0`."""
     num_parameters: int
     context_length: int
     data_rank: int = 0

@@ -20,6 +20,7 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
         "dataset": (1, 0),
         "reward": (1, 0),
         "logger": (1, 0),
+        "device": (1, 0),
     }
 )
 """Role -> contract version. A minor adds with defaults; a major removes or changes."""

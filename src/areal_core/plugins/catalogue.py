@@ -12,9 +12,9 @@ from types import MappingProxyType
 from areal_core.plugins.install import pip_install
 
 CORE = "areal-core"
-LOCAL, TASKS, REPORT = "areal-local", "areal-tasks", "areal-report"
+DEVICES, LOCAL, TASKS, REPORT = "areal-devices", "areal-local", "areal-tasks", "areal-report"
 
-OWN = frozenset({CORE, LOCAL, TASKS, REPORT, "areal-torch", "areal-serving"})
+OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, "areal-torch", "areal-serving"})
 """What a run is made of beside its backends: never left out by AREAL_PLUGINS, and what one lacks is a choice."""
 
 PROOF = "areal-conformance-proof"
@@ -36,6 +36,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "scheduler": {"local": LOCAL},
         "transport": {"disk": LOCAL, "shm": LOCAL, "collective": LOCAL},
+        "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
         "workflow": {"single_turn": CORE},
         "objective": {"ppo": CORE, "value": CORE, "sft": CORE},
         "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),

@@ -1,62 +1,69 @@
-"""Which accelerators this machine shows, told by the file system and not by torch.
+"""The role `device`, asked: which kinds there are, and which of them this machine shows.
 
-Knows: where the drivers of NVIDIA and Ascend leave their traces.
-Does not know: whether an engine can use them; `areal doctor --deep` finds out.
+Knows: the cpu, and how a registry is asked for all kinds at once.
+Does not know: any accelerator; `areal-devices` and third parties bring them.
 """
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from attrs import frozen
+from areal_core.contract.device import CPU, REDUCTIONS, Device
+from areal_core.contract.errors import BackendBroken, PluginError
+from areal_core.plugins.manifest import Manifest
+
+if TYPE_CHECKING:
+    from areal_core.plugins.registry import Registry
+
+CPU_MANIFEST = Manifest(
+    role="device", name=CPU, contract=(1, 0), factory=f"{__name__}:cpu", summary="the processor: always there"
+)
 
 
-@frozen(kw_only=True)
-class Device:
-    """One accelerator: kind is `cuda` or `npu`."""
+def cpu() -> Device:
+    """Return the cpu. It is not counted: any number of workers share it."""
+    return Device(
+        name=CPU,
+        vendor="any",
+        torch_type=CPU,
+        see=lambda environ: (),
+        reductions=tuple(name for name in REDUCTIONS if name != "avg"),
+        ipc=True,
+        resource="CPU",
+    )
 
-    kind: str
-    index: int
-    name: str
 
+def device_named(registry: Registry, name: str) -> Device:
+    """Return one kind of device.
 
-def seen_devices(root: Path = Path("/")) -> tuple[Device, ...]:
-    """List the accelerators whose drivers are loaded, by kind and index; empty on a plain CPU machine.
-
-    `root` is the root of the file system, another one in tests. Containers that hide
-    /proc/driver/nvidia still have the device files, so both are read.
+    Raises:
+        BackendNotFound: there is none of that name; tells those there are.
+        PluginError: its plugin cannot be used.
     """
-    return (*_nvidia(root), *_ascend(root))
+    found = registry.build("device", name)
+    if not isinstance(found, Device):
+        raise BackendBroken(f"device {name!r} is of type {type(found).__name__}", why="the factory returns a Device")
+    return found
 
 
-def seen_kinds(root: Path = Path("/")) -> frozenset[str]:
-    """Return the device kinds of this machine: always `cpu`, and `cuda` or `npu` where seen."""
-    return frozenset({"cpu", *(device.kind for device in seen_devices(root))})
+def accelerators(registry: Registry) -> tuple[Device, ...]:
+    """Return every kind of device but the cpu, by name. One whose plugin cannot be used is left out: doctor tells."""
+    found = []
+    for name in registry.names("device"):
+        try:
+            found.append(device_named(registry, name))
+        except PluginError:
+            continue
+    return tuple(device for device in found if device.name != CPU)
 
 
-def _nvidia(root: Path) -> list[Device]:
-    cards = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    names = [_model(card) for card in cards]
-    indices = _indices(root / "dev", "nvidia")
-    count = max(len(names), len(indices))
-    names += ["NVIDIA device"] * (count - len(names))
-    return [Device(kind="cuda", index=index, name=name) for index, name in enumerate(names)]
+def count_visible(registry: Registry, environ: Mapping[str, str]) -> dict[str, int]:
+    """Return how many devices of each kind this process may use, for the plan."""
+    return {device.name: len(device.visible(environ)) for device in accelerators(registry)}
 
 
-def _ascend(root: Path) -> list[Device]:
-    return [Device(kind="npu", index=index, name="Ascend NPU") for index in _indices(root / "dev", "davinci")]
-
-
-def _indices(folder: Path, stem: str) -> list[int]:
-    matches = (re.fullmatch(rf"{stem}(\d+)", path.name) for path in folder.glob(f"{stem}[0-9]*"))
-    return sorted(int(match[1]) for match in matches if match)
-
-
-def _model(information: Path) -> str:
-    try:
-        text = information.read_text(errors="replace")
-    except OSError:
-        return "NVIDIA device"
-    match = re.search(r"^Model:\s*(.+)$", text, re.MULTILINE)
-    return match[1].strip() if match else "NVIDIA device"
+def seen_kinds(registry: Registry) -> frozenset[str]:
+    """Return the kinds whose drivers are loaded here, whatever this process may use of them; the cpu always is."""
+    return frozenset({CPU, *(device.name for device in accelerators(registry) if device.see(os.environ))})

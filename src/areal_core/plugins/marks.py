@@ -1,4 +1,4 @@
-"""The decorators of a user's own file: `@reward("mine")`, `@dataset`, `@workflow`, `@objective`, `@backend`.
+"""The decorators of a user's own file: `@reward("mine")`, `@dataset`, `@workflow`, `@objective`, `@device`, `@backend`.
 
     from areal_core import reward
 
@@ -51,6 +51,11 @@ def workflow(name: str, *, config: type | None = None) -> Callable[[Marked], Mar
 def objective(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
     """Mark an objective class; it is built with an instance of `config`, or with nothing."""
     return _marker("objective", name, config)
+
+
+def device(name: str) -> Callable[[Marked], Marked]:
+    """Mark a function without arguments that returns a `Device` of that name."""
+    return _marker("device", name, None)
 
 
 def backend(manifest: Manifest, *, config: type | None = None) -> Callable[[Marked], Marked]:

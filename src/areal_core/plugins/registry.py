@@ -9,7 +9,7 @@ Does not know: how any one stage is done; each has a module of its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,18 @@ class Registry:
         self,
         *,
         environ: Mapping[str, str] | None = None,
-        devices: Callable[[], frozenset[str]] = seen_kinds,
+        devices: Callable[[], frozenset[str]] | None = None,
         entries: Overlay | None = None,
     ) -> None:
         """Import and read nothing yet.
 
         Args:
             environ: where AREAL_PLUGINS is read; the process's own environment if None.
-            devices: returns the device kinds of this machine, `cpu` among them.
+            devices: returns the device kinds of this machine; those the role `device` sees if None.
             entries: names to add or replace for good, as `overlay` does for a while.
         """
         self._environ = environ
-        self._devices = devices
+        self._devices = devices or functools.partial(seen_kinds, self)
         self._discovery: Discovery | None = None
         self._manifests: dict[Key, Manifest | PluginError] = {}
         self._files: dict[Path, tuple[Provider, ...]] = {}
@@ -137,10 +137,7 @@ class Registry:
         Raises:
             PluginError: as `describe`.
         """
-        manifest = self.describe(role, name)
-        in_hand = self._in_hand(role, name) is not None
-        distribution = manifest.name if in_hand else self._entry(role, name).distribution
-        return probing.probe(manifest, distribution, self._devices())
+        return self._probe(role, name, self._devices())
 
     def check_engine(self, role: str, name: str) -> None:
         """Refuse a plugin whose requirements are not here; called while planning, imports no engine.
@@ -149,7 +146,7 @@ class Registry:
             EngineMissing: names what is missing and the command that brings it.
             PluginError: as `describe`.
         """
-        found = self.probe(role, name)
+        found = self._probe(role, name, ())
         if found.missing:
             raise EngineMissing(
                 f"{description.noun(role)} {name!r} is installed without its engine",
@@ -299,6 +296,12 @@ class Registry:
                 taken[key] = provider.origin
             self._files[resolved] = tuple(providers)
         return [Listing(role=p.manifest.role, name=p.manifest.name, origin=p.origin) for p in self._files[resolved]]
+
+    def _probe(self, role: str, name: str, kinds: Iterable[str]) -> Probe:
+        manifest = self.describe(role, name)
+        in_hand = self._in_hand(role, name) is not None
+        distribution = manifest.name if in_hand else self._entry(role, name).distribution
+        return probing.probe(manifest, distribution, kinds)
 
     def _installed_origins(self) -> dict[Key, str]:
         return {key: entries[0].origin for key, entries in self.discovery.roles.items()}

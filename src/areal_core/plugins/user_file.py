@@ -115,6 +115,7 @@ def _described(mark: Mark, obj: object, path: Path) -> Manifest:
         name=mark.name,
         contract=CONTRACT[mark.role],
         factory=f"{path.stem}:{getattr(obj, '__qualname__', mark.name)}",
+        devices=(mark.name,) if mark.role == "device" else ("cpu",),
         summary=(getattr(obj, "__doc__", None) or "").strip().partition("\n")[0],
     )
 

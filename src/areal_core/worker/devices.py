@@ -3,51 +3,37 @@
 Public, for schedulers.
 
 Knows: visible device ids, and how a process is confined to some of them.
-Does not know: what runs on them; torch is not imported.
+Does not know: any kind of device; the role `device` tells. Torch is not imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
+from areal_core.contract.device import CPU, Device
 from areal_core.contract.errors import ResourceError
-from areal_core.plugins.devices import seen_devices
-
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
-"""Device kind -> the environment variable that confines a process to some devices of that kind."""
 
 Devices = tuple[str, ...]
-
-
-def visible(kind: str, environ: Mapping[str, str], root: Path = Path("/")) -> Devices:
-    """Return the ids of the devices this process may use: those its environment names, else those the driver shows.
-
-    As the drivers do, an id of -1 ends the list. `root` is the root of the file system, another one in tests.
-    """
-    named = environ.get(VISIBLE[kind])
-    if named is None:
-        return tuple(str(device.index) for device in seen_devices(root) if device.kind == kind)
-    ids = [part.strip() for part in named.split(",")]
-    end = next((number for number, part in enumerate(ids) if part in ("", "-1")), len(ids))
-    return tuple(ids[:end])
-
-
-def count_visible(environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, int]:
-    """Return how many devices of each kind this process may use, for the plan."""
-    return {kind: len(visible(kind, environ, root)) for kind in VISIBLE}
 
 
 class DevicePool:
     """The devices of this machine. One per scheduler."""
 
-    def __init__(self, devices: Mapping[str, Devices]) -> None:
+    def __init__(self, devices: Mapping[str, Devices], kinds: Iterable[Device] = ()) -> None:
+        """Hold some devices.
+
+        Args:
+            devices: the ids to give out, by kind.
+            kinds: every kind a worker could see, so that it is confined to its own.
+        """
         self._free = {kind: list(ids) for kind, ids in devices.items()}
+        self._kinds = tuple(kinds)
 
     @classmethod
-    def of_machine(cls, environ: Mapping[str, str], root: Path = Path("/")) -> DevicePool:
-        """Make a pool of everything visible."""
-        return cls({kind: visible(kind, environ, root) for kind in VISIBLE})
+    def of_machine(cls, kinds: Iterable[Device], environ: Mapping[str, str]) -> DevicePool:
+        """Make a pool of everything visible of some kinds."""
+        known = tuple(kinds)
+        return cls({device.name: device.visible(environ) for device in known}, known)
 
     def take(self, kind: str, num_workers: int, per_worker: int) -> list[Devices]:
         """Return one tuple of ids per worker, all taken from the pool; empty tuples on the CPU.
@@ -55,28 +41,28 @@ class DevicePool:
         Raises:
             ResourceError: not enough are free, or the kind is unknown; nothing was taken.
         """
-        if kind == "cpu":
+        if kind == CPU:
             return [()] * num_workers
         if kind not in self._free:
-            raise ResourceError(f"unknown device {kind!r}", why=f"devices are cpu, {', '.join(VISIBLE)}")
+            raise ResourceError(f"unknown device {kind!r}", why=f"devices are {', '.join((CPU, *self._free))}")
         free, wanted = self._free[kind], num_workers * per_worker
         if wanted > len(free):
+            names = [name for device in self._kinds if device.name == kind for name in device.visible_variables[:1]]
             raise ResourceError(
                 f"{wanted} {kind} devices are wanted and {len(free)} are free",
                 why=f"{num_workers} workers with {per_worker} each; free: {', '.join(free) or 'none'}",
-                fix=f"use fewer ranks or replicas, stop what holds the others, or extend {VISIBLE[kind]}",
+                fix=", or extend ".join(["use fewer ranks or replicas, stop what holds the others", *names]),
             )
         taken, self._free[kind] = free[:wanted], free[wanted:]
         return [tuple(taken[rank * per_worker : (rank + 1) * per_worker]) for rank in range(num_workers)]
 
     def give_back(self, kind: str, devices: Sequence[Devices]) -> None:
         """Return what `take` gave, to be taken again."""
-        if kind != "cpu":
+        if kind != CPU:
             self._free[kind] += [device for ids in devices for device in ids]
 
-
-def confinement(kind: str, devices: Devices) -> dict[str, str]:
-    """Return the environment that lets a worker see its own devices only; on the CPU, no CUDA device at all."""
-    if kind == "cpu":
-        return {VISIBLE["cuda"]: ""}
-    return {VISIBLE[kind]: ",".join(devices)}
+    def confinement(self, kind: str, devices: Devices) -> dict[str, str]:
+        """Return the environment in which a worker sees its own devices, and none of any other kind."""
+        own = [device for device in self._kinds if device.name == kind]
+        hidden = {key: value for other in self._kinds if other not in own for key, value in other.confine(()).items()}
+        return hidden | {key: value for device in own for key, value in device.confine(devices).items()}

@@ -23,6 +23,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "pair": "areal_conformance.benches.pair:PairBench",
         "scheduler": "areal_conformance.benches.scheduler:SchedulerBench",
         "transport": "areal_conformance.benches.transport:TransportBench",
+        "device": "areal_conformance.benches.static:StaticBench",
         "workflow": "areal_conformance.benches.workflow:WorkflowBench",
     }
 )

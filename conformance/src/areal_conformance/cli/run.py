@@ -60,8 +60,8 @@ def run(
     Exit codes: 0 success, 1 failure, 2 bad input, 3 partial, 4 incomplete.
 
     Args:
-        backend: Name of an installed plugin: of a train or inference engine, a scheduler, a transport, a workflow.
-        role: Where the name plays several roles: train, infer, scheduler, transport, workflow.
+        backend: Name of an installed plugin: a train or inference engine, scheduler, transport, workflow or device.
+        role: Where the name plays several roles: train, infer, scheduler, transport, workflow, device.
         pair: Two engines together, as TRAIN+INFER.
         device: Kind of device: cpu, cuda, ...
         ranks: Ranks at most, 1 if not given; checks that need more are not in the profile.

@@ -57,7 +57,7 @@ def random_numbers(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict
     out: dict[str, Any] = {}
     with bench.engine(layout=layout) as engine:
         mine = shard(bench, bench.batch(SHAPES), rows)
-        torch.rand(3 + 5 * bench.rank, device=bench.target.locator.device)
+        torch.rand(3 + 5 * bench.rank, device=bench.target.torch_type)
         engine.save_state(path)
         out["expected"] = _drawn(engine, mine)
         engine.load_state(path)

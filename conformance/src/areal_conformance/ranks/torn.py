@@ -79,4 +79,4 @@ def spoil(file: Path, way: str) -> None:
 
 
 def _drawn(bench: RankBench) -> float:
-    return float(torch.rand(1, device=bench.target.locator.device))
+    return float(torch.rand(1, device=bench.target.torch_type))

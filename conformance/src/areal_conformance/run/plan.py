@@ -28,7 +28,7 @@ from areal_conformance.run.suite import Suite
 from areal_conformance.run.verdict import judge, standings
 from areal_conformance.target import Target
 from areal_core.contract.errors import ConfigError
-from areal_core.plugins.stand_ins import stand_ins
+from areal_core.plugins.devices import device_named
 
 LEDGER = "conformance.toml"
 
@@ -70,7 +70,7 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
             mutant=target.locator.mutant,
             imports=tuple(Path(path).name for path in target.locator.imports),
             contract=".".join(map(str, target.manifest.contract)) if target.manifest else "",
-            stand_ins=stand_ins(target.locator.device),
+            stand_ins=device_named(target.registry, target.locator.device).stand_in,
         ),
         left_out=profile.left_out,
         claims=claims_of(target),

@@ -17,8 +17,10 @@ from areal_conformance.checks import extra_fix, missing
 from areal_conformance.run.asked import Asked
 from areal_conformance.target import Locator, Target
 from areal_core.contract.abilities import ABILITIES
+from areal_core.contract.device import CPU, Device
 from areal_core.contract.errors import ConfigError, EngineMissing, ResourceError
-from areal_core.plugins.devices import seen_kinds
+from areal_core.plugins.devices import device_named, seen_kinds
+from areal_core.plugins.registry import Registry, default_registry
 
 OTHER_OPTIONS = ("weights.kv_recomputed",)
 """Keys of an adapter's options that are no abilities: how to switch one off, for the check that compares."""
@@ -30,12 +32,13 @@ def refuse_absent(
     locator: Locator,
     *,
     found: Callable[[str], object] = find_spec,
-    kinds: Callable[[], Collection[str]] = seen_kinds,
+    kinds: Callable[[Registry], Collection[str]] = seen_kinds,
 ) -> None:
     """Refuse a run that looks further than the static checks where what those need is not here.
 
     Raises:
         EngineMissing: the suite's own libraries are not installed.
+        BackendNotFound: there is no such kind of device.
         ResourceError: the machine has no device of the kind.
     """
     if asked.level == Level.STATIC or (asked.only and all(key.startswith(f"{STATIC}.") for key in asked.only)):
@@ -47,10 +50,16 @@ def refuse_absent(
             why="the suite makes models, batches and tensors of its own to compare with",
             fix=extra_fix(),
         )
-    if locator.role in ENGINES and locator.device not in kinds() and not _torch_sees(locator.device):
+    if locator.role not in ENGINES or locator.device == CPU:
+        return
+    registry = default_registry()
+    for path in locator.imports:
+        registry.add_file(path)
+    device, seen = device_named(registry, locator.device), kinds(registry)
+    if device.name not in seen and not _torch_sees(device):
         raise ResourceError(
-            f"there is no {locator.device} device here",
-            why=f"seen are {', '.join(sorted(kinds()))}",
+            f"there is no {device.name} device here",
+            why=f"seen are {', '.join(sorted(seen))}",
             fix="run on a machine with that device, or give --device cpu or --level 0; see areal doctor",
         )
 
@@ -88,7 +97,7 @@ def _near(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _torch_sees(kind: str) -> bool:
+def _torch_sees(device: Device) -> bool:
     """Ask torch, which also sees devices whose drivers leave no file we know."""
-    module = getattr(importlib.import_module("torch"), kind, None)
-    return bool(module is not None and module.is_available())
+    module = getattr(importlib.import_module("torch"), device.torch_type, None)
+    return device.torch_type != CPU and bool(module is not None and module.is_available())

@@ -1,45 +1,78 @@
-"""The one place that knows which accelerator this is: cpu, cuda or npu.
+"""A rank's device: chosen, synchronised, seeded, by way of the torch module that its kind names.
 
-Knows: how a device is chosen, synchronised and seeded, and which collective library serves it.
-Does not know: models, or how many ranks there are.
+Knows: what torch's modules of devices have in common.
+Does not know: any kind of device, which the role `device` tells; models, or how many ranks there are.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from areal_core.contract.device import CPU, Device
 from areal_core.contract.errors import CapabilityError, ResourceError
-from areal_core.plugins.install import pip_install
-
-DISTRIBUTED_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
-"""What `init_process_group` takes, by device type."""
+from areal_core.plugins.describe import resolve
+from areal_core.plugins.devices import device_named
+from areal_core.plugins.registry import default_registry
+from areal_torch import attention
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def open_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of that type for this rank and make it the current one.
+def collective_backend(kind: str) -> str:
+    """Return what `init_process_group` takes for ranks on a kind of device.
 
     Raises:
-        ResourceError: an unknown type, or fewer devices than local ranks.
+        BackendNotFound: there is no such kind; tells those there are.
     """
-    if kind not in DISTRIBUTED_BACKENDS:
-        raise ResourceError(f"unknown device type {kind!r}", why=f"types are {', '.join(DISTRIBUTED_BACKENDS)}")
-    if kind == "cpu":
-        return torch.device("cpu")
-    module = _module(kind)
+    return device_named(default_registry(), kind).collective
+
+
+def torch_type(kind: str) -> str:
+    """Return the type of `torch.device` for a kind of device: its own name, except where something stands in for it."""
+    return device_named(default_registry(), kind).torch_type
+
+
+def open_device(kind: str, local_rank: int) -> torch.device:
+    """Return the device of that kind for this rank and make it the current one.
+
+    Raises:
+        BackendNotFound: there is no such kind; tells those there are.
+        ResourceError: torch does not drive it, or sees fewer devices than local ranks.
+    """
+    device = device_named(default_registry(), kind)
+    if device.attention:
+        attention.use_kernel(device.torch_type, _kernel(device))
+    if device.torch_type == CPU:
+        return torch.device(CPU)
+    module = torch_module(device)
     count = int(module.device_count()) if module is not None and module.is_available() else 0
     if local_rank >= count:
         raise ResourceError(
             f"no {kind} device for local rank {local_rank}",
             why=f"torch sees {count} {kind} devices",
-            fix="ask for fewer ranks on this machine, or install the torch build for this device; see `areal doctor`",
+            fix=f"ask for fewer ranks on this machine, or {device.torch_fix}; see `areal doctor`",
         )
+    if not hasattr(module, "set_device"):  # there is one device of the kind, always the current one
+        return torch.device(device.torch_type)
     module.set_device(local_rank)
-    return torch.device(kind, local_rank)
+    return torch.device(device.torch_type, local_rank)
+
+
+def torch_module(device: Device) -> Any:
+    """Return the module of torch that drives a kind of device, None on the CPU and where torch has none.
+
+    Any: torch_npu adds one that torch does not declare.
+
+    Raises:
+        ResourceError: the module that adds it to torch is not installed, or cannot be loaded.
+    """
+    if device.torch_plugin:
+        _import_plugin(device)
+    return _module(device.torch_type)
 
 
 def compute_dtype(name: str) -> torch.dtype:
@@ -61,7 +94,10 @@ def synchronize(device: torch.device) -> None:
     """Wait until all work queued on the device is done."""
     module = _module(device.type)
     if module is not None:
-        module.synchronize(device)
+        if hasattr(module, "set_device"):
+            module.synchronize(device)
+        else:
+            module.synchronize()
 
 
 def seed_everything(device: torch.device, seed: int) -> None:
@@ -97,24 +133,32 @@ def release_cache(device: torch.device) -> None:
         module.empty_cache()
 
 
-def _module(kind: str) -> Any:
-    """Return torch.cuda, torch.npu or None. Any: torch.npu exists only where torch_npu is installed."""
-    if kind == "npu":
-        _import_npu()
-    return None if kind == "cpu" else getattr(torch, kind, None)
+def _module(torch_type: str) -> Any:
+    """Return torch.cuda and the like; None on the CPU. Any: see `torch_module`."""
+    return None if torch_type == CPU else getattr(torch, torch_type, None)
 
 
-def _import_npu() -> None:
+def _kernel(device: Device) -> attention.Kernel:
     try:
-        import torch_npu  # noqa: F401  adds torch.npu
+        kernel: Any = resolve(device.attention)  # Any: what the name stands for; it is called as a Kernel
+    except (ImportError, AttributeError) as error:
+        raise ResourceError(
+            f"no attention on {device.name}", why=f"{device.attention} cannot be loaded: {error}", fix=device.torch_fix
+        ) from error
+    found: attention.Kernel = kernel
+    return found
+
+
+def _import_plugin(device: Device) -> None:
+    try:
+        import_module(device.torch_plugin)
     except ModuleNotFoundError as error:
         raise ResourceError(
-            "no npu device", why=f"{error.name} is not installed", fix=pip_install("areal-ascend[engine]")
+            f"no {device.name} device", why=f"{error.name} is not installed", fix=device.torch_fix
         ) from error
     except ImportError as error:
         raise ResourceError(
-            "no npu device",
-            why=f"torch_npu cannot be loaded: {str(error).splitlines()[0]}",
-            fix="source set_env.sh of the CANN toolkit, as in `source /usr/local/Ascend/ascend-toolkit/set_env.sh`; "
-            "see `areal doctor`",
+            f"no {device.name} device",
+            why=f"{device.torch_plugin} cannot be loaded: {str(error).splitlines()[0]}",
+            fix=device.torch_fix,
         ) from error

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.train import RankContext
-from areal_torch.device import DISTRIBUTED_BACKENDS
+from areal_torch.device import collective_backend
 from areal_torch.group import ProcessRanks
 from areal_torch.layout import data_ranks
 
@@ -32,7 +32,7 @@ def join(rank: RankContext, layout: Mapping[str, int]) -> ProcessRanks:
     timeout = timedelta(seconds=rank.timeout_s)
     try:
         dist.init_process_group(
-            DISTRIBUTED_BACKENDS[rank.device],
+            collective_backend(rank.device),
             **_init_method(rank, timeout),
             rank=rank.rank,
             world_size=rank.world_size,

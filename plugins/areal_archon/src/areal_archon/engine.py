@@ -18,7 +18,7 @@ from areal_archon.ranks import arrange, check_expert_degree
 from areal_archon.schedules import Schedule
 from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_torch import hf
-from areal_torch.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_torch.device import collective_backend, compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
 from areal_torch.group import ProcessRanks, agree
 from areal_torch.layout import check_layout
@@ -94,7 +94,7 @@ class ArchonEngine(TrainerEngine):
             data_rank=ranks.place["d"],
             data_size=ranks.degrees["d"],
             details={
-                "backend": DISTRIBUTED_BACKENDS[rank.device],
+                "backend": collective_backend(rank.device),
                 "family": blueprint.shape.family,
                 "schedule": "" if schedule is None else schedule.name,
             },

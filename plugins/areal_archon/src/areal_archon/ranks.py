@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from areal_core.contract.errors import LayoutError
 from areal_core.contract.train import RankContext
 from areal_torch.context import ContextRanks
+from areal_torch.device import torch_type
 from areal_torch.layout import ORDER, coordinates, divisors
 
 
@@ -101,5 +102,5 @@ def _place(degrees: Mapping[str, int], number: int) -> dict[str, int]:
 
 
 def _mesh(group: dist.ProcessGroup, rank: RankContext) -> DeviceMesh:
-    mesh: DeviceMesh = DeviceMesh.from_group(group, rank.device)
+    mesh: DeviceMesh = DeviceMesh.from_group(group, torch_type(rank.device))
     return mesh

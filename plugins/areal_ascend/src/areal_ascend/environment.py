@@ -15,10 +15,9 @@ from attrs import frozen
 from packaging.requirements import Requirement
 
 from areal_core.contract.errors import EngineMissing, ResourceError
-from areal_core.plugins.devices import seen_devices
 from areal_core.plugins.findings import Finding, Level
 from areal_core.plugins.install import pip_install
-from areal_core.plugins.stand_ins import stand_ins
+from areal_devices.npu import npu
 
 SOURCE = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
@@ -50,7 +49,7 @@ class Installed:
             torch=_version("torch"),
             torch_npu=_version("torch-npu"),
             pin=pins[0] if pins else "",
-            stand_ins=stand_ins("npu"),
+            stand_ins=npu().stand_in,
         )
 
 
@@ -60,7 +59,7 @@ def examine(environ: Mapping[str, str], installed: Installed, root: Path = Path(
     Args:
         root: the root of the file system; another one in tests.
     """
-    seen = [str(device.index) for device in seen_devices(root) if device.kind == "npu"]
+    seen = [device.id for device in npu(root).see(environ)]
     findings: list[Finding] = []
     if seen:
         findings += [check_driver(root), *check_device_files(root), *check_visible(environ, seen)]

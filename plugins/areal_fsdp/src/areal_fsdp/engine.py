@@ -21,7 +21,7 @@ from areal_core.contract.train import EngineInfo, Head, Output, RankContext, Tra
 from areal_fsdp import sharding, tensor
 from areal_fsdp.config import FSDPConfig
 from areal_torch import hf, lora
-from areal_torch.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_torch.device import collective_backend, compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
 from areal_torch.experts import replay_routing
 from areal_torch.export import Exporter, FolderWeights
@@ -98,7 +98,7 @@ class FSDPEngine(TrainerEngine):
             context_length=hf.context_length(model.config),
             data_rank=coordinates(layout, rank.rank)["d"],
             data_size=layout.get("d", 1),
-            details={"wrap": self._config.wrap, "backend": DISTRIBUTED_BACKENDS[rank.device]},
+            details={"wrap": self._config.wrap, "backend": collective_backend(rank.device)},
         )
 
     def _build(

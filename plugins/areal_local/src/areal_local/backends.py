@@ -30,7 +30,7 @@ _STYLES = {Support.FULL: "green", Support.WHEN: "yellow", Support.NOT_YET: "yell
 def backends(
     name: str | None = None, *, role: str | None = None, json: Annotated[bool, Parameter(negative=())] = False
 ) -> int:
-    """List what is installed: backends, schedulers, transports, objectives, workflows, data sets, rewards, loggers.
+    """List what is installed: backends, schedulers, transports, workflows, objectives, data sets, rewards, devices, ...
 
     Args:
         name: Show every ability of this one, with the reasons.
@@ -97,7 +97,7 @@ def _footnotes(rows: Sequence[Row], discovery: Discovery, console: Console) -> N
     for row in rows:
         if row.error is not None:
             console.print(f"\n{type(row.error).__name__}: {row.error}", markup=False, highlight=False, soft_wrap=True)
-        elif row.probe is not None and not row.probe.ok:
+        elif row.probe is not None and not row.probe.ok and row.role != "device":  # a machine has one kind or none
             fix = f"; {row.probe.fix}" if row.probe.fix else ""
             lines.append(f"{row.role} {row.name}: {row.probe.summary}{fix}")
     if lines:

@@ -18,7 +18,7 @@ from areal_megatron import building, fitting, ranks, sharding
 from areal_megatron.config import MegatronConfig
 from areal_megatron.library import VERSION, quiet
 from areal_torch import hf
-from areal_torch.device import DISTRIBUTED_BACKENDS, compute_dtype, open_device, seed_everything
+from areal_torch.device import collective_backend, compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
 from areal_torch.group import ProcessRanks, agree
 from areal_torch.layout import check_layout
@@ -66,7 +66,7 @@ class MegatronEngine(TrainerEngine):
         device: torch.device,
     ) -> EngineInfo:
         found: list[building.MegatronBlueprint] = []
-        agree(group, lambda: found.append(building.MegatronBlueprint.read(spec, layout, self._config, rank.device)))
+        agree(group, lambda: found.append(building.MegatronBlueprint.read(spec, layout, self._config, device.type)))
         (blueprint,) = found
         arranged = ranks.arrange(layout, rank, self._config)
         built, fill = building.build(blueprint, spec, arranged, dtype, device, self._config)
@@ -91,7 +91,7 @@ class MegatronEngine(TrainerEngine):
             data_rank=arranged.place["d"],
             data_size=arranged.degrees["d"],
             details={
-                "backend": DISTRIBUTED_BACKENDS[rank.device],
+                "backend": collective_backend(rank.device),
                 "family": blueprint.shape.family,
                 "layers": "local" if device.type == "cpu" else "transformer_engine",
             },

@@ -16,6 +16,8 @@ import attrs
 
 from areal_core.contract.errors import ArealError, ConfigError, WorkerDied
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
+from areal_core.plugins.devices import accelerators
+from areal_core.plugins.registry import default_registry
 from areal_core.worker.devices import DevicePool, Devices
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.process import WorkerProcess
@@ -69,7 +71,7 @@ class _WithPool(LocalScheduler):
     pool: type[DevicePool]
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config, devices=self.pool.of_machine(os.environ))
+        super().__init__(config, devices=self.pool.of_machine(accelerators(default_registry()), os.environ))
 
 
 SECOND_ROWS = breaks_second.rows(

@@ -17,7 +17,7 @@ import itertools
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from attrs import asdict, evolve, field, frozen
 
 from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Share, Together, Worker, WorkerState, WorkerStatus
+from areal_core.plugins.devices import accelerators
+from areal_core.plugins.registry import default_registry
 from areal_core.worker.claims import refuse_unclaimed
 from areal_core.worker.devices import DevicePool, Devices
 from areal_local.scheduler.environment import interpreter, worker_environment
@@ -54,7 +56,7 @@ class SecondScheduler:
 
     def __init__(self, config: SecondSchedulerConfig) -> None:
         self._config = config
-        self._devices = DevicePool.of_machine(os.environ)
+        self._devices = DevicePool.of_machine(accelerators(default_registry()), os.environ)
         self._gangs: dict[str, list[SecondWorker]] = {}
         self._owned: dict[str, tuple[str, list[Devices]]] = {}
 
@@ -76,7 +78,7 @@ class SecondScheduler:
                 worker = self.worker_class(job, rank, self._config)
                 worker.host = hosts[rank * len(hosts) // job.num_workers]
                 gang.append(worker)
-                await worker.spawn(devices[rank])
+                await worker.spawn(self._devices.confinement(job.device, devices[rank]))
             await asyncio.gather(*(worker.ready() for worker in gang))
         except BaseException:
             await asyncio.shield(self.cancel(job.role))
@@ -171,11 +173,11 @@ class SecondWorker:
         self._silent_s = 0.0
         self._ended = False
 
-    async def spawn(self, devices: Devices) -> None:
+    async def spawn(self, own_devices: Mapping[str, str]) -> None:
         """Start the process and tell it what to be."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
-        python, env = interpreter(self.job), worker_environment(self.job, devices, os.environ)
+        python, env = interpreter(self.job), worker_environment(self.job, own_devices, os.environ)
         try:
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(

@@ -26,6 +26,11 @@ REFERENCES: tuple[Locator, ...] = (
     Locator(role="transport", name="second"),
     Locator(role="workflow", name="single_turn"),
     Locator(role="workflow", name="second"),
+    Locator(role="device", name="cpu"),
+    Locator(role="device", name="cuda"),
+    Locator(role="device", name="npu"),
+    Locator(role="device", name="xpu"),
+    Locator(role="device", name="mps"),
 )
 
 

@@ -41,7 +41,7 @@ async def info(bench: InferBench) -> None:
         room = context or 8192
         expect(told.context_length == room, f"the context is {room} tokens, start reports {told.context_length}")
         expect(bool(told.engine) and bool(told.engine_version), f"engine and its version must be named, got {told}")
-        device = bench.target.locator.device.partition(":")[0]
+        device = bench.target.torch_type
         expect(device in told.device, f"asked to run on {device!r}, start reports {told.device!r}")
         status = await engine.status()
         seen = (status.version, status.num_running, status.num_waiting, status.paused, status.tokens_generated)

@@ -11,7 +11,7 @@ from typing import Any
 from areal_conformance.benches.scheduler import SchedulerBench, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB
-from areal_conformance.checks.scheduler.devices import cuda_job, needs_cuda, owned_devices, seeing
+from areal_conformance.checks.scheduler.devices import device_job, kind_of, owned_devices, seeing
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ConfigError, ResourceError
 from areal_core.contract.scheduler import Job, Share, Together
@@ -36,16 +36,16 @@ async def host(bench: SchedulerBench) -> None:
 @check("scheduler.together.devices", level=Level.SINGLE, law=0, spec=JOB, requires=("together.devices",), since=(1, 1))
 async def devices(bench: SchedulerBench) -> None:
     """Guests own the devices of the other role, in rank order and none twice; everybody else gets other ones."""
-    needs_cuda(bench)
-    with seeing("3,5,7"):
+    kind = kind_of(bench)
+    with seeing(kind, "3,5,7"):
         async with bench.scheduler() as scheduler:
-            first = await bench.start(scheduler, cuda_job(bench, "first", num_workers=2))
-            owned = [await owned_devices(worker) for worker in first]
-            (other,) = await bench.start(scheduler, cuda_job(bench, "other"))
-            expect(await owned_devices(other) not in owned, f"a job that asked for no company shares {owned}")
+            first = await bench.start(scheduler, device_job(bench, kind, "first", num_workers=2))
+            owned = [await owned_devices(kind, worker) for worker in first]
+            (other,) = await bench.start(scheduler, device_job(bench, kind, "other"))
+            expect(await owned_devices(kind, other) not in owned, f"a job that asked for no company shares {owned}")
             for number in range(2):
                 (guest,) = await bench.start(scheduler, _guest(bench, f"guest.{number}"))
-                found = await owned_devices(guest)
+                found = await owned_devices(kind, guest)
                 expect(found == owned[number], f"guest {number} of workers with {owned} owns {found}")
                 expect(guest.host == first[number].host, f"{guest.id} has a device of {first[number].host}")
             error = await bench.raised(scheduler.submit(_guest(bench, "guest.2")), "a third guest on two devices")
@@ -58,20 +58,25 @@ async def devices(bench: SchedulerBench) -> None:
 )
 async def returned(bench: SchedulerBench) -> None:
     """A shared device is free once its owner and its guest are both gone, whichever goes first, and only once."""
-    needs_cuda(bench)
-    with seeing("3"):
+    kind = kind_of(bench)
+    with seeing(kind, "3"):
         async with bench.scheduler() as scheduler:
             for order in (("first", "guest"), ("guest", "first")):
-                await bench.start(scheduler, cuda_job(bench, "first"))
+                await bench.start(scheduler, device_job(bench, kind, "first"))
                 await bench.start(scheduler, _guest(bench, "guest"))
                 await scheduler.cancel(order[0])
-                work = scheduler.submit(cuda_job(bench, "next"))
+                work = scheduler.submit(device_job(bench, kind, "next"))
                 error = await bench.raised(work, f"a job for the device that {order[1]} still owns")
                 expect(isinstance(error, ResourceError), f"it raised {type(error).__name__}: {error}")
                 await scheduler.cancel(order[1])
-                (taken,) = await bench.start(scheduler, cuda_job(bench, "next"))
-                expect(await owned_devices(taken) == ("3",), f"after both ended, {await owned_devices(taken)} is free")
-                error = await bench.raised(scheduler.submit(cuda_job(bench, "more")), "a second job for one device")
+                (taken,) = await bench.start(scheduler, device_job(bench, kind, "next"))
+                expect(
+                    await owned_devices(kind, taken) == ("3",),
+                    f"after both ended, {await owned_devices(kind, taken)} is free",
+                )
+                error = await bench.raised(
+                    scheduler.submit(device_job(bench, kind, "more")), "a second job for one device"
+                )
                 expect(isinstance(error, ResourceError), f"it raised {type(error).__name__}: {error}")
                 await scheduler.cancel("next")
 

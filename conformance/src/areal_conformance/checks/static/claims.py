@@ -114,4 +114,5 @@ def _protocol(role: str) -> type:
         "scheduler": contract.Scheduler,
         "transport": contract.WeightTransport,
         "workflow": contract.RolloutWorkflow,
+        "device": contract.Device,
     }[role]

@@ -93,7 +93,7 @@ def lets_go(bench: TrainBench) -> None:
             "threads": threading.active_count(),
             "processes": len(me.children(recursive=True)),
             "listening ports": len(listening()),
-            "kilobytes of tensors": _tensor_bytes(bench.target.locator.device) // 1000,
+            "kilobytes of tensors": _tensor_bytes(bench.target.torch_type) // 1000,
         }
 
     batch = bench.batch()
@@ -148,8 +148,9 @@ def frozen_role(bench: TrainBench) -> None:
 
 def _tensor_bytes(device: str) -> int:
     """Return the bytes of all tensors alive in this process, or of all that the device holds."""
-    if device == "cuda":
-        return int(torch.cuda.memory_allocated())
+    held = getattr(getattr(torch, device), "memory_allocated", None)
+    if held is not None:
+        return int(held())
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in gc.get_objects()

@@ -59,7 +59,7 @@ def exact(bench: TrainBench) -> None:
 @check("train.offload.frees", level=Level.SINGLE, law=10, spec=SPEC, requires=CLAIM, since=(1, 1))
 def frees(bench: TrainBench) -> None:
     """`offload` frees the memory of weights and optimizer on the device, each time, not only the first."""
-    device = bench.target.locator.device
+    device = bench.target.torch_type
     model = bench.model(hidden=128)
     with bench.engine(*CLAIM, model=model, optimizer=STEADY) as engine:
         assert bench.info is not None
@@ -79,7 +79,7 @@ def frees(bench: TrainBench) -> None:
 @check("train.offload.frozen", level=Level.SINGLE, law=4, spec=SPEC, requires=CLAIM, since=(1, 1))
 def frozen(bench: TrainBench) -> None:
     """A frozen role, which has no optimizer, is offloaded as well, and scores as before."""
-    device = bench.target.locator.device
+    device = bench.target.torch_type
     model = bench.model(hidden=128)
     with bench.engine(*CLAIM, model=model, optimizer=None) as engine:
         assert bench.info is not None

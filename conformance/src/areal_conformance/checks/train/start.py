@@ -60,7 +60,7 @@ def info(bench: TrainBench) -> None:
         expect(told.num_parameters == wanted, f"num_parameters is {told.num_parameters}, the model has {wanted}")
         context = json.loads((model / "config.json").read_text())["max_position_embeddings"]
         expect(told.context_length == context, f"context_length is {told.context_length}, expected {context}")
-        device = bench.target.locator.device
+        device = bench.target.torch_type
         expect(told.device.partition(":")[0] == device, f"device is {told.device!r}, the run is on {device!r}")
         shard = (told.data_rank, told.data_size)
         expect(shard == (0, 1), f"data rank and size are {shard}, one rank takes shard 0 of 1")

@@ -61,7 +61,7 @@ def nothing(bench: TransportBench) -> None:
 @check("transport.bytes.device", level=Level.SINGLE, law=7, spec="weights")
 def device(bench: TransportBench) -> None:
     """Tensors on the target's device are taken as they are and yielded on the CPU."""
-    where = bench.target.locator.device
+    where = bench.target.torch_type
     tensors = {name: tensor.to(where) for name, tensor in SETS["plain"](8).items()}
     round_trip(bench, tensors, f"tensors on {where}")
 

@@ -28,7 +28,7 @@ from areal_serving.environments.installers import Installer
 from areal_serving.environments.recipe import Lock, Recipe
 from areal_serving.environments.sources import installed_version, pip_arguments
 
-_OURS = ("areal-core", "areal-torch", "areal-serving")
+_OURS = ("areal-core", "areal-devices", "areal-torch", "areal-serving")
 _TAIL = 12
 """Lines of an installer's output that an error shows."""
 

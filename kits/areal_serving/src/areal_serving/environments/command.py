@@ -11,21 +11,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from areal_core.plugins.devices import seen_kinds
+from areal_core.contract.device import CPU
+from areal_core.plugins.devices import device_named, seen_kinds
 from areal_core.plugins.registry import default_registry
 from areal_serving.environments import build, locking, lookup, places
 from areal_serving.environments.installers import choose_installer
 from areal_serving.environments.inventory import environments, recipe_for
 
-Device = Literal["cpu", "cuda", "npu"]
-OnDevice = Annotated[Device | None, Parameter(help="cpu, cuda or npu; default: that of this machine")]
+OnDevice = Annotated[str | None, Parameter(help="cpu, cuda, ...; default: that of this machine")]
 Within = Annotated[Path | None, Parameter(help="folder of environments; default: $AREAL_ENVS or in the user's data")]
 
 app = App(name="env", help="Create and list environments for inference engines.", help_format="plaintext")
@@ -126,11 +126,13 @@ def lock(name: str, *, device: OnDevice = None) -> int:
     return 0
 
 
-def _target(name: str, device: Device | None) -> tuple[str, str]:
+def _target(name: str, device: str | None) -> tuple[str, str]:
     """Return engine and device of `vllm`, of `vllm-cpu` or of `vllm` with a device."""
-    engine, told = places.split_name(name)
-    seen = seen_kinds()
-    return engine, device or told or next(kind for kind in ("cuda", "npu", "cpu") if kind in seen)
+    registry = default_registry()
+    engine, told = places.split_name(name, registry.names("device"))
+    if device is not None:
+        device_named(registry, device)
+    return engine, device or told or min(seen_kinds(registry) - {CPU}, default=CPU)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def environments(registry: Registry, within: Path | None = None) -> list[Found]:
 
 
 def _found(registry: Registry, folder: Path) -> Found | None:
-    name, device = places.split_name(folder.name)
+    name, device = places.split_name(folder.name, registry.names("device"))
     if device is None or not ((folder / "pyvenv.cfg").is_file() or places.read_marker(folder)):
         return None
     marker = places.read_marker(folder)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import attrs
@@ -21,7 +21,6 @@ from attrs import Factory, frozen
 
 ROOT_VARIABLE = "AREAL_ENVS"
 MARKER = "areal-env.json"
-DEVICES = ("cpu", "cuda", "npu")
 
 
 @frozen(kw_only=True)
@@ -81,7 +80,7 @@ def is_whole(folder: Path) -> bool:
     return read_marker(folder) is not None and os.access(interpreter(folder), os.X_OK)
 
 
-def split_name(name: str) -> tuple[str, str | None]:
-    """Split `vllm-cpu` into engine and device; the device of `vllm` is None."""
+def split_name(name: str, devices: Collection[str]) -> tuple[str, str | None]:
+    """Split `vllm-cpu` into engine and device, one of `devices`; the device of `vllm` is None."""
     engine, _, device = name.rpartition("-")
-    return (engine, device) if engine and device in DEVICES else (name, None)
+    return (engine, device) if engine and device in devices else (name, None)

@@ -18,10 +18,13 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from areal_core.contract.device import CPU, Device
 from areal_core.contract.errors import WeightSyncError
+from areal_core.plugins.devices import accelerators
+from areal_core.plugins.registry import default_registry
 from areal_torch.collective.rank_slot import RankSlot
 
-_DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
+GLOO, NCCL, HCCL = "gloo", "nccl", "hccl"
 _LOOK_S = 0.0005
 _WATCHDOGS_PATIENCE = 2
 """A device backend's own watchdog ends the process over a broadcast that is late; `broadcast` has to give up first."""
@@ -37,7 +40,7 @@ class Group:
 
     def __init__(self, slot: RankSlot, store: Store) -> None:
         self.slot = slot
-        kind = _DEVICES[slot.backend]
+        kind = _torch_type(slot.backend)
         # The keys of `init_custom_process_group`, as engines have it: one prefix from it, two from torch.
         inner = PrefixStore(slot.group_name, store)
         inner = PrefixStore(f"{kind}/", PrefixStore(f"{slot.group_name}/", inner))
@@ -68,7 +71,7 @@ class Group:
         group, self._group = self._group, None
         if group is None:
             return
-        if self.slot.backend == "hccl":
+        if self.slot.backend == HCCL:
             # torch_npu's group has torch's own abort, which does nothing; what lies unfinished would end the process.
             group.clear_workmeta_list()
             group.abort_hccl_comm(f"left {self.slot.group_name}")
@@ -79,18 +82,24 @@ class Group:
 
 def place() -> str:
     """Return what tells this process's device from others, for example `cuda:GPU-7f3c` or `cpu`."""
-    npu = getattr(torch, "npu", None)  # first: on NPUs, engines put it in the place of torch.cuda
-    if npu is not None and npu.is_available():
-        return f"npu:{socket.gethostname()}/{_npu(int(npu.current_device()), os.environ)}"
-    if torch.cuda.is_available():
-        return f"cuda:{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    return "cpu"
+    # Kinds that a plugin adds come first: engines put theirs in the place of torch.cuda.
+    for device in sorted(_driven(), key=lambda device: not device.torch_plugin):
+        module = getattr(torch, device.torch_type, None)
+        if module is not None and module.is_available():
+            number = int(module.current_device()) if hasattr(module, "current_device") else 0
+            own = device.identity and device.identity(module, number)
+            return f"{device.name}:{own or local_identity(device, number, os.environ)}"
+    return CPU
 
 
-def _npu(number: int, environ: Mapping[str, str]) -> str:
-    """Return what the machine calls the NPU that a process calls `number`: each process counts what it sees."""
-    seen = [part.strip() for part in environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")]
-    return seen[number] if number < len(seen) and seen[number] else str(number)
+def local_identity(device: Device, number: int, environ: Mapping[str, str]) -> str:
+    """Return this host and what it calls the device that a process calls `number`.
+
+    Each process counts what it sees; the visibility variable tells what the machine calls it.
+    """
+    named = any(name in environ for name in device.visible_variables)
+    ids = device.visible(environ) if named else ()
+    return f"{socket.gethostname()}/{ids[number] if number < len(ids) else number}"
 
 
 def choose(wanted: str, places: Sequence[str]) -> str:
@@ -103,32 +112,51 @@ def choose(wanted: str, places: Sequence[str]) -> str:
     named = [where for where in places if ":" in where]
     shared = sorted({where for where in named if named.count(where) > 1})
     if wanted == "auto":
-        return "gloo" if len(kinds) > 1 or shared else {"cuda": "nccl", "npu": "hccl"}.get(kinds.pop(), "gloo")
-    if wanted != "gloo" and (shared or kinds != {_DEVICES[wanted]}):
+        fast = next((device.collective for device in _driven() if kinds == {device.name}), GLOO)
+        return GLOO if shared or fast not in (NCCL, HCCL) else fast
+    served = [device.name for device in _driven() if device.collective == wanted]
+    if wanted != GLOO and (shared or not any(kinds == {name} for name in served)):
         raise WeightSyncError(
             f"weights cannot be streamed over {wanted}",
-            why=f"it needs a device {_DEVICES[wanted]} for every participant alone, and they are on "
-            + ", ".join(places),
+            why=f"every participant needs a device of its own, {' or '.join(served) or 'one that has it'}; "
+            f"they are on {', '.join(places)}",
             fix="leave out weight_sync.options.backend, which takes the fastest that fits",
         )
     return wanted
+
+
+def _driven() -> list[Device]:
+    """Return the kinds of device that torch drives, so not those that the CPU stands in for."""
+    return [device for device in accelerators(default_registry()) if device.torch_type != CPU]
+
+
+def _torch_type(backend: str) -> str:
+    """Return the type of the tensors that a backend takes."""
+    if backend == GLOO:
+        return CPU
+    for device in _driven():
+        if device.collective == backend:
+            return device.torch_type
+    raise RuntimeError(f"no device of this process has collectives over {backend}: see areal backends --role device")
 
 
 def _make(slot: RankSlot, store: Store) -> Any:
     gloo: Any = dist.ProcessGroupGloo  # Any: torch has no stub for its options
     timeout = timedelta(seconds=slot.timeout_s)
     rank, size = slot.first_rank, slot.world_size
-    if slot.backend == "gloo":
+    if slot.backend == GLOO:
         options = gloo._Options()
         options._timeout = timeout
         options._devices = [gloo.create_device(hostname=_address(slot))]
         return gloo(store, rank, size, options)
-    if slot.backend == "nccl":
+    if slot.backend == NCCL:
         if not dist.is_nccl_available():
             raise RuntimeError("the torch of this process was built without NCCL")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout * _WATCHDOGS_PATIENCE
         return dist.ProcessGroupNCCL(store, rank, size, options)
+    if slot.backend != HCCL:
+        raise RuntimeError(f"no group is made by hand over {slot.backend}")
     try:
         from torch_npu._C._distributed_c10d import ProcessGroupHCCL
     except ImportError as error:

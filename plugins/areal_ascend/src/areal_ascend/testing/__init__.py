@@ -13,4 +13,4 @@ STAND_INS = (
     "the numbers of CANN's kernels and which of them are deterministic, HCCL's wires and time-outs, what runs while "
     "a copy or a collective is under way, memory limits, speed."
 )
-"""What a report says of a run over them (`areal_core.plugins.stand_ins`)."""
+"""What a report says of a run over them (`areal_devices.stand_ins`)."""

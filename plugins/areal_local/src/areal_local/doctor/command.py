@@ -7,6 +7,7 @@ Does not know: any check (`areal_local.doctor`).
 from __future__ import annotations
 
 import json as jsonlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
-from areal_core.plugins.devices import seen_devices
+from areal_core.plugins.devices import accelerators
 from areal_core.plugins.findings import Finding, Level, Report
 from areal_core.plugins.hooks import Hooks
 from areal_core.plugins.lookup_errors import not_found_anywhere
@@ -61,12 +62,13 @@ def examine(registry: Registry, folder: Path, *, backend: str | None, deep: bool
     rows = inventory(registry, name=backend)
     if backend is not None and not rows:
         raise not_found_anywhere(backend, None, (listing.name for listing in registry.listings()))
-    findings = [*check_host(folder), *check_packages(), *check_discovery(registry.discovery)]
+    kinds = accelerators(registry)
+    findings = [*check_host(folder, kinds), *check_packages(), *check_discovery(registry.discovery)]
     findings += check_rows(rows, wanted=backend is not None)
     if deep:
         has_torch = any(f.code == "core.torch" and f.level is Level.OK for f in findings)
         findings += check_deep(rows, torch=has_torch)
-    devices = Counter(device.kind for device in seen_devices())
+    devices = {kind.name: len(seen) for kind in kinds if (seen := kind.see(os.environ))}
     hooks = Hooks(registry.discovery.hooks)
     added = hooks.collect("areal_doctor_findings", report=Report(findings=tuple(findings), devices=devices))
     findings += [finding for finding in added if isinstance(finding, Finding)]

@@ -30,8 +30,15 @@ import torch, torch.distributed as dist
 assert float((torch.ones(64, 64) @ torch.ones(64, 64)).sum()) == 64.0 ** 3, "a matrix product is wrong"
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 total = torch.ones(1); dist.all_reduce(total); dist.destroy_process_group()
-seen = {kind: getattr(torch, kind, None) for kind in ("cuda", "npu")}
-devices = [f"{module.device_count()} {kind}" for kind, module in seen.items() if module and module.is_available()]
+from areal_core.contract.device import CPU
+from areal_core.plugins.devices import accelerators
+from areal_core.plugins.registry import default_registry
+devices = []
+for kind in accelerators(default_registry()):
+    module = getattr(torch, kind.torch_type, None)
+    if kind.torch_type != CPU and module and module.is_available():
+        free = f" ({kind.memory(module, 0).free / 2**30:.1f} GiB free on the first)" if kind.memory else ""
+        devices.append(f"{module.device_count()} {kind.name}{free}")
 print(", ".join([f"torch {torch.__version__}: product and gloo work", *devices]))
 """
 

@@ -12,11 +12,12 @@ import shutil
 import socket
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-from areal_core.plugins.devices import seen_devices
+from areal_core.contract.device import Device
 from areal_core.plugins.findings import Finding, Level
 
 GIB = 1 << 30
@@ -26,11 +27,12 @@ MIN_DISK = 5 * GIB
 MIN_SHARED_MEMORY = GIB
 
 
-def check_host(folder: Path, root: Path = Path("/")) -> list[Finding]:
+def check_host(folder: Path, kinds: Iterable[Device] = (), root: Path = Path("/")) -> list[Finding]:
     """Run every check of the machine.
 
     Args:
         folder: where runs will be written.
+        kinds: the kinds of accelerator to look for.
         root: the root of the file system; another one in tests.
     """
     return [
@@ -40,7 +42,7 @@ def check_host(folder: Path, root: Path = Path("/")) -> list[Finding]:
         check_disk(folder),
         check_shared_memory(root / "dev/shm"),
         check_port("127.0.0.1"),
-        check_devices(root),
+        check_devices(kinds),
     ]
 
 
@@ -136,10 +138,13 @@ def check_port(address: str) -> Finding:
     return Finding(code="host.port", level=Level.OK, subject="ports", what=f"{address}:{port} can be bound")
 
 
-def check_devices(root: Path = Path("/")) -> Finding:
-    """List the accelerators seen; none is fine, the processor is a device as well."""
-    counts = Counter((device.kind, device.name) for device in seen_devices(root))
-    what = ", ".join(f"{count} x {name} ({kind})" for (kind, name), count in counts.items())
+def check_devices(kinds: Iterable[Device]) -> Finding:
+    """List the accelerators seen; none is fine, the processor is a device as well. A stand-in says that it is one."""
+    counts = Counter((kind, seen.name) for kind in kinds for seen in kind.see(os.environ))
+    what = ", ".join(
+        f"{count} x {name} ({kind.name}{', a stand-in' if kind.stand_in else ''})"
+        for (kind, name), count in counts.items()
+    )
     return Finding(code="host.devices", level=Level.OK, subject="devices", what=what or "no accelerator, cpu only")
 
 

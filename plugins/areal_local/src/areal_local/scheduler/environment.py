@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job
-from areal_core.worker.devices import Devices, confinement
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -35,10 +34,10 @@ def interpreter(job: Job) -> str:
     return found
 
 
-def worker_environment(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(job: Job, own_devices: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with the worker's threads and devices set, and the job's own variables over all.
 
     The interface of its address is the worker's own to find (`rendezvous.network_environment`).
     """
     threads = {name: str(job.cpus_per_worker) for name in _THREADS}
-    return {**environ, **threads, "PYTHONUNBUFFERED": "1", **confinement(job.device, devices), **job.env}
+    return {**environ, **threads, "PYTHONUNBUFFERED": "1", **own_devices, **job.env}

@@ -16,6 +16,8 @@ import zmq
 from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
+from areal_core.plugins.devices import accelerators
+from areal_core.plugins.registry import default_registry
 from areal_core.worker import schema
 from areal_core.worker.claims import refuse_unclaimed
 from areal_core.worker.devices import DevicePool
@@ -59,7 +61,8 @@ class LocalScheduler:
         """
         self._config = config or LocalConfig()
         self._environ = dict(os.environ if environ is None else environ)
-        self._capacity = Capacity(devices or DevicePool.of_machine(self._environ), machine_memory())
+        self._devices = devices or DevicePool.of_machine(accelerators(default_registry()), self._environ)
+        self._capacity = Capacity(self._devices, machine_memory())
         self._clock = clock or SystemClock()
         self._keys = KeyPair.generate()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -150,7 +153,8 @@ class LocalScheduler:
             client_public=self._keys.public,
             schema=schema.fingerprint(),
         )
-        command, env = self.command(job, rank), worker_environment(job, gang.devices[rank], self._environ)
+        own = self._devices.confinement(job.device, gang.devices[rank])
+        command, env = self.command(job, rank), worker_environment(job, own, self._environ)
         log_path = folder / f"{job.role.replace('/', '-')}-{rank}.log"
         try:
             process = WorkerProcess(command, bootstrap, env, log_path)

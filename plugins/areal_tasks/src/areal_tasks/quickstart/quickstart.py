@@ -35,6 +35,7 @@ def quickstart(
     max_staleness: int | None = None,
     train: Annotated[str | None, Parameter(help="Training backend, for example fsdp:d2.")] = None,
     infer: Annotated[str | None, Parameter(help="Inference backend, for example reference:d2.")] = None,
+    device: Annotated[str, Parameter(help="What to run on: cpu, cuda, ..., or auto.")] = "cpu",
     dry_run: bool = False,
 ) -> int:
     """Train a small model on this machine, now: asynchronous GRPO with a real FSDP trainer.
@@ -45,7 +46,7 @@ def quickstart(
     console = Console()
     registry = default_registry()
     path = _model_path(model, registry, console)
-    overrides = [f"model.path={path}", f"out={out}"]
+    overrides = [f"model.path={path}", f"out={out}", f"device={device}"]
     choices: Mapping[str, Any] = {  # Any: whatever the command line gave
         "seed": seed,
         "steps": steps,

@@ -1,0 +1,1 @@
+"""A kind of device: what can be known of it without one."""
