@@ -28,7 +28,7 @@ from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import WeightSource
 from areal_core.plugins.claims import unsupported
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, on, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
 breaks = breaking("infer/reference", ReferenceInferenceEngine)
@@ -78,16 +78,6 @@ class CloseForgetsTheFrozen(ReferenceInferenceEngine):
     async def close(self) -> None:
         vars(self)["was_paused"] = self._running is not None and self._running.loop.paused
         await super().close()
-
-
-@breaks("generate", "infer.many.requests_flat", row="flat-memory")
-async def CancelLeavesAPipe(original: Original) -> Any:
-    """Leaves a descriptor open for every cancelled request."""
-    try:
-        return await original()
-    except asyncio.CancelledError:
-        os.open(os.devnull, os.O_RDONLY)
-        raise
 
 
 class _Deaf(threading.Event):
@@ -162,6 +152,8 @@ ROWS = breaks.rows(
         receive_weights=before(lambda self: setattr(self._require().stage, "_cancelled", _Deaf()))),
     row("IdleIsRunning", "Counts a request that is done as one still running.", "infer.start.info",
         "infer.status.counts", status=gives(num_running=lambda result: max(1, result.num_running))),
+    row("CancelLeavesAPipe", "Leaves a descriptor open for every cancelled request.", "infer.many.requests_flat",
+        row="flat-memory", generate=on(asyncio.CancelledError, lambda: os.open(os.devnull, os.O_RDONLY))),
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from areal_core.contract.errors import GenerationFailed, VersionRegressed, Weigh
 from areal_core.contract.inference import Generation, VersionSpan
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, catches, row, then
+from areal_proof.mutants.rows import Original, before, breaking, catches, put, row, then, within
 from areal_reference.infer.cache import CacheSlab
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_torch.testing.serving import OfferedWeights
@@ -96,18 +96,6 @@ async def CommitsWhateverIsThere(original: Original, self: ReferenceInferenceEng
     if stage.staged is not None:
         stage.staged = version
     await original()
-
-
-@breaks("receive_weights", "infer.weights.regressed", row="update-chain")
-async def TakesTheSameVersionAgain(original: Original, self: ReferenceInferenceEngine, version: int) -> Any:
-    """Takes weights of the very version that serves."""
-    stage = self._require().stage
-    served = stage.version
-    stage.version = served - (version == served)
-    try:
-        return await original()
-    finally:
-        stage.version = served
 
 
 @breaks("receive_weights", "infer.weights.other_manifest", row="update-chain")
@@ -264,4 +252,8 @@ ROWS = breaks.rows(
             []).append([tensor.clone() for tensor in self._require().stage._spare.values()]))),
     row("CacheStaysPoisoned", "Leaves what is not finite in the cache rows of requests that failed.",
         "infer.faults.not_finite", start=then(lambda self: setattr(self._require().cache, "__class__", _Unclean))),
+    row("TakesTheSameVersionAgain", "Takes weights of the very version that serves.", "infer.weights.regressed",
+        row="update-chain",
+        receive_weights=within(lambda self, version: put(self._require().stage,
+            version=self._require().stage.version - (version == self._require().stage.version)))),
 )  # fmt: skip

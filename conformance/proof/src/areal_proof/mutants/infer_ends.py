@@ -15,7 +15,7 @@ from torch import Tensor
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import GenerationRequest, PauseMode
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, given, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, given, put, row, then, within
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Seat
 from areal_proof.second.infer.sampling import distribution, uniform
@@ -157,17 +157,6 @@ def StopStringOneTokenLate(original: Original, seat: Seat) -> Any:
     return original() if not seat.request.sampling.stop or len(seat.output) >= seat.limit else None
 
 
-@breaks_own_seats("completes_stop", "infer.sampling.stop_strings_min")
-def StopStringBeforeTheMinimum(original: Original, self: _Reads) -> Any:
-    """Ends at a stop string although the output is shorter than its minimum."""
-    free = attrs.evolve(self.request.sampling, min_new_tokens=0)
-    request, self.request = self.request, attrs.evolve(self.request, sampling=free)
-    try:
-        return original()
-    finally:
-        self.request = request
-
-
 OWN_SEATS_ROWS = breaks_own_seats.rows(
     row("StopStringWithinOneToken", "Finds a stop string only where one token holds all of it.",
         "infer.sampling.stop_strings", seen=lambda self: ([], self.ids[-1:])),
@@ -176,6 +165,10 @@ OWN_SEATS_ROWS = breaks_own_seats.rows(
     row("StopStringWaitsForTheMinimum",
         "Ends as soon as the minimum is reached, for a stop string that was complete long before.",
         "infer.sampling.stop_strings_min", seen=lambda original: ([], original()[1])),
+    row("StopStringBeforeTheMinimum", "Ends at a stop string although the output is shorter than its minimum.",
+        "infer.sampling.stop_strings_min",
+        completes_stop=within(lambda self: put(self, request=attrs.evolve(self.request,
+            sampling=attrs.evolve(self.request.sampling, min_new_tokens=0))))),
 )  # fmt: skip
 
 

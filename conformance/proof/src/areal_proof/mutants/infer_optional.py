@@ -17,7 +17,7 @@ from torch import Tensor
 from areal_core.contract.errors import ArealError, GenerationFailed
 from areal_core.contract.inference import Generation, GenerationRequest
 from areal_core.contract.weights import WeightManifest
-from areal_proof.mutants.rows import Original, after, before, breaking, gives, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, put, row, then, within
 from areal_proof.second.infer.adapters import Adapter
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.forward import Delta
@@ -36,26 +36,6 @@ async def KeepsScoresByTokens(original: Original, self: SecondInferenceEngine, i
         kept[key] = await original()
     found: Sequence[float] = kept[key]
     return found
-
-
-@breaks("score", "infer.scoring.follows_updates", incident="verl#3821", row="served-policy-changes")
-async def ScoresWithTheFirstWeights(original: Original, self: SecondInferenceEngine) -> Any:
-    """Scores with the weights of the folder, whatever was committed since."""
-    serving, self._weights = self._weights, self._require().weights
-    try:
-        return await original()
-    finally:
-        self._weights = serving
-
-
-@breaks("score", "infer.scoring.follows_updates")
-async def ScoresWithStagedWeights(original: Original, self: SecondInferenceEngine) -> Any:
-    """Scores with weights that were received and not committed."""
-    serving, self._weights = self._weights, self._staged.tensors if self._staged else self._weights
-    try:
-        return await original()
-    finally:
-        self._weights = serving
 
 
 @breaks("score", "infer.scoring.beside_generation")
@@ -242,6 +222,27 @@ ROWS = breaks.rows(
         incident="SkyRL#1908", row="expert-replay",
         generate=after(lambda result: result if result.stop_reason != "aborted"
             else attrs.evolve(result, token_extras={}))),
+    row("ScoresWithTheFirstWeights", "Scores with the weights of the folder, whatever was committed since.",
+        "infer.scoring.follows_updates", incident="verl#3821", row="served-policy-changes",
+        score=within(lambda self: put(self, _weights=self._require().weights))),
+    row("ScoresWithStagedWeights", "Scores with weights that were received and not committed.",
+        "infer.scoring.follows_updates",
+        score=within(lambda self: put(self, _weights=self._staged.tensors if self._staged else self._weights))),
+    row("LoadsAndNeverSelects", "Loads an adapter, stamps its version, and computes with the base weights.",
+        "infer.adapters.applied", incident="verl#7495", row="served-policy-changes",
+        _next_logits=within(lambda seat: put(seat, adapter=None))),
+    row("OneAdapterABatch", "Computes whatever runs together with the adapter of the first of them.",
+        "infer.adapters.apart",
+        _next_logits=within(lambda self, seat: put(seat, adapter=min(self._running,
+            key=lambda other: other.arrived_s).adapter))),
+    row("LoadsWhatFits", "Takes a folder that does not fit for an adapter that adds nothing.", "infer.adapters.unfit",
+        load_adapter=catches(ArealError, lambda self, name,
+            version: self._adapters.update({name: Adapter(version=version, deltas={})}))),
+    row("SwapsUnderRunningRequests",
+        "Computes running requests with the newest version of their adapter and stamps the one they came with.",
+        "infer.adapters.in_flight", incident="vLLM#54443", row="version-spans",
+        _next_logits=within(lambda self, seat: put(seat, adapter=self._adapters.get(seat.request.adapter,
+            seat.adapter)))),
 )  # fmt: skip
 
 
@@ -258,27 +259,6 @@ class _Rewrites(SecondInferenceEngine):
         changed = {layer: self.rewritten(layer, delta) for layer, delta in loaded.deltas.items()}
         kept = {layer: delta for layer, delta in changed.items() if delta is not None}
         self._adapters[name] = attrs.evolve(loaded, deltas=kept)
-
-
-@breaks("_next_logits", "infer.adapters.applied", incident="verl#7495", row="served-policy-changes")
-def LoadsAndNeverSelects(original: Original, seat: Seat) -> Any:
-    """Loads an adapter, stamps its version, and computes with the base weights."""
-    named, seat.adapter = seat.adapter, None
-    try:
-        return original()
-    finally:
-        seat.adapter = named
-
-
-@breaks("_next_logits", "infer.adapters.apart")
-def OneAdapterABatch(original: Original, self: SecondInferenceEngine, seat: Seat) -> Any:
-    """Computes whatever runs together with the adapter of the first of them."""
-    own = seat.adapter
-    seat.adapter = min(self._running, key=lambda other: other.arrived_s).adapter
-    try:
-        return original()
-    finally:
-        seat.adapter = own
 
 
 @breaks("load_adapter", "infer.adapters.replaced", incident="vLLM#48306", row="version-spans")
@@ -322,29 +302,9 @@ ADAPTERS_ROWS = breaks.rows(
 
 
 @breaks("load_adapter", "infer.adapters.unfit")
-async def LoadsWhatFits(original: Original, self: SecondInferenceEngine, name: str, version: int) -> None:
-    """Takes a folder that does not fit for an adapter that adds nothing."""
-    try:
-        await original()
-    except ArealError:
-        self._adapters[name] = Adapter(version=version, deltas={})
-
-
-@breaks("load_adapter", "infer.adapters.unfit")
 async def FailedLoadUnloads(original: Original, self: SecondInferenceEngine, name: str, version: int) -> None:
     """Drops the version that is loaded before it looks at the next one."""
     old = self._adapters.pop(name, None)
     if old is not None and version <= old.version:
         self._adapters[name] = old
     await original()
-
-
-@breaks("_next_logits", "infer.adapters.in_flight", incident="vLLM#54443", row="version-spans")
-def SwapsUnderRunningRequests(original: Original, self: SecondInferenceEngine, seat: Seat) -> Any:
-    """Computes running requests with the newest version of their adapter and stamps the one they came with."""
-    own = seat.adapter
-    seat.adapter = self._adapters.get(seat.request.adapter, own)
-    try:
-        return original()
-    finally:
-        seat.adapter = own

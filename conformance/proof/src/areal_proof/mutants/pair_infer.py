@@ -19,7 +19,7 @@ from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.weights.fingerprint import fingerprint
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, row
+from areal_proof.mutants.rows import Original, before, breaking, catches, put, row, within
 from areal_proof.mutants.weight_parts import PassingSource
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
@@ -79,6 +79,12 @@ ROWS = breaks.rows(
         "pair.versions.in_flight", incident="vLLM#54443", row="version-spans", base=_Stamping,
         alter=lambda generation: attrs.evolve(generation, version_spans=(VersionSpan(start=0,
             stop=len(generation.output_ids), version=generation.version_spans[0].version),))),
+    row("TakesOldVersions", "A version that is not newer is taken, and told to have been staged.",
+        "pair.update.regressed", row="update-chain",
+        receive_weights=within(lambda self: put(self._require().stage, version=-1))),
+    row("TellsNoReason", "Whatever goes wrong while weights arrive is told as \"update failed\".",
+        "pair.fault.replica", incident="TRL#6913", row="dead-peer",
+        receive_weights=catches(Exception, lambda: WeightSyncError("update failed"))),
 )  # fmt: skip
 
 
@@ -104,17 +110,6 @@ async def AbortCommits(original: Original, self: ReferenceInferenceEngine) -> No
     await original()
 
 
-@breaks("receive_weights", "pair.update.regressed", row="update-chain")
-async def TakesOldVersions(original: Original, self: ReferenceInferenceEngine) -> Any:
-    """A version that is not newer is taken, and told to have been staged."""
-    stage = self._require().stage
-    served, stage.version = stage.version, -1
-    try:
-        return await original()
-    finally:
-        stage.version = served
-
-
 @breaks("receive_weights", "pair.fault.renamed", "pair.fault.replica", spoiled=False)
 async def NeverForgivesARefusal(original: Original, self: Any) -> Any:
     """After one version that could not be received, none is received any more."""
@@ -125,15 +120,6 @@ async def NeverForgivesARefusal(original: Original, self: Any) -> Any:
     except Exception:
         self.spoiled = True
         raise
-
-
-@breaks("receive_weights", "pair.fault.replica", incident="TRL#6913", row="dead-peer")
-async def TellsNoReason(original: Original) -> Any:
-    """Whatever goes wrong while weights arrive is told as "update failed"."""
-    try:
-        return await original()
-    except Exception:
-        raise WeightSyncError("update failed") from None
 
 
 @mutant(_OF, side="infer", killers=("pair.fault.replica_died",), row="dead-peer")

@@ -17,7 +17,7 @@
 
 A change names what it wants: arguments of the call, by the call's own names; `self`, the backend; and `original`, the
 call it takes the place of, which is made as it came where it is given no arguments. `gives`, `given`, `before`,
-`after`, `then` and `catches` are changes made of less: of the `result`, the arguments, an `error`.
+`after`, `then`, `within`, `catches` and `on` are changes made of less: of the `result`, the arguments, an `error`.
 
 Knows: how a subclass is made of a change.
 Does not know: mutants that need a class of their own (`mutants.mutant`).
@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -56,6 +57,12 @@ def _named(function: Callable[..., Any], values: Values, **others: Any) -> Any:
     return function(*(whole[name] for name in _wanted(function)))
 
 
+def _error(value: Any) -> BaseException | None:
+    """Return the error that was returned to be raised, if it is one; a class stands for one without a word."""
+    value = value() if isinstance(value, type) and issubclass(value, BaseException) else value
+    return value if isinstance(value, BaseException) else None
+
+
 def _evolved(whole: Any, fields: Mapping[str, Any], values: Values) -> Any:
     """Return it with other fields: values, or functions of what they name."""
     return attrs.evolve(whole, **{n: _named(v, values) if inspect.isfunction(v) else v for n, v in fields.items()})
@@ -72,21 +79,22 @@ class Change:
     first: Callable[[Values], None] = _nothing
     """Puts other arguments in place, or raises."""
     last: Callable[[Any, Values], Any] = lambda result, _values: result
-    caught: type[Exception] | tuple[type[Exception], ...] = ()
-    handler: Callable[..., Any] = lambda: None
-    """Returns what is given for an error that was caught, or another error to raise."""
+    around: Callable[[Values], AbstractContextManager[None]] = lambda _values: nullcontext()
+    caught: type[BaseException] | tuple[type[BaseException], ...] = ()
+    handler: Callable[[BaseException, Values], Any] = lambda error, _values: error
+    """Returns what is given for an error that was caught, or an error to raise."""
     functions: tuple[Any, ...] = ()
     """Those that name what they want."""
 
-    def handled(self, error: Exception, values: Values) -> Any:
+    def handled(self, error: BaseException, values: Values) -> Any:
         """Return what is given for an error.
 
         Raises:
-            Exception: what the handler returned, if that is one.
+            BaseException: what the handler returned, if that is one.
         """
-        instead = _named(self.handler, values, error=error)
-        if isinstance(instead, Exception):
-            raise instead from (error if instead is not error else error.__cause__)
+        instead = self.handler(error, values)
+        if (other := _error(instead)) is not None:
+            raise other from (error if other is not error else error.__cause__)
         return instead
 
 
@@ -117,25 +125,61 @@ def before(effect: Callable[..., Any]) -> Change:
     """Call a function first; an error it returns is raised."""
 
     def first(values: Values) -> None:
-        if isinstance(error := _named(effect, values), Exception):
+        if (error := _error(_named(effect, values))) is not None:
             raise error
 
     return Change(first=first, functions=(effect,))
 
 
 def then(effect: Callable[..., Any]) -> Change:
-    """Call a function afterwards; the `result` stays."""
+    """Call a function afterwards; the `result` stays, unless an error is returned, which is raised."""
 
     def last(result: Any, values: Values) -> Any:
-        _named(effect, values, result=result)
+        if (error := _error(_named(effect, values, result=result))) is not None:
+            raise error
         return result
 
     return Change(last=last, functions=(effect,))
 
 
-def catches(error: type[Exception] | tuple[type[Exception], ...], handler: Callable[..., Any]) -> Change:
+def within(context: Callable[..., AbstractContextManager[None]]) -> Change:
+    """Make the call inside of what a function returns."""
+    return Change(around=lambda values: _named(context, values), functions=(context,))
+
+
+@contextmanager
+def put(whole: Any, **attributes: Any) -> Iterator[None]:
+    """Give something other attributes, and take them back."""
+    before = {name: getattr(whole, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(whole, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(whole, name, value)
+
+
+Errors = type[BaseException] | tuple[type[BaseException], ...]
+
+
+def catches(errors: Errors, handler: Callable[..., Any]) -> Change:
     """Give what a function returns in place of an `error`; one that it returns is raised instead."""
-    return Change(caught=error, handler=handler, functions=(handler,))
+
+    def handled(error: BaseException, values: Values) -> Any:
+        return _named(handler, values, error=error)
+
+    return Change(caught=errors, handler=handled, functions=(handler,))
+
+
+def on(errors: Errors, effect: Callable[..., Any]) -> Change:
+    """Call a function where an `error` is raised, which goes on."""
+
+    def handled(error: BaseException, values: Values) -> BaseException:
+        _named(effect, values, error=error)
+        return error
+
+    return Change(caught=errors, handler=handled, functions=(effect,))
 
 
 def without(*claims: str) -> Mapping[str, Claim]:
@@ -169,7 +213,8 @@ def changed(original: Callable[..., Any], change: Change | Callable[..., Any]) -
         if not isinstance(change, Change):
             return call(whole)
         try:
-            return change.last(call(whole), whole.arguments)
+            with change.around(whole.arguments):
+                return change.last(call(whole), whole.arguments)
         except change.caught as error:
             return change.handled(error, whole.arguments)
 
@@ -179,7 +224,8 @@ def changed(original: Callable[..., Any], change: Change | Callable[..., Any]) -
             result = call(whole)
             return await result if isinstance(result, Awaitable) else result
         try:
-            return change.last(await call(whole), whole.arguments)
+            with change.around(whole.arguments):
+                return change.last(await call(whole), whole.arguments)
         except change.caught as error:
             return change.handled(error, whole.arguments)
 

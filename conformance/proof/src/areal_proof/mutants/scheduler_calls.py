@@ -138,15 +138,6 @@ async def SinglePrecision(original: Original) -> Any:
     return result
 
 
-@breaks("call", "scheduler.errors.foreign")
-async def TracebackStaysThere(original: Original) -> Any:
-    """Tells that an engine raised, and leaves the traceback in the worker."""
-    try:
-        return await original()
-    except RemoteError as error:
-        raise RemoteError(error.what) from None
-
-
 @breaks_local("submit", "scheduler.errors.one_call_only")
 async def OneFailsAll(original: Original) -> Any:
     """Ends every call in flight when one of them fails."""
@@ -228,4 +219,6 @@ ROWS = breaks.rows(
         "scheduler.submit.engine_fails",
         call=catches(ArealError, lambda error, self, method: WorkerError(f"{self.id} could not be started")
             if method == "start" else error)),
+    row("TracebackStaysThere", "Tells that an engine raised, and leaves the traceback in the worker.",
+        "scheduler.errors.foreign", call=catches(RemoteError, lambda error: RemoteError(error.what))),
 )  # fmt: skip

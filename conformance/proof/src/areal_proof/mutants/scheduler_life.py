@@ -22,7 +22,7 @@ from areal_core.contract.scheduler import Job, Worker, WorkerState, WorkerStatus
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.process import WorkerProcess
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, catches, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, put, row, then, within
 from areal_proof.second.scheduler import SecondScheduler, SecondWorker
 
 breaks = breaking("scheduler/local", LocalScheduler)
@@ -87,16 +87,6 @@ class StatusOfTheStart(LocalScheduler):
         await super().cancel(role)
 
     _told: dict[str, Sequence[WorkerStatus]] = {}  # noqa: RUF012
-
-
-@breaks_second("_tail", "scheduler.death.status")
-def TailOfRankZero(original: Original, self: SecondWorker) -> Any:
-    """Quotes the log of rank 0, whoever ended."""
-    own, self._log = self._log, self._log.with_name(f"{self.job.role}.0.txt")
-    try:
-        return original()
-    finally:
-        self._log = own
 
 
 @breaks("close", "scheduler.log.lines")
@@ -231,6 +221,8 @@ SECOND_ROWS = breaks_second.rows(
         "scheduler.death.calls_at_cancel", row="dead-peer", end=before(lambda self: self._calls.clear())),
     row("WorkersOutlive", "Leaves its workers running when the controller is killed.", "scheduler.orphans.none",
         command=("-P", "-m", "areal_proof.mutants.scheduler_workers", "outlives")),
+    row("TailOfRankZero", "Quotes the log of rank 0, whoever ended.", "scheduler.death.status",
+        _tail=within(lambda self: put(self, _log=self._log.with_name(f"{self.job.role}.0.txt")))),
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from areal_core.worker.devices import DevicePool, Devices
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.process import WorkerProcess
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, on, row, then
 from areal_proof.second.scheduler import SecondScheduler, SecondWorker
 
 breaks = breaking("scheduler/local", LocalScheduler)
@@ -173,6 +173,9 @@ ROWS = breaks.rows(
         __init__=lambda original, config: original(attrs.evolve(config, start_timeout_s=3600.0))),
     row("EmptyJobsStart", "Starts a job of no workers, and has nothing to give.", "scheduler.submit.unfit",
         submit=lambda original, job: original(job) if job.num_workers else ()),
+    row("ForgetsTheFirst",
+        "Of a job whose last worker cannot be started, those started before are forgotten while they run.",
+        "scheduler.submit.late_failure", _spawn=on(BaseException, lambda gang: gang.workers.clear())),
 )  # fmt: skip
 
 
@@ -200,16 +203,6 @@ async def CancelsByPattern(original: Original, self: SecondScheduler, role: str)
     """Cancels every role in whose name the given one is found."""
     for other in [name for name in self._gangs if role in name]:
         await original(other)
-
-
-@breaks("_spawn", "scheduler.submit.late_failure")
-def ForgetsTheFirst(original: Original, gang: Any) -> None:
-    """Of a job whose last worker cannot be started, those started before are forgotten while they run."""
-    try:
-        original()
-    except BaseException:
-        gang.workers.clear()
-        raise
 
 
 class _WholeLines(WorkerProcess):

@@ -100,16 +100,6 @@ def TheSecondWins(original: Original, self: SecondTrainEngine) -> None:
     original()
 
 
-@breaks("begin_state", "train.background.full", "train.background.in_the_way",
-        finish_state=catches(StorageError, lambda: None))  # fmt: skip
-def FailuresForgotten(original: Original, self: Any) -> None:
-    """Tells nobody that a state could not be written."""
-    try:
-        original()
-    except StorageError:
-        self._pending = None
-
-
 class _Littering(Pending):
     def clean(self) -> None:
         """Leave it."""
@@ -179,6 +169,9 @@ ROWS = breaks.rows(
         close=before(lambda self: self.finish_state() if self._started is not None else None)),
     row("RankZeroDecides", "Names the folder when rank 0 has written its part.", "train.background.ranks_full",
         base=Pendings, ranks=2, pending_class=_AloneAtEnd),
+    row("FailuresForgotten", "Tells nobody that a state could not be written.", "train.background.full",
+        "train.background.in_the_way", finish_state=catches(StorageError, lambda: None),
+        begin_state=catches(StorageError, lambda self: setattr(self, "_pending", None))),
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from areal_core.contract.train import (
     RankContext,
     TrainSpec,
 )
-from areal_proof.mutants.rows import Original, after, breaking, catches, given, row
+from areal_proof.mutants.rows import Original, after, breaking, catches, given, put, row, within
 from areal_proof.second.train.adam import AdamW
 from areal_proof.second.train.adapters import Adapters
 from areal_proof.second.train.engine import SecondTrainEngine, Started
@@ -81,17 +81,6 @@ def MergesForGood(original: Original, self: SecondTrainEngine) -> Any:
         for name, tensor in here.weights.items():
             tensor.copy_(here.adapters.merged(name, tensor))
     return receipt
-
-
-@breaks("save_weights", "train.lora.folder")
-def SavesBaseFolder(original: Original, self: SecondTrainEngine) -> None:
-    """Writes the base model to the folder, and sends the merged one."""
-    here = self._running()
-    self._started = attrs.evolve(here, adapters=Adapters())
-    try:
-        original()
-    finally:
-        self._started = here
 
 
 @breaks("weights_in_use", "train.lora.sent_is_used",
@@ -243,4 +232,6 @@ ROWS = breaks.rows(
             if self._running().spec.lora is not None else result)),
     row("ForeignAdapterIgnored", "Goes on silently with what it has where a state is of another adapter.",
         "train.lora.state_of_another", load_state=catches(CheckpointError, lambda: None)),
+    row("SavesBaseFolder", "Writes the base model to the folder, and sends the merged one.", "train.lora.folder",
+        save_weights=within(lambda self: put(self, _started=attrs.evolve(self._running(), adapters=Adapters())))),
 )  # fmt: skip

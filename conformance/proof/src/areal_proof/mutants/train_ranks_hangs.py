@@ -22,7 +22,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, ResourceError, TrainError
 from areal_core.contract.train import Objective, Sum, TrainReport
 from areal_core.contract.weights import WeightSink
-from areal_proof.mutants.rows import Original, before, breaking, catches, row
+from areal_proof.mutants.rows import Original, before, breaking, catches, on, row
 from areal_proof.mutants.train_ranks import Sharing, Through
 from areal_proof.second.train import checkpoint
 from areal_proof.second.train.engine import SecondTrainEngine
@@ -144,14 +144,6 @@ ROWS = breaks.rows(
     row("GoesOnWithoutTheDead", "Takes the death of another rank for nothing worth telling.",
         "train.ranks.fault.killed_step", "train.ranks.fault.killed_send", incident="TRL#6913", row="dead-peer",
         train_step=catches(TrainError, lambda: _NOTHING), send_weights=catches(TrainError, lambda: None)),
+    row("WaitsForTheDead", "Tries again and again to reach a rank that has died.", "train.ranks.fault.killed_forward",
+        row="dead-peer", forward=on(TrainError, lambda: threading.Event().wait())),
 )  # fmt: skip
-
-
-@breaks("forward", "train.ranks.fault.killed_forward", row="dead-peer")
-def WaitsForTheDead(original: Original) -> Any:
-    """Tries again and again to reach a rank that has died."""
-    try:
-        return original()
-    except TrainError:
-        threading.Event().wait()
-        raise

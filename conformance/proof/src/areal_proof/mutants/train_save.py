@@ -18,7 +18,7 @@ from areal_core.contract.errors import StorageError
 from areal_core.contract.train import ROUTED_EXPERTS
 from areal_core.plugins.claims import not_yet
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, given, row, then
+from areal_proof.mutants.rows import Original, before, breaking, catches, given, row, then
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.refusals import refuse_routes
 
@@ -51,6 +51,8 @@ ROWS = breaks.rows(
         save_weights=then(lambda path: torch.save({"step": 1}, path / "extra_state.pt"))),
     row("SavingDraws", "Draws a random name for every folder.", "train.save.no_effect",
         save_weights=before(lambda: torch.randint(1 << 30, ()))),
+    row("BareDiskErrors", "Lets the operating system say that a disk is full.", "train.disk.weights_in_the_way",
+        "train.disk.weights_full", save_weights=catches(StorageError, lambda error: OSError(str(error)))),
 )  # fmt: skip
 
 
@@ -60,15 +62,6 @@ def ConfigKeepsDtype(original: Original, path: Path) -> None:
     original()
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "float32"}))
-
-
-@breaks("save_weights", "train.disk.weights_in_the_way", "train.disk.weights_full")
-def BareDiskErrors(original: Original) -> None:
-    """Lets the operating system say that a disk is full."""
-    try:
-        original()
-    except StorageError as error:
-        raise OSError(str(error)) from None
 
 
 @breaks("save_weights", "train.disk.weights_full", "train.save.replaces")

@@ -25,7 +25,7 @@ from areal_core.contract.errors import CheckpointError, StorageError
 from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
 from areal_core.weights.fingerprint import fingerprint
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, catches, row, then
+from areal_proof.mutants.rows import Original, before, breaking, catches, on, row, then
 from areal_proof.mutants.train_parts import parameters, replace
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
@@ -180,17 +180,6 @@ class StateByReference(ReferenceTrainEngine):
         super().load_state(path.parent / f".{path.name}-store")
 
 
-@breaks("load_state", "train.state.truncated")
-def TornStateIsBare(original: Original, path: Path) -> None:
-    """Lets the file format say that a file is torn."""
-    try:
-        original()
-    except CheckpointError as error:
-        if path.exists() and (path / "state.json").exists():
-            raise SafetensorError(str(error)) from None
-        raise
-
-
 @breaks("load_state", "train.state.truncated", "train.state.other_model")
 def TornStateHalfLoaded(original: Original, self: ReferenceTrainEngine) -> None:
     """Begins to overwrite its weights before it knows that the state is whole."""
@@ -278,18 +267,13 @@ ROWS = breaks.rows(
         save_state=then(lambda path: torch.save({"steps": 1}, path / "trainer.pt"))),
     row("StateErrorsSwallowed", "Goes on without a state when the disk is full.", "train.disk.state_in_the_way",
         "train.disk.state_full", save_state=catches(StorageError, lambda: None)),
+    row("TornStateIsBare", "Lets the file format say that a file is torn.", "train.state.truncated",
+        load_state=catches(CheckpointError, lambda error, path: SafetensorError(str(error)) if path.exists()
+            and (path / "state.json").exists() else error)),
+    row("PartialStateLeft", "Leaves what it had written when the disk is full.", "train.disk.state_full",
+        save_state=on(StorageError, lambda path: path.with_name(f"{path.name}.tmp").mkdir(exist_ok=True)
+            if path.parent.is_dir() else None)),
 )  # fmt: skip
-
-
-@breaks("save_state", "train.disk.state_full")
-def PartialStateLeft(original: Original, path: Path) -> None:
-    """Leaves what it had written when the disk is full."""
-    try:
-        original()
-    except StorageError:
-        if path.parent.is_dir():
-            path.with_name(f"{path.name}.tmp").mkdir(exist_ok=True)
-        raise
 
 
 @mutant(

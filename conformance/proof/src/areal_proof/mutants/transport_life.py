@@ -23,7 +23,7 @@ from areal_local.transports.disk import DiskTransport
 from areal_local.transports.layout import mark
 from areal_local.transports.shm import ShmTransport
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, gives, row
+from areal_proof.mutants.rows import Original, before, breaking, gives, on, row
 from areal_proof.mutants.weight_parts import PassingSink, PassingSource
 from areal_proof.second.transport import SecondTransport
 from areal_proof.second.transport_server import Server
@@ -69,16 +69,6 @@ class _HastyServer(Server):
 
     def _clear(self, me: int, shelf: Any) -> None:
         """Keep it."""
-
-
-@breaks("source", "transport.finish.makes_readable", row="dead-peer")
-def WaitsForTheSender(original: Original) -> Any:
-    """A source of what was never finished waits for it, without an end."""
-    try:
-        return original()
-    except WeightSyncError:
-        threading.Event().wait(40.0)
-        raise
 
 
 @breaks("sink", "transport.finish.once")
@@ -219,6 +209,9 @@ ROWS = breaks.rows(
             if not Path(str(offer.location["folder"])).exists() else None)),
     row("OfferHoldsAnObject", "The offer's location holds a path object.", "transport.offer.plain",
         open=gives(location=lambda result: {**result.location, "folder": Path(str(result.location["folder"]))})),
+    row("WaitsForTheSender", "A source of what was never finished waits for it, without an end.",
+        "transport.finish.makes_readable", row="dead-peer",
+        source=on(WeightSyncError, lambda: threading.Event().wait(40.0))),
 )  # fmt: skip
 
 

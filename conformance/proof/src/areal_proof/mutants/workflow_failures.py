@@ -121,6 +121,9 @@ ROWS = breaks.rows(
     row("ZeroIsRejected", "Rejects episodes whose reward is zero.", "workflow.rejection.on_purpose",
         incident="tinker-cookbook#822", row="trained-as-submitted",
         arun_episode=after(lambda result: result if result.trajectories[0].reward else None)),
+    row("CancelSwallowed", "Takes being cancelled for a failed generation.", "workflow.cancel.prompt",
+        part=("session", BentSession),
+        generate=catches(asyncio.CancelledError, lambda: GenerationFailed("the generation was cancelled"))),
 )  # fmt: skip
 
 
@@ -145,15 +148,6 @@ async def RowKeepsAnswer(original: Original, data: Mapping[str, Any]) -> Any:
     episode = await original()
     data["reward"] = episode.trajectories[0].reward  # type: ignore[index]
     return episode
-
-
-@breaks("generate", "workflow.cancel.prompt", part=("session", BentSession))
-async def CancelSwallowed(original: Original) -> Any:
-    """Takes being cancelled for a failed generation."""
-    try:
-        return await original()
-    except asyncio.CancelledError:
-        raise GenerationFailed("the generation was cancelled") from None
 
 
 COMPANY_ROWS = breaks.rows(
