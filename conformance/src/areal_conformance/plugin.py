@@ -4,7 +4,7 @@
 
 Every pytest run on a machine with this suite imports this module, so it imports nothing heavy.
 
-Knows: the options. Does not know: what is done with them (`door`).
+Knows: the options. Does not know: what is done with them (`pytest_plugin`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Open the door if a target is named."""
+    """Prepare the run if a target is named."""
     if any(config.getoption(name, "") for name in TARGETS):
-        from areal_conformance.pytest_plugin import open_door
+        from areal_conformance.pytest_plugin import start_run
 
-        open_door(config)
+        start_run(config)

@@ -23,7 +23,7 @@ class Mutant(Protocol):
     """`role/name` of the backend it breaks."""
     ranks: int
     killers: tuple[str, ...]
-    sin: str
+    defect: str
     """What is wrong with it, in one sentence."""
 
     def target(self, locator: Locator) -> Target:

@@ -1,4 +1,4 @@
-"""The door of pytest: one item a check, and the record of the run when it ends.
+"""What pytest does with a run: one item a check, and the record of the run when it ends.
 
 Knows: pytest's hooks.
 Does not know: how a run is prepared (`run.plan`), made (`session`) or judged (`run.verdict`).
@@ -35,14 +35,14 @@ COLLECTED = "test_conformance.py"
 SLACK_S = 30.0
 """What a busy machine may add to the limits of a check before it is taken for hanging for good."""
 _PROPERTY = "areal_conformance"
-_STASH = pytest.StashKey["Door"]()
+_STASH = pytest.StashKey["RunPlugin"]()
 
 
 class CheckFailed(Exception):
     """A check ended in an outcome that fails the run; the message is all there is to show."""
 
 
-def open_door(config: pytest.Config) -> None:
+def start_run(config: pytest.Config) -> None:
     """Prepare the run that the options ask for.
 
     Raises:
@@ -64,9 +64,9 @@ def open_door(config: pytest.Config) -> None:
         raise
     if journal is not None:
         journal.write(opened=plan.record, planned=[check.id for check in plan.checks])
-    door = Door(plan, suite, journal, config)
-    config.stash[_STASH] = door
-    config.pluginmanager.register(door, "areal-conformance-door")
+    run = RunPlugin(plan, suite, journal, config)
+    config.stash[_STASH] = run
+    config.pluginmanager.register(run, "areal-conformance-run")
 
 
 def _asked(config: pytest.Config) -> Asked:
@@ -85,7 +85,7 @@ def _asked(config: pytest.Config) -> Asked:
     )
 
 
-class Door:
+class RunPlugin:
     """One run. Lives as long as pytest's session."""
 
     def __init__(self, plan: Plan, suite: Suite, journal: Journal | None, config: pytest.Config) -> None:

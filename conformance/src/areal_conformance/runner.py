@@ -18,11 +18,11 @@ GRACE_S = 10.0
 
 
 class Hung(Exception):
-    """The work did not end in time; the lane cannot be used any more."""
+    """The work did not end in time; the runner cannot be used any more."""
 
 
-class Lane:
-    """A daemon thread. Work is done in order; a coroutine runs in the lane's one event loop."""
+class Runner:
+    """A daemon thread. Work is done in order; a coroutine runs in the runner's one event loop."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], float, Future[Any]] | None] = queue.SimpleQueue()
@@ -35,7 +35,7 @@ class Lane:
 
         Raises:
             TimeoutError: a coroutine was cancelled at its deadline and ended.
-            Hung: it did not end; the lane is given up.
+            Hung: it did not end; the runner is given up.
         """
         future: Future[Any] = Future()
         self._work.put((work, deadline_s, future))

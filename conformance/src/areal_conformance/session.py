@@ -19,7 +19,7 @@ from areal_conformance.check import Check
 from areal_conformance.checks import checks_of
 from areal_conformance.laws import LAWS
 from areal_conformance.outcome import HarnessError, Inconclusive, NotRefused, Outcome, Result, Violation
-from areal_conformance.runner import Hung, Lane
+from areal_conformance.runner import Hung, Runner
 from areal_conformance.target import Target
 from areal_core.contract.version import CONTRACT
 
@@ -54,7 +54,7 @@ class Session:
     def __init__(self, target: Target, make_bench: Callable[[str, Target], Bench] = bench_for) -> None:
         self.target = target
         self._make_bench = make_bench
-        self._lane = Lane()
+        self._runner = Runner()
         self._benches: dict[str, Bench] = {}
 
     def run(self, check: Check) -> Result:
@@ -78,7 +78,7 @@ class Session:
         benches, self._benches = self._benches, {}
         for bench in benches.values():
             self._end_bench(bench)
-        self._lane.close()
+        self._runner.close()
 
     def _attempt(self, check: Check) -> tuple[Outcome, str, Bench | None]:
         deadline_s = check.deadline_s * self.target.adapter.patience
@@ -88,7 +88,7 @@ class Session:
         except Exception as error:
             return Outcome.ERROR, f"the bench could not be set up: {_told(error)}", None
         try:
-            self._lane.run(partial(check.body, bench), deadline_s)
+            self._runner.run(partial(check.body, bench), deadline_s)
             outcome, message = Outcome.PASS, ""
         except Hung as error:
             self._abandon()
@@ -102,7 +102,7 @@ class Session:
     def _after(self, check: Check, bench: Bench, outcome: Outcome, message: str) -> tuple[Outcome, str, Bench]:
         """Let the check's own things go; a target that cannot let them go fails the check."""
         try:
-            self._lane.run(lambda: bench.end(passed=outcome is Outcome.PASS), CLOSE_S * self.target.adapter.patience)
+            self._runner.run(lambda: bench.end(passed=outcome is Outcome.PASS), CLOSE_S * self.target.adapter.patience)
         except Hung as error:
             self._abandon()
             outcome, message = Outcome.FAIL, message or _law(9, f"closing after {check.id}: {error}")
@@ -127,7 +127,7 @@ class Session:
         for other in positive:
             bench.begin(other)
             try:
-                self._lane.run(partial(other.body, bench), other.deadline_s * self.target.adapter.patience)
+                self._runner.run(partial(other.body, bench), other.deadline_s * self.target.adapter.patience)
                 num_passed += 1
             except Hung as error:
                 self._abandon()
@@ -137,7 +137,7 @@ class Session:
             except BROKEN as error:
                 why = f"{claim!r} is not claimed and was not refused; {other.id} then found: {_told(error)}"
                 return Outcome.FAIL, _law(8, why)
-            self._lane.run(partial(bench.end, passed=True), CLOSE_S * self.target.adapter.patience)
+            self._runner.run(partial(bench.end, passed=True), CLOSE_S * self.target.adapter.patience)
         if not num_passed:
             return Outcome.FAIL, _law(8, f"{claim!r} is not claimed and was not refused")
         bench.notes = [*notes, f"{claim!r} works but is not claimed: claim it"]
@@ -149,18 +149,18 @@ class Session:
         return self._benches[role]
 
     def _abandon(self) -> None:
-        """Give up the lane and everything that lives in it; the next check starts afresh."""
+        """Give up the runner and everything that lives in it; the next check starts afresh."""
         benches, self._benches = self._benches, {}
         for bench in benches.values():
             self._end_bench(bench)
-        if not self._lane.hung:
-            self._lane.close()
-        self._lane = Lane()
+        if not self._runner.hung:
+            self._runner.close()
+        self._runner = Runner()
 
     def _end_bench(self, bench: Bench) -> None:
-        if not self._lane.hung:
+        if not self._runner.hung:
             with contextlib.suppress(*BROKEN):  # what a broken target does when let go, checks of close have judged
-                self._lane.run(bench.aclose, CLOSE_S)
+                self._runner.run(bench.aclose, CLOSE_S)
         bench.close()
 
 

@@ -1,4 +1,4 @@
-"""What `pytest --pyargs areal_conformance` collects: with a backend named, one item a check (`door`)."""
+"""What `pytest --pyargs areal_conformance` collects: with a backend named, one item a check (`pytest_plugin`)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the loop with one sin each."""
+"""Checkpoints of the loop with one defect each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core's loop with one sin each in what becomes of failures, interruptions and dead replicas."""
+"""The core's loop with one defect each in what becomes of failures, interruptions and dead replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core's loop with one sin each in the folder of a run, and in which rows count as one."""
+"""The core's loop with one defect each in the folder of a run, and in which rows count as one."""
 
 from __future__ import annotations
 

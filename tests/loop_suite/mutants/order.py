@@ -1,4 +1,4 @@
-"""The core's loop with one sin each in what is trained on, when, and how often."""
+"""The core's loop with one defect each in what is trained on, when, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core's loop with one sin each in how it stops: on hold, when closed, when an episode is cancelled."""
+"""The core's loop with one defect each in how it stops: on hold, when closed, when an episode is cancelled."""
 
 from __future__ import annotations
 

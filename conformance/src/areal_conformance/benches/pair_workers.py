@@ -16,7 +16,7 @@ from areal_core.contract.train import EngineInfo
 from areal_core.worker.codec import decode, encode
 from areal_core.worker.service import Host
 
-Sin = Exception | Callable[[Any], Any]
+Trouble = Exception | Callable[[Any], Any]
 """Raised in place of a call, or applied to its answer. Any: the answer of the method it is for."""
 
 
@@ -37,7 +37,7 @@ class SeatedWorker:
         self._starting = starting
         self.seat = host
         self.calls: list[str] = []
-        self.faults: dict[str, Sin] = {}
+        self.faults: dict[str, Trouble] = {}
         self.fired: list[str] = []
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:

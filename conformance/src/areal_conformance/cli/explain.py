@@ -37,13 +37,13 @@ def explain(check: str) -> int:
             f"there is no check {check!r}",
             fix=f"did you mean {' or '.join(near)}?" if near else "areal conformance list",
         )
-    killed = {name: mutant.sin for name, mutant in known_mutants().items() if check in mutant.killers}
+    killed = {name: mutant.defect for name, mutant in known_mutants().items() if check in mutant.killers}
     print(explained(found, killed))
     return 0
 
 
 def explained(check: Check, killed: dict[str, str]) -> str:
-    """Return the text; `killed` is mutant -> sin."""
+    """Return the text; `killed` is mutant -> defect."""
     lines = [
         check.id,
         f"  {check.title}",
@@ -63,6 +63,6 @@ def explained(check: Check, killed: dict[str, str]) -> str:
     if rest:
         lines += ["", rest]
     lines += ["", f"kills {len(killed)} of the backends that are broken on purpose:"]
-    lines += [f"  {name}: {sin}" for name, sin in sorted(killed.items())]
+    lines += [f"  {name}: {defect}" for name, defect in sorted(killed.items())]
     lines += ["", f"alone: areal conformance run --backend NAME --check {check.id}"]
     return "\n".join(lines)

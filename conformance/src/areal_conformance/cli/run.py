@@ -1,7 +1,7 @@
 """`areal conformance run`: make the checks of a target in a process of their own, and say what came.
 
 Knows: the order of a run as a person sees it, and its exit codes.
-Does not know: how checks are made; that is done in the child (`door`).
+Does not know: how checks are made; that is done in the child (`pytest_plugin`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parent's end of the nursery: one process that has torch in memory and forks ranks on demand.
+"""The parent's end of the fork server: one process that has torch in memory and forks ranks on demand.
 
 Knows: how it is started, asked and ended; one per process, ended at exit.
 Does not know: what ranks do.
@@ -36,7 +36,7 @@ class Child:
     log: Path
 
 
-class Nursery:
+class ForkServer:
     """Forks processes that have imported torch already."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Nursery:
         self._count = 0
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
-        self._log = self.folder / "nursery.log"
+        self._log = self.folder / "fork-server.log"
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", "PYTHONPATH": path}
         environment.setdefault("OMP_NUM_THREADS", "1")
@@ -112,26 +112,26 @@ class Nursery:
         return answer
 
 
-_nursery: Nursery | None = None  # kept for the process: importing torch anew for every target would cost seconds
+_server: ForkServer | None = None  # kept for the process: importing torch anew for every target would cost seconds
 _making = threading.Lock()
 
 
-def nursery() -> Nursery:
-    """Return this process's nursery; starts it when first needed, or when it has died."""
-    global _nursery
+def fork_server() -> ForkServer:
+    """Return this process's fork server; starts it when first needed, or when it has died."""
+    global _server
     with _making:
-        if _nursery is None or not _nursery.alive:
-            if _nursery is None:
+        if _server is None or not _server.alive:
+            if _server is None:
                 atexit.register(_close)
             else:
-                _nursery.close()
-            _nursery = Nursery()
-        return _nursery
+                _server.close()
+            _server = ForkServer()
+        return _server
 
 
 def _close() -> None:
-    global _nursery
-    ended, _nursery = _nursery, None
+    global _server
+    ended, _server = _server, None
     if ended is not None:
         ended.close()
 

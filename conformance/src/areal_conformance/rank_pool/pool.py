@@ -22,7 +22,7 @@ from attrs import define, field
 
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_conformance.rank_pool import wire
-from areal_conformance.rank_pool.fork_server import Child, Nursery, nursery, tail
+from areal_conformance.rank_pool.fork_server import Child, ForkServer, fork_server, tail
 from areal_conformance.target import Target
 
 APART_S = 15.0
@@ -61,7 +61,7 @@ class RankPool:
         self._target = target
         self._shared = shared_folder
         self._gangs: dict[int, _Gang] = {}
-        self._nursery: Nursery | None = None
+        self._server: ForkServer | None = None
 
     def run(
         self,
@@ -115,16 +115,16 @@ class RankPool:
         if gang is not None and gang.clean:
             return gang
         self._end(world_size)
-        self._nursery = nursery()
+        self._server = fork_server()
         warm = "areal_proof.mutants:all_mutants" if self._target.locator.mutant else ""
-        gang = _Gang(children=[self._nursery.fork(warm) for _ in range(world_size)])
+        gang = _Gang(children=[self._server.fork(warm) for _ in range(world_size)])
         self._gangs[world_size] = gang
         return gang
 
     def _end(self, world_size: int) -> None:
         gang = self._gangs.pop(world_size, None)
-        if gang is not None and self._nursery is not None:
-            self._nursery.end(gang.children)
+        if gang is not None and self._server is not None:
+            self._server.end(gang.children)
 
 
 def _follow(children: list[Child], course: _Course, deadline_s: float) -> None:

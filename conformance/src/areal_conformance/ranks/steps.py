@@ -123,13 +123,13 @@ def scores(
 
 
 def spoiled(
-    bench: RankBench, layout: dict[str, int], rows: Rows, *, sin: str, bad: int, call: str = "train_step"
+    bench: RankBench, layout: dict[str, int], rows: Rows, *, defect: str, bad: int, call: str = "train_step"
 ) -> dict[str, Any]:
     """Make a call that is wrong on one rank only, then a right one."""
     batch = bench.batch(SHAPES)
     with bench.engine(layout=layout, max_tokens_per_microbatch=20) as engine:
         good = shard(bench, batch, rows)
-        wrong = _wrong(bench, good, sin) if bench.rank == bad else good
+        wrong = _wrong(bench, good, defect) if bench.rank == bad else good
         before = bench.sent(engine)
         out: dict[str, Any] = {"error": error_of(lambda: _call(engine, call, wrong))}
         bench.share()  # who never comes here hangs in the call
@@ -223,16 +223,16 @@ def _wait(bench: RankBench, late: int | None) -> None:
         time.sleep(0.5)  # the fault itself: this rank is called later than the others
 
 
-def _wrong(bench: RankBench, good: Batch, sin: str) -> Batch:
-    if sin == "missing_column":
+def _wrong(bench: RankBench, good: Batch, defect: str) -> Batch:
+    if defect == "missing_column":
         columns = {str(name): column for name, column in good.tokens.items() if name != "advantages"}
         return Batch.of(columns, {str(name): column for name, column in good.sequences.items()}, good.lengths)
-    if sin == "unknown_token":
+    if defect == "unknown_token":
         ids = good.tokens["input_ids"].clone()
         ids[-1] = 10**6
         return good.with_tokens(input_ids=ids)
     long = bench.batch([*SHAPES[:2], (2, 30)])
-    return long if sin == "too_long" else good
+    return long if defect == "too_long" else good
 
 
 def _call(engine: TrainEngine, call: str, batch: Batch) -> None:

@@ -1,10 +1,10 @@
-"""`python -m areal_conformance.ranks.worker DESCRIPTOR`: a nursery, and the ranks it forks.
+"""`python -m areal_conformance.ranks.worker DESCRIPTOR`: a fork server, and the ranks it forks.
 
-The nursery imports torch and transformers once and computes nothing, so a fork of it is a rank within milliseconds,
-also after a gang was killed. Ranks die with the nursery, the nursery with the socket its parent holds.
+The fork server imports torch and transformers once and computes nothing, so a fork of it is a rank within milliseconds,
+also after a gang was killed. Ranks die with the fork server, the fork server with the socket its parent holds.
 
 Knows: forking, log files, how a program is found and run, how its end is told.
-Does not know: who starts it (`nursery`), or what programs do.
+Does not know: who starts it (`rank_pool.fork_server`), or what programs do.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _end(children: set[int]) -> None:
 
 
 def _be_rank(connection: socket.socket, log: Path) -> NoReturn:
-    """Run programs until the parent closes the socket; never returns into the nursery's frames."""
+    """Run programs until the parent closes the socket; never returns into the fork server's frames."""
     try:
         die_with_parent()
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

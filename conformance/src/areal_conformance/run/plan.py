@@ -3,7 +3,7 @@
 Whatever is wrong with what was asked comes out here.
 
 Knows: the order in which a run is prepared, and how results close the record.
-Does not know: how a check is made, or who drives it (`door`, `cli.run`).
+Does not know: how a check is made, or who drives it (`pytest_plugin`, `cli.run`).
 """
 
 from __future__ import annotations

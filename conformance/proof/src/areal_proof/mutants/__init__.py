@@ -1,4 +1,4 @@
-"""Deliberately broken backends, each named by its sin: what the suite must catch, to be believed.
+"""Deliberately broken backends, each with one defect: what the suite must catch, to be believed.
 
     @mutant("infer/reference", killers=("infer.close.callers",), row="dead-peer")
     class CloseForgetsTheFrozen(ReferenceInferenceEngine):
@@ -37,11 +37,11 @@ Breaks = Callable[[Target], Target]
 
 @frozen(kw_only=True)
 class Mutant:
-    """One sin. `of` is the backend it is made from: `infer/second`, `train/reference`, ..."""
+    """One defect. `of` is the backend it is made from: `infer/second`, `train/reference`, ..."""
 
     name: str
     of: str
-    sin: str
+    defect: str
     killers: tuple[str, ...] = field(converter=tuple[str, ...])
     """Checks that must fail on it; others may."""
     incident: str = ""
@@ -99,7 +99,7 @@ def mutant(
     side: str | None = None,
     breaks: Breaks | None = None,
 ) -> Callable[[Any], Any]:
-    """Mark a class (or a function with `breaks`-like behaviour) as a mutant; its docstring's first line is the sin.
+    """Mark a class (or a function with `breaks`-like behaviour) as a mutant; its docstring's first line is the defect.
 
     The class is built in place of the backend `of`. `side` is the role it plays where `of` is a pair.
     A plain function marked so is itself the `breaks`: it takes the whole target and returns the broken one.
@@ -108,12 +108,12 @@ def mutant(
     def mark(broken: Any) -> Any:
         role = side or of.partition("/")[0]
         own = breaks or (replacing(role, broken, claims=claims) if inspect.isclass(broken) else broken)
-        sin = (inspect.getdoc(broken) or "").strip().partition("\n")[0]
-        assert sin, f"mutant {broken.__name__} has no docstring: its first line is the sin"
+        defect = (inspect.getdoc(broken) or "").strip().partition("\n")[0]
+        assert defect, f"mutant {broken.__name__} has no docstring: its first line is the defect"
         broken.__mutant__ = Mutant(
             name=broken.__name__,
             of=of,
-            sin=sin,
+            defect=defect,
             killers=killers,
             incident=incident,
             row=row,

@@ -324,7 +324,7 @@ class Breaking:
         breaks = replacing(self.side or self.of.partition("/")[0], subclass(one.name, base, others),
                            claims=more.pop("claims", None))  # fmt: skip
         assert one.defect, f"mutant {one.name} does not say what is wrong with it"
-        return Mutant(name=one.name, of=self.of, sin=one.defect, killers=one.killers, ranks=one.ranks or self.ranks,
+        return Mutant(name=one.name, of=self.of, defect=one.defect, killers=one.killers, ranks=one.ranks or self.ranks,
                       breaks=breaks, **more)  # fmt: skip
 
 

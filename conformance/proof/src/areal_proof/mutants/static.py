@@ -1,4 +1,4 @@
-"""Plugins that are not what they say: manifests, packaging and source with one sin each."""
+"""Plugins that are not what they say: manifests, packaging and source with one defect each."""
 
 from __future__ import annotations
 

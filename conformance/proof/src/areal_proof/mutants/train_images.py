@@ -1,7 +1,7 @@
 """Trainers that see wrongly: nothing, another's images, the wrong way round, or without learning to.
 
 Knows: where images pass through the second trainer.
-Does not know: checks, beyond the names of those that must find each sin.
+Does not know: checks, beyond the names of those that must find each defect.
 """
 
 from __future__ import annotations

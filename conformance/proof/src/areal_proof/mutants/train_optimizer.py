@@ -27,7 +27,7 @@ breaks_reference = breaking(ENGINE, ReferenceTrainEngine)
 
 
 class OtherOptimizer(ReferenceTrainEngine):
-    """The reference trainer with another optimizer. Not a sin by itself."""
+    """The reference trainer with another optimizer. No defect by itself."""
 
     kind: ClassVar[type[Optimizer]] = Optimizer
 
@@ -39,7 +39,7 @@ class OtherOptimizer(ReferenceTrainEngine):
 
 
 class OtherSpec(ReferenceTrainEngine):
-    """The reference trainer with another optimizer spec. Not a sin by itself."""
+    """The reference trainer with another optimizer spec. No defect by itself."""
 
     def other(self, spec: OptimizerSpec) -> OptimizerSpec:
         """Return the spec used."""
@@ -139,7 +139,7 @@ def ScalesUpToLimit(original: Original, self: Any, norm: float) -> Any:
 
 
 class OtherRate(Optimizer):
-    """An optimizer with another learning rate. Not a sin by itself."""
+    """An optimizer with another learning rate. No defect by itself."""
 
     def rate(self) -> float:
         """Return the rate used."""

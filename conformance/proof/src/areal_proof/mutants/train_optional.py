@@ -1,7 +1,7 @@
 """Trainers that get an adapter wrong: what is trained, what is merged, what is saved.
 
 Knows: the parts of the second trainer that an adapter goes through.
-Does not know: checks, beyond the names of those that must find each sin.
+Does not know: checks, beyond the names of those that must find each defect.
 """
 
 from __future__ import annotations

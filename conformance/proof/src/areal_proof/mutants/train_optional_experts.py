@@ -1,7 +1,7 @@
 """Trainers that replay recorded routes wrongly: on other tokens, in other layers, with other weights, or not at all.
 
 Knows: where routes pass through the second trainer.
-Does not know: checks, beyond the names of those that must find each sin.
+Does not know: checks, beyond the names of those that must find each defect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What mutants of the reference trainer are made of: ways to put another part in the place of a right one.
 
 Knows: the parts of a started reference trainer.
-Does not know: sins; they are in the modules beside this one.
+Does not know: defects; they are in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def parameters(engine: ReferenceTrainEngine) -> dict[str, Tensor]:
 
 
 class OtherObjective(ReferenceTrainEngine):
-    """The reference trainer, which hands its objective something else. Not a sin by itself."""
+    """The reference trainer, which hands its objective something else. No defect by itself."""
 
     through: type[Through] = Through
 
@@ -128,7 +128,7 @@ class OtherModel(ReferenceTrainEngine):
 
 
 class OtherExporter(ReferenceTrainEngine):
-    """The reference trainer with another exporter. Not a sin by itself."""
+    """The reference trainer with another exporter. No defect by itself."""
 
     kind: ClassVar[type[Exporter]] = Exporter
 

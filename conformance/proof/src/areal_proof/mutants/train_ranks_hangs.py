@@ -1,7 +1,7 @@
 """Trainers one of whose ranks leaves the others waiting, or keeps an error to itself.
 
 Knows: where the ranks of the second trainer meet.
-Does not know: checks, beyond the names of those that must find each sin.
+Does not know: checks, beyond the names of those that must find each defect.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ OTHER_EXPORTER_ROWS = breaks_other_exporter.rows(
 
 
 class OtherSink(ReferenceTrainEngine):
-    """The reference trainer, which talks to its sink otherwise. Not a sin by itself."""
+    """The reference trainer, which talks to its sink otherwise. No defect by itself."""
 
     passing: ClassVar[type[PassingSink]] = PassingSink
 

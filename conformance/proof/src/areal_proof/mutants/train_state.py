@@ -209,7 +209,7 @@ def StateBelieved(original: Original, path: Path) -> None:
 
 
 class _OtherFacts(ReferenceTrainEngine):
-    """The reference trainer, which writes something else into its states. Not a sin by itself."""
+    """The reference trainer, which writes something else into its states. No defect by itself."""
 
     dropped: ClassVar[tuple[str, ...]] = ()
 

@@ -1,6 +1,6 @@
 """Broken transports: something stays behind, or is open to others.
 
-Knows: one sin a class.
+Knows: one defect a class.
 Does not know: which check sees it, but for the names of its killers.
 """
 

@@ -1,6 +1,6 @@
 """Broken transports: offers that can be read too early, too late or instead of another.
 
-Knows: one sin a class.
+Knows: one defect a class.
 Does not know: which check sees it, but for the names of its killers.
 """
 

@@ -128,7 +128,7 @@ def LastOneOutTakesAll(original: Original, self: Any) -> None:
 
 
 _PLACES: dict[str, str] = {}
-"""Known in one process only, which is the sin."""
+"""Known in one process only, which is the defect."""
 
 
 @breaks("sink", "transport.process.crosses",

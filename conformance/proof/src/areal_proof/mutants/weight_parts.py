@@ -1,7 +1,7 @@
 """Ends of a weight transfer that pass everything on until one thing is overridden.
 
 Knows: the two ends' methods.
-Does not know: any sin.
+Does not know: any defect.
 """
 
 from __future__ import annotations

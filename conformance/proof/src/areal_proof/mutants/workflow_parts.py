@@ -1,7 +1,7 @@
 """A session and a workflow that can be bent at one place, for broken workflows.
 
 Knows: what passes through a workflow.
-Does not know: any sin.
+Does not know: any defect.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _APART_S = 4.0
 def too_long(bench: TrainBench) -> None:
     """A sequence too long for one rank is a BatchError on every rank, nobody hangs, and the next step is right."""
     for layout in layouts(bench, letter="d"):
-        _error_on_all(bench, layout, sin="too_long", bad=1, call="train_step")
-        _error_on_all(bench, layout, sin="too_long", bad=0, call="train_step")
+        _error_on_all(bench, layout, defect="too_long", bad=1, call="train_step")
+        _error_on_all(bench, layout, defect="too_long", bad=0, call="train_step")
 
 
 @check(
@@ -45,8 +45,8 @@ def too_long(bench: TrainBench) -> None:
 def too_long_forward(bench: TrainBench) -> None:
     """What one rank cannot score is a BatchError on every rank, nobody hangs, and the next step is right."""
     for layout in layouts(bench, letter="d"):
-        _error_on_all(bench, layout, sin="too_long", bad=1, call="forward")
-        _error_on_all(bench, layout, sin="too_long", bad=0, call="forward")
+        _error_on_all(bench, layout, defect="too_long", bad=1, call="forward")
+        _error_on_all(bench, layout, defect="too_long", bad=0, call="forward")
 
 
 @check(
@@ -61,8 +61,8 @@ def too_long_forward(bench: TrainBench) -> None:
 def missing_column(bench: TrainBench) -> None:
     """A column one rank lacks is a BatchError on every rank, nobody hangs, and the next step is right."""
     for layout in layouts(bench, letter="d"):
-        _error_on_all(bench, layout, sin="missing_column", bad=0, call="train_step")
-        _error_on_all(bench, layout, sin="missing_column", bad=1, call="train_step")
+        _error_on_all(bench, layout, defect="missing_column", bad=0, call="train_step")
+        _error_on_all(bench, layout, defect="missing_column", bad=1, call="train_step")
 
 
 @check(
@@ -78,8 +78,8 @@ def unknown_token(bench: TrainBench) -> None:
     """A token id one rank does not know is a BatchError on every rank, nobody hangs, and the next step is right."""
     for layout in layouts(bench, letter="d"):
         for call in ("train_step", "forward"):
-            _error_on_all(bench, layout, sin="unknown_token", bad=1, call=call)
-            _error_on_all(bench, layout, sin="unknown_token", bad=0, call=call)
+            _error_on_all(bench, layout, defect="unknown_token", bad=1, call=call)
+            _error_on_all(bench, layout, defect="unknown_token", bad=0, call=call)
 
 
 @check(
@@ -104,9 +104,9 @@ def missing_model(bench: TrainBench) -> None:
             same_on_all(layout, [answer["report"] for answer in answers], "the report after another start")
 
 
-def _error_on_all(bench: TrainBench, layout: dict[str, int], *, sin: str, bad: int, call: str) -> None:
-    answers = bench.on_ranks(_SPOILED, 2, apart_s=_APART_S, layout=layout, rows=EVEN, sin=sin, bad=bad, call=call)
-    what = f"{call} with {sin.replace('_', ' ')} on rank {bad}"
+def _error_on_all(bench: TrainBench, layout: dict[str, int], *, defect: str, bad: int, call: str) -> None:
+    answers = bench.on_ranks(_SPOILED, 2, apart_s=_APART_S, layout=layout, rows=EVEN, defect=defect, bad=bad, call=call)
+    what = f"{call} with {defect.replace('_', ' ')} on rank {bad}"
     raised_on_all(layout, [answer["error"] for answer in answers], ["BatchError"], what)
     expect(answers[0]["unchanged"], f"layout {named(layout)}: {what} was refused, but has changed weights")
     same_on_all(layout, [answer["next"] for answer in answers], f"the report after {what}")

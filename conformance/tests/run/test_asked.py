@@ -57,7 +57,7 @@ def test_a_mutant_brings_its_backend_and_ranks(monkeypatch: pytest.MonkeyPatch) 
     """So that it needs nothing else on the command line."""
     import areal_proof.mutants as mutants
 
-    found = mutants.Mutant(name="Torn", of="train/second", sin="s", killers=(), ranks=2, breaks=lambda whole: whole)
+    found = mutants.Mutant(name="Torn", of="train/second", defect="s", killers=(), ranks=2, breaks=lambda whole: whole)
     monkeypatch.setattr(mutants, "mutant_named", lambda name: found)
 
     expected = Locator(role="train", name="second", ranks=2, mutant="Torn")

@@ -24,7 +24,7 @@ from areal_proof.selftest.work import CHUNK, Ended, Item, mutant_items, referenc
 def mutant(name: str, *killers: str, row: str = "", ranks: int = 1) -> Mutant:
     """Return a mutant of a workflow."""
     return Mutant(
-        name=name, of="workflow/toy", sin="s", killers=killers, row=row, ranks=ranks, breaks=lambda whole: whole
+        name=name, of="workflow/toy", defect="s", killers=killers, row=row, ranks=ranks, breaks=lambda whole: whole
     )
 
 

@@ -1,4 +1,4 @@
-"""The door of pytest: inert unless asked, one item a check, and a verdict that counts what did not run."""
+"""The pytest plugin: inert unless asked, one item a check, and a verdict that counts what did not run."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_failure_shows_the_message_and_no_traceback(outer: Outer, make: Any, o
 
     result.stdout.fnmatch_lines(["fail: Claim of a.one.", "law 7: All.", "expected 3, got 4"])
     result.stdout.no_fnmatch_line("*Traceback*")
-    result.stdout.no_fnmatch_line("*door.py*CheckFailed*")
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*CheckFailed*")
 
 
 def test_deselecting_everything_is_incomplete(outer: Outer, make: Any, offer: Any) -> None:
