@@ -293,7 +293,7 @@ def test_a_stop_string_ends_the_output_at_the_token_that_completes_it(prior, ser
 
     async def run():
         async with serve() as engine:
-            decode = engine._require().loaded.tokenizer.decode
+            decode = engine.running.loaded.tokenizer.decode
             free = await engine.generate(ask(5, 9, seed=4, max_new_tokens=30, ignore_eos=True))
             text = decode(free.output_ids[: prior + 3], skip_special_tokens=False)
             tail = text[-2:] if prior == 0 else text

@@ -138,7 +138,7 @@ def test_mixtures_of_experts_are_served_and_updated(config, serve, tmp_path):
             before = await engine.generate(request)
             await engine.receive_weights(weights.offer(1), 1)
             await engine.commit_weights(1)
-            served = {n: p.clone() for n, p in engine._require().loaded.model.named_parameters()}
+            served = {n: p.clone() for n, p in engine.running.loaded.model.named_parameters()}
             return before, served
 
     before, served = asyncio.run(run())

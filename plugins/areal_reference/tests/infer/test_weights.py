@@ -83,7 +83,7 @@ def test_the_fingerprint_of_a_cast_tensor_is_of_the_bytes_that_arrived(serve, mo
         async with serve(dtype="bfloat16") as engine:
             receipt = await engine.receive_weights(FolderWeights.of(new).offer(1), 1)
             await engine.commit_weights(1)
-            served = dict(engine._require().loaded.model.named_parameters())
+            served = dict(engine.running.loaded.model.named_parameters())
             return receipt, served
 
     receipt, served = asyncio.run(run())
@@ -207,7 +207,7 @@ def test_aborted_weights_are_dropped_also_while_they_arrive(serve, model_folder)
             with pytest.raises(WeightSyncError, match="nothing is staged"):
                 await engine.commit_weights(1)
             offer = weights.offer(2)
-            offer.before_bucket = lambda number: engine._require().stage.cancel() if number == 3 else None
+            offer.before_bucket = lambda number: engine.running.stage.cancel() if number == 3 else None
             with pytest.raises(WeightSyncError, match="aborted"):
                 await engine.receive_weights(offer, 2)
             await engine.receive_weights(weights.offer(2), 2)

@@ -27,9 +27,7 @@ class LoadedTensors:
         """Return copies of them on the CPU, under the names of the model's folder."""
         from areal_torch import hf
 
-        running = self._engine._running
-        assert running is not None, "a witness is of a started engine"
-        model = running.loaded.model
+        model = self._engine.running.loaded.model
         found: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             found.update(hf.folder_tensors(model, name, parameter.detach().cpu().clone()))

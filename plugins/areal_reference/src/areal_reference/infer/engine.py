@@ -40,7 +40,7 @@ from areal_serving.stopping import StopStrings
 
 
 @frozen(kw_only=True, eq=False)
-class _Running:
+class Running:
     """What exists between start and close."""
 
     spec: InferenceSpec
@@ -60,7 +60,7 @@ class ReferenceInferenceEngine:
     ) -> None:
         self._config = config or ReferenceInferenceConfig()
         self._clock = clock
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._closed = False
         self._events: asyncio.AbstractEventLoop | None = None
         self._acknowledged: set[asyncio.Future[None]] = set()
@@ -92,7 +92,7 @@ class ReferenceInferenceEngine:
             deliver=lambda outcomes: self._from_thread(self._resolve, outcomes),
             clock=self._clock,
         )
-        running = _Running(
+        running = Running(
             spec=spec, loaded=loaded, stage=stage, loop=loop, cache=cache, events=events, exited=asyncio.Event()
         )
         self._running = running
@@ -194,7 +194,16 @@ class ReferenceInferenceEngine:
             running.loop.join()
         self._background.shutdown(wait=False, cancel_futures=True)
 
-    def _require(self) -> _Running:
+    @property
+    def running(self) -> Running:
+        """Return what exists between start and close, for a witness and for tests.
+
+        Raises:
+            GenerationFailed: the engine was not started, or is closed.
+        """
+        return self._require()
+
+    def _require(self) -> Running:
         if self._running is None:
             raise _closed() if self._closed else GenerationFailed("the engine was not started", fix="call start first")
         return self._running
@@ -219,7 +228,7 @@ class ReferenceInferenceEngine:
         finally:
             self._acknowledged.discard(done)
 
-    def _exited(self, running: _Running) -> None:
+    def _exited(self, running: Running) -> None:
         """Fail whatever still waits for the compute thread: it has ended, by `close` or by a bug."""
         self._running = None
         waiting: list[asyncio.Future[Generation] | asyncio.Future[None]] = [
@@ -246,7 +255,7 @@ class ReferenceInferenceEngine:
             else:
                 caller.set_exception(outcome)
 
-    def _ticket(self, running: _Running, request: GenerationRequest) -> Ticket:
+    def _ticket(self, running: Running, request: GenerationRequest) -> Ticket:
         """Check a request and work out what its row needs."""
         loaded, sampling = running.loaded, request.sampling
         _refuse(request)
