@@ -70,7 +70,8 @@ def test_what_the_yaml_asks_for_reaches_the_job(model: Path) -> None:
         "together_with": None,
     }
     told = describe_plan(made)
-    assert "actor: on 2 hosts, among a, b, 1.5 GiB per worker, in me/areal:1, with HF_TOKEN set" in told
+    assert "actor placement: {'num_hosts': 2, 'hosts': ['a', 'b'], 'memory_gib': 1.5, 'image': 'me/areal:1'" in told
+    assert "'env': ['HF_TOKEN']" in told
     assert "hunter2" not in told
 
 
@@ -113,9 +114,9 @@ def test_the_local_scheduler_says_why_it_cannot() -> None:
     ("overrides", "said"),
     [
         (["rollout.placement.together_with={role: rollout}"], "rollout cannot be placed together with 'rollout'"),
-        (["actor.placement.together_with={role: rollout}"], "roles with a place of their own: none"),
-        (["rollout.placement.together_with={role: critic}"], "roles with a place of their own: actor"),
-        ([BESIDE, "rollout.backend=reference:d2"], "rollout need 2 devices of actor, which has 1"),
+        (["actor.placement.together_with={role: rollout}"], "training roles with a place of their own: none"),
+        (["rollout.placement.together_with={role: critic}"], "training roles with a place of their own: actor"),
+        ([BESIDE, "device=cuda", "rollout.backend=reference:d2"], "rollout need 2 devices of actor, which has 1"),
         (["actor.placement.num_hosts=2", "actor.backend=fsdp:d3"], "num_hosts=2 with 3 workers"),
         (["rollout.placement.num_hosts=2"], "each inference replica is placed by itself"),
         (

@@ -18,7 +18,7 @@ import pytest
 
 from areal_core.observe.events import read_events
 
-from .live_run import LiveRun, command, live_run
+from .live_run import PATIENCE_S, LiveRun, command, live_run
 from .namespaces import NAMESPACES
 
 pytestmark = pytest.mark.slow
@@ -92,6 +92,25 @@ def test_shared_memory_does_not_reach_another_host(tmp_path: Path, model: Path, 
         assert code != 0
         assert "weights cannot travel by shm: it stays within one host" in output
         assert f"workers are on {HERE}, {THERE}" in " ".join(output.split())
+        assert run.survivors() == []
+
+
+def test_a_guest_starts_once_its_owner_is_there(tmp_path: Path, model: Path) -> None:
+    """On one machine: the fleet and the reference model beside the actor, with memory and a variable of their own."""
+    folder = tmp_path / "run"
+    beside = "{together_with: {role: actor, share: devices}, memory_gib: 0.01, env: {AREAL_TEST_TOKEN: hunter2}}"
+    places = [f"rollout.placement={beside}", f"reference.placement={beside}"]
+    words = command(folder, model, *SMALL[:4], "steps=1", *places)
+    with live_run(words, folder) as run:
+        run.patience_s = 2 * PATIENCE_S  # one role after another
+        run.wait_for_event("weights_travel")
+        seen = [run.worker(role).environ().get("AREAL_TEST_TOKEN") for role in ("actor", "rollout", "reference")]
+        code, output = run.wait()
+
+        assert code == 0, output
+        assert seen == [None, "hunter2", "hunter2"]
+        assert [event["transport"] for event in _told(run, "weights_travel")] == ["shm"]
+        assert "hunter2" not in (folder / "config.yaml").read_text()
         assert run.survivors() == []
 
 

@@ -1,4 +1,4 @@
-"""How roles are started: in an order that lets one stand beside another, meeting where rank 0 says, on one network."""
+"""How roles are started: meeting where rank 0 says, and with replicas only where weights reach them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
 from areal_core.contract.errors import ResourceError
-from areal_core.contract.scheduler import Job, Share, Together, WorkerStatus
+from areal_core.contract.scheduler import Job, WorkerStatus
 from areal_core.contract.train import EngineInfo, RankContext
-from areal_core.loop.launch import InOrder, ReplicaLauncher, start_train_group
+from areal_core.loop.launch import ReplicaLauncher, start_train_group
 from areal_core.plugins.registry import default_registry
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_tasks.tiny import make_spell_model
@@ -22,7 +22,6 @@ from areal_tasks.tiny import make_spell_model
 pytest.importorskip("areal_fsdp")
 
 INFO = {"engine": "e", "engine_version": "1", "device": "cpu", "num_parameters": 0, "context_length": 9}
-BESIDE = Together(role="actor", share=Share.DEVICES)
 
 
 class Elsewhere:
@@ -42,19 +41,17 @@ class Elsewhere:
 
 
 class Recorder:
-    """A scheduler that notes jobs, and starts each when it is told to."""
+    """A scheduler that notes jobs and gives workers of its hosts in turn."""
 
     def __init__(self, *hosts: str) -> None:
         self.jobs: list[Job] = []
         self.cancelled: list[str] = []
         self.workers: list[Elsewhere] = []
-        self.gate = asyncio.Event()
         self._hosts = hosts
 
     async def submit(self, job: Job) -> Sequence[Elsewhere]:
-        """Note the job, wait, and give workers of the hosts in turn."""
+        """Note the job, and give its workers."""
         self.jobs.append(job)
-        await self.gate.wait()
         made = [
             Elsewhere(f"{job.role}/{rank}", self._hosts[len(self.workers) + rank]) for rank in range(job.num_workers)
         ]
@@ -86,7 +83,6 @@ def test_ranks_meet_where_rank_zero_says(plan: Plan) -> None:
 
     async def run() -> Recorder:
         recorder = Recorder("10.0.0.7", "10.0.0.8")
-        recorder.gate.set()
         await start_train_group(recorder, plan, plan.role("actor"), plan.config.actor, total_steps=1)
         return recorder
 
@@ -96,31 +92,11 @@ def test_ranks_meet_where_rank_zero_says(plan: Plan) -> None:
     assert [(job.memory, job.env) for job in recorder.jobs] == [(2**29, {"A": "b"})]
 
 
-def test_a_guest_is_submitted_once_its_owner_is_there() -> None:
-    """Roles start side by side; a scheduler can only place one beside another that it has placed."""
-    owner = Job(role="actor", engine_role="train", backend="b", num_workers=1)
-    guest = Job(role="rollout", engine_role="infer", backend="b", num_workers=1, together_with=BESIDE)
-
-    async def run() -> tuple[list[str], list[str]]:
-        recorder = Recorder("h", "h")
-        scheduler = InOrder(recorder, ["actor"])
-        tasks = [asyncio.create_task(scheduler.submit(job)) for job in (guest, owner)]
-        for _ in range(5):
-            await asyncio.sleep(0)
-        before = [job.role for job in recorder.jobs]
-        recorder.gate.set()
-        await asyncio.gather(*tasks)
-        return before, [job.role for job in recorder.jobs]
-
-    assert asyncio.run(run()) == (["actor"], ["actor", "rollout"])
-
-
 def test_a_replica_that_weights_would_not_reach_is_not_kept(plan: Plan) -> None:
     """Where they travel within one host, a replica on another one is ended and refused with the reason."""
 
     async def run() -> Recorder:
         recorder = Recorder("here", "there", "here")
-        recorder.gate.set()
         launcher = ReplicaLauncher(recorder, plan)
         await launcher.place()
         launcher.keep_to("here")

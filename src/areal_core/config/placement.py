@@ -66,54 +66,31 @@ def check_placements(
         CapabilityError: a word the scheduler does not claim.
         PlanError: roles, hosts or devices do not fit one another.
     """
+    # A replica is a role of its own and placed by itself.
+    owners = [role for role, one in placements.items() if one.together_with is None and role != "rollout"]
     for role, placement in placements.items():
-        asked = asked_of_job(Job(role=role, engine_role="", backend="", num_workers=1, **placement.asks()))
-        for word in asked:
+        for word in asked_of_job(Job(role=role, engine_role="", backend="", num_workers=1, **placement.asks())):
             registry.require("scheduler", scheduler, word)
-        _check_hosts(role, placement.num_hosts, 1 if role == "rollout" else sizes[role][0])
-        if placement.together_with is not None:
-            _check_together(role, placement.together_with, placements)
-    for owner, (_, devices) in sizes.items():
-        guests = [role for role, placement in placements.items() if placement.owner == owner]
-        wanted = sum(sizes[guest][1] for guest in guests)
-        if wanted > devices:
+        count = 1 if role == "rollout" else sizes[role][0]
+        if placement.num_hosts and count % placement.num_hosts:
             raise PlanError(
-                f"{', '.join(guests)} need {wanted} devices of {owner}, which has {devices}",
+                f"{role}.placement.num_hosts={placement.num_hosts} with {count} workers",
+                why="every host takes equally many; each inference replica is placed by itself",
+                fix=f"set {role}.placement.num_hosts to a divisor of {count}",
+            )
+        beside = placement.together_with
+        if beside is not None and beside.role not in set(owners) - {role}:
+            raise PlanError(
+                f"{role} cannot be placed together with {beside.role!r}",
+                why=f"training roles with a place of their own: {', '.join(owners) or 'none'}",
+                fix=f"set {role}.placement.together_with.role to one of them",
+            )
+    for owner in owners:
+        guests = [role for role, placement in placements.items() if placement.owner == owner]
+        if sum(sizes[guest][1] for guest in guests) > sizes[owner][1]:
+            raise PlanError(
+                f"{', '.join(guests)} need {sum(sizes[guest][1] for guest in guests)} devices of {owner}, "
+                f"which has {sizes[owner][1]}",
                 why="a device has one guest at most",
                 fix="make the layouts smaller, or share the host only: together_with.share=host",
             )
-
-
-def describe_placement(role: str, placement: PlacementConfig) -> str:
-    """Return what a role asks for in one line, values of variables left out; empty if it asks for nothing."""
-    beside = placement.together_with
-    parts = [
-        f"on {placement.num_hosts} hosts" if placement.num_hosts else "",
-        f"among {', '.join(placement.hosts)}" if placement.hosts else "",
-        f"{placement.memory_gib:g} GiB per worker" if placement.memory_gib else "",
-        f"in {placement.image}" if placement.image else "",
-        f"sharing the {beside.share.value} of {beside.role}" if beside else "",
-        f"with {', '.join(sorted(placement.env))} set" if placement.env else "",
-    ]
-    told = ", ".join(part for part in parts if part)
-    return f"{role}: {told}" if told else ""
-
-
-def _check_hosts(role: str, num_hosts: int, num_workers: int) -> None:
-    if num_hosts and num_workers % num_hosts:
-        raise PlanError(
-            f"{role}.placement.num_hosts={num_hosts} with {num_workers} workers",
-            why="every host takes equally many; each inference replica is placed by itself",
-            fix=f"set {role}.placement.num_hosts to a divisor of {num_workers}",
-        )
-
-
-def _check_together(role: str, beside: Together, placements: Mapping[str, PlacementConfig]) -> None:
-    owners = [name for name, other in placements.items() if other.together_with is None]
-    allowed = [name for name in owners if name not in (role, "rollout")]  # each replica is a role of its own
-    if beside.role not in allowed:
-        raise PlanError(
-            f"{role} cannot be placed together with {beside.role!r}",
-            why=f"roles with a place of their own: {', '.join(allowed) or 'none'}",
-            fix=f"set {role}.placement.together_with.role to one of them",
-        )

@@ -185,9 +185,6 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
     manifest = registry.describe("infer", backend.name)
     needs = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
     needs += asked_of_sampling(rollout.sampling)
-    if config.weight_sync.transport != AUTO:
-        needs.append(f"transport.{config.weight_sync.transport}")
-        registry.describe("transport", config.weight_sync.transport)
     _require(registry, "infer", backend.name, needs, manifest.devices, device)
     if rollout.python is None:
         registry.check_engine("infer", backend.name)
@@ -279,7 +276,8 @@ def _check_routes(config: RunConfig, registry: Registry, roles: list[RolePlan]) 
 
 def _check_placements(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> None:
     placements = {role.role: role.placement for role in roles}
-    sizes = {role.role: (role.num_workers, role.num_workers * role.devices_per_worker) for role in roles}
+    owned = {role.role: 0 if role.device == "cpu" else role.num_workers * role.devices_per_worker for role in roles}
+    sizes = {role.role: (role.num_workers, owned[role.role]) for role in roles}
     check_placements(placements, sizes, config.scheduler.backend, registry)
 
 

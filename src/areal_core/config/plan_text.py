@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from areal_core.config.placement import describe_placement
 from areal_core.config.plan import Plan, RolePlan
 from areal_core.config.weight_transport import TransportPlan
+from areal_core.plugins.structure import unstructure
 
 _HEADINGS = ("role", "backend", "ranks", "device", "dtype", "model", "memory each")
 
@@ -15,7 +15,7 @@ def describe_plan(plan: Plan) -> str:
     """Return the resolved plan as aligned plain text, warnings last."""
     config, rollout = plan.config, plan.config.rollout
     lines = _aligned([_HEADINGS, *(_row(role) for role in plan.roles)])
-    lines += filter(None, (describe_placement(role.role, role.placement) for role in plan.roles))
+    lines += filter(None, map(_placement, plan.roles))
     lines.append("")
     lines.append(
         f"{config.steps} steps of {rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
@@ -24,6 +24,14 @@ def describe_plan(plan: Plan) -> str:
     )
     lines += [f"warning: {warning}" for warning in plan.warnings]
     return "\n".join(lines)
+
+
+def _placement(role: RolePlan) -> str:
+    """Return the keys a role's placement sets, of variables only the names."""
+    asked = {key: value for key, value in unstructure(role.placement).items() if value}
+    if "env" in asked:
+        asked["env"] = sorted(asked["env"])
+    return f"{role.role} placement: {asked}" if asked else ""
 
 
 def _transports(plans: Sequence[TransportPlan]) -> str:

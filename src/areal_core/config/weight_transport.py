@@ -48,20 +48,15 @@ def plan_transports(
         PlanError: the one asked for stays within one host, and the run is on several.
     """
     wanted = config.weight_sync.transport
-    if wanted != AUTO:
-        plans = [_plan(config, registry, rollout, wanted)]
-    else:
-        plans, refused = [], []
-        for name in _PREFERRED:
-            try:
-                registry.check_engine("transport", name)
-                plans.append(_plan(config, registry, rollout, name))
-            except (CapabilityError, PluginError) as error:
-                refused.append(error)
-        if not plans:
-            raise refused[0]
-    if num_hosts > 1:
-        plans = [plan for plan in plans if plan.across_hosts]
+    plans, refused = list[TransportPlan](), list[PluginError]()
+    for name in _PREFERRED if wanted == AUTO else (wanted,):
+        try:
+            plans.append(_plan(config, registry, rollout, name))
+        except PluginError as error:
+            refused.append(error)
+    if not plans:
+        raise refused[0]
+    plans = [plan for plan in plans if plan.across_hosts or num_hosts < 2]
     if not plans:
         raise _confined(wanted, f"a role asks for {num_hosts} hosts")
     return tuple(plans)
@@ -106,6 +101,7 @@ def claims(config: RunConfig, registry: Registry, rollout: RolePlan, key: str, t
 
 def _plan(config: RunConfig, registry: Registry, rollout: RolePlan, name: str) -> TransportPlan:
     across = registry.describe("transport", name).claims.get("across_hosts")
+    registry.check_engine("transport", name)
     registry.require("infer", rollout.backend.name, f"transport.{name}", device=rollout.device)
     return TransportPlan(
         name=name,

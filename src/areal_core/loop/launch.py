@@ -6,9 +6,7 @@ Does not know: where a scheduler puts them, or what happens in a step.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,29 +41,7 @@ def make_scheduler(config: RunConfig, registry: Registry, logs: Path) -> Schedul
     }
     scheduler = registry.build("scheduler", config.scheduler.backend, options)
     assert isinstance(scheduler, Scheduler)
-    return InOrder(scheduler, ("actor", "critic", "reference"))
-
-
-class InOrder:
-    """A run's scheduler, that submits a role once the one it is placed together with is there."""
-
-    def __init__(self, scheduler: Scheduler, roles: Iterable[str]) -> None:
-        self._submit, self.poll, self.cancel, self.close = (
-            scheduler.submit,
-            scheduler.poll,
-            scheduler.cancel,
-            scheduler.close,
-        )
-        self._there = {role: asyncio.Event() for role in roles}
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        """Wait for the other role, and submit; see `contract.Scheduler.submit`."""
-        if job.together_with is not None:
-            await self._there[job.together_with.role].wait()
-        workers = await self._submit(job)
-        if job.role in self._there:
-            self._there[job.role].set()
-        return workers
+    return scheduler
 
 
 async def start_train_group(

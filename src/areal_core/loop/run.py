@@ -38,6 +38,7 @@ from areal_core.loop.learner import Learner
 from areal_core.loop.results import write_results
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
+from areal_core.loop.train_group import TrainGroup
 from areal_core.loop.train_loop import Parts, TrainLoop
 from areal_core.observe.events import RUN_ENDED, RUN_STARTED, WEIGHTS_TRAVEL, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
@@ -171,6 +172,8 @@ class Run:
         rewards = self._rewards()
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
+        if self._plan.role("rollout").placement.together_with is not None:
+            await learner_task  # whom it is placed beside has to be there
         launcher = ReplicaLauncher(scheduler, self._plan)
         policy = PoolPolicy(request_timeout_s=rollout.request_timeout_s)
         pool_task = asyncio.ensure_future(launcher.start_pool(policy))
@@ -250,13 +253,16 @@ class Run:
         roles = {"actor": config.actor, "critic": config.critic, "reference": config.reference}
         steps = config.steps * config.algorithm.minibatches
         chosen = {name: role for name, role in roles.items() if role is not None}
-        started = await together(
-            [
-                start_train_group(scheduler, plan, plan.role(name), role, total_steps=steps, frozen=name == "reference")
-                for name, role in chosen.items()
+        groups: dict[str, TrainGroup] = {}
+        for guests in (False, True):  # a role has to be there before another is placed beside it
+            turn = [name for name, role in chosen.items() if (role.placement.together_with is not None) is guests]
+            starts = [
+                start_train_group(
+                    scheduler, plan, plan.role(name), chosen[name], total_steps=steps, frozen=name == "reference"
+                )
+                for name in turn
             ]
-        )
-        groups = dict(zip(chosen, started, strict=True))
+            groups.update(zip(turn, await together(starts), strict=True))
         return Learner(
             config.algorithm,
             plan.objective,
