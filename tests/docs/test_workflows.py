@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / ".github").glob("**/*.yml"))
@@ -119,6 +121,24 @@ def test_the_action_and_the_reusable_workflow_agree() -> None:
     both = sorted(set(action) & set(workflow))
     assert {"backend", "role", "level", "device", "python", "install"} <= set(both)
     assert {n: action[n].get("default") for n in both} == {n: workflow[n].get("default") for n in both}
+
+
+def test_the_action_brings_every_package_of_ours_that_it_needs() -> None:
+    """While nothing is published, pip finds a sibling only where the same command names its folder."""
+    (command,) = [
+        s["run"] for s in steps(load(ROOT / ".github/actions/conformance/action.yml")) if s["name"] == "install"
+    ]
+    asked = set(re.findall(r"\$areal(?:/([\w/]+))?(?:\[(\w+)\])?\"", command))
+    projects = {folder: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder, _ in asked}
+
+    wanted = [
+        Requirement(line)
+        for folder, extra in asked
+        for line in projects[folder]["dependencies"] + projects[folder].get("optional-dependencies", {}).get(extra, [])
+    ]
+    ours = {requirement.name for requirement in wanted if requirement.name.startswith("areal-")}
+    assert len(asked) > 3
+    assert ours - {project["name"] for project in projects.values()} == set()
 
 
 def test_the_tutorial_lists_every_input_of_the_action() -> None:
