@@ -71,8 +71,8 @@ conformance-quick: $(DEV) ## the suite on its mutants, then every backend here a
 	$(BIN)/areal conformance self-test $(ARGS)
 	AREAL=$(BIN)/areal conformance/certify.sh --level 2 --out build/conformance
 
-lint: $(DEV) ## style, types, layers
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+lint: $(DEV) ## style, types, layers, no cycle, the size of the core
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python tools/check_size.py
 
 docs: $(DEV) ## the documentation, into site/
 	$(BIN)/mkdocs build --strict

@@ -3,8 +3,8 @@
 SGLang loads it in every process of a server. It does nothing unless AREAL_SGLANG is set, so an environment
 with this package installed still starts plain servers.
 
-Knows: which method of SGLang each hook goes to, and how to tell whether all of them are in place.
-Does not know: what the hooks do.
+Knows: which method of SGLang each hook goes to.
+Does not know: what the hooks do, or whether they are in place (`targets`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from areal_sglang.inside import targets
 
 SWITCH = "AREAL_SGLANG"
 _LAYERS = "sglang.srt.layers"
@@ -33,11 +35,7 @@ def register() -> None:
     no_named_semaphore()
     for target, hook in _hooks().items():
         HookRegistry.register(target, hook, HookType.AROUND)
-
-
-def missing() -> list[str]:
-    """Return the targets that carry no hook: SGLang logs a hook that fails and starts without it."""
-    return sorted(set(_hooks()) - HookRegistry._patched)
+        targets.registered.add(target)
 
 
 def _hooks() -> Mapping[str, Callable[..., Any]]:  # Any: SGLang's own

@@ -20,7 +20,7 @@ from sglang.srt.managers.io_struct import CheckWeightsReqInput, CheckWeightsReqO
 
 from areal_serving.proof import Proof
 from areal_sglang.inside import experts, loading, parts, receiving
-from areal_sglang.inside.hooks import missing
+from areal_sglang.inside.targets import missing
 
 PREFIX = "areal."
 Answer = Mapping[str, Any]  # Any: JSON
