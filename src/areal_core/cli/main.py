@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "train": ("areal_core.cli.train:train_command", "Train a model from a yaml file."),
-    }
+    {"train": ("areal_core.cli.train:train_command", "Train a model from a yaml file.")}
 )
 """Command -> where it is, and its line in `areal --help`."""
 

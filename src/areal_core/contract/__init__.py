@@ -53,14 +53,7 @@ from areal_core.contract.weights import (
     WeightSource,
     WeightTransport,
 )
-from areal_core.contract.workflow import (
-    RewardInput,
-    RewardResult,
-    RewardStatus,
-    RolloutWorkflow,
-    Session,
-    Tokenizer,
-)
+from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus, RolloutWorkflow, Session, Tokenizer
 
 __all__ = [
     "CONTRACT",

@@ -165,13 +165,6 @@ def _job(config: RunConfig, role: RolePlan) -> Job:
 def _ranks(number: int, address: str, device: str, timeout_s: float) -> list[RankContext]:
     """One context per worker. Each worker sees only its own devices, so its local rank is 0."""
     return [
-        RankContext(
-            rank=rank,
-            world_size=number,
-            local_rank=0,
-            device=device,
-            init_method=address,
-            timeout_s=timeout_s,
-        )
+        RankContext(rank=rank, world_size=number, local_rank=0, device=device, init_method=address, timeout_s=timeout_s)
         for rank in range(number)
     ]

@@ -310,12 +310,7 @@ class Run:
         return executor
 
     def _weight_sync(
-        self,
-        stack: AsyncExitStack,
-        learner: Learner,
-        pool: InferencePool,
-        launcher: ReplicaLauncher,
-        events: EventLog,
+        self, stack: AsyncExitStack, learner: Learner, pool: InferencePool, launcher: ReplicaLauncher, events: EventLog
     ) -> WeightSync:
         """Connect the ends by a transport that reaches from where the trainer was placed to where the fleet was."""
         config = self._config.weight_sync

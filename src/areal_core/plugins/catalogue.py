@@ -29,11 +29,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "archon": "areal-archon",
             "ascend": "areal-ascend",
         },
-        "infer": {
-            "reference": "areal-reference",
-            "vllm": "areal-vllm",
-            "sglang": "areal-sglang",
-        },
+        "infer": {"reference": "areal-reference", "vllm": "areal-vllm", "sglang": "areal-sglang"},
         "scheduler": {"local": LOCAL},
         "transport": {"disk": LOCAL, "shm": LOCAL, "collective": LOCAL},
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},

@@ -21,9 +21,7 @@ def unknown_role(role: str) -> PluginError:
     """Return the error for a role that does not exist."""
     near = difflib.get_close_matches(role, ROLES, n=1)
     return PluginError(
-        f"unknown role {role!r}",
-        why=f"roles are {', '.join(ROLES)}",
-        fix=f"did you mean '{near[0]}'?" if near else "",
+        f"unknown role {role!r}", why=f"roles are {', '.join(ROLES)}", fix=f"did you mean '{near[0]}'?" if near else ""
     )
 
 
@@ -75,9 +73,7 @@ def command_not_installed(word: str) -> EngineMissing | None:
 def duplicate(role: str, name: str, first: str, second: str) -> DuplicateName:
     """Return the error for a name that two distributions or files claim."""
     return DuplicateName(
-        f"{noun(role)} {name!r} is registered twice",
-        why=f"by {first} and by {second}",
-        fix=_remedy(first, second),
+        f"{noun(role)} {name!r} is registered twice", why=f"by {first} and by {second}", fix=_remedy(first, second)
     )
 
 
