@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Level, Proximal
-from areal_core.algorithms.kl import kl_estimate
 from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
-from areal_core.algorithms.ratios import behaviour_weight, policy_ratio
+from areal_core.algorithms.ratios import behaviour_weight, kl_estimate, policy_ratio
 from areal_core.algorithms.reduction import Normalizer, sequence_mean
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective, Output, Sum

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from areal_core.contract.balance import ALGORITHMS, balance, microbatches
+from areal_core.contract.balance import ALGORITHMS, balance, largest_differencing, longest_first, microbatches
 from areal_core.contract.errors import BatchError
-from areal_core.contract.partition import largest_differencing, longest_first
 
 sizes = st.lists(st.integers(1, 40), max_size=14)
 

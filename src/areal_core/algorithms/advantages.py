@@ -11,8 +11,8 @@ from torch import Tensor
 
 from areal_core.algorithms.config import AdvantageConfig
 from areal_core.algorithms.gae import gae
-from areal_core.algorithms.kl import kl_estimate
 from areal_core.algorithms.normalize import normalize
+from areal_core.algorithms.ratios import kl_estimate
 from areal_core.algorithms.reduction import generated_lengths
 from areal_core.algorithms.rewards import is_truncated, overlong_penalty, shape_rewards
 from areal_core.contract.batch import Batch

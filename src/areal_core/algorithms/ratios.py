@@ -1,4 +1,4 @@
-"""Importance ratios between the three policies of asynchronous PPO.
+"""Importance ratios between the three policies of asynchronous PPO, and estimates of a KL divergence.
 
 Knows: policy / proximal (the clipped ratio, with gradient) and proximal / behaviour (the weight, without).
 Does not know: advantages, losses, or where the log-probs come from.
@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Level
+from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Level
 from areal_core.algorithms.reduction import sequence_mean
 from areal_core.contract.batch import Batch
 
@@ -63,3 +63,30 @@ def behaviour_weight(proximal: Tensor, behaviour: Tensor, batch: Batch, config: 
     if config.mode is BehaviourWeight.CLAMP:
         return Weighted(weight=torch.where(mask, weight.clamp(config.lower, config.upper), 0.0), touched=touched)
     return Weighted(weight=torch.where(mask & ~touched, weight, 0.0), touched=touched)
+
+
+KL_BOUND = 10.0
+"""No token counts for more than this, in nats; a single unlikely token must not own a batch."""
+
+
+def kl_estimate(logprobs: Tensor, base: Tensor, estimator: KLEstimator) -> Tensor:
+    """Estimate KL(sampler || base) per token, of tokens drawn from the sampler.
+
+    With x = logprobs - base: k1 = x, k2 = x^2 / 2, k3 = exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html).
+
+    Args:
+        logprobs: of the policy the tokens were drawn from [T].
+        base: of the policy compared with [T].
+
+    Returns:
+        [T], clamped to [-10, 10]; NaN stays NaN.
+    """
+    # Beyond +-20 every estimator is past its bound, and an infinite x would give inf - inf in k3.
+    x = (logprobs - base).clamp(-2 * KL_BOUND, 2 * KL_BOUND)
+    if estimator is KLEstimator.K1:
+        kl = x
+    elif estimator is KLEstimator.K2:
+        kl = x.square() / 2
+    else:
+        kl = (-x).exp() - 1 + x
+    return kl.clamp(-KL_BOUND, KL_BOUND)

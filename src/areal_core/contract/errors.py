@@ -46,6 +46,9 @@ others end what raised them. Each code has a page: `docs/errors/AREAL-E101.md`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -303,3 +306,19 @@ class StorageError(ArealError, OSError):
     """A file could not be written: disk full, read-only, or no permission."""
 
     code = "E700"
+
+
+@contextmanager
+def storage_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
+    """Turn what the operating system says of a write to `path` into a StorageError, and `others` likewise."""
+    kinds: tuple[type[Exception], ...] = (OSError, *others)
+    try:
+        yield
+    except StorageError:
+        raise
+    except kinds as error:
+        raise StorageError(
+            f"cannot write {path}",
+            why=str(error),
+            fix="free space on that disk, or choose another run folder; a folder written before is untouched",
+        ) from error

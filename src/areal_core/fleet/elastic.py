@@ -1,7 +1,7 @@
 """The inference fleet of a run over time: lost replicas are replaced, others come and go on request.
 
-Knows: who is being made, who leaves, how many losses may still be replaced.
-Does not know: how requests are routed (`pool`), how weights travel (`weight_sync`), or who asked (`scaling`).
+Knows: who is being made, who leaves, how many losses may still be replaced, and the words for all that.
+Does not know: how requests are routed (`pool`), how weights travel (`weight_sync`), or who asked (extension `scale`).
 
 A replica is made while the others serve. It starts on the starting weights, takes part in the next
 update and serves from its commit on. When nobody serves, the trainer sends the current version at once.
@@ -19,7 +19,7 @@ from areal_core.contract.train import EngineInfo
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import Stage
 from areal_core.fleet.weight_sync import WeightSync
-from areal_core.observe.events import EventSink
+from areal_core.observe.events import EventLog, EventSink
 
 
 class Launcher(Protocol):
@@ -252,3 +252,32 @@ class _Making:
     def __init__(self, worker: Worker | None, instead_of: str) -> None:
         self.worker, self.instead_of = worker, instead_of
         self.task: asyncio.Task[None] | None = None
+
+
+class Notes(Protocol):
+    """The part of a view that shows a line."""
+
+    def note(self, text: str) -> None:
+        """Show one line that is not a step."""
+
+
+class FleetNews:
+    """Takes the events of `ElasticFleet`."""
+
+    def __init__(self, events: EventLog, view: Notes) -> None:
+        self._events, self._view = events, view
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Write one event and show it. Any: plain data."""
+        self._events.write(kind, **fields)
+        self._view.note(_words(kind, fields))
+
+
+def _words(kind: str, fields: dict[str, Any]) -> str:
+    worker = fields["worker"]
+    if kind == "replica_lost":
+        then = "a replacement is starting" if fields["replaced"] else "it is not replaced"
+        return f"replica {worker} is out of service, {then}: {fields['error']}"
+    if kind == "replica_joined":
+        return f"replica {worker} serves from version {fields['version']} on; {fields['replicas']} serving"
+    return f"replica {worker} left; {fields['replicas']} serving"

@@ -30,10 +30,10 @@ from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
 from areal_core.fleet.pool import InferencePool
-from areal_core.fleet.receipts import check, named
 from areal_core.fleet.replica import Replica
 from areal_core.fleet.streaming import Results, at_once, is_lost, most_telling, refused
 from areal_core.fleet.task_groups import to_the_end
+from areal_core.weights.coverage import check, named
 
 
 @frozen(kw_only=True)

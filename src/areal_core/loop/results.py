@@ -6,9 +6,7 @@ Does not know: what is written or drawn; without the extension metrics.jsonl and
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from areal_core.config.plan import Plan
@@ -16,8 +14,6 @@ from areal_core.config.plan_text import describe_plan
 from areal_core.loop.run_folder import RunFolder
 from areal_core.observe.events import EventLog
 from areal_core.plugins.extensions import RunReport, extension
-
-_ENGINES = ("torch", "transformers", "tensordict")
 
 
 def write_results(
@@ -45,16 +41,4 @@ def write_results(
     def lines(summary: Mapping[str, Any]) -> Sequence[str]:
         return [describe_plan(plan), *more_lines(summary)]
 
-    return report.write(folder, facts=facts, versions=_versions(), lines=lines, tell=events.write)
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of the interpreter, of everything of ours that is installed, and of the engines' parts."""
-    found = {"python": platform.python_version(), "machine": platform.platform()}
-    ours = {name for each in metadata.distributions() if (name := each.metadata["Name"] or "").startswith("areal-")}
-    for name in (*sorted(ours), *_ENGINES):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return report.write(folder, facts=facts, lines=lines, tell=events.write)

@@ -20,26 +20,23 @@ from areal_core.config.plan import Plan
 from areal_core.config.schema import DataConfig
 from areal_core.config.tokenizer import load_tokenizer
 from areal_core.config.weight_transport import choose_transport, reachable
-from areal_core.contract.errors import ArealError, DatasetError
+from areal_core.contract.errors import ArealError, DatasetError, storage_errors
 from areal_core.contract.scheduler import Scheduler
-from areal_core.contract.storage import storage_errors
 from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import RolloutWorkflow
-from areal_core.fleet.elastic import ElasticFleet
-from areal_core.fleet.fleet_news import FleetNews
+from areal_core.fleet.elastic import ElasticFleet, FleetNews
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import together
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.loop.checkpoint import Progress, read_progress, restore
-from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner
 from areal_core.loop.results import write_results
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_group import TrainGroup
-from areal_core.loop.train_loop import Parts, TrainLoop
+from areal_core.loop.train_loop import Evaluator, Parts, TrainLoop
 from areal_core.observe.events import RUN_ENDED, RUN_STARTED, WEIGHTS_TRAVEL, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.plugins.blame import told

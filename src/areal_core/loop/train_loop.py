@@ -4,26 +4,26 @@
        ^                                    |
        '------------------------------------'
 
-Knows: the order of one step, and what is recorded about it.
+Knows: the order of one step, what is recorded about it, and how rewards of held-out prompts become one number.
 Does not know: how any part does its work.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
 from areal_core.config.schema import RunConfig
 from areal_core.contract.batch import Batch
+from areal_core.contract.inference import SamplingParams
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
 from areal_core.loop.checkpoint import Checkpoints, Progress
-from areal_core.loop.evaluate import Evaluator
 from areal_core.loop.learner import Learner, Update
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Count, StepTimes, Totals, step_record
@@ -31,7 +31,7 @@ from areal_core.observe.events import EVALUATED, EventLog
 from areal_core.observe.metrics import MetricsStream
 from areal_core.plugins.extensions import RunView
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.groups import Group
+from areal_core.rollout.groups import Group, episode_reward
 
 T = TypeVar("T")
 
@@ -174,3 +174,20 @@ class TrainLoop:
             for waiter in (task, stopped):
                 waiter.cancel()
             await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+class Evaluator:
+    """A fixed set of held-out rows, scored by the run's own workflow and reward."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], sampling: SamplingParams, temperature: float) -> None:
+        self._rows = rows
+        self._sampling = attrs.evolve(sampling, temperature=temperature)
+
+    async def score(self, executor: RolloutExecutor) -> float:
+        """Return the mean reward over all rows; rollouts for training go on meanwhile.
+
+        Raises:
+            RolloutError: an episode failed; a failed evaluation is not a low score.
+        """
+        episodes = await executor.evaluate(self._rows, self._sampling)
+        return sum(map(episode_reward, episodes)) / max(1, len(episodes))

@@ -248,7 +248,6 @@ class RunReport(Protocol):
         files: RunFiles,
         *,
         facts: Mapping[str, Any],
-        versions: Mapping[str, str],
         lines: Callable[[Mapping[str, Any]], Sequence[str]],
         tell: Callable[..., None],
     ) -> Mapping[str, Any]:
@@ -256,7 +255,6 @@ class RunReport(Protocol):
 
         Args:
             facts: title, status, max_staleness, train_backend, infer_backend, as the run was planned.
-            versions: of the interpreter and the packages.
             lines: what else belongs on the page, given the summary.
             tell: writes an event, for what could not be drawn.
 

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -18,28 +18,13 @@ from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import ArealError, EpisodeFailed, NoReplica
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import SamplingParams
-from areal_core.contract.workflow import RolloutWorkflow, Session
+from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
+from areal_core.rollout.session import PoolSessions
 
 Prepare = Callable[[Trajectory], Trajectory]
 """Makes a trajectory what the trainer takes. May take long: it never runs in the event loop."""
-
-
-class EpisodeSession(Session, Protocol):
-    """A session as the executor holds it."""
-
-    num_generated: int
-
-    async def close(self) -> None:
-        """Cancel what is still in flight. Idempotent."""
-
-
-class SessionSource(Protocol):
-    """Opens one session per try of an episode."""
-
-    def open(self, *, task_id: TaskId, name: str, seed_name: str, sampling: SamplingParams | None) -> EpisodeSession:
-        """Open a session; `name` is unique among live ones, the same `seed_name` gives the same seeds."""
 
 
 @frozen(kw_only=True)
@@ -64,7 +49,7 @@ class EpisodeRunner:
         self,
         *,
         workflow: RolloutWorkflow,
-        sessions: SessionSource,
+        sessions: PoolSessions,
         retries: int,
         timeout_s: float,
         on_event: EventSink = ignore_event,

@@ -23,8 +23,9 @@ from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
 from areal_core.rollout.buffer import Buffer
-from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare, SessionSource
+from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare
 from areal_core.rollout.groups import Group, run_group, stamped
+from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.staleness import DroppingGate, StalenessGate
 from areal_core.rollout.stats import Counts, RolloutStats
 from areal_core.rollout.tasks import Task, TaskSource
@@ -41,7 +42,7 @@ class RolloutExecutor:
         *,
         workflow: RolloutWorkflow,
         tasks: TaskSource,
-        sessions: SessionSource,
+        sessions: PoolSessions,
         config: RolloutConfig,
         version: int = 0,
         on_event: EventSink = ignore_event,

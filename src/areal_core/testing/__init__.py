@@ -1,4 +1,4 @@
-"""For tests of plugins: a clock one steps, scripted inference engines and workers, distributions in a folder.
+"""For tests of plugins: a clock one steps, distributions in a folder.
 
 Public, and imported by nothing else of the core.
 """

@@ -1,6 +1,6 @@
 """Every announced tensor exactly once, nothing else, and the same bytes on both sides.
 
-Knows: names, shapes, dtypes, fingerprints.
+Knows: names, shapes, dtypes, fingerprints, and what a replica answered to an update.
 Does not know: how the bytes travel. Senders, receivers and the controller all check with it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from torch import Tensor
 
-from areal_core.contract.errors import CoverageError, FingerprintMismatch, WeightSyncError
+from areal_core.contract.errors import ArealError, CoverageError, FingerprintMismatch, WeightSyncError
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest
 from areal_core.weights.fingerprint import fingerprint
 from areal_core.weights.specs import num_bytes, spec_of
@@ -131,3 +131,22 @@ def _same_names(left: set[str], right: set[str], left_name: str, right_name: str
 def _some(names: Iterable[str]) -> str:
     shown = list(names)
     return ", ".join(shown[:5]) + (", ..." if len(shown) > 5 else "")
+
+
+def check(sent: Receipt, result: object, replica: str) -> None:
+    """Raise what is wrong with one replica's answer, naming the replica."""
+    if isinstance(result, Exception):
+        raise named(result, replica, sent.version) from result
+    if not isinstance(result, Receipt):
+        raise WeightSyncError(f"{replica} gave no receipt", why=f"it returned {result!r:.200}")
+    compare(sent, result, replica)
+
+
+def named(error: Exception, replica: str, version: int) -> WeightSyncError:
+    """Return the error of one replica as one of the update, naming the replica."""
+    if isinstance(error, WeightSyncError):
+        return type(error)(f"{replica}: {error.what}", why=error.why, fix=error.fix)
+    what = f"{replica} could not take version {version}"
+    if isinstance(error, ArealError):
+        return WeightSyncError(what, why="\n".join(line for line in (error.what, error.why) if line), fix=error.fix)
+    return WeightSyncError(what, why=repr(error))

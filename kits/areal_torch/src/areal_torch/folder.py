@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from areal_core.contract import storage as contract_storage
+from areal_core.contract import errors as contract_errors
 from areal_torch.group import Group, agree
 
 
@@ -40,7 +40,7 @@ def write_folder(path: Path, group: Group, write: Callable[[Path], None]) -> Non
 
 def storage_errors(path: Path) -> AbstractContextManager[None]:
     """Turn what the operating system or safetensors says of a write to `path` into a StorageError."""
-    return contract_storage.storage_errors(path, SafetensorError)
+    return contract_errors.storage_errors(path, SafetensorError)
 
 
 def make_empty(partial: Path) -> None:

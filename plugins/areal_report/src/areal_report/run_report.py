@@ -6,8 +6,10 @@ Does not know: how any of it is drawn (`progress`, `report`, `curve`).
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from importlib import metadata
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +17,8 @@ from rich.console import Console
 from areal_core.observe.events import read_events
 from areal_core.observe.metrics import read_metrics
 from areal_core.plugins.extensions import RunFiles, RunView
+
+_ENGINES = ("torch", "transformers", "tensordict")
 
 
 class Report:
@@ -31,7 +35,6 @@ class Report:
         files: RunFiles,
         *,
         facts: Mapping[str, Any],
-        versions: Mapping[str, str],
         lines: Callable[[Mapping[str, Any]], Sequence[str]],
         tell: Callable[..., None],
     ) -> Mapping[str, Any]:
@@ -51,7 +54,7 @@ class Report:
             records=records,
             events=happened,
             plan="\n".join(lines(summary)),
-            versions=versions,
+            versions=_versions(),
             config=files.config.read_text(),
         )
         write_picture(files.picture, records, happened, tell)
@@ -67,6 +70,18 @@ class Report:
             return ""
         marks = evaluation_points(records, happened)
         return draw_curve(reward_points(records), marks=marks, title="reward, and evaluation (marked)")
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the interpreter, of everything of ours that is installed, and of the engines' parts."""
+    found = {"python": platform.python_version(), "machine": platform.platform()}
+    ours = {name for each in metadata.distributions() if (name := each.metadata["Name"] or "").startswith("areal-")}
+    for name in (*sorted(ours), *_ENGINES):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 REPORT = Report()
