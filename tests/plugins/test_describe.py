@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from areal_core import __version__
 from areal_core.contract.errors import BackendBroken, BackendNotFound, ContractMismatch, DuplicateName, ManifestError
 from areal_core.contract.version import CONTRACT
 from areal_core.plugins import describe, install
@@ -14,6 +15,7 @@ from areal_core.plugins.registry import Registry
 from areal_core.testing.plugins import manifest_source, write_distribution
 
 VERSION = "9.1"
+NEWER_CORE = "pip install -U areal-core, or a release of areal-toy for train contract 1.2"
 
 
 def plugin(
@@ -68,9 +70,19 @@ def test_a_broken_plugin_breaks_no_other(site: Path) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "why", "fix"),
     [
-        ((1, 2), (1, 10), "this areal-core speaks 1.2 and older minors", "pip install -U areal-core"),
-        ((1, 2), (2, 0), "this areal-core speaks 1.2 and older minors", "pip install -U areal-core"),
-        ((2, 0), (1, 4), "this areal-core speaks 2.0", "pip install -U areal-toy"),
+        (
+            (1, 2),
+            (1, 10),
+            "1.2 and older minors of 1",
+            NEWER_CORE,
+        ),
+        (
+            (1, 2),
+            (2, 0),
+            "1.2 and older minors of 1",
+            NEWER_CORE,
+        ),
+        ((2, 0), (1, 4), "2.0", "pip install -U areal-toy: a release for train contract 2.0 is needed"),
     ],
 )
 def test_a_contract_we_do_not_speak_is_refused_with_the_pip_command(
@@ -87,6 +99,7 @@ def test_a_contract_we_do_not_speak_is_refused_with_the_pip_command(
         Registry().describe("train", "toy")
 
     what = f"areal-toy 9.1 speaks train contract {theirs[0]}.{theirs[1]}"
+    why = f"areal-core {__version__} speaks train contract {why}"
     assert (what, why, fix) == (caught.value.what, caught.value.why, caught.value.fix)
 
 

@@ -58,7 +58,7 @@ class Clean:
         (packages / "third-party.pth").write_text(f"{others}\n")
         return cls(folder)
 
-    def install(self, *wheels: Path) -> None:
+    def install(self, *wheels: Path, replace: bool = False) -> None:
         """Install wheels with the pip of this interpreter: no index, and nothing they depend on."""
         python = self.folder / "venv/bin/python"
         command = [

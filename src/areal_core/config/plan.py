@@ -27,6 +27,7 @@ from areal_core.config.weight_transport import TransportPlan, claims, plan_trans
 from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
 from areal_core.contract.train import ObjectiveSpec
+from areal_core.contract.version import ageing
 from areal_core.plugins.extensions import ImageSupport, need
 from areal_core.plugins.registry import Registry
 
@@ -101,6 +102,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     _check_vocabularies(roles)
     _check_routes(config, registry, roles)
     warnings = [
+        *_ageing(config, registry, roles),
         *stand_in_warnings(device, registry),
         *engine_warnings,
         *check_sampling(config, roles[-1].model),
@@ -124,6 +126,14 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
         critic_objective=critic,
         warnings=tuple(warnings),
     )
+
+
+def _ageing(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> list[str]:
+    """Return a warning for each plugin of the run that was written for a contract long past."""
+    used = [(role.engine_role, role.backend.name) for role in roles]
+    used += [("scheduler", config.scheduler.backend), ("transport", config.weight_sync.transport)]
+    told = ((f"{role} {name!r}", ageing(role, registry.describe(role, name).contract)) for role, name in set(used))
+    return sorted(f"{what} was {text}" for what, text in told if text)
 
 
 def _train_roles(config: RunConfig) -> dict[str, RoleConfig]:

@@ -27,6 +27,9 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
 
 ROLES = tuple(CONTRACT)
 
+QUIET_MINORS = 2
+"""A plugin so many minors behind is driven without a word; an older one with a warning, until the next major."""
+
 
 def accepts(role: str, theirs: tuple[int, int]) -> bool:
     """Tell whether this core can drive a plugin written for contract `theirs`.
@@ -35,3 +38,20 @@ def accepts(role: str, theirs: tuple[int, int]) -> bool:
     """
     major, minor = CONTRACT[role]
     return theirs[0] == major and theirs[1] <= minor
+
+
+def range_accepted(role: str) -> str:
+    """Return the versions of plugins that this core drives, as a refusal shows them: `1.2 and older minors of 1`."""
+    major, minor = CONTRACT[role]
+    return f"{major}.{minor}" + (f" and older minors of {major}" if minor else "")
+
+
+def ageing(role: str, theirs: tuple[int, int]) -> str:
+    """Return the warning for an accepted plugin that is more than `QUIET_MINORS` behind; empty for any other."""
+    major, minor = CONTRACT[role]
+    if theirs[0] != major or minor - theirs[1] <= QUIET_MINORS:
+        return ""
+    return (
+        f"written for {role} contract {theirs[0]}.{theirs[1]}, this core speaks {major}.{minor}; "
+        f"it is driven until contract {major + 1}.0"
+    )

@@ -10,8 +10,9 @@ import importlib
 import traceback
 from collections.abc import Mapping
 
+from areal_core import __version__
 from areal_core.contract.errors import BackendBroken, ContractMismatch, EngineMissing, ManifestError
-from areal_core.contract.version import CONTRACT, accepts
+from areal_core.contract.version import CONTRACT, accepts, range_accepted
 from areal_core.plugins.claims import Claim
 from areal_core.plugins.conditions import parse
 from areal_core.plugins.discovery import PREFIX, Entry
@@ -54,7 +55,7 @@ def read_manifest(entry: Entry) -> Manifest:
             fix="make the entry point and the manifest agree",
         )
     _check(found, title)
-    _shake_hands(found, entry.origin, pip_install(entry.distribution, options="-U"))
+    _shake_hands(found, entry.origin, entry.distribution)
     return found
 
 
@@ -66,7 +67,7 @@ def check_manifest(manifest: Manifest, title: str, origin: str) -> None:
         ContractMismatch: this core does not speak its contract.
     """
     _check(manifest, title)
-    _shake_hands(manifest, origin, "change it to the contract of this areal-core")
+    _shake_hands(manifest, origin)
 
 
 def load_object(target: str, manifest: Manifest, entry: Entry) -> object:
@@ -148,15 +149,20 @@ def _check_claim(key: str, claim: object, title: str) -> None:
             raise ManifestError(f"{title} claims {key!r} wrongly", why=exc.what, fix=exc.fix) from exc
 
 
-def _shake_hands(manifest: Manifest, origin: str, fix: str) -> None:
-    if accepts(manifest.role, manifest.contract):
+def _shake_hands(manifest: Manifest, origin: str, distribution: str = "") -> None:
+    ours, role = CONTRACT[manifest.role], manifest.role
+    if accepts(role, manifest.contract):
         return
-    ours = CONTRACT[manifest.role]
-    newer = manifest.contract > ours
+    fix = f"change it to {role} contract {_dotted(ours)}"
+    if distribution:
+        fix = f"{pip_install(distribution, options='-U')}: a release for {role} contract {_dotted(ours)} is needed"
+    if manifest.contract > ours:
+        other = f"a release of {distribution} for" if distribution else "change it to"
+        fix = f"{pip_install('areal-core', options='-U')}, or {other} {role} contract {_dotted(ours)}"
     raise ContractMismatch(
-        f"{origin} speaks {manifest.role} contract {_dotted(manifest.contract)}",
-        why=f"this areal-core speaks {_dotted(ours)}{' and older minors' if ours[1] else ''}",
-        fix=pip_install("areal-core", options="-U") if newer else fix,
+        f"{origin} speaks {role} contract {_dotted(manifest.contract)}",
+        why=f"areal-core {__version__} speaks {role} contract {range_accepted(role)}",
+        fix=fix,
     )
 
 
