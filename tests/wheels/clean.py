@@ -61,18 +61,9 @@ class Clean:
     def install(self, *wheels: Path, replace: bool = False) -> None:
         """Install wheels with the pip of this interpreter: no index, and nothing they depend on."""
         python = self.folder / "venv/bin/python"
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(python),
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-index",
-        ]
-        _run([*command, "--disable-pip-version-check", *map(str, wheels)], cwd=self.folder)
+        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+        again = ["--force-reinstall"] if replace else []
+        _run([*command, *again, "--no-index", "--disable-pip-version-check", *map(str, wheels)], cwd=self.folder)
 
     def run(self, *words: str, expected: int | None = 0, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment in its folder, with no path to the repository, and check its exit code."""

@@ -6,8 +6,10 @@ Does not know: plugins; imports no package it looks at.
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -22,7 +24,8 @@ MIN_TORCH = "2.11"
 def check_packages() -> list[Finding]:
     """Run every check of the packages."""
     installed = _version("torch") if find_spec("torch") else None
-    return [check_core(_version("areal-core")), check_torch(installed)]
+    original = check_original(_version("areal"), Path(sys.executable).with_name("areal"))
+    return [check_core(_version("areal-core")), *original, check_torch(installed)]
 
 
 def check_core(installed: str | None) -> Finding:
@@ -38,6 +41,29 @@ def check_core(installed: str | None) -> Finding:
         what=f"{what}, but the installed metadata says {installed or 'nothing'}",
         fix=pip_install("areal-core", options="--force-reinstall --no-deps"),
     )
+
+
+def check_original(installed: str | None, command: Path) -> list[Finding]:
+    """Tell when the original system is installed as well, and which of the two the command `areal` starts.
+
+    Args:
+        installed: the version of the distribution `areal`, None without it.
+        command: the script of this environment.
+    """
+    if installed is None:
+        return []
+    whose = "missing"
+    if command.is_file():
+        whose = "this one's" if b"areal_core" in command.read_bytes() else "the other one's"
+    return [
+        Finding(
+            code="core.original",
+            level=Level.WARNING,
+            subject="areal",
+            what=f"{installed}, another system, is installed as well; the command `areal` is {whose}",
+            fix="give each an environment of its own, or start this one with: python -m areal_core.cli.main",
+        )
+    ]
 
 
 def check_torch(installed: str | None) -> Finding:
