@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import field, frozen
 
@@ -140,3 +140,42 @@ def check(
         )
 
     return decorate
+
+
+Case = TypeVar("Case")
+
+
+def family(
+    id: str, cases: Mapping[str, Case], *, requires: tuple[str, ...] = (), unless: tuple[str, ...] = (), **facts: Any
+) -> Callable[[Callable[[Any, Case], Any]], tuple[Check, ...]]:
+    """Turn a function of a bench and a case into one Check a case: rules of one shape, each with an id of its own.
+
+        @family("train.ranks.refuse.{axis}", {"tensor": {"d": 1, "t": 2}}, unless=("parallel.{axis}",), ...)
+        def refused(bench: TrainBench, layout: dict[str, int]) -> None:
+            \"\"\"Without {axis} parallelism, a layout that has it is refused on every rank.\"\"\"
+
+    The one field of `id` stands for the case's name, also in the claims and in the docstring. Any: facts of `check`.
+    """
+    (word,) = re.findall(r"{\w+}", id)
+
+    def decorate(body: Callable[[Any, Case], Any]) -> tuple[Check, ...]:
+        made = []
+        for name, case in cases.items():
+            member = _member(body, case, (body.__doc__ or "").replace(word, name))
+            needs, lacks = (tuple(claim.replace(word, name) for claim in claims) for claims in (requires, unless))
+            made.append(check(id.replace(word, name), requires=needs, unless=lacks, **facts)(member))
+        return tuple(made)
+
+    return decorate
+
+
+def _member(body: Callable[[Any, Case], Any], case: Case, doc: str) -> Body:
+    async def waited(bench: Any) -> None:  # Any: as Body
+        await body(bench, case)
+
+    def plain(bench: Any) -> None:  # Any: as Body
+        body(bench, case)
+
+    member: Body = waited if inspect.iscoroutinefunction(body) else plain
+    member.__doc__, member.__module__ = doc, body.__module__
+    return member

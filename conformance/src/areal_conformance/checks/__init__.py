@@ -69,12 +69,16 @@ def collect(package: ModuleType) -> dict[str, Check]:
     for module in pkgutil.walk_packages(package.__path__, prefix=f"{package.__name__}."):
         if module.ispkg:
             continue
-        for value in vars(importlib.import_module(module.name)).values():
-            if not isinstance(value, Check) or value.body.__module__ != module.name:
-                continue
+        for value in _made(importlib.import_module(module.name)):
             if found.setdefault(value.id, value) is not value:
                 raise ValueError(f"check id {value.id} is used twice, again in {module.name}")
     return dict(sorted(found.items()))
+
+
+def _made(module: ModuleType) -> list[Check]:
+    """Return the checks and the members of families that a module itself makes."""
+    values = [one for value in vars(module).values() for one in (value if isinstance(value, tuple) else (value,))]
+    return [one for one in values if isinstance(one, Check) and one.body.__module__ == module.__name__]
 
 
 def checks_of(role: str) -> tuple[Check, ...]:

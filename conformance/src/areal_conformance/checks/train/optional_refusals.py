@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from areal_conformance.benches.train import TrainBench
-from areal_conformance.check import Check, Level, check
+from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import NotRefused
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output
@@ -79,19 +79,17 @@ def background(bench: TrainBench) -> None:
             raise NotRefused("checkpoint.background")
 
 
-def _layout(letter: str, word: str) -> Check:
-    claim = f"parallel.{word}"
-
-    def refused(bench: TrainBench) -> None:
-        _start(bench, claim, layout={letter: 2} if letter != "e" else {"d": 1, "e": 2})
-
-    refused.__doc__ = f"A layout with {word} parallelism is refused at start."
-    refused.__module__ = __name__
-    return check(f"train.refuse.{word}", level=Level.SINGLE, law=8, spec=SPEC, unless=(claim,))(refused)
+LAYOUTS: dict[str, dict[str, int]] = {
+    "data": {"d": 2},
+    "tensor": {"t": 2},
+    "pipeline": {"p": 2},
+    "context": {"c": 2},
+    "expert": {"d": 1, "e": 2},
+}
 
 
-data = _layout("d", "data")
-tensor = _layout("t", "tensor")
-pipeline = _layout("p", "pipeline")
-context = _layout("c", "context")
-expert = _layout("e", "expert")
+@family("train.refuse.{axis}", LAYOUTS, level=Level.SINGLE, law=8, spec=SPEC, unless=("parallel.{axis}",))
+def axis(bench: TrainBench, layout: dict[str, int]) -> None:
+    """A layout with {axis} parallelism is refused at start."""
+    claim = next(f"parallel.{name}" for name, one in LAYOUTS.items() if one is layout)
+    _start(bench, claim, layout=layout)

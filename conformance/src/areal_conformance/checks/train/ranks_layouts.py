@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal_conformance.benches.train import TrainBench
-from areal_conformance.check import Level, check
+from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import NotRefused, expect
 from areal_conformance.ranks.layouts import (
     CLAIMS,
@@ -31,6 +31,14 @@ _PAIRS = [[2, 3], [2, 3], [4, 4], [4, 4], [1, 6], [1, 6], [3, 2], [3, 2]]
 _MIXTURE = "qwen3_moe"
 """The kind of tiny model that has experts."""
 _REFUSED = "areal_conformance.ranks.starts:refused_layout"
+REFUSED: dict[str, dict[str, int]] = {
+    "tensor": {"d": 1, "t": 2},
+    "context": {"d": 1, "c": 2},
+    "pipeline": {"d": 1, "p": 2},
+    "expert": {"d": 2, "e": 2},
+    "data": {"d": 2},
+}
+"""Axis -> a layout of two ranks along it; its letter comes last."""
 
 
 @check(
@@ -96,74 +104,24 @@ def four_experts(bench: TrainBench) -> None:
     _four(bench, layouts(bench, letter="e", world_size=4))
 
 
-@check(
-    "train.ranks.refuse.tensor",
+@family(
+    "train.ranks.refuse.{axis}",
+    REFUSED,
     level=Level.DISTRIBUTED,
     law=8,
     spec="train#start",
-    unless=("parallel.tensor",),
+    unless=("parallel.{axis}",),
     ranks=2,
     deadline_s=40.0,
 )
-def refuse_tensor(bench: TrainBench) -> None:
-    """Without tensor parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 1, "t": 2}, "t")
-
-
-@check(
-    "train.ranks.refuse.context",
-    level=Level.DISTRIBUTED,
-    law=8,
-    spec="train#start",
-    unless=("parallel.context",),
-    ranks=2,
-    deadline_s=40.0,
-)
-def refuse_context(bench: TrainBench) -> None:
-    """Without context parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 1, "c": 2}, "c")
-
-
-@check(
-    "train.ranks.refuse.pipeline",
-    level=Level.DISTRIBUTED,
-    law=8,
-    spec="train#start",
-    unless=("parallel.pipeline",),
-    ranks=2,
-    deadline_s=40.0,
-)
-def refuse_pipeline(bench: TrainBench) -> None:
-    """Without pipeline parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 1, "p": 2}, "p")
-
-
-@check(
-    "train.ranks.refuse.expert",
-    level=Level.DISTRIBUTED,
-    law=8,
-    spec="train#start",
-    unless=("parallel.expert",),
-    ranks=2,
-    deadline_s=40.0,
-)
-def refuse_expert(bench: TrainBench) -> None:
-    """Without expert parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 2, "e": 2}, "e")
-
-
-@check(
-    "train.ranks.refuse.data",
-    level=Level.DISTRIBUTED,
-    law=8,
-    spec="train#start",
-    unless=("parallel.data",),
-    ranks=2,
-    deadline_s=40.0,
-)
-def refuse_data(bench: TrainBench) -> None:
-    """Without data parallelism, a layout that has it is refused on every rank."""
-    _refused(bench, {"d": 2}, "d")
+def refused(bench: TrainBench, layout: dict[str, int]) -> None:
+    """Without {axis} parallelism, a layout that has it is refused on every rank."""
+    answers = bench.on_ranks(_REFUSED, 2, apart_s=_APART_S, layout=layout, model=_model(layout))
+    claim = CLAIMS[next(letter for letter in reversed(layout))]
+    if not any(answer["error"][0] for answer in answers):
+        raise NotRefused(claim)
+    what = f"{claim}, which is not claimed,"
+    raised_on_all(layout, [answer["error"] for answer in answers], ["LayoutError", "CapabilityError"], what)
 
 
 @check("train.ranks.layout_error", level=Level.DISTRIBUTED, law=8, spec="train#start", ranks=2, deadline_s=40.0)
@@ -211,11 +169,3 @@ def _placed(bench: TrainBench, layout: dict[str, int], world_size: int, model: M
     told = sorted(f"{answer['data_rank']} of {answer['data_size']}" for answer in answers)
     right = sorted(f"{number} of {size}" for number in range(size) for _ in range(world_size // size))
     expect(told == right, f"layout {named(layout)}: ranks take the shards {told}, expected {right}")
-
-
-def _refused(bench: TrainBench, layout: dict[str, int], letter: str) -> None:
-    answers = bench.on_ranks(_REFUSED, 2, apart_s=_APART_S, layout=layout, model=_model(layout))
-    if not any(answer["error"][0] for answer in answers):
-        raise NotRefused(CLAIMS[letter])
-    what = f"{CLAIMS[letter]}, which is not claimed,"
-    raised_on_all(layout, [answer["error"] for answer in answers], ["LayoutError", "CapabilityError"], what)
