@@ -126,7 +126,7 @@ def test_the_action_and_the_reusable_workflow_agree() -> None:
 def test_the_action_brings_every_package_of_ours_that_it_needs() -> None:
     """While nothing is published, pip finds a sibling only where the same command names its folder."""
     (command,) = [
-        s["run"] for s in steps(load(ROOT / ".github/actions/conformance/action.yml")) if s["name"] == "install"
+        s["run"] for s in steps(load(ROOT / ".github/actions/conformance/action.yml")) if s.get("name") == "install"
     ]
     asked = set(re.findall(r"\$areal(?:/([\w/]+))?(?:\[(\w+)\])?\"", command))
     projects = {folder: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder, _ in asked}
