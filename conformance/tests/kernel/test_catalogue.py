@@ -43,7 +43,7 @@ def test_there_are_enough_mutants() -> None:
     """Each role that can be checked has mutants."""
     roles = Counter(mutant.role for mutant in all_mutants().values())
 
-    assert {"train", "infer", "pair", "scheduler", "transport", "workflow"} == set(roles)
+    assert {"device", "train", "infer", "pair", "scheduler", "transport", "workflow"} == set(roles)
     assert sum(roles.values()) >= 60
 
 
