@@ -1,7 +1,7 @@
 """Calls to a worker: many at once, each with a deadline, each cancellable, each failing by name.
 
 Knows: request ids, replies, cancellation, and what an error becomes on its way back.
-Does not know: which methods exist (`areal_core.worker.service`), processes (`local_scheduler`) or bytes (`codec`, `channel`).
+Does not know: which methods exist (`service`), processes (`local_scheduler`) or bytes (`codec`, `channel`).
 
 A request is [CALL, id, method] + codec frames of the arguments, or [CANCEL, id]; a reply is [OK | FAILED, id] +
 codec frames of the result or the error. The first frame is msgpack; the server sees the client's address before it.
