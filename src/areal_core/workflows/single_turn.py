@@ -169,7 +169,7 @@ def _check_places(prompt_ids: Sequence[int], placeholder: int | None, num_images
         raise DatasetError(
             f"the row of {task_id} has {num_images} images, and the model takes none",
             why="its config.json names no image_token_id beside a vision_config",
-            fix="take a vision-language model, or a data set without the column 'images'",
+            fix="use a vision-language model, or a data set without the column 'images'",
         )
     raise DatasetError(
         f"the row of {task_id} has {num_images} images, and its prompt has places for {count}",

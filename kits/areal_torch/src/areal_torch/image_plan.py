@@ -66,7 +66,7 @@ def check_processor(model: ImageModel) -> None:
         raise ModelError(
             f"model folder {str(model.path)!r} takes images and is of kind {model.model_type!r}",
             why=f"training prepares the images of {', '.join(KINDS)}",
-            fix="take a model of one of these kinds, or one of text alone",
+            fix="use a model of one of these kinds, or a text-only one",
         )
     if not any((model.path / file).is_file() for file in PROCESSOR_FILES):
         raise ModelError(

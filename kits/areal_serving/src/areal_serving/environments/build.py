@@ -198,7 +198,7 @@ class _Runner:
                 f"{self._folder} was not created: {self._step.what} failed",
                 why="\n       ".join([f"{self._installer.name} ended with {child.returncode}:", *tail]),
                 fix="if a version is not found, add the index that has it to pip's configuration; "
-                "nothing was left behind, so the same command begins anew",
+                "nothing was left behind, so run the same command again",
             )
 
 
