@@ -62,7 +62,7 @@ def explained(check: Check, killed: dict[str, str]) -> str:
     rest = (inspect.getdoc(check.body) or "").partition("\n")[2].strip()
     if rest:
         lines += ["", rest]
-    lines += ["", f"kills {len(killed)} of the backends that are broken on purpose:"]
+    lines += ["", f"kills {len(killed)} of the deliberately broken backends:"]
     lines += [f"  {name}: {defect}" for name, defect in sorted(killed.items())]
     lines += ["", f"alone: areal conformance run --backend NAME --check {check.id}"]
     return "\n".join(lines)

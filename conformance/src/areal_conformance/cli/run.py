@@ -70,7 +70,7 @@ def run(
         check: Make only this check, or these; the verdict is then incomplete at best.
         imports: Register this .py file first, or these.
         ledger: Known failures; conformance.toml in the plugin's package if not given.
-        mutant: Put a backend of the suite that is broken on purpose in the place of the backend.
+        mutant: Check this deliberately broken backend instead.
     """
     console = Console(soft_wrap=True)
     try:
