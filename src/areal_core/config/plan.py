@@ -102,7 +102,6 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     _check_vocabularies(roles)
     _check_routes(config, registry, roles)
     warnings = [
-        *_ageing(config, registry, roles),
         *stand_in_warnings(device, registry),
         *engine_warnings,
         *check_sampling(config, roles[-1].model),
@@ -118,20 +117,23 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     for path, spec in (("objective", objective), ("critic_objective", critic)):
         if spec is not None:
             registry.build("objective", spec.name, spec.config, f"algorithm.{path}.options")
+    transports = plan_transports(config, registry, roles[-1], max(role.placement.num_hosts for role in roles))
     return Plan(
         config=config,
         roles=tuple(roles),
-        transports=plan_transports(config, registry, roles[-1], max(role.placement.num_hosts for role in roles)),
+        transports=transports,
         objective=objective,
         critic_objective=critic,
-        warnings=tuple(warnings),
+        warnings=(*_ageing(config, registry, roles, transports), *warnings),
     )
 
 
-def _ageing(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> list[str]:
+def _ageing(
+    config: RunConfig, registry: Registry, roles: list[RolePlan], transports: tuple[TransportPlan, ...]
+) -> list[str]:
     """Return a warning for each plugin of the run that was written for a contract long past."""
     used = [(role.engine_role, role.backend.name) for role in roles]
-    used += [("scheduler", config.scheduler.backend), ("transport", config.weight_sync.transport)]
+    used += [("scheduler", config.scheduler.backend), *(("transport", plan.name) for plan in transports)]
     told = ((f"{role} {name!r}", ageing(role, registry.describe(role, name).contract)) for role, name in set(used))
     return sorted(f"{what} was {text}" for what, text in told if text)
 
