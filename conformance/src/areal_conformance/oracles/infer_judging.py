@@ -154,10 +154,7 @@ def expect_policy(
 
 
 def expect_policies(
-    bench: InferBench,
-    pairs: Iterable[tuple[Generation, GenerationRequest]],
-    *,
-    weights: FolderWeights | None = None,
+    bench: InferBench, pairs: Iterable[tuple[Generation, GenerationRequest]], *, weights: FolderWeights | None = None
 ) -> None:
     """Expect every output to be its own prompt's."""
     for generation, request in pairs:

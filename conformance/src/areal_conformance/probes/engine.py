@@ -74,10 +74,7 @@ class ProbeOptions:
     """Neither `close` nor a signal that can be caught ends it."""
 
 
-@backend(
-    Manifest(role="infer", name=NAME, contract=(1, 0), factory="engine:Probe"),
-    config=ProbeOptions,
-)
+@backend(Manifest(role="infer", name=NAME, contract=(1, 0), factory="engine:Probe"), config=ProbeOptions)
 class Probe:
     """`extras["do"]` of a request names what `generate` does; the answer is in the generation's `token_extras`."""
 
@@ -203,10 +200,7 @@ class TrainProbeOptions:
     """Find the other ranks at the address given."""
 
 
-@backend(
-    Manifest(role="train", name=NAME, contract=(1, 0), factory="engine:TrainProbe"),
-    config=TrainProbeOptions,
-)
+@backend(Manifest(role="train", name=NAME, contract=(1, 0), factory="engine:TrainProbe"), config=TrainProbeOptions)
 class TrainProbe:
     """Notes which calls came in which order, in which thread, and whether two were ever at work at once."""
 

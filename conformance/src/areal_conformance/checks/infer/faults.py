@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import attrs
 import torch
@@ -19,20 +20,16 @@ from areal_conformance.checks.infer.pause import modes
 from areal_conformance.checks.infer.sources import FailingSource, GatedSource
 from areal_conformance.checks.infer.updates import serves, told_engine
 from areal_conformance.checks.infer.versions import harvest
-from areal_conformance.oracles.infer_judging import (
-    expect_policies,
-    expect_policy,
-    prompts,
-    teller,
-    true_to_versions,
-)
+from areal_conformance.oracles.infer_judging import expect_policies, expect_policy, prompts, teller, true_to_versions
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, GenerationFailed, StorageError, WeightSyncError
 from areal_core.contract.inference import Generation, PauseMode
 from areal_core.weights.fingerprint import fingerprint
 
+rule = partial(check, level=Level.FAULTS, law=7, spec="infer#weights")
 
-@check("infer.faults.failing_source", level=Level.FAULTS, law=7, spec="weights#WeightSource")
+
+@rule("infer.faults.failing_source", spec="weights#WeightSource")
 async def failing_source(bench: InferBench) -> None:
     """A source that fails, first, halfway or last, fails phase one: the old weights serve and the next update works."""
     errors = (OSError("lost"), StorageError("the disk is full"), RuntimeError("broken"), WeightSyncError("gone"))
@@ -64,9 +61,7 @@ async def failing_source(bench: InferBench) -> None:
             await serves(bench, engine, old, f"the update after a source that failed at tensor {at}")
 
 
-@check(
-    "infer.faults.stalled_source", level=Level.FAULTS, law=9, spec="weights#WeightSource", requires=("weights.staged",)
-)
+@rule("infer.faults.stalled_source", law=9, spec="weights#WeightSource", requires=("weights.staged",))
 async def stalled_source(bench: InferBench) -> None:
     """While a source stalls the engine generates and answers status; aborted, the transfer ends and leaves nothing."""
     async with bench.engine() as engine:
@@ -95,7 +90,7 @@ async def stalled_source(bench: InferBench) -> None:
         await serves(bench, engine, old + 1, "the update after an aborted one")
 
 
-@check("infer.faults.receive_cancelled", level=Level.FAULTS, law=7, spec="infer#weights", requires=("weights.staged",))
+@rule("infer.faults.receive_cancelled", requires=("weights.staged",))
 async def receive_cancelled(bench: InferBench) -> None:
     """A caller of `receive_weights` that goes away midway harms nothing: the next update is whole."""
     base = bench.weights()
@@ -118,9 +113,7 @@ async def receive_cancelled(bench: InferBench) -> None:
             await computes(bench, engine, bench.model(), base, "the update after a cancelled one")
 
 
-@check(
-    "infer.faults.close_while_receiving", level=Level.FAULTS, law=9, spec="infer#close", requires=("weights.staged",)
-)
+@rule("infer.faults.close_while_receiving", law=9, spec="infer#close", requires=("weights.staged",))
 async def close_while_receiving(bench: InferBench) -> None:
     """`close` during a transfer ends it: close returns, the caller of `receive_weights` gets an error, nobody hangs."""
     engine = bench.new()
@@ -141,7 +134,7 @@ async def close_while_receiving(bench: InferBench) -> None:
     expect(isinstance(generated, GenerationFailed), f"generate must get GenerationFailed, got {generated!r:.200}")
 
 
-@check("infer.faults.cancel_storm", level=Level.FAULTS, law=10, spec="infer#generate")
+@rule("infer.faults.cancel_storm", law=10, spec="infer#generate")
 async def cancel_storm(bench: InferBench) -> None:
     """Two hundred requests, most cancelled at any moment: the others are right, and nothing is left running."""
     draw = random.Random(0)
@@ -176,13 +169,7 @@ async def cancel_storm(bench: InferBench) -> None:
     expect(survived > 10, f"only {survived} of 200 requests survived: the check has nothing to look at")
 
 
-@check(
-    "infer.faults.crossing_calls",
-    level=Level.FAULTS,
-    law=7,
-    spec="infer#weights",
-    requires=("pause.keep", "weights.in_flight", "weights.staged"),
-)
+@rule("infer.faults.crossing_calls", requires=("pause.keep", "weights.in_flight", "weights.staged"))
 async def crossing_calls(bench: InferBench) -> None:
     """Pause, commit and resume that cross leave a running engine whose every stamp is true."""
     async with bench.engine(max_concurrent=3) as engine:
@@ -210,7 +197,7 @@ async def crossing_calls(bench: InferBench) -> None:
             true_to_versions(result, request)
 
 
-@check("infer.faults.crossing_updates", level=Level.FAULTS, law=7, spec="infer#weights", requires=("weights.staged",))
+@rule("infer.faults.crossing_updates", requires=("weights.staged",))
 async def crossing_updates(bench: InferBench) -> None:
     """Two transfers at once never mix: what a later commit serves is one of them, whole."""
     two, three = bench.weights(bench.model(seed=5)), bench.weights(bench.model(seed=6))
@@ -233,7 +220,7 @@ async def crossing_updates(bench: InferBench) -> None:
             await bench.update(engine, bench.weights())
 
 
-@check("infer.faults.not_finite", level=Level.FAULTS, law=1, spec="infer#generate")
+@rule("infer.faults.not_finite", law=1, spec="infer#generate")
 async def not_finite(bench: InferBench) -> None:
     """Weights that are not finite never give a token with a log-prob: requests fail, and better weights heal all."""
     weights = bench.weights()
@@ -254,7 +241,7 @@ async def not_finite(bench: InferBench) -> None:
             expect_policy(bench, result, each, told="after the weights were finite again")
 
 
-@check("infer.faults.flipped_bit", level=Level.FAULTS, law=7, spec="weights#Receipt")
+@rule("infer.faults.flipped_bit", spec="weights#Receipt")
 async def flipped_bit(bench: InferBench) -> None:
     """One bit that flipped on the way shows in the receipt, in that tensor and no other."""
     weights = bench.weights()
@@ -277,7 +264,7 @@ async def flipped_bit(bench: InferBench) -> None:
             expect(wrong == [name], f"a bit flipped in {name} on the way; fingerprints differ in {wrong or 'nothing'}")
 
 
-@check("infer.faults.pause_storm", level=Level.FAULTS, law=9, spec="infer#pause")
+@rule("infer.faults.pause_storm", law=9, spec="infer#pause")
 async def pause_storm(bench: InferBench) -> None:
     """Pauses and resumes from many callers at once end, and leave an engine that serves."""
     claimed = modes(bench)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from areal_torch.testing.serving import FolderWeights
 
 TRACE = ("experts.trace",)
 KIND = "qwen3_moe"
+rule = partial(check, level=Level.SINGLE, law=1, spec="infer#experts", requires=TRACE)
 
 
 def model_with_experts(bench: InferBench, *, seed: int = 0) -> Path:
@@ -70,7 +72,7 @@ def _requests(bench: InferBench, *, count: int, length: int) -> list[GenerationR
     ]
 
 
-@check("infer.experts.trace", level=Level.SINGLE, law=1, spec="infer#experts", requires=TRACE)
+@rule("infer.experts.trace")
 async def trace(bench: InferBench) -> None:
     """Every output token comes with the experts that computed it, alone and in a batch, the first and last included."""
     folder = model_with_experts(bench)
@@ -85,7 +87,7 @@ async def trace(bench: InferBench) -> None:
             _expect_trace(routers, request.input_ids, result, f"request {request.request_id!r} {told}")
 
 
-@check("infer.experts.after_update", level=Level.SINGLE, law=1, spec="infer#experts", requires=TRACE)
+@rule("infer.experts.after_update")
 async def after_update(bench: InferBench) -> None:
     """After an update the trace is of the new weights, for prompts known from before too."""
     folder, other = model_with_experts(bench), model_with_experts(bench, seed=21)
@@ -99,9 +101,7 @@ async def after_update(bench: InferBench) -> None:
             _expect_trace(_routers(bench, other), request.input_ids, result, f"{request.request_id!r} after an update")
 
 
-@check(
-    "infer.experts.paused", level=Level.SINGLE, law=1, spec="infer#experts", requires=("experts.trace", "pause.keep")
-)
+@rule("infer.experts.paused", requires=("experts.trace", "pause.keep"))
 async def paused(bench: InferBench) -> None:
     """A pause leaves no hole in the trace of what it froze."""
     folder = model_with_experts(bench)
@@ -118,13 +118,7 @@ async def paused(bench: InferBench) -> None:
         _expect_trace(_routers(bench, folder), request.input_ids, result, f"{request.request_id!r} after three pauses")
 
 
-@check(
-    "infer.experts.continued",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#experts",
-    requires=("experts.trace", "pause.abort"),
-)
+@rule("infer.experts.continued", requires=("experts.trace", "pause.abort"))
 async def continued(bench: InferBench) -> None:
     """A request aborted and continued, as the pool does it, has the whole trace: no row is missing or twice there."""
     folder = model_with_experts(bench)

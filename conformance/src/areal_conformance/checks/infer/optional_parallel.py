@@ -7,23 +7,19 @@ Does not know: how ranks meet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.optional_cast import proved_update
 from areal_conformance.checks.infer.versions import harvest, start_all
-from areal_conformance.oracles.infer_judging import (
-    expect_policy,
-    prompts,
-    teller,
-    true_to_versions,
-    versions_of,
-)
+from areal_conformance.oracles.infer_judging import expect_policy, prompts, teller, true_to_versions, versions_of
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.config.backend import parse_backend
 from areal_core.contract.inference import GenerationRequest
 
 TENSOR = ("parallel.tensor",)
+rule = partial(check, level=Level.SINGLE, law=1, spec="infer#ranks", requires=TENSOR, since=(1, 2))
 
 
 def _layouts(bench: InferBench) -> Sequence[Mapping[str, int]]:
@@ -42,7 +38,7 @@ def _requests(bench: InferBench, *, length: int) -> list[GenerationRequest]:
     ]
 
 
-@check("infer.parallel.tokens", level=Level.SINGLE, law=1, spec="infer#ranks", since=(1, 2), requires=TENSOR)
+@rule("infer.parallel.tokens")
 async def tokens(bench: InferBench) -> None:
     """A replica over several ranks generates what the whole model does, with its log-probs, alone and in a batch."""
     for layout in _layouts(bench):
@@ -55,7 +51,7 @@ async def tokens(bench: InferBench) -> None:
                 expect_policy(bench, result, request, told=f"{layout}: request {request.request_id!r} {told}")
 
 
-@check("infer.parallel.update", level=Level.SINGLE, law=7, spec="infer#ranks", since=(1, 2), requires=TENSOR)
+@rule("infer.parallel.update", law=7)
 async def update(bench: InferBench) -> None:
     """After an update every rank computes with the new weights, and the receipt proves the bytes that were sent."""
     for layout in _layouts(bench):
@@ -69,14 +65,7 @@ async def update(bench: InferBench) -> None:
                     expect_policy(bench, result, request, weights=weights, told=told)
 
 
-@check(
-    "infer.parallel.in_flight",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#ranks",
-    since=(1, 2),
-    requires=("parallel.tensor", "weights.in_flight"),
-)
+@rule("infer.parallel.in_flight", requires=("parallel.tensor", "weights.in_flight"))
 async def in_flight(bench: InferBench) -> None:
     """While tokens are generated all ranks change weights between the same two tokens: every stamp is true."""
     for layout in _layouts(bench):

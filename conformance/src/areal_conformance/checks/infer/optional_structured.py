@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,10 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
         "additionalProperties": False,
     },
 )
+rule = partial(check, level=Level.SINGLE, law=1, spec="infer#structure", requires=STRUCTURED, since=(1, 2))
 
 
-@check("infer.structured.regex", level=Level.SINGLE, law=1, spec="infer#structure", requires=STRUCTURED, since=(1, 2))
+@rule("infer.structured.regex")
 async def regex(bench: InferBench) -> None:
     """Every output is a text the expression allows, its log-probs those of the distribution over allowed tokens."""
     async with bench.engine(*STRUCTURED, model=_folder(bench)) as engine:
@@ -67,7 +69,7 @@ async def regex(bench: InferBench) -> None:
     expect(len(texts) > len(LANGUAGES), f"{len(asked)} requests of {len(LANGUAGES)} expressions gave only {texts}")
 
 
-@check("infer.structured.json", level=Level.SINGLE, law=1, spec="infer#structure", requires=STRUCTURED, since=(1, 2))
+@rule("infer.structured.json")
 async def json_schema(bench: InferBench) -> None:
     """Every whole output is one JSON value that the schema allows."""
     async with bench.engine(*STRUCTURED, model=_folder(bench)) as engine:
@@ -96,7 +98,7 @@ async def json_schema(bench: InferBench) -> None:
     expect(num_whole * 2 > len(asked), f"only {num_whole} of {len(asked)} outputs are whole")
 
 
-@check("infer.structured.company", level=Level.SINGLE, law=1, spec="infer#structure", requires=STRUCTURED, since=(1, 2))
+@rule("infer.structured.company")
 async def company(bench: InferBench) -> None:
     """A structure binds its own request alone: its neighbours, before, beside and after it, are the policy's own."""
     async with bench.engine(*STRUCTURED) as engine:
@@ -116,7 +118,7 @@ async def company(bench: InferBench) -> None:
         expect(_text(bench, result.output_ids) in _texts(request), f"{_told(request)}: got {result.output_ids}")
 
 
-@check("infer.structured.cut", level=Level.SINGLE, law=1, spec="infer#structure", requires=STRUCTURED, since=(1, 2))
+@rule("infer.structured.cut")
 async def cut(bench: InferBench) -> None:
     """A budget that ends a text in its middle leaves the beginning of one that is allowed, and the reason `length`."""
     async with bench.engine(*STRUCTURED, model=_folder(bench)) as engine:
@@ -129,14 +131,7 @@ async def cut(bench: InferBench) -> None:
             expect(got == wanted, f"{_told(request)}, {budget} tokens: expected {wanted}, got {got}")
 
 
-@check(
-    "infer.structured.continued",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#continued-requests",
-    requires=STRUCTURED,
-    since=(1, 2),
-)
+@rule("infer.structured.continued", spec="infer#continued-requests")
 async def continued(bench: InferBench) -> None:
     """A continued request goes on with the text its prior tokens began; an engine that cannot refuses it."""
     folder = _folder(bench)
@@ -160,7 +155,7 @@ async def continued(bench: InferBench) -> None:
         _judge(bench, request, result)
 
 
-@check("infer.structured.broken", level=Level.SINGLE, law=8, spec="infer#structure", requires=STRUCTURED, since=(1, 2))
+@rule("infer.structured.broken", law=8)
 async def broken(bench: InferBench) -> None:
     """A structure that cannot be read is refused, not ignored, and the engine serves on."""
     async with bench.engine(*STRUCTURED, model=_folder(bench)) as engine:

@@ -27,8 +27,7 @@ async def _sampling(bench: InferBench, claim: str, **asked: Any) -> None:
         plain = bench.call(engine.generate(bench.ask(5, 9, name="plain", max_new_tokens=30)))
         request = bench.ask(5, 9, 7, temperature=1.0, max_new_tokens=4)
         await bench.arefuses(
-            claim,
-            lambda: engine.generate(attrs.evolve(request, sampling=attrs.evolve(request.sampling, **asked))),
+            claim, lambda: engine.generate(attrs.evolve(request, sampling=attrs.evolve(request.sampling, **asked)))
         )
         await bench.results([plain])
         await engine.generate(request)
@@ -76,14 +75,7 @@ async def ignore_eos(bench: InferBench) -> None:
     await _sampling(bench, "sampling.ignore_eos", ignore_eos=True)
 
 
-@check(
-    "infer.refuse.min_p",
-    level=Level.SINGLE,
-    law=8,
-    spec="infer#sampling",
-    unless=("sampling.min_p",),
-    since=(1, 2),
-)
+@check("infer.refuse.min_p", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.min_p",), since=(1, 2))
 async def min_p(bench: InferBench) -> None:
     """A min_p above 0 is refused where it is not claimed."""
     await _sampling(bench, "sampling.min_p", min_p=0.2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from areal_torch.testing.serving import FolderWeights
 END = 1
 LENGTH = 24
 PATHS = ((5, 9, 7), (11, 30, 8), (44,), (20, 21, 22, 23))
+rule = partial(check, level=Level.SINGLE, law=1, spec="infer#sampling")
 
 
 def ending(bench: InferBench) -> FolderWeights:
@@ -67,7 +69,7 @@ async def _ask_and_expect(
     return result, request
 
 
-@check("infer.sampling.end_at_budget", level=Level.SINGLE, law=1, spec="infer#sampling")
+@rule("infer.sampling.end_at_budget")
 async def end_at_budget(bench: InferBench) -> None:
     """An end token that uses up the budget ends the output as `stop`, not as `length`."""
     async with bench.engine() as engine:
@@ -76,7 +78,7 @@ async def end_at_budget(bench: InferBench) -> None:
             await _ask_and_expect(bench, engine, (5, 9, 7), (END,), StopReason.STOP, max_new_tokens=budget)
 
 
-@check("infer.sampling.several_ends", level=Level.SINGLE, law=1, spec="infer#sampling")
+@rule("infer.sampling.several_ends")
 async def several_ends(bench: InferBench) -> None:
     """Every end token of the model's generation_config.json ends an output, not only the first."""
     whole = bench.model()
@@ -107,7 +109,7 @@ def _with_ends(bench: InferBench, whole: Path, ends: list[int]) -> Path:
     return folder
 
 
-@check("infer.sampling.ignore_eos", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.ignore_eos",))
+@rule("infer.sampling.ignore_eos", requires=("sampling.ignore_eos",))
 async def ignore_eos(bench: InferBench) -> None:
     """With ignore_eos an output goes on past end tokens, which stay possible; without it, it does not."""
     async with bench.engine("sampling.ignore_eos") as engine:
@@ -123,9 +125,7 @@ async def ignore_eos(bench: InferBench) -> None:
     expect(lengths == [1, 5] * 3, f"every second request of a batch ignores the end: lengths [1, 5] * 3, got {lengths}")
 
 
-@check(
-    "infer.sampling.stop_tokens", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.stop_tokens",)
-)
+@rule("infer.sampling.stop_tokens", requires=("sampling.stop_tokens",))
 async def stop_tokens(bench: InferBench) -> None:
     """Any of stop_token_ids ends the output where it first comes, and stays in it; those in the prompt do not count."""
     async with bench.engine("sampling.stop_tokens") as engine:
@@ -147,13 +147,7 @@ async def stop_tokens(bench: InferBench) -> None:
                 await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop_token_ids=(unseen,))
 
 
-@check(
-    "infer.sampling.stop_tokens_and_end",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.stop_tokens", "sampling.ignore_eos"),
-)
+@rule("infer.sampling.stop_tokens_and_end", requires=("sampling.stop_tokens", "sampling.ignore_eos"))
 async def stop_tokens_and_end(bench: InferBench) -> None:
     """Stop tokens come beside the model's end tokens, not in their place, and count where those are ignored."""
     async with bench.engine("sampling.stop_tokens", "sampling.ignore_eos") as engine:
@@ -165,7 +159,7 @@ async def stop_tokens_and_end(bench: InferBench) -> None:
         await _ask_and_expect(bench, engine, (5, 9), (END,) * 4, StopReason.LENGTH, **other)
 
 
-@check("infer.sampling.min_tokens", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.min_tokens",))
+@rule("infer.sampling.min_tokens", requires=("sampling.min_tokens",))
 async def min_tokens(bench: InferBench) -> None:
     """Below min_new_tokens, prior tokens counted, the end token cannot be drawn; log-probs are of what is left."""
     async with bench.engine("sampling.min_tokens") as engine:
@@ -197,13 +191,7 @@ async def min_tokens(bench: InferBench) -> None:
         expect(got == (4, "length"), f"min_new_tokens 9 and max_new_tokens 4: 4 tokens ended by length, got {got}")
 
 
-@check(
-    "infer.sampling.min_tokens_stops",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.min_tokens", "sampling.stop_tokens"),
-)
+@rule("infer.sampling.min_tokens_stops", requires=("sampling.min_tokens", "sampling.stop_tokens"))
 async def min_tokens_stops(bench: InferBench) -> None:
     """Below min_new_tokens stop tokens cannot be drawn either; from then on they end the output again."""
     async with bench.engine("sampling.min_tokens", "sampling.stop_tokens") as engine:
@@ -221,13 +209,7 @@ async def min_tokens_stops(bench: InferBench) -> None:
             judge_output(bench, request, result, **forbidden)
 
 
-@check(
-    "infer.sampling.min_tokens_filtered",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.min_tokens", "sampling.top_k"),
-)
+@rule("infer.sampling.min_tokens_filtered", requires=("sampling.min_tokens", "sampling.top_k"))
 async def min_tokens_filtered(bench: InferBench) -> None:
     """Below min_new_tokens filters choose among the tokens that may be drawn, not among all."""
     async with bench.engine("sampling.min_tokens", "sampling.top_k") as engine:
@@ -244,13 +226,7 @@ async def min_tokens_filtered(bench: InferBench) -> None:
             judge_output(bench, request, result, forbidden=(END,), until=6, tensors=weights.tensors)
 
 
-@check(
-    "infer.sampling.ends_apart",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.stop_tokens", "sampling.stop_strings"),
-)
+@rule("infer.sampling.ends_apart", requires=("sampling.stop_tokens", "sampling.stop_strings"))
 async def ends_apart(bench: InferBench) -> None:
     """Requests that run together end each by its own stop tokens, stop strings and budget, not by a neighbour's."""
     async with bench.engine("sampling.stop_tokens", "sampling.stop_strings") as engine:
@@ -275,13 +251,7 @@ async def ends_apart(bench: InferBench) -> None:
                 _expect_end(result, request, wanted, reason)
 
 
-@check(
-    "infer.sampling.stop_strings",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.stop_strings",),
-)
+@rule("infer.sampling.stop_strings", requires=("sampling.stop_strings",))
 async def stop_strings(bench: InferBench) -> None:
     """The token that completes a stop string, one of several, of any length, ends the output and stays in it."""
     draw = random.Random(3)
@@ -304,13 +274,7 @@ async def stop_strings(bench: InferBench) -> None:
             expect_policy(bench, *judged)
 
 
-@check(
-    "infer.sampling.stop_strings_prior",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.stop_strings",),
-)
+@rule("infer.sampling.stop_strings_prior", requires=("sampling.stop_strings",))
 async def stop_strings_prior(bench: InferBench) -> None:
     """A stop string may begin in the prior tokens of a continued request, but never in the prompt."""
     async with bench.engine("sampling.stop_strings") as engine:
@@ -335,13 +299,7 @@ async def stop_strings_prior(bench: InferBench) -> None:
             raise Inconclusive("no greedy path has a string that begins in one part and ends in the next")
 
 
-@check(
-    "infer.sampling.stop_strings_min",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.stop_strings", "sampling.min_tokens"),
-)
+@rule("infer.sampling.stop_strings_min", requires=("sampling.stop_strings", "sampling.min_tokens"))
 async def stop_strings_min(bench: InferBench) -> None:
     """A stop string that is complete before min_new_tokens does not end the output, one that comes later does."""
     async with bench.engine("sampling.stop_strings", "sampling.min_tokens") as engine:

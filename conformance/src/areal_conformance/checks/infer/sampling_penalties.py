@@ -7,6 +7,7 @@ Does not know: temperature, top-k and top-p as such (`sampling`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -45,25 +46,17 @@ REPEATED: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 0.4, "temperature": 2.0},
     {"repetition_penalty": 1.5, "temperature": 0.0},
 )
+rule = partial(check, level=Level.SINGLE, law=1, spec="infer#sampling", since=(1, 2))
 
 
-@check(
-    "infer.sampling.min_p", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.min_p",), since=(1, 2)
-)
+@rule("infer.sampling.min_p", requires=("sampling.min_p",))
 async def min_p(bench: InferBench) -> None:
     """With min_p what is less probable, after temperature, than that share of the likeliest token is never drawn."""
     cases = [{"min_p": 0.3}, {"min_p": 0.1, "temperature": 2.0}, {"min_p": 0.05, "temperature": 0.5}]
     await judge_draws(bench, [*cases, {"min_p": 1.0}, {"min_p": 0.0}], "sampling.min_p")
 
 
-@check(
-    "infer.sampling.min_p_filters",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.min_p", "sampling.top_k", "sampling.top_p"),
-    since=(1, 2),
-)
+@rule("infer.sampling.min_p_filters", requires=("sampling.min_p", "sampling.top_k", "sampling.top_p"))
 async def min_p_filters(bench: InferBench) -> None:
     """min_p comes after temperature and before top_k and top_p: top_p is of what it has left."""
     cases: list[dict[str, Any]] = [
@@ -74,27 +67,13 @@ async def min_p_filters(bench: InferBench) -> None:
     await judge_draws(bench, cases, "sampling.min_p", "sampling.top_k", "sampling.top_p")
 
 
-@check(
-    "infer.sampling.greedy_min_p",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.min_p",),
-    since=(1, 2),
-)
+@rule("infer.sampling.greedy_min_p", requires=("sampling.min_p",))
 async def greedy_min_p(bench: InferBench) -> None:
     """With temperature 0 min_p changes nothing: the best token, and its log-prob at temperature 1 without filters."""
     await expect_greedy_unfiltered(bench, [{"min_p": share} for share in (0.01, 0.5, 1.0, 0.0)], "sampling.min_p")
 
 
-@check(
-    "infer.sampling.penalties",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.penalties",),
-    since=(1, 2),
-)
+@rule("infer.sampling.penalties", requires=("sampling.penalties",))
 async def penalties(bench: InferBench) -> None:
     """Frequency and presence penalties count the output alone, in a batch where every request asks for something else.
 
@@ -103,27 +82,13 @@ async def penalties(bench: InferBench) -> None:
     await _judge_crowd(bench, COUNTED, "sampling.penalties")
 
 
-@check(
-    "infer.sampling.repetition_penalty",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.repetition_penalty",),
-    since=(1, 2),
-)
+@rule("infer.sampling.repetition_penalty", requires=("sampling.repetition_penalty",))
 async def repetition_penalty(bench: InferBench) -> None:
     """A repetition penalty divides a positive logit and multiplies a negative one, of tokens in prompt or output."""
     await _judge_crowd(bench, REPEATED, "sampling.repetition_penalty")
 
 
-@check(
-    "infer.sampling.penalties_paused",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.penalties", "pause.keep"),
-    since=(1, 2),
-)
+@rule("infer.sampling.penalties_paused", requires=("sampling.penalties", "pause.keep"))
 async def penalties_paused(bench: InferBench) -> None:
     """What was counted before a pause still counts after it."""
     async with bench.engine("sampling.penalties", "pause.keep") as engine:
@@ -138,14 +103,7 @@ async def penalties_paused(bench: InferBench) -> None:
     _judge(bench, asked, results)
 
 
-@check(
-    "infer.sampling.penalties_continued",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#continued-requests",
-    requires=("sampling.penalties",),
-    since=(1, 2),
-)
+@rule("infer.sampling.penalties_continued", spec="infer#continued-requests", requires=("sampling.penalties",))
 async def penalties_continued(bench: InferBench) -> None:
     """Penalties of a continued request count its prior tokens too; an engine that cannot refuses such a request."""
     async with bench.engine("sampling.penalties") as engine:

@@ -7,6 +7,7 @@ Does not know: what distribution is drawn from (`sampling`).
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
@@ -21,6 +22,7 @@ MANY_DEVIATIONS = 7.0
 """Beyond this many standard deviations a correlation of independent draws lies with a chance of 3e-12."""
 SEEDED = ("sampling.seed",)
 AFRESH = (5, 9, 7)
+rule = partial(check, level=Level.SINGLE, law=1, spec="infer#sampling")
 
 
 async def _ids(
@@ -30,7 +32,7 @@ async def _ids(
     return (await engine.generate(request)).output_ids
 
 
-@check("infer.sampling.seed", level=Level.SINGLE, law=1, spec="infer#sampling", requires=SEEDED)
+@rule("infer.sampling.seed", requires=SEEDED)
 async def seed(bench: InferBench) -> None:
     """The same request with the same seed gives the same tokens: again, under another id, in any company."""
     async with bench.engine(*SEEDED, max_concurrent=8) as engine:
@@ -48,7 +50,7 @@ async def seed(bench: InferBench) -> None:
         expect(together[number] == wanted[number], f"{told}: {together[number]} in company, {wanted[number]} alone")
 
 
-@check("infer.sampling.seeds_differ", level=Level.SINGLE, law=1, spec="infer#sampling", requires=SEEDED)
+@rule("infer.sampling.seeds_differ", requires=SEEDED)
 async def seeds_differ(bench: InferBench) -> None:
     """Different seeds give different tokens, seeds as large as 2**63 - 1 included: no bit of a seed is dropped."""
     seeds = [0, 1, 2, 3, 2**16, 2**31, 2**31 + 1, 2**32, 2**32 + 1, 2**53, 2**53 + 1, 2**62, 2**63 - 1, 2**63 - 2]
@@ -60,13 +62,7 @@ async def seeds_differ(bench: InferBench) -> None:
         first[output] = number
 
 
-@check(
-    "infer.sampling.seed_continues",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#continued-requests",
-    requires=(*SEEDED, "sampling.seed_continues"),
-)
+@rule("infer.sampling.seed_continues", spec="infer#continued-requests", requires=(*SEEDED, "sampling.seed_continues"))
 async def seed_continues(bench: InferBench) -> None:
     """A request continued from any of its tokens gives the tokens it would have given uninterrupted."""
     async with bench.engine(*SEEDED, "sampling.seed_continues") as engine:
@@ -102,14 +98,7 @@ async def _rest(
     return rest
 
 
-@check(
-    "infer.sampling.continued_afresh",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#continued-requests",
-    requires=SEEDED,
-    since=(1, 2),
-)
+@rule("infer.sampling.continued_afresh", spec="infer#continued-requests", requires=SEEDED, since=(1, 2))
 async def continued_afresh(bench: InferBench) -> None:
     """A continued request with a seed does not draw again with the random numbers of its earlier parts."""
     async with bench.engine(*SEEDED, max_concurrent=SLOTS) as engine:
@@ -138,7 +127,7 @@ async def _part(bench: InferBench, engine: InferenceEngine, seed: int, prior: tu
     return (await engine.generate(request)).output_ids[0]
 
 
-@check("infer.sampling.unseeded", level=Level.SINGLE, law=1, spec="infer#sampling")
+@rule("infer.sampling.unseeded")
 async def unseeded(bench: InferBench) -> None:
     """Without a seed every request of a group has draws of its own: equal prompts give different outputs."""
     async with bench.engine() as engine:
@@ -150,7 +139,7 @@ async def unseeded(bench: InferBench) -> None:
     expect(distinct == 12, f"12 requests without a seed for one prompt gave {distinct} different outputs of 24 tokens")
 
 
-@check("infer.sampling.independent", level=Level.SINGLE, law=1, spec="infer#sampling")
+@rule("infer.sampling.independent")
 async def independent(bench: InferBench) -> None:
     """Draws at different places of an output, and of neighbouring seeds, know nothing of each other."""
     heat = 0.6

@@ -7,6 +7,7 @@ Does not know: short strings and prior tokens (`sampling_ends`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from areal_conformance.benches.infer import InferBench
@@ -22,6 +23,7 @@ Case = tuple[tuple[int, ...], dict[str, Any], tuple[int, ...], StopReason]
 LONG_ONES = (9, 12, 15, 20)
 NEVER = "\u00e9"
 """A letter that no token of the tiny models holds."""
+rule = partial(check, level=Level.SINGLE, law=1, spec="infer#sampling")
 
 
 async def end_as_told(bench: InferBench, engine: InferenceEngine, cases: Sequence[Case]) -> None:
@@ -35,13 +37,7 @@ async def end_as_told(bench: InferBench, engine: InferenceEngine, cases: Sequenc
         _expect_end(result, request, wanted, reason)
 
 
-@check(
-    "infer.sampling.stop_strings_long",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.stop_strings",),
-)
+@rule("infer.sampling.stop_strings_long", requires=("sampling.stop_strings",))
 async def stop_strings_long(bench: InferBench) -> None:
     """A long stop string ends an output where all of it is there; one that differs in any place does not."""
     async with bench.engine("sampling.stop_strings") as engine:
@@ -62,13 +58,7 @@ async def stop_strings_long(bench: InferBench) -> None:
         await end_as_told(bench, engine, cases)
 
 
-@check(
-    "infer.sampling.stop_strings_across_min",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.stop_strings", "sampling.min_tokens"),
-)
+@rule("infer.sampling.stop_strings_across_min", requires=("sampling.stop_strings", "sampling.min_tokens"))
 async def stop_strings_across_min(bench: InferBench) -> None:
     """A stop string that begins before min_new_tokens and is complete after it ends the output there."""
     async with bench.engine("sampling.stop_strings", "sampling.min_tokens") as engine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
@@ -17,6 +18,7 @@ from areal_core.contract.inference import Generation, GenerationRequest, Inferen
 
 SHORT = 600
 """Tokens asked for where requests cannot be cut short: they must live through a few updates and then end."""
+rule = partial(check, level=Level.SINGLE, law=1, spec="infer#weights")
 
 
 def lasting(bench: InferBench) -> int:
@@ -47,7 +49,7 @@ def start_all(
     return requests, [bench.call(engine.generate(request)) for request in requests]
 
 
-@check("infer.versions.at_rest", level=Level.SINGLE, law=7, spec="infer#weights")
+@rule("infer.versions.at_rest", law=7)
 async def at_rest(bench: InferBench) -> None:
     """After each commit, and not before, requests and `status` carry the new version; numbers may be skipped."""
     async with bench.engine() as engine:
@@ -67,7 +69,7 @@ async def at_rest(bench: InferBench) -> None:
                 true_to_versions(result, request)
 
 
-@check("infer.versions.same_bytes", level=Level.SINGLE, law=1, spec="infer#weights")
+@rule("infer.versions.same_bytes")
 async def same_bytes(bench: InferBench) -> None:
     """Weights equal to those serving, byte for byte, are a version of their own."""
     async with bench.engine() as engine:
@@ -78,7 +80,7 @@ async def same_bytes(bench: InferBench) -> None:
             expect(seen == {version}, f"version {version} was committed; output and status say {sorted(seen)}")
 
 
-@check("infer.versions.in_flight", level=Level.SINGLE, law=1, spec="infer#weights", requires=("weights.in_flight",))
+@rule("infer.versions.in_flight", requires=("weights.in_flight",))
 async def in_flight(bench: InferBench) -> None:
     """A request that lives through updates is stamped, token by token, with the version that computed each."""
     async with bench.engine() as engine:
@@ -101,9 +103,7 @@ async def in_flight(bench: InferBench) -> None:
             expect(got == wanted, f"a request that lived through versions {wanted} is stamped {got}")
 
 
-@check(
-    "infer.versions.from_next_token", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.in_flight",)
-)
+@rule("infer.versions.from_next_token", law=7, requires=("weights.in_flight",))
 async def from_next_token(bench: InferBench) -> None:
     """From the next token after `commit_weights` returned, no token is computed by the old weights."""
     async with bench.engine() as engine:
@@ -124,7 +124,7 @@ async def from_next_token(bench: InferBench) -> None:
     )
 
 
-@check("infer.versions.many_in_one", level=Level.SINGLE, law=1, spec="infer#weights", requires=("weights.in_flight",))
+@rule("infer.versions.many_in_one", requires=("weights.in_flight",))
 async def many_in_one(bench: InferBench) -> None:
     """One request lives through eight updates, some a single token apart, and every stamp is true."""
     async with bench.engine() as engine:
@@ -141,7 +141,7 @@ async def many_in_one(bench: InferBench) -> None:
         raise Inconclusive("the request ended before the second version: the engine is too fast for this check")
 
 
-@check("infer.versions.new_requests", level=Level.SINGLE, law=7, spec="infer#weights")
+@rule("infer.versions.new_requests", law=7)
 async def new_requests(bench: InferBench) -> None:
     """A request that comes after a commit never meets the old weights, also if its prompt was served before."""
     ids = tuple(2 + place % 60 for place in range(33))
@@ -165,7 +165,7 @@ async def new_requests(bench: InferBench) -> None:
                 )
 
 
-@check("infer.versions.queued", level=Level.SINGLE, law=1, spec="infer#weights", requires=("weights.in_flight",))
+@rule("infer.versions.queued", requires=("weights.in_flight",))
 async def queued(bench: InferBench) -> None:
     """A request that waits for a slot through an update is computed by, and stamped with, the new version only."""
     async with bench.engine(max_concurrent=1) as engine:
@@ -186,13 +186,7 @@ async def queued(bench: InferBench) -> None:
         expect(stamps == {version}, f"computed wholly after the commit of {version}, the output is stamped {stamps}")
 
 
-@check(
-    "infer.versions.while_paused",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#pause",
-    requires=("pause.keep", "weights.in_flight"),
-)
+@rule("infer.versions.while_paused", spec="infer#pause", requires=("pause.keep", "weights.in_flight"))
 async def while_paused(bench: InferBench) -> None:
     """Updates during a pause show exactly at the token where the pause was; the version that never computed, never."""
     for updates in (1, 2):
@@ -227,7 +221,7 @@ async def while_paused(bench: InferBench) -> None:
         expect(set(versions_of(fresh)) == {new}, f"a request that came while paused is stamped {versions_of(fresh)}")
 
 
-@check("infer.versions.aborted", level=Level.SINGLE, law=1, spec="infer#pause", requires=("pause.abort",))
+@rule("infer.versions.aborted", spec="infer#pause", requires=("pause.abort",))
 async def aborted(bench: InferBench) -> None:
     """What a pause returns early carries true stamps, and its continuation the version that continues it."""
     async with bench.engine() as engine:
@@ -253,7 +247,7 @@ async def aborted(bench: InferBench) -> None:
             )
 
 
-@check("infer.versions.first_token", level=Level.SINGLE, law=1, spec="infer#weights")
+@rule("infer.versions.first_token")
 async def first_token(bench: InferBench) -> None:
     """Outputs of one token are stamped as truly as long ones, many at once, version after version."""
     async with bench.engine() as engine:

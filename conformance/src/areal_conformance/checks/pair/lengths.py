@@ -74,11 +74,7 @@ def _truth(saved: Path, asked: Sequence[Sequence[int]], generations: Sequence[Ge
 
 
 def _judge(
-    asked: Sequence[Sequence[int]],
-    generations: Sequence[Generation],
-    told: Sequence[float],
-    allowed: float,
-    when: str,
+    asked: Sequence[Sequence[int]], generations: Sequence[Generation], told: Sequence[float], allowed: float, when: str
 ) -> float:
     """Compare sampled log-probs with those told, token by token; return the largest difference."""
     count, worst = sum(len(generation.output_ids) for generation in generations), 0.0

@@ -6,20 +6,17 @@ Does not know: the asynchronous loop.
 
 from __future__ import annotations
 
+from functools import partial
+
 from areal_conformance.benches.pair import PROMPTS, PairBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import expect_serves, tensors_of
 from areal_conformance.outcome import expect
 
+rule = partial(check, level=Level.LOOP, law=3, spec="train")
 
-@check(
-    "pair.run.synchronous",
-    level=Level.LOOP,
-    law=3,
-    spec="train",
-    requires=("infer.sampling.seed", "infer.deterministic"),
-    deadline_s=120.0,
-)
+
+@rule("pair.run.synchronous", requires=("infer.sampling.seed", "infer.deterministic"), deadline_s=120.0)
 async def synchronous(bench: PairBench) -> None:
     """Three steps of generate, train and update give the same tokens and the same weights, bit for bit, each time."""
     runs = []
@@ -44,7 +41,7 @@ async def synchronous(bench: PairBench) -> None:
     expect(not wrong, f"two runs of the same seeds end with other weights: {wrong[:4]}")
 
 
-@check("pair.run.processes", level=Level.LOOP, law=7, spec="scheduler", deadline_s=300.0)
+@rule("pair.run.processes", law=7, spec="scheduler", deadline_s=300.0)
 async def processes(bench: PairBench) -> None:
     """Trainer and replicas in processes of their own go from step to served policy as they do in one."""
     async with bench.pair(processes=True, replicas=2, lr=0.05) as pair:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from areal_conformance.benches.scheduler import SchedulerBench, ask, told
 from areal_conformance.check import Level, check
@@ -17,9 +18,10 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Worker
 
 _MANY = 4096
+rule = partial(check, level=Level.SINGLE, law=0, spec=JOB, requires=("hosts.spread",), since=(1, 1))
 
 
-@check("scheduler.place.one_host", level=Level.SINGLE, law=0, spec=JOB, requires=("hosts.one",), since=(1, 1))
+@rule("scheduler.place.one_host", requires=("hosts.one",))
 async def one_host(bench: SchedulerBench) -> None:
     """All workers of a job for one host are at one address, and answer there."""
     async with bench.scheduler() as scheduler:
@@ -28,7 +30,7 @@ async def one_host(bench: SchedulerBench) -> None:
         await _all_answer(workers)
 
 
-@check("scheduler.place.spread", level=Level.SINGLE, law=0, spec=JOB, requires=("hosts.spread",), since=(1, 1))
+@rule("scheduler.place.spread")
 async def spread(bench: SchedulerBench) -> None:
     """Hosts are filled in rank order, each with equally many workers."""
     async with bench.scheduler() as scheduler:
@@ -38,14 +40,7 @@ async def spread(bench: SchedulerBench) -> None:
         await _all_answer(workers)
 
 
-@check(
-    "scheduler.place.named",
-    level=Level.SINGLE,
-    law=0,
-    spec=JOB,
-    requires=("hosts.named", "hosts.spread"),
-    since=(1, 1),
-)
+@rule("scheduler.place.named", requires=("hosts.named", "hosts.spread"))
 async def named(bench: SchedulerBench) -> None:
     """A job that names a host runs there and nowhere else; a host that is not there is refused by its name."""
     async with bench.scheduler() as scheduler:
@@ -62,7 +57,7 @@ async def named(bench: SchedulerBench) -> None:
         await bench.gone(bench.processes() - before, "after a job for a host that is not there")
 
 
-@check("scheduler.place.too_many", level=Level.SINGLE, law=8, spec=JOB, requires=("hosts.spread",), since=(1, 1))
+@rule("scheduler.place.too_many", law=8)
 async def too_many(bench: SchedulerBench) -> None:
     """More hosts than there are, and workers that cannot be dealt out evenly, are refused; nothing is started."""
     async with bench.scheduler() as scheduler:

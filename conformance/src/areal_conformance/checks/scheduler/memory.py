@@ -6,6 +6,8 @@ Does not know: how much memory there is, or how it is counted.
 
 from __future__ import annotations
 
+from functools import partial
+
 from areal_conformance.benches.scheduler import SchedulerBench, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB
@@ -15,9 +17,10 @@ from areal_core.contract.scheduler import Scheduler
 
 _EXBIBYTE = 2**60
 _LEAST = 2**20
+rule = partial(check, level=Level.SINGLE, law=8, spec=JOB, requires=("memory",), since=(1, 1))
 
 
-@check("scheduler.memory.impossible", level=Level.SINGLE, law=8, spec=JOB, requires=("memory",), since=(1, 1))
+@rule("scheduler.memory.impossible")
 async def impossible(bench: SchedulerBench) -> None:
     """Memory that no machine has is refused as a resource, nothing is started, and the role stays free."""
     async with bench.scheduler() as scheduler:
@@ -28,15 +31,7 @@ async def impossible(bench: SchedulerBench) -> None:
         await bench.start(scheduler, bench.job("large", memory=_LEAST))
 
 
-@check(
-    "scheduler.memory.promised",
-    level=Level.SINGLE,
-    law=0,
-    spec=JOB,
-    requires=("memory",),
-    unless=("hosts.spread",),
-    since=(1, 1),
-)
+@rule("scheduler.memory.promised", law=0, unless=("hosts.spread",))
 async def promised(bench: SchedulerBench) -> None:
     """Of one machine, two jobs do not both get more than half; what a job had is there again once it is gone."""
     async with bench.scheduler() as scheduler:

@@ -6,6 +6,7 @@ Does not know: where a transport keeps its bytes; those that hide them offer fau
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from areal_conformance.benches.transport import TransportBench
@@ -21,9 +22,10 @@ from areal_core.contract.weights import Offer, WeightTransport
 from areal_core.weights.coverage import compare
 
 _POSITIONS = 48
+rule = partial(check, level=Level.FAULTS, law=7, spec="weights", unless=("streams",))
 
 
-@check("transport.fault.flip", level=Level.FAULTS, law=7, spec="weights", unless=("streams",))
+@rule("transport.fault.flip")
 def flipped(bench: TransportBench) -> None:
     """One bit that flips after a tensor was sent shows in its fingerprint, or is an error."""
     tensors = {name: noise((512,), "uint8", seed) for seed, name in enumerate(("first", "second", "third"))}
@@ -53,7 +55,7 @@ def flipped(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.fault.anywhere", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=120.0)
+@rule("transport.fault.anywhere", deadline_s=120.0)
 def anywhere(bench: TransportBench) -> None:
     """A bit that flips anywhere in what is stored, header and manifest too, gives all tensors or an ArealError."""
     tensors = plain(1)
@@ -92,7 +94,7 @@ def anywhere(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check("transport.fault.truncated", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
+@rule("transport.fault.truncated", deadline_s=240.0)
 def truncated(bench: TransportBench) -> None:
     """A version of which a part is cut off or gone cannot be read: an error, no crash, no missing tensor."""
     controller = bench.transport(small_buckets=True)
@@ -120,9 +122,7 @@ def truncated(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check(
-    "transport.fault.sender_killed", level=Level.FAULTS, law=9, spec="weights", unless=("streams",), deadline_s=240.0
-)
+@rule("transport.fault.sender_killed", law=9, deadline_s=240.0)
 def sender_killed(bench: TransportBench) -> None:
     """A sender killed half way leaves a version that cannot be read and can be released; the next one works."""
     sender = bench.peer("sender")
@@ -143,9 +143,7 @@ def sender_killed(bench: TransportBench) -> None:
     _swept(bench, known, "after a killed sender, release and close")
 
 
-@check(
-    "transport.fault.receiver_killed", level=Level.FAULTS, law=9, spec="weights", unless=("streams",), deadline_s=240.0
-)
+@rule("transport.fault.receiver_killed", law=9, deadline_s=240.0)
 def receiver_killed(bench: TransportBench) -> None:
     """A receiver killed while it reads costs nobody else anything; release and close leave nothing."""
     controller, receiver = bench.transport(small_buckets=True), bench.transport(small_buckets=True)
@@ -167,14 +165,7 @@ def receiver_killed(bench: TransportBench) -> None:
     _swept(bench, known, "after a killed receiver, release and close")
 
 
-@check(
-    "transport.fault.controller_killed",
-    level=Level.FAULTS,
-    law=10,
-    spec="weights",
-    unless=("streams",),
-    deadline_s=240.0,
-)
+@rule("transport.fault.controller_killed", law=10, deadline_s=240.0)
 def controller_killed(bench: TransportBench) -> None:
     """What a killed controller leaves is gone once its workers have closed or the next controller has been and gone."""
     controller = bench.peer("sender")
@@ -198,7 +189,7 @@ def controller_killed(bench: TransportBench) -> None:
     _swept(bench, known, "after a killed controller and the life of the next one")
 
 
-@check("transport.fault.no_room", level=Level.FAULTS, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
+@rule("transport.fault.no_room", deadline_s=240.0)
 def no_room(bench: TransportBench) -> None:
     """Room that ends in the middle of a version is a StorageError or ResourceError; nothing of it stays."""
     sender = bench.peer("sender")

@@ -112,10 +112,7 @@ def offer_plain(bench: TransportBench) -> None:
         expect(bench.travelled(offer) == offer, f"the offer does not survive the codec: {offer}")
     expect(len(set(told)) == len(told), "offers open at once must lead to different places")
     bench.carry(transport, bench.transport(), [bench.transport()], offers[1], plain(1))
-    expect(
-        _json(offers[1]) == told[1],
-        "an offer is complete when `open` returns: it changed while it was used",
-    )
+    expect(_json(offers[1]) == told[1], "an offer is complete when `open` returns: it changed while it was used")
 
 
 @check("transport.offer.complete", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))

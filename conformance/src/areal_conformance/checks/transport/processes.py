@@ -7,6 +7,7 @@ Does not know: how bytes travel.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,8 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.weights import Offer
+
+rule = partial(check, level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
 
 
 def well(answer: Answer, what: str) -> Mapping[str, Any]:  # Any: JSON
@@ -44,9 +47,7 @@ def same_there(sent: Mapping[str, Tensor], got: Mapping[str, Any], where: str) -
     expect(not wrong, f"{where}: the bytes of {wrong[:5]} differ")
 
 
-@check(
-    "transport.process.crosses", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=240.0
-)
+@rule("transport.process.crosses")
 def crosses(bench: TransportBench) -> None:
     """A version opened here and sent by another process is read here and in a third, update after update."""
     sender, receiver = bench.peer("sender"), bench.peer("receiver")
@@ -68,14 +69,7 @@ def crosses(bench: TransportBench) -> None:
         refused(receiver.ask("receive", offer=offer), "reading after the release", "WeightSyncError")
 
 
-@check(
-    "transport.process.controller",
-    level=Level.DISTRIBUTED,
-    law=7,
-    spec="weights",
-    unless=("streams",),
-    deadline_s=240.0,
-)
+@rule("transport.process.controller")
 def controller_elsewhere(bench: TransportBench) -> None:
     """A controller in another process opens and releases what is sent and read here."""
     controller = bench.peer("sender")
@@ -93,9 +87,7 @@ def controller_elsewhere(bench: TransportBench) -> None:
     unreadable(bench, bench.transport(), open_still, "a version whose controller closed")
 
 
-@check(
-    "transport.process.receivers", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=240.0
-)
+@rule("transport.process.receivers")
 def receivers_apart(bench: TransportBench) -> None:
     """A receiver that closes its end, or is half way, does not stand in the way of one in another process."""
     first, second = bench.peer("sender"), bench.peer("receiver")

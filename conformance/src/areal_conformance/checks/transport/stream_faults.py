@@ -19,16 +19,12 @@ from areal_conformance.outcome import expect
 from areal_core.contract.weights import Offer
 from areal_core.weights.specs import manifest_of
 
-
-@check(
-    "transport.stream.crosses",
-    level=Level.DISTRIBUTED,
-    law=7,
-    spec="weights#streams",
-    requires=("streams",),
-    since=(1, 1),
-    deadline_s=240.0,
+rule = partial(
+    check, level=Level.FAULTS, law=9, spec="weights#streams", requires=("streams",), since=(1, 1), deadline_s=240.0
 )
+
+
+@rule("transport.stream.crosses", level=Level.DISTRIBUTED, law=7)
 def crosses(bench: TransportBench) -> None:
     """A version opened here and sent by another process is received here and in a third, update after update."""
     sender, receiver = bench.peer("sender"), bench.peer("receiver")
@@ -54,15 +50,7 @@ def crosses(bench: TransportBench) -> None:
         controller.release(offer)
 
 
-@check(
-    "transport.stream.receiver_killed",
-    level=Level.FAULTS,
-    law=9,
-    spec="weights#streams",
-    requires=("streams",),
-    since=(1, 1),
-    deadline_s=240.0,
-)
+@rule("transport.stream.receiver_killed")
 def receiver_killed(bench: TransportBench) -> None:
     """A receiver killed in the middle is WeightSyncError for the sender, which names it; those left get the next."""
     controller, sender, staying = bench.transport(small_buckets=True), bench.transport(), bench.transport()
@@ -93,15 +81,7 @@ def receiver_killed(bench: TransportBench) -> None:
     works_again(bench, controller, (sender, staying), "a killed receiver")
 
 
-@check(
-    "transport.stream.sender_killed",
-    level=Level.FAULTS,
-    law=9,
-    spec="weights#streams",
-    requires=("streams",),
-    since=(1, 1),
-    deadline_s=240.0,
-)
+@rule("transport.stream.sender_killed")
 def sender_killed(bench: TransportBench) -> None:
     """A sender killed in the middle is WeightSyncError for every receiver; another sender carries the next version."""
     peer = bench.peer("sender")
@@ -129,15 +109,7 @@ def sender_killed(bench: TransportBench) -> None:
     works_again(bench, controller, (bench.transport(), first, second), "a killed sender")
 
 
-@check(
-    "transport.stream.controller_killed",
-    level=Level.FAULTS,
-    law=9,
-    spec="weights#streams",
-    requires=("streams",),
-    since=(1, 1),
-    deadline_s=240.0,
-)
+@rule("transport.stream.controller_killed")
 def controller_killed(bench: TransportBench) -> None:
     """Ends that come after their controller was killed get WeightSyncError, and serve the next controller."""
     peer = bench.peer("sender")

@@ -21,6 +21,8 @@ from areal_core.contract.errors import ArealError, WeightSyncError
 from areal_core.contract.weights import Offer, WeightTransport
 from areal_core.weights.specs import manifest_of
 
+rule = partial(check, level=Level.SINGLE, law=7, spec="weights#streams", requires=("streams",), since=(1, 1))
+
 
 def gave_up(outcome: object, who: str, when: str) -> None:
     """Expect that one end ended with WeightSyncError."""
@@ -43,9 +45,7 @@ def works_again(bench: TransportBench, controller: WeightTransport, ends: Sequen
     controller.release(offer)
 
 
-@check(
-    "transport.stream.everybody", level=Level.SINGLE, law=7, spec="weights#streams", requires=("streams",), since=(1, 1)
-)
+@rule("transport.stream.everybody")
 def everybody(bench: TransportBench) -> None:
     """Every receiver named gets every tensor, update after update, whether the fleet stays, shrinks, grows or turns."""
     controller, sender = bench.transport(small_buckets=True), bench.transport()
@@ -64,7 +64,7 @@ def everybody(bench: TransportBench) -> None:
         controller.release(offer)
 
 
-@check("transport.stream.alone", level=Level.SINGLE, law=9, spec="weights#streams", requires=("streams",), since=(1, 1))
+@rule("transport.stream.alone", law=9)
 def alone(bench: TransportBench) -> None:
     """An end whose peers never come ends with WeightSyncError that names who is missing; the next version works."""
     controller, sender, receiver, other = (bench.transport() for _ in range(4))
@@ -89,7 +89,7 @@ def alone(bench: TransportBench) -> None:
         works_again(bench, controller, (sender, receiver, other), f"{who} alone")
 
 
-@check("transport.stream.named", level=Level.SINGLE, law=7, spec="weights#streams", requires=("streams",), since=(1, 1))
+@rule("transport.stream.named")
 def named(bench: TransportBench) -> None:
     """`expect` refuses no receivers, one named twice and a released offer; an offer serves one receiver, once."""
     controller, sender, receiver = (bench.transport() for _ in range(3))
@@ -114,10 +114,7 @@ def named(bench: TransportBench) -> None:
     offer = controller.open(3)
     (own,) = (bench.travelled(one) for one in expecting(controller).expect(offer, ("one",)))
     ended = bench.at_once(
-        {
-            "sender": partial(send, sender, bench.travelled(offer), plain(3)),
-            "receiver": partial(receive, receiver, own),
-        }
+        {"sender": partial(send, sender, bench.travelled(offer), plain(3)), "receiver": partial(receive, receiver, own)}
     )
     same(plain(3), _well(ended["receiver"], "the receiver"), "the first reading")
     again = bench.at_once({"receiver": partial(receive, receiver, own), "sender's": partial(receive, receiver, offer)})
@@ -126,14 +123,7 @@ def named(bench: TransportBench) -> None:
     controller.release(offer)
 
 
-@check(
-    "transport.stream.sender_stops",
-    level=Level.SINGLE,
-    law=7,
-    spec="weights#streams",
-    requires=("streams",),
-    since=(1, 1),
-)
+@rule("transport.stream.sender_stops")
 def sender_stops(bench: TransportBench) -> None:
     """A sender that aborts, at any stage, is WeightSyncError for every receiver, though it has every byte."""
     controller, sender, first, second = (bench.transport() for _ in range(4))
@@ -158,14 +148,7 @@ def sender_stops(bench: TransportBench) -> None:
         works_again(bench, controller, (sender, first, second), f"an abort when {stage}")
 
 
-@check(
-    "transport.stream.receiver_leaves",
-    level=Level.SINGLE,
-    law=9,
-    spec="weights#streams",
-    requires=("streams",),
-    since=(1, 1),
-)
+@rule("transport.stream.receiver_leaves", law=9)
 def receiver_leaves(bench: TransportBench) -> None:
     """A receiver that closes its source before the end, unread or half read, is WeightSyncError for all the others."""
     controller, sender, staying, leaving = (bench.transport(small_buckets=True) for _ in range(4))
@@ -197,9 +180,7 @@ def receiver_leaves(bench: TransportBench) -> None:
         works_again(bench, controller, (sender, staying, leaving), f"a receiver left, {how}")
 
 
-@check(
-    "transport.stream.released", level=Level.SINGLE, law=9, spec="weights#streams", requires=("streams",), since=(1, 1)
-)
+@rule("transport.stream.released", law=9)
 def released(bench: TransportBench) -> None:
     """`release` ends a sender and a receiver that wait, at once and not at their timeout; late ones are refused."""
     for who in ("sender", "receiver"):
@@ -236,9 +217,7 @@ def released(bench: TransportBench) -> None:
         works_again(bench, controller, (sender, receiver, bench.transport()), f"a release that ended a {who}")
 
 
-@check(
-    "transport.stream.clean", level=Level.SINGLE, law=10, spec="weights#streams", requires=("streams",), since=(1, 1)
-)
+@rule("transport.stream.clean", law=10)
 def clean(bench: TransportBench) -> None:
     """`close` leaves nothing, whatever was carried or given up; twenty updates hold no more than three did."""
     before = bench.look()

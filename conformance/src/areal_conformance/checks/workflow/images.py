@@ -10,6 +10,7 @@ import asyncio
 import functools
 import io
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -23,6 +24,7 @@ _SESSION = "workflow#areal_core.contract.workflow.Session"
 _TRAJECTORY = "data#areal_core.contract.data.Trajectory"
 SHOWN = ("images",)
 _SINCE = (1, 2)
+rule = partial(check, level=Level.SINGLE, law=1, spec=_SESSION, requires=SHOWN, since=_SINCE)
 
 
 @functools.cache
@@ -34,7 +36,7 @@ def picture(seed: int) -> bytes:
     return file.getvalue()
 
 
-@check("workflow.images.shown", level=Level.SINGLE, law=1, spec=_SESSION, since=_SINCE, requires=SHOWN)
+@rule("workflow.images.shown")
 async def shown(bench: WorkflowBench) -> None:
     """The policy is shown every image of the row in the order of the row, the same picture twice too, and once each."""
     for numbers in ((1,), (2, 3), (5, 4, 6), (7, 8, 7)):
@@ -45,7 +47,7 @@ async def shown(bench: WorkflowBench) -> None:
             _expect_shown(session, images)
 
 
-@check("workflow.images.carried", level=Level.SINGLE, law=1, spec=_TRAJECTORY, since=_SINCE, requires=SHOWN)
+@rule("workflow.images.carried", spec=_TRAJECTORY)
 async def carried(bench: WorkflowBench) -> None:
     """Every trajectory carries the images its tokens were asked with, one for each token that stands for one."""
     for numbers in ((1,), (3, 2), (4, 5, 4)):
@@ -55,7 +57,7 @@ async def carried(bench: WorkflowBench) -> None:
             _expect_carried(await bench.episode(session, row), session)
 
 
-@check("workflow.images.own", level=Level.SINGLE, law=1, spec=_SESSION, since=_SINCE, requires=SHOWN)
+@rule("workflow.images.own")
 async def own(bench: WorkflowBench) -> None:
     """Rows that differ in their image alone are shown their own, one after another and at once; one without, none."""
     rows = [bench.shown_rows(picture(number))[0] for number in range(1, 7)]
@@ -74,7 +76,7 @@ async def own(bench: WorkflowBench) -> None:
         _expect_carried(episode, session)
 
 
-@check("workflow.images.not_dropped", level=Level.SINGLE, law=5, spec=_SESSION, since=_SINCE, requires=SHOWN)
+@rule("workflow.images.not_dropped", law=5)
 async def not_dropped(bench: WorkflowBench) -> None:
     """More images than places, fewer, or a model that takes none: the episode fails, and no image is left out."""
     (row, *_), (two, *_) = bench.shown_rows(picture(1)), bench.shown_rows(picture(1), picture(2))
@@ -87,14 +89,7 @@ async def not_dropped(bench: WorkflowBench) -> None:
         await bench.failure(session, what, given)
 
 
-@check(
-    "workflow.images.later_turns",
-    level=Level.SINGLE,
-    law=1,
-    spec=_SESSION,
-    since=_SINCE,
-    requires=("images", "multi_turn"),
-)
+@rule("workflow.images.later_turns", requires=("images", "multi_turn"))
 async def later_turns(bench: WorkflowBench) -> None:
     """A later turn is shown the images of the earlier ones again, in their order."""
     images = [picture(1), picture(2)]
