@@ -103,6 +103,33 @@ class StaticBench(Bench):
         except ArealError as error:
             raise Violation(f"the factory cannot be called with default options: {error}") from error
 
+    def engine_sources(self) -> Iterator[tuple[Path, ast.Module]]:
+        """Yield the files that come with the factory, parsed: of its own package, and of what these import.
+
+        A distribution may hold several plugins, each with requirements of its own.
+        """
+        files = dict(self.sources())
+        by_name = {path.with_suffix("") if path.name != "__init__.py" else path.parent: path for path in files}
+        module, _, _ = self.manifest.factory.partition(":")
+        top = module.partition(".")[0]
+        root = min((place for place in by_name if place.name == top), key=lambda place: len(place.parts), default=None)
+        if root is None:  # one file
+            yield from files.items()
+            return
+        named = {".".join((top, *place.relative_to(root).parts)): path for place, path in by_name.items()}
+        own = f"{module.rpartition('.')[0] or module}."
+        waiting = [name for name in named if f"{name}.".startswith(own)]
+        seen: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen or name not in named:
+                continue
+            seen.add(name)
+            path = named[name]
+            yield path, files[path]
+            waiting.append(name.rpartition(".")[0])
+            waiting += imported(files[path], name if path.name == "__init__.py" else name.rpartition(".")[0])
+
     def sources(self) -> Iterator[tuple[Path, ast.Module]]:
         """Yield every Python file of the plugin, parsed: its top-level package, or its one module."""
         module = self.manifest.factory.partition(":")[0]
@@ -121,3 +148,24 @@ class StaticBench(Bench):
             files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
         for path in files:
             yield path, ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported(tree: ast.Module, package: str = "") -> set[str]:
+    """Return the modules a source imports at any depth but for type checkers, with what is taken from each.
+
+    Args:
+        package: the package it lies in, which relative imports start from.
+    """
+    typed = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    skipped = {id(inner) for node in typed for line in node.body for inner in ast.walk(line)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join((*above, *filter(None, (node.module,))))
+            found.update((module, *(f"{module}.{alias.name}" for alias in node.names)))
+    return found

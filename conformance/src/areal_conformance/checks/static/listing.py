@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from importlib.metadata import packages_distributions
 
-from areal_conformance.benches.static import HEAVY, StaticBench
+from areal_conformance.benches.static import HEAVY, StaticBench, imported
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.plugins.probe import import_roots
@@ -71,16 +70,18 @@ def requires_shell(bench: StaticBench) -> None:
 INSIDE = "inside"
 """Folder of a plugin whose engine has an environment of its own: code that runs in the engine's workers."""
 
+_ENGINES = set(HEAVY) - {"numpy", "tensordict"}
+
 
 @check("static.requires.complete", level=Level.STATIC, law=0, spec="index#optional-abilities")
 def requires_complete(bench: StaticBench) -> None:
     """Every engine module the plugin imports is among its requirements, so that its absence is told by name."""
     declared = import_roots(bench.manifest)
     used: dict[str, str] = {}
-    for path, tree in bench.sources():
+    for path, tree in bench.engine_sources():
         if bench.manifest.environment and path.parent.name == INSIDE:
             continue  # runs under the engine's own interpreter, which has it
-        for name in _engine_imports(tree):
+        for name in {module.partition(".")[0] for module in imported(tree)} & _ENGINES:
             used.setdefault(name, path.name)
     missing = [f"{name} ({where})" for name, where in sorted(used.items()) if name not in declared]
     expect(not missing, f"imported but not in `requires`: {', '.join(missing)}")
@@ -133,21 +134,3 @@ def anchors_hold(bench: StaticBench) -> None:
     )
     gone = bench.python(code)
     expect(not gone, f"moved or gone: {json.dumps(gone)}")
-
-
-def _engine_imports(tree: object) -> set[str]:
-    """Return the heavy top-level modules a source imports, at any depth but for type checkers only."""
-    found: set[str] = set()
-    skipped: set[int] = set()
-    assert isinstance(tree, ast.Module)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            skipped.update(id(inner) for body in node.body for inner in ast.walk(body))
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found & (set(HEAVY) - {"numpy", "tensordict"})

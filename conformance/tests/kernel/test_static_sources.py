@@ -1,0 +1,65 @@
+"""Which files of a distribution are a plugin's own, where it holds several plugins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal_conformance.benches.static import StaticBench
+from areal_conformance.checks.static.listing import requires_complete
+from areal_conformance.outcome import Violation
+from areal_conformance.target import Locator, locate
+from areal_core.testing.plugins import manifest_source, write_distribution
+
+_FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
+_ENGINE = "class Engine:\n    version = 0\n"
+
+
+def _bench(site: Path, monkeypatch: pytest.MonkeyPatch, name: str, engine: str) -> StaticBench:
+    """Return the bench of a plugin in `areal_NAME.plain`, beside one in `areal_NAME.heavy` that imports torch."""
+    package = f"areal_{name}"
+    write_distribution(
+        site,
+        f"areal-{name}",
+        entry_points={"areal.train": {name: f"{package}.manifest:MANIFEST"}},
+        modules={
+            f"{package}.manifest": manifest_source("train", name, factory=f"{package}.plain.engine:Engine"),
+            f"{package}.plain.engine": engine + _ENGINE,
+            f"{package}.plain.apart": "",
+            f"{package}.shared": "from .heavy import engine\n",
+            f"{package}.heavy.engine": "import torch\n",
+        },
+    )
+    monkeypatch.syspath_prepend(str(site))
+    return StaticBench(locate(Locator(role="train", name=name)))
+
+
+def test_requirements_of_another_plugin_are_not_asked_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are those of the factory's package, imported or not, and no file of a package it does not import."""
+    bench = _bench(tmp_path, monkeypatch, "apart", _FOR_TYPES)
+
+    requires_complete.body(bench)
+
+    assert {path.name for path, _ in bench.engine_sources()} == {"__init__.py", "engine.py", "apart.py"}
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("relative", "from ..heavy import engine"),
+        ("within", "def f():\n    from .. import shared"),
+        ("whole", "import areal_whole.shared"),
+        ("taken", "from areal_taken import shared"),
+    ],
+)
+def test_what_a_plugin_imports_from_its_neighbour_counts(
+    name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is imported by way of another package of the distribution is told by the file it is in."""
+    bench = _bench(tmp_path, monkeypatch, name, f"{line}\n")
+
+    with pytest.raises(Violation, match=r"torch \(engine\.py\)"):
+        requires_complete.body(bench)
