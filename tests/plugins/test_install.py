@@ -18,7 +18,8 @@ from areal_core.testing.plugins import manifest_source, write_distribution
 from areal_local.inventory import inventory
 
 SOURCES = [path for folder in ("src", "kits", "plugins", "conformance") for path in (CHECKOUT / folder).rglob("*.py")]
-NAMED = sorted({text for path in SOURCES for text in re.findall(r"pip_install\(\"([^\"]+)\"", path.read_text())})
+NAMED = {text for path in SOURCES for text in re.findall(r"pip_install\(\"([^\"]+)\"", path.read_text())}
+HINTED = sorted({*NAMED, *COMMANDS.values(), *(name for names in OFFICIAL.values() for name in names.values())})
 
 
 @pytest.fixture
@@ -33,10 +34,14 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     ("wanted", "command"),
     [
         ("areal-fsdp", "pip install -e plugins/areal_fsdp"),
-        ("areal-core[local]", "pip install -e kits/areal_torch -e plugins/areal_local -e '.[local]'"),
+        (
+            "areal-core[local]",
+            "pip install -e plugins/areal_devices -e kits/areal_torch -e 'plugins/areal_local[engine]' -e '.[local]'",
+        ),
         (
             "areal-vllm[engine]",
-            "pip install -e 'kits/areal_serving[engine]' -e kits/areal_torch -e 'plugins/areal_vllm[engine]'",
+            "pip install -e 'kits/areal_serving[engine]' -e plugins/areal_devices -e kits/areal_torch "
+            "-e 'plugins/areal_vllm[engine]'",
         ),
         ("areal-toy[engine]", "pip install 'areal-toy[engine]'"),
     ],
@@ -76,9 +81,7 @@ def test_an_update_of_a_checkout_is_a_pull(monkeypatch: pytest.MonkeyPatch) -> N
     assert pip_install("areal-core", options="-U") == "git pull, then pip install -e ."
 
 
-@pytest.mark.parametrize(
-    "wanted", [*NAMED, *COMMANDS.values(), *{d for names in OFFICIAL.values() for d in names.values()}]
-)
+@pytest.mark.parametrize("wanted", HINTED)
 def test_every_hint_names_a_distribution_and_extras_there_are(wanted: str) -> None:
     """What the code tells people to install can be installed."""
     requirement = Requirement(wanted)

@@ -37,13 +37,14 @@ def explain(check: str) -> int:
             f"there is no check {check!r}",
             fix=f"did you mean {' or '.join(near)}?" if near else "areal conformance list",
         )
-    killed = {name: mutant.defect for name, mutant in known_mutants().items() if check in mutant.killers}
-    print(explained(found, killed))
+    mutants = known_mutants()
+    killed = {name: mutant.defect for name, mutant in mutants.items() if check in mutant.killers}
+    print(explained(found, killed if mutants else None))
     return 0
 
 
-def explained(check: Check, killed: dict[str, str]) -> str:
-    """Return the text; `killed` is mutant -> defect."""
+def explained(check: Check, killed: dict[str, str] | None) -> str:
+    """Return the text; `killed` is mutant -> defect, and None where no mutants are installed."""
     lines = [
         check.id,
         f"  {check.title}",
@@ -62,7 +63,13 @@ def explained(check: Check, killed: dict[str, str]) -> str:
     rest = (inspect.getdoc(check.body) or "").partition("\n")[2].strip()
     if rest:
         lines += ["", rest]
-    lines += ["", f"kills {len(killed)} of the deliberately broken backends:"]
-    lines += [f"  {name}: {defect}" for name, defect in sorted(killed.items())]
+    if killed is None:
+        lines += [
+            "",
+            "areal-conformance-proof, not installed here, has the deliberately broken backends it catches.",
+        ]
+    else:
+        lines += ["", f"kills {len(killed)} of the deliberately broken backends:"]
+        lines += [f"  {name}: {defect}" for name, defect in sorted(killed.items())]
     lines += ["", f"alone: areal conformance run --backend NAME --check {check.id}"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The weight transports of the core, as the registry sees them."""
+"""The weight transports of one machine, as the registry sees them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ DISK = Manifest(
     factory="areal_local.transports.disk:DiskTransport",
     config="areal_local.transports.config:DiskConfig",
     requires=("torch>=2.11", "safetensors>=0.5"),
+    extra="engine",
     devices=("cpu", "cuda", "npu"),
     summary="safetensors files in a folder every participant sees",
     claims={
@@ -27,6 +28,7 @@ SHM = Manifest(
     factory="areal_local.transports.shm:ShmTransport",
     config="areal_local.transports.config:ShmConfig",
     requires=("torch>=2.11",),
+    extra="engine",
     devices=("cpu", "cuda", "npu"),
     summary="shared memory, for processes of one machine",
     claims={
@@ -42,6 +44,7 @@ COLLECTIVE = Manifest(
     factory="areal_local.transports.collective:CollectiveTransport",
     config="areal_local.transports.config:CollectiveConfig",
     requires=("torch>=2.11",),
+    extra="engine",
     devices=("cpu", "cuda", "npu"),
     summary="a process group of its own: gloo, NCCL or HCCL broadcasts, on any machines",
     claims={"streams": full(), "across_hosts": full()},
