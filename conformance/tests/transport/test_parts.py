@@ -11,10 +11,9 @@ import attrs
 import pytest
 import torch
 
-from areal_conformance.benches.transport_audit import audited
+from areal_conformance.benches.process import audited
 from areal_conformance.benches.transport_ends import receive, send
-from areal_conformance.benches.transport_footprint import look
-from areal_conformance.benches.transport_stores import flip, places, stores
+from areal_conformance.benches.transport_footprint import flip, look, places, stores
 from areal_core.contract.errors import WeightSyncError
 from areal_local.transports.config import DiskConfig
 from areal_local.transports.disk import DiskTransport

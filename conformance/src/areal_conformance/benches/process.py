@@ -1,14 +1,19 @@
-"""What a process holds of the system: where it listens, and threads that nobody has to answer for.
+"""What a process holds of the system, and what its interpreter did: ports, threads, what was unpickled and bound.
 
-Knows: how to ask the system.
+Knows: how to ask the system, and the audit events of CPython.
 Does not know: what may be held.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
+from attrs import Factory, define
 
 
 def listening(pid: int | None = None) -> set[tuple[str, int]]:
@@ -29,3 +34,43 @@ def pooled_threads() -> int:
     It makes them when it likes, more of them on a busy machine, so nobody's leak is measured by them.
     """
     return sum(thread.name.startswith("asyncio_") for thread in threading.enumerate())
+
+
+@define
+class Audit:
+    """Events of one block."""
+
+    unpickled: list[str] = Factory(list)
+    bound: list[str] = Factory(list)
+    """Addresses of sockets other than Unix ones."""
+
+
+_installed = False
+_listeners: list[Audit] = []
+"""A hook cannot be removed: there is one, and it does nothing while nobody listens."""
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:  # Any: whatever each event carries
+    if not _listeners:
+        return
+    if event == "pickle.find_class":
+        for audit in _listeners:
+            audit.unpickled.append(f"{args[0]}.{args[1]}")
+    elif event == "socket.bind" and isinstance(args[1], tuple):
+        for audit in _listeners:
+            audit.bound.append(str(args[1][0]))
+
+
+@contextlib.contextmanager
+def audited() -> Iterator[Audit]:
+    """Record the events of the block."""
+    global _installed
+    if not _installed:
+        sys.addaudithook(_hook)
+        _installed = True
+    audit = Audit()
+    _listeners.append(audit)
+    try:
+        yield audit
+    finally:
+        _listeners[:] = [other for other in _listeners if other is not audit]

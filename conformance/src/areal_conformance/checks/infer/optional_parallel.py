@@ -11,7 +11,7 @@ from functools import partial
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.optional_cast import proved_update
+from areal_conformance.checks.infer.content import proved_update
 from areal_conformance.checks.infer.versions import harvest, start_all
 from areal_conformance.oracles.infer_judging import expect_policy, prompts, teller, true_to_versions, versions_of
 from areal_conformance.outcome import Inconclusive, expect

@@ -1,6 +1,6 @@
 """Version stamps, proved: weights of version v emit one token that tells v, so that a stamp cannot lie unseen.
 
-Knows: `judging.teller`, and requests that live through updates.
+Knows: `judging.teller`, requests that live through updates, any order of calls (`machines.versions`).
 Does not know: what is refused in phase one (`coverage`), or values of log-probs.
 """
 
@@ -12,6 +12,7 @@ from functools import partial
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
+from areal_conformance.machines import versions
 from areal_conformance.oracles.infer_judging import prompts, teller, telling, true_to_versions, versions_of
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
@@ -261,3 +262,25 @@ async def first_token(bench: InferBench) -> None:
                     (result.output_ids, versions_of(result)) == ((telling(version),), [version]),
                     f"one token {telling(version)} of version {version} was due, got {result}",
                 )
+
+
+SEQUENCES = 60
+NEEDED = ("weights.staged", "weights.in_flight", "pause.keep", "pause.abort")
+
+
+@check("infer.versions.machine", level=Level.LOOP, law=1, spec="infer#weights", requires=NEEDED, deadline_s=120.0)
+async def machine(bench: InferBench) -> None:
+    """Whatever the order of requests, updates, pauses and cancellations: every stamp is true, nothing is lost."""
+    async with bench.engine(max_concurrent=3) as engine:
+        for operations in versions.sequences(SEQUENCES):
+            await versions.VersionsMachine(bench, engine).play(operations)
+
+
+@check("infer.versions.traces", level=Level.SINGLE, law=1, spec="infer#weights", requires=NEEDED)
+async def traces(bench: InferBench) -> None:
+    """Orders of calls that once showed a fault, each played as it was found."""
+    async with bench.engine(max_concurrent=3) as engine:
+        for name, operations in versions.traces().items():
+            bench.notes.append(name)
+            await versions.VersionsMachine(bench, engine).play(operations)
+    bench.notes.clear()

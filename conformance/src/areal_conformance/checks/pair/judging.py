@@ -1,19 +1,21 @@
-"""The truth of a pair: what a model folder computes, read and run without either engine.
+"""The truth of a pair: what a model folder computes, read and run without either engine, and what replicas hold.
 
-Knows: the float32 oracle, and safetensors.
-Does not know: engines.
+Knows: the float32 oracle, safetensors, and the witness of an engine that lives in this process.
+Does not know: how weights travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from areal_conformance.benches.infer_truth import Oracle
 from areal_conformance.benches.pair import PROMPTS, Pair, PairBench
+from areal_conformance.benches.pair_workers import SeatedWorker
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import Generation
 
@@ -75,3 +77,20 @@ async def expect_serves(bench: PairBench, pair: Pair, folder: Path, version: int
         expect(status.version == version, f"{when}: {worker.id} reports version {status.version}, expected {version}")
         first = first or generations
     return first
+
+
+def held(bench: PairBench, worker: object) -> dict[str, Tensor]:
+    """Return a replica's weights by its witness, where it has one and lives in this process."""
+    if not isinstance(worker, SeatedWorker):
+        return {}
+    seen = bench.infer.adapter.witness(worker.seat._engine)  # type: ignore[attr-defined]
+    return {} if seen is None else dict(seen.tensors())
+
+
+def expect_holds(bench: PairBench, pair: Pair, tensors: Mapping[str, Tensor], when: str) -> None:
+    """Expect every replica that can be looked into to hold these tensors, bit for bit where the dtype is theirs."""
+    for worker in pair.replicas:
+        own = held(bench, worker)
+        shared = {name: (own[name], tensors[name]) for name in own if name in tensors}
+        wrong = [name for name, (one, other) in shared.items() if not torch.equal(one.to(other.dtype), other)]
+        expect(not wrong, f"{when}: {worker.id} holds other bytes than the trainer in {wrong[:4]}")

@@ -1,17 +1,27 @@
-"""Both sides give the same tokens the same log-probs, under the same version.
+"""Both sides give the same tokens the same log-probs: under the version of their stamp, however long a sequence is.
 
-Knows: the gap between what was sampled and what is trained.
-Does not know: why it is there.
+Knows: the gap between what was sampled and what is trained, and the weights the trainer saved for each version.
+Does not know: why it is there, or how an engine swaps weights.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from torch import Tensor
+
+from areal_conformance.benches.infer_truth import Oracle, Segment
+from areal_conformance.benches.models import sharpen
 from areal_conformance.benches.pair import PROMPTS, PairBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.pair.judging import LOOSE, atol, expect_serves, gap, said, truth
+from areal_conformance.checks.pair.judging import LOOSE, atol, expect_serves, gap, said, tensors_of, truth
 from areal_conformance.outcome import Inconclusive, expect
+from areal_core.contract.inference import Generation, PauseMode
+from areal_core.contract.scheduler import Worker
 
 
 @check("pair.gap.logprobs", level=Level.LOOP, law=1, spec="train", deadline_s=120.0)
@@ -139,6 +149,157 @@ async def _generated(worker: object, tokens: int) -> None:
     goal = None
     while True:
         status = await worker.call("status", timeout_s=30.0)  # type: ignore[attr-defined]
+        goal = status.tokens_generated + tokens if goal is None else goal
+        if status.tokens_generated >= goal or not status.num_running:
+            return
+        await asyncio.sleep(0)
+
+
+SHAPES = ((60, 130), (1, 200), (33, 64), (121, 120), (17, 15), (64, 100), (90, 31))
+"""Tokens of the prompt, tokens generated: together from 32 to nearly all of the context."""
+ATOL = 3e-4
+"""In float32. Sums over 250 tokens differ by a hundredth of it."""
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Return prompts of these lengths, all different from their first tokens on."""
+    drawn = random.Random(11)
+    return [tuple(drawn.randrange(2, 62) for _ in range(length)) for length, _ in SHAPES]
+
+
+@check("pair.gap.lengths", level=Level.LOOP, law=1, spec="train", deadline_s=180.0)
+async def lengths(bench: PairBench) -> None:
+    """At any length, to the end of the context and many at once, both sides give each token the same log-prob."""
+    single = bench.train.adapter.dtypes[0] == bench.infer.adapter.dtypes[0] == "float32"
+    allowed = bench.tolerance(atol=ATOL if single else LOOSE).atol
+    async with bench.pair(model=_sharp(bench), lr=0.003) as pair:
+        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+        await pair.update()
+        saved, asked = await pair.saved(bench.folder / "saved"), prompts()
+        made = await asyncio.gather(
+            *(
+                pair.generate((ids,), temperature=1.0, max_new_tokens=wanted)
+                for ids, (_, wanted) in zip(asked, SHAPES, strict=True)
+            )
+        )
+        generations = [generation for (generation,) in made]
+        for number, (generation, (_, wanted)) in enumerate(zip(generations, SHAPES, strict=True)):
+            got = len(generation.output_ids)
+            expect(got == wanted, f"request {number} was to have {wanted} tokens and has {got}")
+        trained = (await pair.logprobs(pair.batch(generations, asked))).tolist()
+        truth = _truth(saved, asked, generations)
+        for name, told in (("the trainer", trained), ("the float32 truth of its weights", truth)):
+            bench.numbers[f"gap to {name}"] = _judge(asked, generations, told, allowed, f"beside {name}")
+
+
+def _sharp(bench: PairBench) -> Path:
+    """Return the tiny model with decided attention, made once."""
+    folder = bench.shared_folder / "sharp"
+    if not folder.exists():
+        shutil.copytree(bench.model(hidden=64), folder)
+        sharpen(folder)
+    return folder
+
+
+def _truth(saved: Path, asked: Sequence[Sequence[int]], generations: Sequence[Generation]) -> list[float]:
+    oracle, told = Oracle(saved), list[float]()
+    for prompt, generation in zip(asked, generations, strict=True):
+        told += oracle.logprobs(prompt, generation.output_ids).tolist()
+    return told
+
+
+def _judge(
+    asked: Sequence[Sequence[int]], generations: Sequence[Generation], told: Sequence[float], allowed: float, when: str
+) -> float:
+    """Compare sampled log-probs with those told, token by token; return the largest difference."""
+    count, worst = sum(len(generation.output_ids) for generation in generations), 0.0
+    expect(len(told) == count, f"{when}: {count} tokens were sampled, {len(told)} log-probs are told")
+    start = 0
+    for prompt, generation in zip(asked, generations, strict=True):
+        stop = start + len(generation.output_ids)
+        gaps = [abs(one - other) for one, other in zip(generation.logprobs, told[start:stop], strict=True)]
+        off = [place for place, difference in enumerate(gaps) if not difference <= allowed]
+        place = off[0] if off else 0
+        expect(
+            not off,
+            f"{when}: of a request with {len(prompt)} prompt tokens, {len(off)} of {len(gaps)} generated tokens differ "
+            f"by more than {allowed:g} in their log-prob; the first is token {len(prompt) + place} of the sequence, "
+            f"sampled with {generation.logprobs[place]:.5f}, told as {told[start + place]:.5f}",
+        )
+        start, worst = stop, max(worst, *gaps)
+    return worst
+
+
+KEPT = "weights.kv_kept"
+UPDATES = 3
+TOKENS = 180
+STEPS = 12
+"""Tokens the replica computes, over all requests, between two updates."""
+RUNNING: tuple[tuple[int, ...], ...] = ((5, 9, 12), (7,), (20, 3, 3, 41, 8, 2, 17), (11, 30))
+
+
+@check("pair.versions.boundary", level=Level.LOOP, law=1, spec="infer", deadline_s=180.0)
+async def boundary(bench: PairBench) -> None:
+    """Through several updates each token's log-prob is that of the version it is stamped with, at the boundary too."""
+    async with bench.pair(lr=0.02, infer_claims=(KEPT,) if bench.infer.claimed(KEPT) else ()) as pair:
+        batch = pair.batch(await pair.generate(RUNNING, temperature=1.0), RUNNING)
+        versions = {pair.sync.version: tensors_of(await pair.saved(bench.folder / "start"))}
+        calls = asyncio.ensure_future(pair.generate(RUNNING, temperature=1.0, max_new_tokens=TOKENS))
+        for number in range(UPDATES):
+            await _computed(pair.replicas[0], STEPS * len(RUNNING))
+            await pair.step(batch)
+            saved = await pair.saved(bench.folder / f"stepped-{number}")
+            versions[(await pair.update()).version] = tensors_of(saved)
+        generations = await calls
+        _judge_stamped(bench, pair.model, versions, generations)
+
+
+def _judge_stamped(
+    bench: PairBench, model: Path, versions: Mapping[int, Mapping[str, Tensor]], generations: list[Generation]
+) -> None:
+    oracle, allowed = Oracle(model), atol(bench)
+    # An interrupted request is asked anew with the tokens it has: whatever was cached is gone.
+    kept = bench.infer.claimed(KEPT) and bench.pause is not PauseMode.ABORT
+    told_apart = 0
+    for prompt, one in zip(RUNNING, generations, strict=True):
+        spans, ids = one.version_spans, one.output_ids
+        stamps = [span.version for span in spans]
+        strange = [stamp for stamp in stamps if stamp not in versions]
+        expect(not strange, f"tokens are stamped with versions {strange}; there were {sorted(versions)}")
+        alone = {v: oracle.logprobs(prompt, ids, weights=versions[v]).tolist() for v in {*stamps}}
+        if kept:
+            segments = [Segment(span.start, span.stop, versions[span.version]) for span in spans]
+            wanted = oracle.kept(prompt, ids, segments).tolist()
+        else:
+            wanted = [alone[span.version][place] for span in spans for place in range(span.start, span.stop)]
+        gaps = [abs(said - told) for said, told in zip(one.logprobs, wanted, strict=True)]
+        off = [place for place, difference in enumerate(gaps) if not difference <= allowed]
+        place = off[0] if off else 0
+        stamp = next((span.version for span in spans if span.start <= place < span.stop), -1)
+        others = {v: f"{logprobs[place]:.4f}" for v, logprobs in sorted(alone.items())}
+        expect(
+            not off,
+            f"of {len(ids)} tokens in spans {[(s.start, s.stop, s.version) for s in spans]}, {len(off)} have another "
+            f"log-prob than the version they are stamped with, cache {'kept' if kept else 'made anew'}: token {place}, "
+            f"stamped {stamp}, was sampled with {one.logprobs[place]:.4f}, its version gives "
+            f"{wanted[place] if wanted else 0:.4f}; each version's weights alone: {others}",
+        )
+        edges = [span.start for span in spans[1:]]
+        told_apart += sum(
+            abs(alone[before.version][edge] - alone[after.version][edge]) > 10 * allowed
+            and abs(alone[before.version][edge - 1] - alone[after.version][edge - 1]) > 10 * allowed
+            for before, after, edge in zip(spans, spans[1:], edges, strict=False)
+        )
+    bench.numbers["boundaries"] = float(told_apart)
+    if told_apart < UPDATES:
+        raise Inconclusive(f"only {told_apart} boundaries lie between tokens that both versions rate differently")
+
+
+async def _computed(worker: Worker, tokens: int) -> None:
+    """Let the loop turn until a replica has computed so many tokens more, or has nothing to do."""
+    goal = None
+    while True:
+        status = await worker.call("status", timeout_s=30.0)
         goal = status.tokens_generated + tokens if goal is None else goal
         if status.tokens_generated >= goal or not status.num_running:
             return

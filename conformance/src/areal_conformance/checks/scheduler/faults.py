@@ -1,7 +1,7 @@
 """Workers that die, exit or stand still: noticed soon, told by name and by last words, without harm to others.
 
-Knows: SIGKILL, exit codes, SIGSTOP.
-Does not know: how a scheduler finds out.
+Knows: SIGKILL, exit codes, SIGSTOP, output that ends in the middle of a line.
+Does not know: how a scheduler finds out, or where it keeps logs.
 """
 
 from __future__ import annotations
@@ -153,3 +153,34 @@ async def calls_at_cancel(bench: SchedulerBench) -> None:
         for worker in (one, two):
             error = await bench.raised(ask(worker, "echo", timeout_s=_LONG_S, value=0), "a call of an ended worker")
             expect(isinstance(error, ArealError), f"a call of an ended worker raised {type(error).__name__}: {error}")
+
+
+_BROKEN_OFF = "Fatal error: out of mem"
+
+
+@check("scheduler.log.unfinished", level=Level.FAULTS, law=9, spec=STATUS)
+async def log_unfinished(bench: SchedulerBench) -> None:
+    """Last words without the end of their line are told: of a worker that exits, is killed, or falls silent."""
+    async with bench.scheduler(heartbeat_timeout_s=0.6) as scheduler:
+        exits, killed = await bench.start(scheduler, bench.job("gang", num_workers=2))
+        (silent,) = await bench.start(scheduler, bench.job("silent"))
+        work = ask(exits, "exit", code=3, lines=["a whole line"], unfinished=_BROKEN_OFF)
+        error = await bench.raised(work, "a call in which its worker exits")
+        expect(_BROKEN_OFF in told(error), f"the error does not tell {_BROKEN_OFF!r}: {told(error)}")
+        for worker in (killed, silent):
+            await ask(worker, "print", lines=[_BROKEN_OFF], stream="stderr", end="")
+        with bench.suffering(Kill(bench.status(scheduler, "gang", 1).pid or 0)):
+            await bench.until(
+                lambda: bench.status(scheduler, "gang", 1).state is WorkerState.ENDED, "poll tells that it ended"
+            )
+        with bench.suffering(Stop(bench.status(scheduler, "silent").pid or 0)):
+            await bench.until(
+                lambda: bench.status(scheduler, "silent").state is WorkerState.SILENT, "poll tells that it is silent"
+            )
+            statuses = [*scheduler.poll("gang"), *scheduler.poll("silent")]
+        for status in statuses:
+            last = status.log_tail[-1:] or ("",)
+            expect(
+                last[0].endswith(_BROKEN_OFF),
+                f"{status.id} ({status.state}) wrote {_BROKEN_OFF!r} last; log_tail is {status.log_tail}",
+            )

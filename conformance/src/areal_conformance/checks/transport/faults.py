@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from areal_conformance.benches.transport import TransportBench
-from areal_conformance.benches.transport_footprint import bytes_under, under
-from areal_conformance.benches.transport_stores import flip, places, stores
+from areal_conformance.benches.transport_footprint import bytes_under, flip, places, stores, under
 from areal_conformance.benches.transport_tensors import noise, plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable

@@ -1,7 +1,7 @@
 """Controller, sender and receivers in processes of their own, with nothing between them but the offer.
 
-Knows: who does what in which process.
-Does not know: how bytes travel.
+Knows: who does what in which process, and a reader that writes where it must not.
+Does not know: how bytes travel; a reader that dies of its own write has done no harm.
 """
 
 from __future__ import annotations
@@ -101,3 +101,23 @@ def receivers_apart(bench: TransportBench) -> None:
     well(second.ask("close"), "the other receiver's close")
     same(plain(1), bench.receive(bench.transport(), offer), "after both receivers closed")
     controller.release(offer)
+
+
+@check("transport.reader.writes", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
+def reader_writes(bench: TransportBench) -> None:
+    """A reader that writes into what it was handed changes nothing for others, for later reads, or later versions."""
+    controller, sender, scribbler = bench.transport(), bench.transport(), bench.peer("scribbler")
+    for version, kind in enumerate(("plain", "plain", "dtypes"), 1):
+        tensors = SETS[kind](version)
+        offer = controller.open(version)
+        bench.send(sender, offer, tensors)
+        if scribbler.alive and scribbler.ask("scribble", offer=offer).died:
+            bench.notes.append(f"version {version}: a reader that wrote into a tensor ended")
+        where = f"{kind}, version {version}, after another reader wrote into its tensors, read by"
+        same(tensors, bench.receive(bench.transport(), offer), f"{where} this process")
+        got = well(bench.peer("receiver").ask("receive", offer=offer), where)
+        same_there(tensors, got, f"{where} a third process")
+        if scribbler.alive:
+            got = well(scribbler.ask("receive", offer=offer), where)
+            same_there(tensors, got, f"{where} the process that wrote, anew")
+        controller.release(offer)

@@ -16,10 +16,9 @@ import stat
 import zipfile
 from pathlib import Path
 
-from areal_conformance.benches.process import listening
+from areal_conformance.benches.process import audited, listening
 from areal_conformance.benches.transport import TransportBench
-from areal_conformance.benches.transport_audit import audited
-from areal_conformance.benches.transport_stores import places, stores
+from areal_conformance.benches.transport_footprint import places, stores
 from areal_conformance.benches.transport_tensors import SETS, noise, plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
