@@ -6,12 +6,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from areal_core.plugins.inventory import inventory
 
 from areal_core.contract.device import Device, SeenDevice
 from areal_core.contract.errors import BackendBroken, BackendNotFound
 from areal_core.plugins.devices import accelerators, count_visible, device_named, seen_kinds
 from areal_core.plugins.registry import Registry
+from areal_local.inventory import inventory
 
 PAPER = Device(
     name="paper",
