@@ -191,7 +191,7 @@ def test_a_file_spoiled_before_the_end_is_found(model: Path, tmp_path: Path) -> 
     content[len(content) // 2] ^= 4
     file.write_bytes(content)
 
-    with pytest.raises(CheckpointError, match=r"was changed on the way|cannot be read"):
+    with pytest.raises(CheckpointError, match=r"was changed during conversion|cannot be read"):
         run(model, tmp_path / "dcp", StopsAt(99))
     assert not (tmp_path / "dcp").exists()
 

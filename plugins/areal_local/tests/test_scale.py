@@ -60,6 +60,6 @@ def test_it_tells_what_the_run_answered(tmp_path: Path, capsys: pytest.CaptureFi
 
     said = capsys.readouterr().out
     assert code == 0
-    assert "serve" in said
+    assert "serv" in said
     assert not waiting or "done; 3 serving" in said
     assert list((tmp_path / "scale").glob("*.request*")) == []
