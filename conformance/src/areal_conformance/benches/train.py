@@ -157,13 +157,7 @@ class TrainBench(Bench):
         return super().tolerance(atol=atol, rtol=rtol)
 
     def on_ranks(
-        self,
-        program: str,
-        world_size: int,
-        *,
-        apart_s: float = 15.0,
-        may_die: tuple[int, ...] = (),
-        **arguments: Any,
+        self, program: str, world_size: int, *, apart_s: float = 15.0, may_die: tuple[int, ...] = (), **arguments: Any
     ) -> list[Any]:
         """Run `module:function` on every rank of a role, in processes that are kept; return every rank's result.
 

@@ -36,15 +36,7 @@ def ranks(bench: TrainBench) -> None:
             expect(distance == 0.0, f"layout {named(layout)}: {worst} {when} differs by {distance:.3g}")
 
 
-@check(
-    "train.background.ranks_full",
-    level=Level.FAULTS,
-    law=9,
-    spec=SPEC,
-    requires=_REQUIRES,
-    since=(1, 2),
-    ranks=2,
-)
+@check("train.background.ranks_full", level=Level.FAULTS, law=9, spec=SPEC, requires=_REQUIRES, since=(1, 2), ranks=2)
 def ranks_full(bench: TrainBench) -> None:
     """A disk full for one rank is a StorageError on every rank by `finish_state`; the state before still loads."""
     fired = 0

@@ -9,16 +9,7 @@ from __future__ import annotations
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import NotRefused, expect
-from areal_conformance.ranks.layouts import (
-    EVEN,
-    UNEVEN,
-    close,
-    layouts,
-    named,
-    raised_on_all,
-    same_on_all,
-    same_report,
-)
+from areal_conformance.ranks.layouts import EVEN, UNEVEN, close, layouts, named, raised_on_all, same_on_all, same_report
 
 _EXACT = ("parallel.data", "checkpoint.exact")
 _APART_S = 4.0

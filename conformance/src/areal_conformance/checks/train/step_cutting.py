@@ -90,10 +90,7 @@ def columns(bench: TrainBench) -> None:
             expect(str(column.dtype) == "torch.float32", f"{name} given to the objective is {column.dtype}")
             expect(shape == (part.num_tokens,), f"{name} has shape {shape} for {part.num_tokens} tokens")
             expect(column.device == part.device, f"{name} is on {column.device}, the micro-batch on {part.device}")
-            expect(
-                column.requires_grad or not bool(part.tokens["loss_mask"].any()),
-                f"{name} carries no gradient",
-            )
+            expect(column.requires_grad or not bool(part.tokens["loss_mask"].any()), f"{name} carries no gradient")
             close(bench, f"{name} given to the objective", column, wanted[name], atol=5e-5)
 
 
