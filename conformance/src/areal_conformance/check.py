@@ -16,7 +16,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from attrs import field, frozen
 
@@ -142,34 +142,52 @@ def check(
     return decorate
 
 
-Case = TypeVar("Case")
+class Row:
+    """A member of a family with a title of its own, and facts other than its family's. Any: what the body takes.
+
+    The title is a whole one, or the words for `{...}` in the docstring of the family's body. Without a case the body
+    is given the member's name.
+    """
+
+    def __init__(self, title: str, case: Any = None, /, **facts: Any) -> None:
+        self.title, self.case, self.facts = title, case, facts
 
 
 def family(
-    id: str, cases: Mapping[str, Case], *, requires: tuple[str, ...] = (), unless: tuple[str, ...] = (), **facts: Any
-) -> Callable[[Callable[[Any, Case], Any]], tuple[Check, ...]]:
+    id: str, cases: Mapping[str, Any], *, requires: tuple[str, ...] = (), unless: tuple[str, ...] = (), **facts: Any
+) -> Callable[[Callable[[Any, Any], Any]], tuple[Check, ...]]:
     """Turn a function of a bench and a case into one Check a case: rules of one shape, each with an id of its own.
 
         @family("train.ranks.refuse.{axis}", {"tensor": {"d": 1, "t": 2}}, unless=("parallel.{axis}",), ...)
         def refused(bench: TrainBench, layout: dict[str, int]) -> None:
             \"\"\"Without {axis} parallelism, a layout that has it is refused on every rank.\"\"\"
 
-    The one field of `id` stands for the case's name, also in the claims and in the docstring. Any: facts of `check`.
+    The one field of `id` stands for the case's name, also in the claims and in the docstring; a case that is a `Row`
+    has a title of its own. Any: what the body takes, and facts of `check`.
     """
     (word,) = re.findall(r"{\w+}", id)
 
-    def decorate(body: Callable[[Any, Case], Any]) -> tuple[Check, ...]:
+    def decorate(body: Callable[[Any, Any], Any]) -> tuple[Check, ...]:
         made = []
-        for name, case in cases.items():
-            member = _member(body, case, (body.__doc__ or "").replace(word, name))
-            needs, lacks = (tuple(claim.replace(word, name) for claim in claims) for claims in (requires, unless))
-            made.append(check(id.replace(word, name), requires=needs, unless=lacks, **facts)(member))
+        for name, given in cases.items():
+            row = given if isinstance(given, Row) else Row("", given)
+            case = name if row.case is None else row.case
+            member = _member(body, case, _titled(body.__doc__ or "", row.title).replace(word, name))
+            all_facts: dict[str, Any] = {"requires": requires, "unless": unless, **facts, **row.facts}
+            for claims in ("requires", "unless"):
+                all_facts[claims] = tuple(claim.replace(word, name) for claim in all_facts[claims])
+            all_facts["spec"] = all_facts["spec"].replace(word, name)
+            made.append(check(id.replace(word, name), **all_facts)(member))
         return tuple(made)
 
     return decorate
 
 
-def _member(body: Callable[[Any, Case], Any], case: Case, doc: str) -> Body:
+def _titled(doc: str, title: str) -> str:
+    return doc.replace("{...}", title) if "{...}" in doc else title or doc
+
+
+def _member(body: Callable[[Any, Any], Any], case: Any, doc: str) -> Body:
     async def waited(bench: Any) -> None:  # Any: as Body
         await body(bench, case)
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from areal_conformance.benches.train import read_folder
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, told
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES
-from areal_core.contract.train import Output
+from areal_core.contract.batch import Batch
+from areal_core.contract.train import Output, TrainEngine
 from areal_torch.testing.memory_weights import MemorySink
 
 LIMIT_BYTES = 16 << 10
@@ -31,14 +31,9 @@ LIMIT_BYTES = 16 << 10
 def killed(
     bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: int, call: str, timeout_s: float
 ) -> dict[str, Any]:
-    """Kill one rank inside a call; tell how the call ended on the others, and when."""
-    bench.timeout_s = timeout_s
-    engine = bench.build()
-    bench.info = engine.start(bench.spec(layout=layout, optimizer=OPTIMIZER), bench.rank_context())
-    mine = shard(bench, bench.batch(SHAPES), rows)
-    engine.train_step(mine, OBJECTIVES["gain"]())
+    """Kill one rank inside a call; tell how the call ended on the others."""
+    engine, mine = _stepped(bench, layout, rows, timeout_s)
     bench.share()
-    began = time.monotonic()
     dies = bench.rank == victim
     out: dict[str, Any] = {}
     if call == "train_step":
@@ -52,7 +47,6 @@ def killed(
             os.kill(os.getpid(), signal.SIGKILL)
         sink = MemorySink(bucket_bytes=1 << 12, spoil=_kill if dies else None)
         out["error"] = error_of(lambda: engine.send_weights(sink if bench.rank == 0 else None, 1))
-    out["seconds"] = time.monotonic() - began
     engine.close()
     engine.close()
     return out
@@ -60,11 +54,7 @@ def killed(
 
 def stuck(bench: RankBench, layout: dict[str, int], rows: Rows, *, idle: int, timeout_s: float) -> dict[str, Any]:
     """Make a step on all ranks but one, which lives and does nothing."""
-    bench.timeout_s = timeout_s
-    engine = bench.build()
-    bench.info = engine.start(bench.spec(layout=layout, optimizer=OPTIMIZER), bench.rank_context())
-    mine = shard(bench, bench.batch(SHAPES), rows)
-    engine.train_step(mine, OBJECTIVES["gain"]())
+    engine, mine = _stepped(bench, layout, rows, timeout_s)
     out: dict[str, Any] = {"error": ["", "", ""]}
     if bench.rank != idle:
         out["error"] = error_of(lambda: engine.train_step(mine, OBJECTIVES["gain"]()))
@@ -76,12 +66,10 @@ def absent(bench: RankBench, layout: dict[str, int], *, missing: int, timeout_s:
     """Start all ranks but one; then all of them, in the same processes."""
     bench.timeout_s = timeout_s
     context = bench.rank_context()
-    out: dict[str, Any] = {"error": ["", "", ""], "seconds": 0.0}
+    out: dict[str, Any] = {"error": ["", "", ""]}
     if bench.rank != missing:
         engine = bench.build()
-        began = time.monotonic()
         out["error"] = error_of(lambda: engine.start(bench.spec(layout=layout), context))
-        out["seconds"] = time.monotonic() - began
         engine.close()
     bench.share()
     bench.timeout_s = 60.0
@@ -98,13 +86,13 @@ def disk_full(bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: i
         mine = shard(bench, bench.batch(SHAPES), rows)
         engine.train_step(mine, OBJECTIVES["gain"]())
         engine.version = 7
-        _save(engine, call, path)
+        getattr(engine, call)(path)
         saved = bench.sent(engine)
         engine.train_step(mine, OBJECTIVES["gain"]())
         engine.version = 8
         later = bench.sent(engine)
         with full_disk(bench.rank == victim):
-            out: dict[str, Any] = {"error": error_of(lambda: _save(engine, call, path))}
+            out: dict[str, Any] = {"error": error_of(lambda: getattr(engine, call)(path))}
         bench.share()
         out["left"] = sorted(file.name for file in path.parent.iterdir() if file.name != path.name)
         out["going_on"] = gap(later, bench.sent(engine))
@@ -113,7 +101,7 @@ def disk_full(bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: i
             out["version"] = engine.version
             held = bench.sent(engine)
         else:
-            held = _read(bench, path)
+            held = read_folder(path) if bench.rank == 0 else {}
         out["step"] = told(engine.train_step(mine, OBJECTIVES["gain"]()))
     out["is_saved"] = gap(saved, held)[0] == 0.0
     out["is_later"] = gap(later, held)[0] == 0.0
@@ -122,24 +110,18 @@ def disk_full(bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: i
 
 def killed_saving(bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: int, path: str) -> dict[str, Any]:
     """Save a state whole; then again, with one rank killed while it writes."""
-    bench.timeout_s = 5.0
-    engine = bench.build()
-    bench.info = engine.start(bench.spec(layout=layout, optimizer=OPTIMIZER), bench.rank_context())
-    mine = shard(bench, bench.batch(SHAPES), rows)
-    engine.train_step(mine, OBJECTIVES["gain"]())
+    engine, mine = _stepped(bench, layout, rows, 5.0)
     engine.version = 7
     engine.save_state(Path(path))
     expected = told(engine.train_step(mine, OBJECTIVES["gain"]()))
     engine.version = 8
     bench.share()
-    began = time.monotonic()
     if bench.rank == victim:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         with full_disk(True):
             engine.save_state(Path(path))
         return {"survived": True}
-    error = error_of(lambda: engine.save_state(Path(path)))
-    return {"error": error, "seconds": time.monotonic() - began, "expected": expected}
+    return {"error": error_of(lambda: engine.save_state(Path(path))), "expected": expected}
 
 
 def load_after(bench: RankBench, layout: dict[str, int], rows: Rows, *, path: str) -> dict[str, Any]:
@@ -165,12 +147,14 @@ def full_disk(applies: bool) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def _save(engine: Any, call: str, path: Path) -> None:  # Any: a TrainEngine, by the name of its method
-    getattr(engine, call)(path)
-
-
-def _read(bench: RankBench, path: Path) -> dict[str, Tensor]:
-    return read_folder(path) if bench.rank == 0 else {}
+def _stepped(bench: RankBench, layout: dict[str, int], rows: Rows, timeout_s: float) -> tuple[TrainEngine, Batch]:
+    """Start an engine nobody closes, and make a step."""
+    bench.timeout_s = timeout_s
+    engine: TrainEngine = bench.build()
+    bench.info = engine.start(bench.spec(layout=layout, optimizer=OPTIMIZER), bench.rank_context())
+    mine = shard(bench, bench.batch(SHAPES), rows)
+    engine.train_step(mine, OBJECTIVES["gain"]())
+    return engine, mine
 
 
 def _kill(name: str, tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ Does not know: programs or engines; imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from areal_conformance.outcome import Inconclusive, expect
@@ -23,6 +23,10 @@ CLAIMS: Mapping[str, str] = {
     "c": "parallel.context",
     "e": "parallel.expert",
 }
+Answered = tuple[dict[str, int], list[Any]]
+"""A layout, and what each rank of it gave. Any: plain json."""
+APART_S = 4.0
+"""For checks a broken engine hangs in: the calls made take milliseconds."""
 EVEN = [[0, 3, 4, 7], [1, 2, 5, 6]]
 UNEVEN = [[1, 6, 0, 7, 5, 2, 3], [4]]
 FEW = [[6], [7, 5, 4, 3, 2, 1, 0]]
@@ -55,6 +59,12 @@ def layouts(bench: TrainBench, *, letter: str = "", world_size: int = 2) -> list
     return found
 
 
+def answered(bench: TrainBench, program: str, *, letter: str = "", **arguments: Any) -> Iterator[Answered]:
+    """Run a program on two ranks in every layout; yield the layout and what each rank gave. Any: plain json."""
+    for layout in layouts(bench, letter=letter):
+        yield layout, bench.on_ranks(program, 2, layout=layout, **arguments)
+
+
 def alone_on(letter: str, world_size: int) -> dict[str, int]:
     """Return the layout in which one axis takes all ranks; experts are shared by data ranks."""
     if letter == "e":
@@ -78,6 +88,11 @@ def _claimed(bench: TrainBench, world_size: int) -> list[dict[str, int]]:
     return found
 
 
+def no_gap(gap: tuple[float, str], what: str) -> None:
+    """Expect weights not to differ in a bit."""
+    expect(gap[0] == 0.0, f"{what}: {gap[1]} differs by {gap[0]:.3g}, bits were expected")
+
+
 def same_on_all(layout: Mapping[str, int], answers: Sequence[Any], what: str) -> None:
     """Expect every rank to have given the same. Any: json."""
     for rank, answer in enumerate(answers):
@@ -96,24 +111,15 @@ def same_report(
     for name, bound in (("loss", loss), ("grad_norm", norm)):
         close(expected[name], actual[name], bound.atol, bound.rtol, f"{where}: {name}")
     for name in ("lr", "stepped", "num_tokens"):
-        expect(
-            expected[name] == actual[name],
-            f"{where}: {name} is {actual[name]} on several ranks, {expected[name]} on one",
-        )
-    expect(
-        set(expected["metrics"]) == set(actual["metrics"]),
-        f"{where}: metrics are {sorted(actual['metrics'])} on several ranks, {sorted(expected['metrics'])} on one",
-    )
-    for name in ("sequences", "share"):
-        if name in expected["metrics"]:
-            for part, left, right in zip(
-                ("value", "weight"), expected["metrics"][name], actual["metrics"][name], strict=True
-            ):
-                close(left, right, loss.atol, loss.rtol, f"{where}: {part} of metric {name!r}")
-    if "tokens" in expected["metrics"]:  # one entry per micro-batch, so its weight depends on their number
-        close(expected["metrics"]["tokens"][0], actual["metrics"]["tokens"][0], 0.0, 0.0, f"{where}: metric 'tokens'")
-    if "long" in expected["metrics"]:
-        close(expected["metrics"]["long"][0], actual["metrics"]["long"][0], 0.0, 0.0, f"{where}: metric 'long'")
+        told = f"{where}: {name} is {actual[name]} on several ranks, {expected[name]} on one"
+        expect(expected[name] == actual[name], told)
+    one, several = expected["metrics"], actual["metrics"]
+    expect(set(one) == set(several), f"{where}: metrics are {sorted(several)} on several ranks, {sorted(one)} on one")
+    for name in {"sequences", "share"} & {*one}:
+        for part, left, right in zip(("value", "weight"), one[name], several[name], strict=True):
+            close(left, right, loss.atol, loss.rtol, f"{where}: {part} of metric {name!r}")
+    for name in {"tokens", "long"} & {*one}:  # one entry per micro-batch, so the weight depends on their number
+        close(one[name][0], several[name][0], 0.0, 0.0, f"{where}: metric {name!r}")
 
 
 def close(expected: Any, actual: Any, atol: float, rtol: float, what: str) -> None:
@@ -138,9 +144,9 @@ def same_weights(bench: TrainBench, layout: Mapping[str, int], answer: Mapping[s
     )
 
 
-def raised_on_all(layout: Mapping[str, int], errors: Sequence[Sequence[str]], kinds: Sequence[str], what: str) -> None:
-    """Expect every rank to have raised one of these errors."""
-    for rank, (kind, _, text) in enumerate(errors):
+def raised_on_all(layout: Mapping[str, int], answers: Sequence[Any], kinds: Sequence[str], what: str) -> None:
+    """Expect the `error` of every rank's answer to be one of these. Any: json."""
+    for rank, (kind, _, text) in enumerate(answer["error"] for answer in answers):
         expect(
             kind in kinds,
             f"layout {named(layout)}: {what} must raise {' or '.join(kinds)} on every rank; rank {rank} "

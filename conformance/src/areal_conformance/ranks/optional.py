@@ -14,10 +14,9 @@ from torch import Tensor
 
 from areal_conformance.oracles.train_experts import KIND, RoutedOracle
 from areal_conformance.oracles.train_images import showing
-from areal_conformance.ranks.answers import SHAPES, Rows, gap, shard
+from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard
 from areal_conformance.ranks.bench import RankBench
 from areal_core.contract.batch import Batch
-from areal_core.contract.errors import ArealError
 from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output, TrainEngine
 from areal_torch.testing.models import WITH_IMAGES
 from areal_torch.testing.objectives import PolicyGradient
@@ -74,8 +73,8 @@ def unfit_routes(bench: RankBench, layout: dict[str, int], plan: Rows, bad: int)
             routes[-1, -1, -1] = oracle.num_experts
             wrong = mine.with_tokens(**{ROUTED_EXPERTS: routes})
         errors = {
-            "forward": _error(lambda: engine.forward(wrong, LOGPROBS)),
-            "train_step": _error(lambda: engine.train_step(wrong, PolicyGradient())),
+            "forward": error_of(lambda: engine.forward(wrong, LOGPROBS)),
+            "train_step": error_of(lambda: engine.train_step(wrong, PolicyGradient())),
         }
         bench.share()  # who never comes here hangs in the call
         return {"errors": errors, "stepped": engine.train_step(mine, PolicyGradient()).stepped}
@@ -129,11 +128,3 @@ def _batch(bench: RankBench, number: int, oracle: RoutedOracle | None = None) ->
         return batch
     routes = oracle.random_routes(batch.num_tokens, 30 + number)
     return batch.with_tokens(**{ROUTED_EXPERTS: torch.where(batch.sequence_ids[:, None, None] == 2, -1, routes)})
-
-
-def _error(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except ArealError as error:
-        return type(error).__name__
-    return ""

@@ -7,7 +7,6 @@ Does not know: what is right; the checks judge.
 from __future__ import annotations
 
 import gc
-import time
 from typing import Any
 
 import psutil
@@ -23,9 +22,7 @@ def refused_layout(bench: RankBench, layout: dict[str, int], *, model: dict[str,
     folder = bench.model(**(model or {}))
     engine = bench.build()
     context = bench.rank_context()
-    began = time.monotonic()
     out: dict[str, Any] = {"error": error_of(lambda: engine.start(bench.spec(model=folder, layout=layout), context))}
-    out["seconds"] = time.monotonic() - began
     bench.share()
     engine.close()
     return out

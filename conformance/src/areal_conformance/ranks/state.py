@@ -1,11 +1,12 @@
-"""Programs that save and load an exact state on several ranks, and on another number of them.
+"""Programs that save and load an exact state on several ranks, and on another number; spoiled; in the background.
 
-Knows: how to see whether a state came back.
+Knows: how to see whether a state came back, and ways a file can be spoiled.
 Does not know: what is right; the checks judge.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, told
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
+from areal_conformance.ranks.faults import full_disk
 from areal_conformance.ranks.objectives import OBJECTIVES, Drawing
 from areal_core.contract.train import TrainEngine
 
+_CLAIM = "checkpoint.background"
+_WAYS = ("cut", "emptied", "overwritten", "removed")
 _SCHEDULE = attrs.evolve(OPTIMIZER, schedule="linear", warmup_steps=2, total_steps=10, min_lr_ratio=0.1)
 """Warm-up and decay, so that a step count that is lost shows in the learning rate."""
 
@@ -127,6 +131,133 @@ def load_nothing(bench: RankBench, layout: dict[str, int], rows: Rows, *, torn: 
         out["gap"] = gap(before, after)
         out["step"] = _steps(engine, [mine])[0]
     return out
+
+
+def load_each_torn(bench: RankBench, layout: dict[str, int], rows: Rows) -> list[dict[str, Any]]:
+    """Load a state once for every file spoiled in every way; after each failure tell weights, version and next step.
+
+    The engine is returned to its own state, saved before, after each next step. The first entry is of no failure.
+    """
+    name = _named(layout)
+    good, own = bench.folder / f"good-{name}", bench.folder / f"own-{name}"
+    out: list[dict[str, Any]] = []
+    with bench.engine(layout=layout, model=bench.model(hidden=32)) as engine:
+        mine = shard(bench, bench.batch(SHAPES), rows)
+        engine.version = 3
+        engine.save_state(good)
+        _steps(engine, [mine])
+        engine.version = 4
+        engine.save_state(own)
+        held = bench.sent(engine)
+        draw = _draw(bench)
+        out.append(
+            {
+                "file": "",
+                "way": "",
+                "step": _steps(engine, [mine])[0],
+                "error": ["", "", ""],
+                "version": 4,
+                "gap": [0.0, ""],
+            }
+        )
+        end = bench.sent(engine)
+        out[0] |= {"drawn": draw, "end_gap": [0.0, ""]}
+        files = sorted(str(file.relative_to(good)) for file in good.rglob("*") if file.is_file())
+        for number, file in enumerate(files):
+            for way in _WAYS:
+                engine.load_state(own)
+                path = bench.folder / f"torn-{name}-{number}-{way}"
+                if bench.rank == 0:
+                    shutil.copytree(good, path)
+                    spoil(path / file, way)
+                bench.share()
+                told_here: dict[str, Any] = {"file": file, "way": way}
+                told_here["error"] = error_of(lambda path=path: engine.load_state(path))  # type: ignore[misc]
+                bench.share()
+                told_here["version"] = engine.version
+                told_here["gap"] = gap(held, bench.sent(engine))
+                told_here["drawn"] = _draw(bench)
+                told_here["step"] = _steps(engine, [mine])[0]
+                told_here["end_gap"] = gap(end, bench.sent(engine))
+                out.append(told_here)
+    return out
+
+
+def background(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[str, Any]:
+    """Begin a state, make a step, finish; load it into a new engine and make the step again."""
+    path = bench.folder / f"begun-{'-'.join(layout)}"
+    out: dict[str, Any] = {}
+    with bench.engine(_CLAIM, layout=layout) as able:
+        engine: Any = able  # Any: an engine with the optional methods
+        mine = shard(bench, bench.batch(SHAPES), rows)
+        _steps(engine, [mine])
+        engine.version = 5
+        saved = bench.sent(engine)
+        engine.begin_state(path)
+        engine.version = 6
+        out["expected"] = _steps(engine, [mine])[0]
+        out["early"] = bench.share(path.exists())
+        engine.finish_state()
+        out["late"] = bench.share(path.exists())
+        end = bench.sent(engine)
+    with bench.engine(_CLAIM, layout=layout, seed=99) as engine:
+        engine.load_state(path)
+        out["version"] = engine.version
+        out["loaded_gap"] = gap(saved, bench.sent(engine))
+        out["step"] = _steps(engine, [mine])[0]
+        out["end_gap"] = gap(end, bench.sent(engine))
+    return out
+
+
+def background_full(bench: RankBench, layout: dict[str, int], rows: Rows, *, victim: int) -> dict[str, Any]:
+    """Write a state; begin another with a disk that is full for one rank; then load what is there."""
+    path = bench.folder / f"begun-{victim}-{'-'.join(layout)}" / "saved"
+    path.parent.mkdir(exist_ok=True)
+    with bench.engine(_CLAIM, layout=layout) as able:
+        engine: Any = able  # Any: an engine with the optional methods
+        mine = shard(bench, bench.batch(SHAPES), rows)
+        engine.version = 7
+        _steps(engine, [mine])
+        engine.save_state(path)
+        saved = bench.sent(engine)
+        engine.version = 8
+
+        def begin_and_finish() -> None:
+            engine.begin_state(path)
+            out["between"] = _steps(engine, [mine])[0]
+            engine.finish_state()
+
+        out: dict[str, Any] = {}
+        with full_disk(bench.rank == victim):
+            out["error"] = error_of(begin_and_finish)
+        bench.share()
+        out["left"] = sorted(file.name for file in path.parent.iterdir() if file.name != path.name)
+        engine.load_state(path)
+        out["version"] = engine.version
+        out["gap"] = gap(saved, bench.sent(engine))
+        out["step"] = _steps(engine, [mine])[0]
+        engine.begin_state(path)
+        engine.finish_state()
+        engine.load_state(path)
+    return out
+
+
+def spoil(file: Path, way: str) -> None:
+    """Spoil a file in one of `_WAYS`."""
+    data = file.read_bytes()
+    match way:
+        case "cut":
+            file.write_bytes(data[: len(data) * 2 // 3])
+        case "emptied":
+            file.write_bytes(b"")
+        case "overwritten":
+            file.write_bytes(b"\xff" * len(data))
+        case _:
+            file.unlink()
+
+
+def _draw(bench: RankBench) -> float:
+    return float(torch.rand(1, device=bench.target.torch_type))
 
 
 def _cut_last(folder: Path) -> str:

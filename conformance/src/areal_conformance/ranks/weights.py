@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, once, s
 from areal_conformance.ranks.bench import RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES
 from areal_core.contract.errors import StorageError
-from areal_core.contract.train import TrainEngine
 from areal_core.contract.weights import Receipt, WeightManifest
 from areal_core.weights.fingerprint import fingerprint
 from areal_torch.testing.memory_weights import MemorySink
@@ -119,20 +117,13 @@ def saves_nowhere(bench: RankBench, layout: dict[str, int], rows: Rows, *, call:
         if bench.rank == 0:
             blocked.write_text("a file where a folder would have to be")
         bench.share()
-        out: dict[str, Any] = {"error": error_of(lambda: _save(engine, call, blocked / "inner"))}
+        out: dict[str, Any] = {"error": error_of(lambda: getattr(engine, call)(blocked / "inner"))}
         bench.share()
         out["step"] = told(engine.train_step(mine, OBJECTIVES["gain"]()))
         good = bench.folder / f"good-{_named(layout)}-{call}"
-        _save(engine, call, good)
+        getattr(engine, call)(good)
         out["files"] = sorted(file.name for file in good.iterdir())
     return out
-
-
-def _save(engine: TrainEngine, call: str, path: Path) -> None:
-    if call == "save_state":
-        engine.save_state(path)
-    else:
-        engine.save_weights(path)
 
 
 def _received(sink: MemorySink, receipt: Receipt | None) -> dict[str, Any]:

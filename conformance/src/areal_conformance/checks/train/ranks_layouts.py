@@ -6,13 +6,14 @@ Does not know: meshes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from areal_conformance.benches.train import TrainBench
-from areal_conformance.check import Level, check, family
+from areal_conformance.check import Level, Row, check, family
 from areal_conformance.outcome import NotRefused, expect
 from areal_conformance.ranks.layouts import (
+    APART_S,
     CLAIMS,
     EVEN,
     UNEVEN,
@@ -25,7 +26,6 @@ from areal_conformance.ranks.layouts import (
     with_experts,
 )
 
-_APART_S = 4.0
 _PAIRS = [[2, 3], [2, 3], [4, 4], [4, 4], [1, 6], [1, 6], [3, 2], [3, 2]]
 """Pairs of equal lengths: ranks that take one another's shard compute something wrong, and do not hang."""
 _MIXTURE = "qwen3_moe"
@@ -41,67 +41,50 @@ REFUSED: dict[str, dict[str, int]] = {
 """Axis -> a layout of two ranks along it; its letter comes last."""
 
 
-@check(
-    "train.ranks.tensor", level=Level.DISTRIBUTED, law=6, spec="train#TrainSpec", requires=("parallel.tensor",), ranks=2
-)
-def tensor(bench: TrainBench) -> None:
-    """Ranks that share each matrix take the whole batch, and compute what one rank computes."""
-    _axis(bench, "t")
-
-
-@check(
-    "train.ranks.context",
+@family(
+    "train.ranks.{axis}",
+    {
+        "tensor": Row("each matrix take the whole batch, and", "t"),
+        "context": Row("each sequence take the whole batch, and", "c"),
+        "pipeline": Row("the layers take the whole batch, and", "p"),
+        "expert": Row("the experts, and send each token to its own,", "e"),
+    },
     level=Level.DISTRIBUTED,
     law=6,
     spec="train#TrainSpec",
-    requires=("parallel.context",),
+    requires=("parallel.{axis}",),
     ranks=2,
 )
-def context(bench: TrainBench) -> None:
-    """Ranks that share each sequence take the whole batch, and compute what one rank computes."""
-    _axis(bench, "c")
+def axis(bench: TrainBench, letter: str) -> None:
+    """Ranks that share {...} compute what one rank computes."""
+    for layout in layouts(bench, letter=letter):
+        _as_one_rank(bench, layout, 2, plans=[EVEN, UNEVEN, EVEN])
 
 
-@check(
-    "train.ranks.pipeline",
-    level=Level.DISTRIBUTED,
-    law=6,
-    spec="train#TrainSpec",
-    requires=("parallel.pipeline",),
-    ranks=2,
-)
-def pipeline(bench: TrainBench) -> None:
-    """Ranks that share the layers take the whole batch, and compute what one rank computes."""
-    _axis(bench, "p")
-
-
-@check(
-    "train.ranks.expert", level=Level.DISTRIBUTED, law=6, spec="train#TrainSpec", requires=("parallel.expert",), ranks=2
-)
-def expert(bench: TrainBench) -> None:
-    """Ranks that share the experts, and send each token to its own, compute what one rank computes."""
-    _axis(bench, "e")
-
-
-@check(
-    "train.ranks.four", level=Level.DISTRIBUTED, law=6, spec="train#EngineInfo", requires=("parallel.data",), ranks=4
-)
-def four(bench: TrainBench) -> None:
-    """On four ranks too every shard goes where its data rank is, and the step is that of one rank."""
-    _four(bench, layouts(bench, world_size=4))
-
-
-@check(
-    "train.ranks.four_experts",
+@family(
+    "train.ranks.{four}",
+    {
+        "four": Row(
+            "On four ranks too every shard goes where its data rank is, and the step is that of one rank.",
+            "",
+            requires=("parallel.data",),
+        ),
+        "four_experts": Row(
+            "Experts shared by some of four ranks, or by all, are trained as on one.",
+            "e",
+            requires=("parallel.expert",),
+        ),
+    },
     level=Level.DISTRIBUTED,
     law=6,
     spec="train#EngineInfo",
-    requires=("parallel.expert",),
     ranks=4,
 )
-def four_experts(bench: TrainBench) -> None:
-    """Experts shared by some of four ranks, or by all, are trained as on one."""
-    _four(bench, layouts(bench, letter="e", world_size=4))
+def four(bench: TrainBench, letter: str) -> None:
+    """Four ranks compute what one computes."""
+    plans = [[[0], [1], [2], [3]], [[4], [5], [], []], [[0, 7], [1, 6], [5, 2], [4, 3]]]
+    for layout in layouts(bench, letter=letter, world_size=4):
+        _as_one_rank(bench, layout, 4, plans=plans, shapes=_PAIRS)
 
 
 @family(
@@ -116,31 +99,20 @@ def four_experts(bench: TrainBench) -> None:
 )
 def refused(bench: TrainBench, layout: dict[str, int]) -> None:
     """Without {axis} parallelism, a layout that has it is refused on every rank."""
-    answers = bench.on_ranks(_REFUSED, 2, apart_s=_APART_S, layout=layout, model=_model(layout))
+    answers = bench.on_ranks(_REFUSED, 2, apart_s=APART_S, layout=layout, model=_model(layout))
     claim = CLAIMS[next(letter for letter in reversed(layout))]
     if not any(answer["error"][0] for answer in answers):
         raise NotRefused(claim)
     what = f"{claim}, which is not claimed,"
-    raised_on_all(layout, [answer["error"] for answer in answers], ["LayoutError", "CapabilityError"], what)
+    raised_on_all(layout, answers, ["LayoutError", "CapabilityError"], what)
 
 
 @check("train.ranks.layout_error", level=Level.DISTRIBUTED, law=8, spec="train#start", ranks=2, deadline_s=40.0)
 def layout_error(bench: TrainBench) -> None:
     """A layout of another number of ranks than were started is a LayoutError on every rank; nobody waits."""
     for layout in ({"d": 3}, {"d": 1}, {"d": 4}, {"d": 2, "t": 2}, {"d": 1, "t": 1, "p": 1, "c": 1}):
-        answers = bench.on_ranks(_REFUSED, 2, apart_s=_APART_S, layout=layout)
-        raised_on_all(layout, [answer["error"] for answer in answers], ["LayoutError"], "2 ranks")
-
-
-def _axis(bench: TrainBench, letter: str) -> None:
-    for layout in layouts(bench, letter=letter):
-        _as_one_rank(bench, layout, 2, plans=[EVEN, UNEVEN, EVEN])
-
-
-def _four(bench: TrainBench, found: Sequence[dict[str, int]]) -> None:
-    plans = [[[0], [1], [2], [3]], [[4], [5], [], []], [[0, 7], [1, 6], [5, 2], [4, 3]]]
-    for layout in found:
-        _as_one_rank(bench, layout, 4, plans=plans, shapes=_PAIRS)
+        answers = bench.on_ranks(_REFUSED, 2, apart_s=APART_S, layout=layout)
+        raised_on_all(layout, answers, ["LayoutError"], "2 ranks")
 
 
 def _as_one_rank(bench: TrainBench, layout: dict[str, int], world_size: int, **steps: Any) -> None:
@@ -148,7 +120,7 @@ def _as_one_rank(bench: TrainBench, layout: dict[str, int], world_size: int, **s
     model = _model(layout)
     _placed(bench, layout, world_size, model)
     answers = bench.on_ranks(
-        "areal_conformance.ranks.steps:train", world_size, apart_s=_APART_S, layout=layout, model=model, **steps
+        "areal_conformance.ranks.steps:train", world_size, apart_s=APART_S, layout=layout, model=model, **steps
     )
     for step, expected in enumerate(answers[0]["alone"]):
         same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
@@ -163,7 +135,7 @@ def _model(layout: Mapping[str, int]) -> dict[str, str]:
 def _placed(bench: TrainBench, layout: dict[str, int], world_size: int, model: Mapping[str, str]) -> None:
     """Expect each shard to have as many ranks as the others; only `d` makes shards."""
     answers = bench.on_ranks(
-        "areal_conformance.ranks.starts:placement", world_size, apart_s=_APART_S, layout=layout, model=model
+        "areal_conformance.ranks.starts:placement", world_size, apart_s=APART_S, layout=layout, model=model
     )
     size = layout.get("d", 1)
     told = sorted(f"{answer['data_rank']} of {answer['data_size']}" for answer in answers)

@@ -6,17 +6,20 @@ Does not know: how an engine splits its work.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from areal_conformance.benches.train import TrainBench
-from areal_conformance.check import Level, check
+from areal_conformance.check import Level, Row, check, family
 from areal_conformance.outcome import expect
 from areal_conformance.ranks.layouts import (
+    APART_S,
     EVEN,
     FEW,
     NOTHING_ON_FIRST,
     NOTHING_ON_LAST,
     UNEVEN,
+    answered,
     close,
     layouts,
     named,
@@ -26,29 +29,23 @@ from areal_conformance.ranks.layouts import (
 )
 
 _TRAIN = "areal_conformance.ranks.steps:train"
-_SPOILED = "areal_conformance.ranks.steps:spoiled"
+_PLACEMENT = "areal_conformance.ranks.starts:placement"
 _DATA = ("parallel.data",)
-_APART_S = 4.0
-"""For checks a broken engine hangs in: the calls made take milliseconds."""
+_SMALL = {"max_tokens_per_microbatch": 15}
+_SCHEDULE = {"schedule": "linear", "warmup_steps": 2, "total_steps": 5, "min_lr_ratio": 0.1}
+_check = partial(check, level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
 
 
-@check("train.ranks.placement", level=Level.DISTRIBUTED, law=6, spec="train#start", requires=_DATA, ranks=2)
+@_check("train.ranks.placement", spec="train#start")
 def placement(bench: TrainBench) -> None:
     """EngineInfo tells each rank its shard: every shard has a rank, ranks of one shard only differ in other axes."""
-    for layout in layouts(bench):
-        answers = bench.on_ranks("areal_conformance.ranks.starts:placement", 2, layout=layout)
+    for layout, answers in answered(bench, _PLACEMENT):
         size = layout.get("d", 1)
-        alone = answers[0]["alone_placed"]
+        alone = {**answers[0]["alone_placed"], "data_size": size}
         for rank, answer in enumerate(answers):
-            expect(
-                answer["data_size"] == size,
-                f"layout {named(layout)}: rank {rank} reports data_size {answer['data_size']}, it is {size}",
-            )
-            for name in ("num_parameters", "context_length"):
-                expect(
-                    answer[name] == alone[name],
-                    f"layout {named(layout)}: rank {rank} reports {name} {answer[name]}, one rank {alone[name]}",
-                )
+            for name in ("data_size", "num_parameters", "context_length"):
+                told = f"rank {rank} reports {name} {answer[name]}, it is {alone[name]}"
+                expect(answer[name] == alone[name], f"layout {named(layout)}: {told}")
             for name in ("data_rank", "data_size", "num_parameters", "context_length"):
                 expect(answer["again"][name] == answer[name], f"a second start gives rank {rank} another {name}")
         ranks = sorted(answer["data_rank"] for answer in answers)
@@ -56,87 +53,72 @@ def placement(bench: TrainBench) -> None:
         expect(ranks == expected, f"layout {named(layout)}: data ranks are {ranks}, expected {expected}")
 
 
-@check("train.ranks.close_frees", level=Level.DISTRIBUTED, law=10, spec="train#close", requires=_DATA, ranks=2)
+@_check("train.ranks.close_frees", law=10, spec="train#close")
 def close_frees(bench: TrainBench) -> None:
     """After close, twice, no rank listens on a port or has a child it had not before, and can start again."""
-    for layout in layouts(bench):
-        answers = bench.on_ranks("areal_conformance.ranks.starts:placement", 2, layout=layout)
+    for layout, answers in answered(bench, _PLACEMENT):
         for rank, answer in enumerate(answers):
             expect(not answer["left"], f"layout {named(layout)}: after close rank {rank} still has {answer['left']}")
         same_on_all(layout, [answer["report"] for answer in answers], "the report after a second start")
 
 
-@check("train.ranks.report_alike", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+@_check("train.ranks.report_alike")
 def report_alike(bench: TrainBench) -> None:
     """A report is already reduced: every number of it is the same on every rank, to the bit."""
-    for layout in layouts(bench):
-        answers = bench.on_ranks(
-            _TRAIN, 2, layout=layout, plans=[EVEN, UNEVEN, FEW], spec={"max_tokens_per_microbatch": 20}
-        )
+    spec = {"max_tokens_per_microbatch": 20}
+    for layout, answers in answered(bench, _TRAIN, plans=[EVEN, UNEVEN, FEW], spec=spec):
         for step in range(3):
             same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
 
 
-@check("train.ranks.one_rank", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
-def one_rank(bench: TrainBench) -> None:
-    """Loss, gradient norm, metrics and weights of several steps are those of one rank on the whole batch."""
-    for layout in layouts(bench):
-        _as_one(bench, layout, plans=[EVEN, EVEN, EVEN])
-
-
-@check("train.ranks.uneven", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
-def uneven(bench: TrainBench) -> None:
-    """How sequences are dealt out does not matter: seven on one rank and one on the other train as on one rank."""
-    for layout in layouts(bench):
-        _as_one(bench, layout, plans=[UNEVEN, FEW, UNEVEN])
-
-
-@check(
-    "train.ranks.empty_shard",
+@family(
+    "train.ranks.{name}",
+    {
+        "one_rank": Row(
+            "Loss, gradient norm, metrics and weights of several steps are those of one rank on the whole batch.",
+            {"plans": [EVEN, EVEN, EVEN]},
+        ),
+        "uneven": Row(
+            "How sequences are dealt out does not matter: seven on one rank and one on the other train as on one rank.",
+            {"plans": [UNEVEN, FEW, UNEVEN]},
+        ),
+        "empty_shard": Row(
+            "A rank whose shard is empty takes part: the step is that of one rank, whichever rank has nothing.",
+            {"plans": [NOTHING_ON_LAST, NOTHING_ON_FIRST, EVEN], "apart_s": APART_S, "meet": True},
+            deadline_s=40.0,
+        ),
+        "nothing_trained": Row(
+            "A rank with tokens but none to train on adds nothing, and does not divide by its own count of zero.",
+            {"plans": [EVEN, EVEN], "trained": [[0, 3], [1]]},
+        ),
+        "microbatches": Row(
+            "Ranks cut different numbers of micro-batches, "
+            "nobody waits for one that does not come, and nothing changes.",
+            {"plans": [UNEVEN, FEW, NOTHING_ON_LAST], "spec": _SMALL, "apart_s": APART_S, "meet": True},
+            deadline_s=25.0,
+        ),
+        "clipping": Row(
+            "The gradient is clipped by its global norm, over all ranks and all parameters, as one rank clips it.",
+            {"plans": [UNEVEN, EVEN], "optimizer": {"max_grad_norm": 0.02}},
+        ),
+        "schedule": Row(
+            "The learning rate follows optimizer steps, not ranks or micro-batches.",
+            {"plans": [EVEN, UNEVEN, FEW, EVEN], "optimizer": _SCHEDULE, "spec": _SMALL},
+        ),
+    },
     level=Level.DISTRIBUTED,
     law=6,
     spec="train#train_step",
     requires=_DATA,
     ranks=2,
-    deadline_s=40.0,
 )
-def empty_shard(bench: TrainBench) -> None:
-    """A rank whose shard is empty takes part: the step is that of one rank, whichever rank has nothing."""
+def as_one(bench: TrainBench, arguments: dict[str, Any]) -> None:
+    """Several ranks train as one."""
     for layout in layouts(bench):
-        _as_one(bench, layout, plans=[NOTHING_ON_LAST, NOTHING_ON_FIRST, EVEN], apart_s=_APART_S, meet=True)
+        _as_one(bench, layout, **arguments)
 
 
-@check("train.ranks.nothing_trained", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
-def nothing_trained(bench: TrainBench) -> None:
-    """A rank with tokens but none to train on adds nothing, and does not divide by its own count of zero."""
-    for layout in layouts(bench):
-        _as_one(bench, layout, plans=[EVEN, EVEN], trained=[[0, 3], [1]])
-
-
-@check(
-    "train.ranks.microbatches",
-    level=Level.DISTRIBUTED,
-    law=6,
-    spec="train#train_step",
-    requires=_DATA,
-    ranks=2,
-    deadline_s=25.0,
-)
-def microbatches(bench: TrainBench) -> None:
-    """Ranks cut different numbers of micro-batches, nobody waits for one that does not come, and nothing changes."""
-    for layout in layouts(bench):
-        spec = {"max_tokens_per_microbatch": 15}
-        _as_one(bench, layout, plans=[UNEVEN, FEW, NOTHING_ON_LAST], spec=spec, apart_s=_APART_S, meet=True)
-
-
-@check("train.ranks.clipping", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
-def clipping(bench: TrainBench) -> None:
-    """The gradient is clipped by its global norm, over all ranks and all parameters, as one rank clips it."""
-    for layout in layouts(bench):
-        _as_one(bench, layout, plans=[UNEVEN, EVEN], optimizer={"max_grad_norm": 0.02})
-
-
-@check("train.ranks.untied", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
+@_check("train.ranks.untied")
 def untied(bench: TrainBench) -> None:
     """A model with a head of its own, and a vocabulary no number of ranks divides, trains as on one rank."""
     for layout in layouts(bench):
@@ -144,23 +126,7 @@ def untied(bench: TrainBench) -> None:
         _as_one(bench, layout, plans=[EVEN, UNEVEN], model=model)
 
 
-@check("train.ranks.schedule", level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
-def schedule(bench: TrainBench) -> None:
-    """The learning rate follows optimizer steps, not ranks or micro-batches."""
-    for layout in layouts(bench):
-        optimizer = {"schedule": "linear", "warmup_steps": 2, "total_steps": 5, "min_lr_ratio": 0.1}
-        spec = {"max_tokens_per_microbatch": 15}
-        _as_one(bench, layout, plans=[EVEN, UNEVEN, FEW, EVEN], optimizer=optimizer, spec=spec)
-
-
-@check(
-    "train.ranks.value_head",
-    level=Level.DISTRIBUTED,
-    law=6,
-    spec="train#train_step",
-    requires=("parallel.data", "head.value"),
-    ranks=2,
-)
+@_check("train.ranks.value_head", requires=(*_DATA, "head.value"))
 def value_head(bench: TrainBench) -> None:
     """A critic on several ranks learns and estimates as on one rank."""
     for layout in layouts(bench):
@@ -168,7 +134,7 @@ def value_head(bench: TrainBench) -> None:
         _scores_as_one(bench, layout, FEW, ["values"], spec={"head": "value"})
 
 
-@check("train.ranks.late", level=Level.DISTRIBUTED, law=9, spec="train#TrainEngine", requires=_DATA, ranks=2)
+@_check("train.ranks.late", law=9, spec="train#TrainEngine")
 def late(bench: TrainBench) -> None:
     """A rank that is called later than the others is waited for, within the timeout, and nothing changes."""
     for layout in layouts(bench):
@@ -176,7 +142,7 @@ def late(bench: TrainBench) -> None:
             _as_one(bench, layout, plans=[EVEN, UNEVEN], late=rank)
 
 
-@check("train.ranks.forward", level=Level.DISTRIBUTED, law=6, spec="train#forward", requires=_DATA, ranks=2)
+@_check("train.ranks.forward", spec="train#forward")
 def forward(bench: TrainBench) -> None:
     """`forward` returns this rank's shard, in its order, with one rank's columns, before and after a step."""
     for layout in layouts(bench):
@@ -184,28 +150,12 @@ def forward(bench: TrainBench) -> None:
             _scores_as_one(bench, layout, rows, ["logprobs", "entropy"], spec={"max_tokens_per_microbatch": 30})
 
 
-@check(
-    "train.ranks.not_finite",
-    level=Level.DISTRIBUTED,
-    law=6,
-    spec="train#TrainReport",
-    requires=_DATA,
-    ranks=2,
-    deadline_s=40.0,
-)
+@_check("train.ranks.not_finite", spec="train#TrainReport", deadline_s=40.0)
 def not_finite(bench: TrainBench) -> None:
     """A gradient that is not finite in one shard skips the step on all ranks: weights, moments and schedule stay."""
-    for layout in layouts(bench):
-        for bad, value in ((1, "nan"), (0, "inf")):
-            answers = bench.on_ranks(
-                "areal_conformance.ranks.steps:not_finite",
-                2,
-                apart_s=_APART_S,
-                layout=layout,
-                rows=EVEN,
-                bad=bad,
-                value=value,
-            )
+    for bad, value in ((1, "nan"), (0, "inf")):
+        program = "areal_conformance.ranks.steps:not_finite"
+        for layout, answers in answered(bench, program, apart_s=APART_S, rows=EVEN, bad=bad, value=value):
             where = f"layout {named(layout)}, {value} in shard {bad}"
             for key in ("skipped", "skipped_again"):
                 for rank, answer in enumerate(answers):
@@ -221,13 +171,11 @@ def not_finite(bench: TrainBench) -> None:
             same_weights(bench, layout, {**answers[0], "moved": 0.0}, "steps around skipped ones")
 
 
-@check("train.ranks.frozen", level=Level.DISTRIBUTED, law=6, spec="train#TrainSpec", requires=_DATA, ranks=2)
+@_check("train.ranks.frozen", spec="train#TrainSpec")
 def frozen(bench: TrainBench) -> None:
     """A role without an optimizer scores as one rank does, and refuses to train on every rank."""
-    for layout in layouts(bench):
-        answers = bench.on_ranks(
-            "areal_conformance.ranks.steps:frozen_role", 2, apart_s=_APART_S, layout=layout, rows=FEW
-        )
+    program = "areal_conformance.ranks.steps:frozen_role"
+    for layout, answers in answered(bench, program, apart_s=APART_S, rows=FEW):
         for rank, answer in enumerate(answers):
             kind, family, text = answer["error"]
             told = f"rank {rank} of a frozen role, asked to train: {kind or 'nothing raised'} {text}"
@@ -237,42 +185,31 @@ def frozen(bench: TrainBench) -> None:
                 _same_scores(bench, layout, answers[0]["alone"][row], scores, f"rank {rank}, sequence {row}")
 
 
-@check(
-    "train.ranks.lora",
-    level=Level.DISTRIBUTED,
-    law=6,
-    spec="train#LoraSpec",
-    requires=("parallel.data", "lora"),
-    since=(1, 1),
-    ranks=2,
-)
+@_check("train.ranks.lora", spec="train#LoraSpec", requires=(*_DATA, "lora"), since=(1, 1))
 def lora(bench: TrainBench) -> None:
     """All ranks hold the same adapter: they score the same sequences alike after each step, and only targets move."""
-    for layout in layouts(bench):
-        answers = bench.on_ranks("areal_conformance.ranks.steps:adapters", 2, layout=layout, rows=UNEVEN)
+    for layout, answers in answered(bench, "areal_conformance.ranks.steps:adapters", rows=UNEVEN):
         for moment in range(3):
-            for row, (first, second) in enumerate(
-                zip(answers[0]["scores"][moment], answers[1]["scores"][moment], strict=True)
-            ):
+            pairs = zip(*(answer["scores"][moment] for answer in answers), strict=True)
+            for row, (first, second) in enumerate(pairs):
                 _same_scores(bench, layout, first, second, f"rank 1 against rank 0, {moment} steps, sequence {row}")
         for step in range(2):
             same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
-        close(
+        alone, told, atol = (
             answers[0]["alone"]["loss"],
             answers[0]["reports"][0]["loss"],
             bench.tolerance(atol=2e-5).atol,
-            0.0,
-            f"layout {named(layout)}: the loss of the first step, when no adapter has an effect yet",
         )
+        what = "the loss of the first step, when no adapter has an effect yet"
+        close(alone, told, atol, 0.0, f"layout {named(layout)}: {what}")
         moved, targets = answers[0]["moved"], answers[0]["targets"]
         expect(moved == targets, f"layout {named(layout)}: moved {moved}, the adapter's targets are {targets}")
 
 
-@check("train.ranks.loopback", level=Level.DISTRIBUTED, law=11, spec="train#RankContext", requires=_DATA, ranks=2)
+@_check("train.ranks.loopback", law=11, spec="train#RankContext")
 def loopback(bench: TrainBench) -> None:
     """Ranks that meet at a loopback address listen on no wildcard address: nobody outside can write to them."""
-    for layout in layouts(bench):
-        answers = bench.on_ranks("areal_conformance.ranks.starts:placement", 2, layout=layout)
+    for layout, answers in answered(bench, _PLACEMENT):
         for rank, answer in enumerate(answers):
             wild = [address for address in answer["listens"] if address in ("0.0.0.0", "::")]
             expect(not wild, f"layout {named(layout)}: rank {rank} listens on {wild}, that is on every interface")
@@ -293,15 +230,8 @@ def _as_one(
 def _scores_as_one(
     bench: TrainBench, layout: dict[str, int], rows: list[list[int]], outputs: list[str], spec: dict[str, Any]
 ) -> None:
-    answers = bench.on_ranks(
-        "areal_conformance.ranks.steps:scores",
-        2,
-        apart_s=_APART_S,
-        layout=layout,
-        rows=rows,
-        outputs=outputs,
-        spec=spec,
-    )
+    given: dict[str, Any] = {"layout": layout, "rows": rows, "outputs": outputs, "spec": spec}
+    answers = bench.on_ranks("areal_conformance.ranks.steps:scores", 2, apart_s=APART_S, **given)
     order = answers[0]["order"]
     for rank, answer in enumerate(answers):
         expect(not answer["kept"], f"layout {named(layout)}, rank {rank}: forward changed its shard: {answer['kept']}")
@@ -317,9 +247,7 @@ def _same_scores(
     bench: TrainBench, layout: dict[str, int], expected: list[float], actual: list[float], what: str
 ) -> None:
     bound = bench.tolerance(atol=2e-4, rtol=1e-4)
-    expect(
-        len(expected) == len(actual),
-        f"layout {named(layout)}, {what}: {len(actual)} tokens came back of {len(expected)}",
-    )
+    where = f"layout {named(layout)}, {what}"
+    expect(len(expected) == len(actual), f"{where}: {len(actual)} tokens came back of {len(expected)}")
     for place, (left, right) in enumerate(zip(expected, actual, strict=True)):
-        close(left, right, bound.atol, bound.rtol, f"layout {named(layout)}, {what}, token {place}")
+        close(left, right, bound.atol, bound.rtol, f"{where}, token {place}")

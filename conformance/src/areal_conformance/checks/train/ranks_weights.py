@@ -6,29 +6,24 @@ Does not know: transports.
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
-from areal_conformance.ranks.layouts import EVEN, UNEVEN, layouts, named, raised_on_all, same_on_all
+from areal_conformance.ranks.layouts import APART_S, EVEN, UNEVEN, answered, named, no_gap, raised_on_all, same_on_all
 
-_DATA = ("parallel.data",)
-_APART_S = 4.0
+_SENDS = "areal_conformance.ranks.weights:sends"
 _MODELS: tuple[dict[str, Any], ...] = ({}, {"tied": False, "hidden": 32, "vocab_size": 66})
+_check = partial(check, level=Level.DISTRIBUTED, law=7, spec="train#send_weights", requires=("parallel.data",), ranks=2)
 
 
-def _sends(bench: TrainBench, layout: dict[str, int], model: dict[str, Any]) -> list[Any]:
-    return bench.on_ranks(
-        "areal_conformance.ranks.weights:sends", 2, apart_s=_APART_S, layout=layout, rows=UNEVEN, model=model
-    )
-
-
-@check("train.ranks.send.receipt", level=Level.DISTRIBUTED, law=7, spec="train#send_weights", requires=_DATA, ranks=2)
+@_check("train.ranks.send.receipt")
 def receipt(bench: TrainBench) -> None:
     """Rank 0 returns a receipt of what arrived, for the version asked for; the other ranks return None."""
-    for layout in layouts(bench):
-        answers = _sends(bench, layout, {})
+    for layout, answers in answered(bench, _SENDS, rows=UNEVEN, model={}):
         for number, first in enumerate(answers[0]["rounds"]):
             where = f"layout {named(layout)}, send {number}"
             expect(first["receipt"] is not None, f"{where}: rank 0 returned no receipt")
@@ -43,12 +38,11 @@ def receipt(bench: TrainBench) -> None:
                 expect(got is None, f"{where}: rank {rank} returned {got}, None was expected")
 
 
-@check("train.ranks.send.whole", level=Level.DISTRIBUTED, law=7, spec="train#send_weights", requires=_DATA, ranks=2)
+@_check("train.ranks.send.whole")
 def whole(bench: TrainBench) -> None:
     """Every parameter arrives once, whole, under its own name, with the bits one rank sends: those of the folder."""
-    for layout in layouts(bench):
-        for model in _MODELS:
-            first = _sends(bench, layout, model)[0]
+    for model in _MODELS:
+        for layout, (first, *_) in answered(bench, _SENDS, rows=UNEVEN, model=model):
             where = f"layout {named(layout)}, model {model}"
             alone, sent = first["alone"], first["rounds"][0]
             for name in ("shapes", "tied"):
@@ -57,105 +51,65 @@ def whole(bench: TrainBench) -> None:
                 expect(not odd, f"{where}: {name} sent differ from one rank's: {told}")
             wrong = [n for n, f in alone["fingerprints"].items() if sent["fingerprints"][n] != f]
             expect(not wrong, f"{where}: before any step {wrong[:3]} differ in bits from what one rank sends")
-            distance, worst = first["start_gap"]
-            expect(distance == 0.0, f"{where}: {worst} sent before any step is not the one of the folder")
+            no_gap(first["start_gap"], f"{where}: what is sent before any step, and the folder")
 
 
-@check("train.ranks.send.fresh", level=Level.DISTRIBUTED, law=7, spec="train#send_weights", requires=_DATA, ranks=2)
+@_check("train.ranks.send.fresh")
 def fresh(bench: TrainBench) -> None:
     """Each send gives the weights of now: after a step every tensor differs from the send before."""
-    for layout in layouts(bench):
-        for model in _MODELS:
-            for number, stale in enumerate(_sends(bench, layout, model)[0]["frozen"], start=1):
-                expect(
-                    not stale,
-                    f"layout {named(layout)}, model {model}: send {number} gave {stale[:3]} as before the step",
-                )
+    for model in _MODELS:
+        for layout, answers in answered(bench, _SENDS, rows=UNEVEN, model=model):
+            for number, stale in enumerate(answers[0]["frozen"], start=1):
+                where = f"layout {named(layout)}, model {model}"
+                expect(not stale, f"{where}: send {number} gave {stale[:3]} as before the step")
 
 
-@check("train.ranks.send.buckets", level=Level.DISTRIBUTED, law=7, spec="train#send_weights", requires=_DATA, ranks=2)
+@_check("train.ranks.send.buckets")
 def buckets(bench: TrainBench) -> None:
     """Ranks gather one bucket at a time: small buckets stay small, unless one tensor is larger."""
-    for layout in layouts(bench):
-        rounds = _sends(bench, layout, {})[0]["rounds"]
+    for layout, answers in answered(bench, _SENDS, rows=UNEVEN, model={}):
+        rounds = answers[0]["rounds"]
         for number, limit in ((0, 1 << 13), (2, 1 << 14)):
             num_buckets, largest = rounds[number]["buckets"], rounds[number]["largest"]
-            element = rounds[number]["bytes"] // sum(_size(shape) for shape in rounds[number]["shapes"].values())
-            allowed = max(limit, *(element * _size(shape) for shape in rounds[number]["shapes"].values()))
-            expect(
-                largest <= allowed and num_buckets > 1,
-                f"layout {named(layout)}: {num_buckets} buckets, the largest of {largest} bytes, {limit} asked for",
-            )
+            sizes = [math.prod(shape) for shape in rounds[number]["shapes"].values()]
+            fits = largest <= max(limit, rounds[number]["bytes"] // sum(sizes) * max(sizes))
+            told = f"{num_buckets} buckets, the largest of {largest} bytes, {limit} asked for"
+            expect(fits and num_buckets > 1, f"layout {named(layout)}: {told}")
 
 
-@check("train.ranks.save_weights", level=Level.DISTRIBUTED, law=7, spec="train#save_weights", requires=_DATA, ranks=2)
+@_check("train.ranks.save_weights", spec="train#save_weights")
 def save_weights(bench: TrainBench) -> None:
     """A saved folder holds the bits that are sent, is there for every rank on return, and nothing is left beside it."""
-    for layout in layouts(bench):
-        answers = _sends(bench, layout, {})
+    for layout, answers in answered(bench, _SENDS, rows=UNEVEN, model={}):
         for number, first in enumerate(answers[0]["rounds"]):
             where = f"layout {named(layout)}, save {number}"
-            distance, worst = first["saved_gap"]
-            expect(distance == 0.0, f"{where}: {worst} saved differs by {distance:.3g} from what is sent")
+            no_gap(first["saved_gap"], f"{where}: what is saved, and what is sent")
             for rank, answer in enumerate(answers):
                 seen = answer["rounds"][number]["seen"]
                 expect("config.json" in seen, f"{where}: when it returned, rank {rank} saw {seen}")
         expect(not answers[0]["left"], f"layout {named(layout)}: left beside the folders: {answers[0]['left']}")
 
 
-@check(
-    "train.ranks.send.failing_sink",
-    level=Level.DISTRIBUTED,
-    law=7,
-    spec="train#send_weights",
-    requires=_DATA,
-    ranks=2,
-    deadline_s=40.0,
-)
+@_check("train.ranks.send.failing_sink", deadline_s=40.0)
 def failing_sink(bench: TrainBench) -> None:
     """A sink that fails, or holds other bits, is an error on every rank; it is aborted, and the next send works."""
-    for layout in layouts(bench):
-        for at in ("begin", "bucket 1", "finish", "spoiled"):
-            answers = bench.on_ranks(
-                "areal_conformance.ranks.weights:failing_sink", 2, apart_s=_APART_S, layout=layout, rows=EVEN, at=at
-            )
+    for at in ("begin", "bucket 1", "finish", "spoiled"):
+        program = "areal_conformance.ranks.weights:failing_sink"
+        for layout, answers in answered(bench, program, apart_s=APART_S, rows=EVEN, at=at):
             kind = "FingerprintMismatch" if at == "spoiled" else "StorageError"
-            raised_on_all(layout, [answer["error"] for answer in answers], [kind], f"a sink that fails at {at!r}")
-            aborted = answers[0]["aborted"]
-            expect(aborted, f"layout {named(layout)}: a sink that failed at {at!r} was not aborted")
-            again = answers[0]["again"]
-            expect(again["receipt"] is not None, f"layout {named(layout)}: the send after a failed one has no receipt")
+            raised_on_all(layout, answers, [kind], f"a sink that fails at {at!r}")
+            first, where = answers[0], f"layout {named(layout)}"
+            expect(first["aborted"], f"{where}: a sink that failed at {at!r} was not aborted")
+            expect(first["again"]["receipt"] is not None, f"{where}: the send after a failed one has no receipt")
             same_on_all(layout, [answer["step"] for answer in answers], f"the report after a send failed at {at!r}")
 
 
-@check(
-    "train.ranks.save_nowhere",
-    level=Level.DISTRIBUTED,
-    law=9,
-    spec="train#save_weights",
-    requires=_DATA,
-    ranks=2,
-    deadline_s=40.0,
-)
+@_check("train.ranks.save_nowhere", law=9, spec="train#save_weights", deadline_s=40.0)
 def save_nowhere(bench: TrainBench) -> None:
     """A place nothing can be written to is a StorageError on every rank, nobody hangs, and the next save works."""
-    for layout in layouts(bench):
-        for call in ("save_weights", "save_state"):
-            answers = bench.on_ranks(
-                "areal_conformance.ranks.weights:saves_nowhere",
-                2,
-                apart_s=_APART_S,
-                layout=layout,
-                rows=EVEN,
-                call=call,
-            )
-            raised_on_all(layout, [answer["error"] for answer in answers], ["StorageError"], f"{call} to nowhere")
+    for call in ("save_weights", "save_state"):
+        program = "areal_conformance.ranks.weights:saves_nowhere"
+        for layout, answers in answered(bench, program, apart_s=APART_S, rows=EVEN, call=call):
+            raised_on_all(layout, answers, ["StorageError"], f"{call} to nowhere")
             same_on_all(layout, [answer["step"] for answer in answers], f"the report after a failed {call}")
             expect(answers[0]["files"], f"layout {named(layout)}: {call} after a failed one wrote nothing")
-
-
-def _size(shape: list[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
