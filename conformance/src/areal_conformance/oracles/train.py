@@ -22,7 +22,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from areal_conformance.benches.models import quiet
-from areal_conformance.oracles.train_experts import in_folder
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Head, Objective, Output, Sum
 
@@ -47,21 +46,24 @@ class Oracle:
     def __init__(self, folder: Path, *, head: Head = Head.CAUSAL_LM, temperature: float = 1.0) -> None:
         quiet()
         logging.getLogger("transformers").setLevel(logging.ERROR)
-        kind: Any = AutoModelForCausalLM if head is Head.CAUSAL_LM else AutoModelForTokenClassification
-        self._temperature = temperature
-        self._head = head
-        self.model: Any = kind.from_pretrained(  # Any: transformers is not typed here
+        self._temperature, self._head = temperature, head
+        self.model: Any = self.opened(folder).eval()  # Any: transformers is not typed here
+
+    def opened(self, folder: Path) -> Any:
+        """Open the folder. Any: transformers is not typed here."""
+        kind: Any = AutoModelForCausalLM if self._head is Head.CAUSAL_LM else AutoModelForTokenClassification
+        return kind.from_pretrained(
             folder,
             dtype=torch.float64,
             attn_implementation="eager",
             experts_implementation="eager",
             local_files_only=True,
-        ).eval()
+        )
 
     @property
     def parameters(self) -> dict[str, Tensor]:
         """Return the parameters under their Hugging Face names, tied ones once; fused experts as views, one each."""
-        return in_folder(dict(self.model.named_parameters()))
+        return self.stored(dict(self.model.named_parameters()))
 
     def load(self, weights: Mapping[str, Tensor]) -> Oracle:
         """Take these weights instead; every parameter must be among them."""
@@ -75,16 +77,23 @@ class Oracle:
         if self._head is Head.VALUE:
             return {Output.VALUES: self._values(batch)}
         parts: dict[Output, list[Tensor]] = {Output.LOGPROBS: [], Output.ENTROPY: []}
-        for start, stop in _bounds(batch):
-            ids = batch.tokens["input_ids"][start:stop]
-            log_p = (self.model(input_ids=ids[None]).logits[0, :-1] / self._temperature).log_softmax(-1)
-            mask = batch.tokens["loss_mask"][start + 1 : stop]
-            chosen = log_p.gather(1, ids[1:, None]).squeeze(1)
-            entropy = -(log_p.exp() * log_p).sum(-1)
-            zero = torch.zeros(1, dtype=torch.float64)
-            parts[Output.LOGPROBS].append(torch.cat([zero, chosen * mask]))
-            parts[Output.ENTROPY].append(torch.cat([zero, entropy * mask]))
+        zero = torch.zeros(1, dtype=torch.float64)
+        for row in range(batch.num_sequences):
+            one = batch.select([row])
+            ids, mask = one.tokens["input_ids"], one.tokens["loss_mask"][1:]
+            log_p = (self.logits(one, ids)[:-1] / self._temperature).log_softmax(-1)
+            parts[Output.LOGPROBS].append(torch.cat([zero, log_p.gather(1, ids[1:, None]).squeeze(1) * mask]))
+            parts[Output.ENTROPY].append(torch.cat([zero, -(log_p.exp() * log_p).sum(-1) * mask]))
         return {name: torch.cat(column) for name, column in parts.items()}
+
+    def logits(self, one: Batch, ids: Tensor) -> Tensor:
+        """Return logits [L, V] of a single sequence."""
+        found: Tensor = self.model(input_ids=ids[None]).logits[0]
+        return found
+
+    def stored(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors of parameters under the names a folder has."""
+        return in_folder(named)
 
     def gradient(self, batch: Batch, objective: Objective) -> Gradient:
         """Return loss and gradient of the whole batch at once."""
@@ -97,15 +106,26 @@ class Oracle:
             for name, parameter in self.model.named_parameters()
         }
         self.model.zero_grad(set_to_none=True)
-        return Gradient(loss=float(loss.detach()), metrics=metrics, by_name=in_folder(by_name))
+        return Gradient(loss=float(loss.detach()), metrics=metrics, by_name=self.stored(by_name))
 
     def _values(self, batch: Batch) -> Tensor:
         parts = []
-        for start, stop in _bounds(batch):
+        for start, stop in itertools.pairwise(batch.cu_seqlens.tolist()):
             scores = self.model(input_ids=batch.tokens["input_ids"][start:stop][None]).logits[0, :, 0]
             parts.append(torch.cat([torch.zeros(1, dtype=torch.float64), scores[:-1]]))
         return torch.cat(parts)
 
 
-def _bounds(batch: Batch) -> list[tuple[int, int]]:
-    return list(itertools.pairwise(batch.cu_seqlens.tolist()))
+def in_folder(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return views of parameters under the names a folder has: one tensor per expert, where they are fused."""
+    named: dict[str, Tensor] = {}
+    for name, tensor in parameters.items():
+        prefix, fused, kind = name.rpartition("experts.")
+        if not fused:
+            named[name] = tensor
+            continue
+        for expert, matrix in enumerate(tensor):
+            halves = matrix.chunk(2) if kind == "gate_up_proj" else (matrix,)
+            kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+            named |= {f"{prefix}experts.{expert}.{k}.weight": half for k, half in zip(kinds, halves, strict=True)}
+    return named

@@ -7,15 +7,23 @@ Does not know: what is compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from areal_conformance.benches.base import Bench
-from areal_conformance.benches.train import same_bits
+from areal_conformance.benches.train import TrainBench, read_folder, same_bits
+from areal_conformance.oracles.train import Oracle
+from areal_conformance.oracles.train_specs import DESCENT
 from areal_conformance.outcome import Violation, expect
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError
+from areal_core.contract.train import Output, TrainEngine
+from areal_torch.testing.objectives import PolicyGradient
+
+SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 
 
 def close(bench: Bench, what: str, got: Tensor, wanted: Tensor, *, atol: float = 0.0, rtol: float = 0.0) -> None:
@@ -38,14 +46,23 @@ def close(bench: Bench, what: str, got: Tensor, wanted: Tensor, *, atol: float =
 
 def number(bench: Bench, what: str, got: float, wanted: float, *, atol: float = 0.0, rtol: float = 0.0) -> None:
     """Expect two numbers to agree."""
-    close(
-        bench,
-        what,
-        torch.tensor(got, dtype=torch.float64),
-        torch.tensor(wanted, dtype=torch.float64),
-        atol=atol,
-        rtol=rtol,
-    )
+    left, right = (torch.tensor(each, dtype=torch.float64) for each in (got, wanted))
+    close(bench, what, left, right, atol=atol, rtol=rtol)
+
+
+def scored(
+    bench: Bench, what: str, engine: TrainEngine, oracle: Oracle, batch: Batch, *, atol: float, rtol: float = 0.0
+) -> None:
+    """Expect an engine to give the oracle's log-probs and entropy of a batch."""
+    columns_close(bench, what, engine.forward(batch, SCORES), oracle.columns(batch), atol=atol, rtol=rtol)
+
+
+def columns_close(
+    bench: Bench, what: str, got: Batch, wanted: Mapping[Output, Tensor], *, atol: float, rtol: float = 0.0
+) -> None:
+    """Expect the columns of a scored batch to agree with these."""
+    for name in sorted(wanted):
+        close(bench, f"{name} {what}", got.tokens[name], wanted[name], atol=atol, rtol=rtol)
 
 
 def weights_close(
@@ -63,6 +80,22 @@ def weights_close(
     for name, tensor in wanted.items():
         mask = torch.ones_like(tensor, dtype=torch.bool) if where is None else where[name]
         close(bench, f"{what}: {name}", got[name].cpu()[mask], tensor[mask], atol=atol)
+
+
+def slopes_close(
+    bench: TrainBench, what: str, model: Path, oracle: Oracle, batch: Batch, claim: str, budget: int
+) -> None:
+    """Expect a step of a claimed ability to subtract the oracle's gradient from every tensor of the folder."""
+    base = read_folder(model)
+    with bench.engine(claim, model=model, optimizer=DESCENT, max_tokens_per_microbatch=budget) as engine:
+        engine.train_step(batch, PolicyGradient())
+        sent = bench.sent(engine)
+    odd = sorted(set(sent) ^ set(base))
+    expect(not odd, f"other tensors are sent than the folder has: {odd[:4]}")
+    for name, slope in oracle.gradient(batch, PolicyGradient()).by_name.items():
+        made = base[name].double() - sent[name].double()
+        where = f"the gradient of {name}, {budget} tokens a micro-batch, {what}"
+        close(bench, where, made, slope, atol=2e-4, rtol=5e-3)
 
 
 def same(what: str, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

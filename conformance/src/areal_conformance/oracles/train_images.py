@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_conformance.benches.models import quiet
+from areal_conformance.oracles.train import Oracle
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
-from areal_core.contract.train import Objective, Output
 from areal_torch.hf import folder_tensors
 from areal_torch.testing.batches import make_episode
 from areal_torch.testing.images import make_seeing_trajectory
@@ -40,39 +39,19 @@ def showing(sizes: Sizes = SIZES, seed: int = 0) -> Batch:
     )
 
 
-class SeeingOracle:
-    """A folder of a model that sees, loaded once. Any: transformers is not typed."""
+class SeeingOracle(Oracle):
+    """A folder of a model that sees."""
 
-    def __init__(self, folder: Path) -> None:
-        quiet()
-        self.model: Any = model_of(folder, torch.float64, attn_implementation="eager").eval()
+    def opened(self, folder: Path) -> Any:
+        """Open it as the kind of model it is. Any: transformers is not typed."""
+        return model_of(folder, torch.float64, attn_implementation="eager")
 
-    def columns(self, batch: Batch) -> dict[Output, Tensor]:
-        """Return log-probs and entropy, float64 [T] with gradient."""
-        parts: dict[Output, list[Tensor]] = {Output.LOGPROBS: [], Output.ENTROPY: []}
-        for row in range(batch.num_sequences):
-            one = batch.select([row])
-            ids = one.tokens["input_ids"]
-            log_p = self._logits(one, ids)[:-1].log_softmax(-1)
-            mask = one.tokens["loss_mask"][1:]
-            zero = torch.zeros(1, dtype=torch.float64)
-            parts[Output.LOGPROBS].append(torch.cat([zero, log_p.gather(1, ids[1:, None]).squeeze(1) * mask]))
-            parts[Output.ENTROPY].append(torch.cat([zero, -(log_p.exp() * log_p).sum(-1) * mask]))
-        return {name: torch.cat(column) for name, column in parts.items()}
+    def stored(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As transformers saves such a model."""
+        parts = [folder_tensors(self.model, name, tensor) for name, tensor in named.items()]
+        return {stored: tensor for part in parts for stored, tensor in part.items()}
 
-    def gradient(self, batch: Batch, objective: Objective) -> dict[str, Tensor]:
-        """Return the gradient of the whole batch's loss by the names a model folder has."""
-        self.model.zero_grad(set_to_none=True)
-        columns = {str(name): column for name, column in self.columns(batch).items()}
-        loss, _ = objective.loss(columns, batch, objective.normalizer(batch).double())
-        loss.backward()  # type: ignore[no-untyped-call]
-        return {
-            stored: part
-            for name, parameter in self.model.named_parameters()
-            for stored, part in folder_tensors(self.model, name, _slope(parameter)).items()
-        }
-
-    def _logits(self, one: Batch, ids: Tensor) -> Tensor:
+    def logits(self, one: Batch, ids: Tensor) -> Tensor:
         """Return logits [L, V] of one sequence. A placeholder that stands for no image is embedded as a word is."""
         marks = one.tokens[IMAGE_TOKENS] if IMAGE_TOKENS in one.tokens else torch.zeros_like(ids, dtype=torch.bool)
         base = self.model.model
@@ -86,7 +65,3 @@ class SeeingOracle:
         places, _ = base.get_rope_index(ids[None], kinds, image_grid_thw=shown[IMAGE_GRID])
         logits: Tensor = self.model(inputs_embeds=embeds[None], position_ids=places).logits[0]
         return logits
-
-
-def _slope(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

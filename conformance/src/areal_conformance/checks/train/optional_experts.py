@@ -1,30 +1,31 @@
 """Claim `experts.replay`: recorded routes decide which experts compute what is said of a token.
 
-Knows: what scores and gradients must be with given routes, by transformers with its routers forced.
-Does not know: how routes are recorded, or how an engine runs experts. Refusals are in `optional_experts_refused`.
+Knows: what scores and gradients must be with given routes, by transformers with its routers forced; how a column of
+routes can be wrong.
+Does not know: how routes are recorded, or how an engine runs experts.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from areal_conformance.benches.train import Shape, TrainBench, read_folder
+from areal_conformance.benches.train import Shape, TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.train_compare import close
+from areal_conformance.oracles.train_compare import SCORES, close, columns_close, raises, same, scored, slopes_close
 from areal_conformance.oracles.train_experts import KIND, RoutedOracle
-from areal_conformance.oracles.train_specs import DESCENT
 from areal_conformance.outcome import expect
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import ROUTED_EXPERTS, Output
+from areal_core.contract.errors import ArealError, BatchError
+from areal_core.contract.train import ROUTED_EXPERTS, TrainEngine
 from areal_torch.testing.objectives import PolicyGradient
 
-SPEC = "train#experts"
 CLAIM = ("experts.replay",)
-SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 ATOL = 1e-4
+_check = partial(check, level=Level.SINGLE, spec="train#experts", requires=CLAIM, since=(1, 1))
 SHAPES: tuple[Shape, ...] = ((2, 3), (1, 5), (4, 9), (3, 1), "0110100", (1, 1), (5, 7), "0")
 
 
@@ -39,36 +40,31 @@ def routed(batch: Batch, routes: Tensor) -> Batch:
     return batch.with_tokens(**{ROUTED_EXPERTS: routes})
 
 
-@check("train.experts.free", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
+@_check("train.experts.free", law=1)
 def free(bench: TrainBench) -> None:
     """Without recorded routes a mixture of experts is scored as transformers does; its routers choose."""
     for tied in (True, False):
         model, oracle = oracle_of(bench, tied=tied)
         batch = bench.batch(SHAPES)
         with bench.engine(*CLAIM, model=model) as engine:
-            got = engine.forward(batch, SCORES).tokens
-        for name, wanted in oracle.columns(batch).items():
-            close(bench, f"{name} with free routes, {'tied' if tied else 'untied'}", got[name], wanted, atol=ATOL)
+            scored(bench, f"with free routes, {'tied' if tied else 'untied'}", engine, oracle, batch, atol=ATOL)
 
 
-@check("train.experts.recorded", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
+@_check("train.experts.recorded", law=1)
 def recorded(bench: TrainBench) -> None:
     """Recorded routes are obeyed: what the routers would choose changes nothing, other experts give other scores."""
     model, oracle = oracle_of(bench)
     batch = bench.batch(SHAPES, seed=1)
     own = routed(batch, oracle.routes(batch))
     with bench.engine(*CLAIM, model=model) as engine:
-        got = engine.forward(own, SCORES).tokens
-        for name, wanted in oracle.columns(batch).items():
-            close(bench, f"{name} with the routes the routers choose", got[name], wanted, atol=ATOL)
+        got = engine.forward(own, SCORES)
+        columns_close(bench, "with the routes the routers choose", got, oracle.columns(batch), atol=ATOL)
         for number in range(3):
             forced = routed(batch, oracle.random_routes(batch.num_tokens, number))
-            got = engine.forward(forced, SCORES).tokens
-            for name, wanted in oracle.columns(forced).items():
-                close(bench, f"{name} with drawn routes {number}", got[name], wanted, atol=ATOL)
+            scored(bench, f"with drawn routes {number}", engine, oracle, forced, atol=ATOL)
 
 
-@check("train.experts.with_tokens", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 1))
+@_check("train.experts.with_tokens", law=6)
 def with_tokens(bench: TrainBench) -> None:
     """Routes stay with their tokens through micro-batches and in any order of sequences."""
     model, oracle = oracle_of(bench)
@@ -78,14 +74,11 @@ def with_tokens(bench: TrainBench) -> None:
     for budget in (13, 20, 16384):
         with bench.engine(*CLAIM, model=model, max_tokens_per_microbatch=budget) as engine:
             for rows in orders:
-                chosen = batch.select(rows)
-                got = engine.forward(chosen, SCORES).tokens
-                for name, wanted in oracle.columns(chosen).items():
-                    what = f"{name} of sequences {rows}, {budget} tokens a micro-batch"
-                    close(bench, what, got[name], wanted, atol=ATOL)
+                what = f"of sequences {rows}, {budget} tokens a micro-batch"
+                scored(bench, what, engine, oracle, batch.select(rows), atol=ATOL)
 
 
-@check("train.experts.own_row", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
+@_check("train.experts.own_row", law=1)
 def own_row(bench: TrainBench) -> None:
     """Row t is of the pass token t was drawn from: it decides what is said of token t and later ones, and no other."""
     model, oracle = oracle_of(bench)
@@ -100,13 +93,11 @@ def own_row(bench: TrainBench) -> None:
             changed = ((after - before).abs() > 1e-6).nonzero().flatten().tolist()
             odd = [place for place in changed if place < token or place > 7 or token == 0]
             expect(not odd, f"other experts in row {token} changed what is said of tokens {odd}")
-            expect(
-                token == 0 or token in changed,
-                f"other experts in row {token} did not change what is said of token {token}",
-            )
+            told = f"other experts in row {token} did not change what is said of token {token}"
+            expect(token == 0 or token in changed, told)
 
 
-@check("train.experts.row_order", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
+@_check("train.experts.row_order", law=1)
 def row_order(bench: TrainBench) -> None:
     """The order in which a row names its experts does not matter."""
     model, oracle = oracle_of(bench)
@@ -118,7 +109,7 @@ def row_order(bench: TrainBench) -> None:
     close(bench, "log-probs with every row's experts in reverse", turned, straight, atol=2e-5)
 
 
-@check("train.experts.not_recorded", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
+@_check("train.experts.not_recorded", law=1)
 def not_recorded(bench: TrainBench) -> None:
     """A row of -1 is routed freely, its neighbours as recorded; nothing is kept for the next batch."""
     model, oracle = oracle_of(bench)
@@ -132,45 +123,28 @@ def not_recorded(bench: TrainBench) -> None:
     with bench.engine(*CLAIM, model=model, max_tokens_per_microbatch=20) as engine:
         for what, rows in (("every second", some[:, None]), ("whole sequences", whole[:, None]), ("one layer", layers)):
             mixed = routed(batch, torch.where(rows[..., None], -1, routes))
-            got = engine.forward(mixed, SCORES).tokens
-            close(
-                bench,
-                f"log-probs with rows of -1: {what}",
-                got["logprobs"],
-                oracle.columns(mixed)[Output.LOGPROBS],
-                atol=ATOL,
-            )
-        got = engine.forward(routed(batch, torch.full_like(routes, -1)), SCORES).tokens
-        wanted = oracle.columns(batch)[Output.LOGPROBS]
-        close(bench, "log-probs where nothing was recorded", got["logprobs"], wanted, atol=ATOL)
-        got = engine.forward(batch, SCORES).tokens
-        close(bench, "log-probs without routes, after batches with them", got["logprobs"], wanted, atol=ATOL)
+            scored(bench, f"with rows of -1: {what}", engine, oracle, mixed, atol=ATOL)
+        wanted = oracle.columns(batch)
+        got = engine.forward(routed(batch, torch.full_like(routes, -1)), SCORES)
+        columns_close(bench, "where nothing was recorded", got, wanted, atol=ATOL)
+        got = engine.forward(batch, SCORES)
+        columns_close(bench, "without routes, after batches with them", got, wanted, atol=ATOL)
 
 
-@check("train.experts.gradient", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 1))
+@_check("train.experts.gradient", law=6)
 def gradient(bench: TrainBench) -> None:
     """A step on recorded routes follows the gradient of the recorded experts, the routers' own included."""
     model, oracle = oracle_of(bench)
-    base = read_folder(model)
     whole = bench.batch(SHAPES, seed=6)
     routes = oracle.random_routes(whole.num_tokens, 7)
     routes[whole.sequence_ids == 3] = -1
     forced = routed(whole, routes)
     for budget, batch in ((16384, forced), (16, forced), (16384, whole)):
-        wanted = oracle.gradient(batch, PolicyGradient())
-        with bench.engine(*CLAIM, model=model, optimizer=DESCENT, max_tokens_per_microbatch=budget) as engine:
-            engine.train_step(batch, PolicyGradient())
-            sent = bench.sent(engine)
-        expect(
-            set(sent) == set(base), f"other tensors are sent than the folder has: {sorted(set(sent) ^ set(base))[:4]}"
-        )
-        for name, slope in wanted.items():
-            made = base[name].double() - sent[name].double()
-            what = f"the gradient of {name}, {budget} tokens a micro-batch, {'forced' if batch is forced else 'free'}"
-            close(bench, what, made, slope, atol=2e-4, rtol=5e-3)
+        routes_are = "forced" if batch is forced else "free"
+        slopes_close(bench, routes_are, model, oracle, batch, *CLAIM, budget)
 
 
-@check("train.experts.kept", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 1))
+@_check("train.experts.kept", law=1)
 def kept(bench: TrainBench) -> None:
     """`forward` gives the recorded routes back as they came, with -1 where nothing was recorded."""
     model, oracle = oracle_of(bench)
@@ -185,3 +159,61 @@ def kept(bench: TrainBench) -> None:
             ROUTED_EXPERTS in held.tokens and torch.equal(held.tokens[ROUTED_EXPERTS], routes),
             f"{what} does not hold the routes it came with",
         )
+
+
+def _unfit(oracle: RoutedOracle, num_tokens: int) -> dict[str, Tensor]:
+    """Return routes by what is wrong with them; all but the first few only at one place."""
+    right = oracle.random_routes(num_tokens, 3)
+    past_end, before_start, twice, zeros, torn, twice_later = (right.clone() for _ in range(6))
+    past_end[-1, -1, -1] = oracle.num_experts
+    before_start[2, 0, 0] = -2
+    twice[1, 0] = twice[1, 0, 0]
+    twice_later[-2, -1] = twice_later[-2, -1, -1]
+    zeros[3] = 0
+    torn[4, -1, 0] = -1
+    return {
+        "one layer too few": right[:, 1:].contiguous(),
+        "one layer too many": torch.cat([right, right[:, :1]], dim=1),
+        "one expert too few": right[..., 1:].contiguous(),
+        "one expert too many": torch.cat([right, (right[..., :1] + 1) % oracle.num_experts], dim=2),
+        "layers and experts flattened": right.flatten(1),
+        "numbers that are not whole": right.float() + 0.5,
+        "an expert past the last": past_end,
+        "an expert of -2": before_start,
+        "one expert twice in a row": twice,
+        "one expert twice in a row near the end": twice_later,
+        "a row that was never written, all zeros": zeros,
+        "a row that is -1 in part": torn,
+    }
+
+
+@_check("train.experts.refused", law=8)
+def refused(bench: TrainBench) -> None:
+    """Routes of another shape, of no expert, of one expert twice, or torn are a BatchError, and change nothing."""
+    model, oracle = oracle_of(bench)
+    batch = bench.batch([(2, 3), (4, 9), (1, 5)])
+    with bench.engine(*CLAIM, model=model) as engine:
+        before = bench.sent(engine)
+        scores = engine.forward(batch, SCORES).tokens["logprobs"]
+        for what, routes in _unfit(oracle, batch.num_tokens).items():
+            _refused(engine, routed(batch, routes), BatchError, what)
+        same("weights after refused routes", bench.sent(engine), before)
+        again = engine.forward(batch, SCORES).tokens["logprobs"]
+        same("scores after refused routes", {"logprobs": again}, {"logprobs": scores})
+
+
+@_check("train.experts.dense", law=8)
+def dense(bench: TrainBench) -> None:
+    """Routes for a model without experts are refused: they were recorded by another model."""
+    _, oracle = oracle_of(bench)
+    batch = bench.batch([(2, 3), (4, 9)])
+    wrong = routed(batch, oracle.random_routes(batch.num_tokens, 1))
+    with bench.engine(*CLAIM) as engine:
+        _refused(engine, wrong, ArealError, "routes on a dense model")
+
+
+def _refused(engine: TrainEngine, batch: Batch, kind: type[ArealError], what: str) -> None:
+    """Expect a typed error with a reason, of scoring and of training."""
+    for call, argument in (("forward", SCORES), ("train_step", PolicyGradient())):
+        error = raises(kind, f"{call} with {what}", partial(getattr(engine, call), batch, argument))
+        expect(error.why or error.fix, f"{what}: the error does not say why: {error.what}")

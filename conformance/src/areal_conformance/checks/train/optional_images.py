@@ -1,29 +1,29 @@
 """Claim `images`: what a sequence shows decides what is said of the tokens after it, and the whole model learns.
 
-Knows: what scores and gradients must be, by transformers with the same images.
-Does not know: files, or how an engine runs a vision tower. What is unfit is in `optional_images_refused`.
+Knows: what scores and gradients must be, by transformers with the same images; how patches, grids and marks disagree.
+Does not know: files, or how an engine runs a vision tower.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.train_compare import close
+from areal_conformance.oracles.train_compare import SCORES, raises, same, scored, slopes_close
 from areal_conformance.oracles.train_images import KIND, SIZES, SeeingOracle, showing
-from areal_conformance.oracles.train_specs import DESCENT
 from areal_conformance.outcome import expect
-from areal_core.contract.data import IMAGE_GRID, PIXEL_VALUES
-from areal_core.contract.train import Output
+from areal_core.contract.batch import Batch
+from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
+from areal_core.contract.errors import BatchError
 from areal_torch.testing.objectives import PolicyGradient
 
-SPEC = "train#images"
 CLAIM = ("images",)
-SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 ATOL = 1e-4
+_check = partial(check, level=Level.SINGLE, spec="train#images", requires=CLAIM, since=(1, 2))
 _PLACEHOLDER = 2
 """The tiny model's image token, counted from its number of words."""
 
@@ -34,19 +34,17 @@ def oracle_of(bench: TrainBench, **arguments: Any) -> tuple[Any, SeeingOracle]:
     return model, SeeingOracle(model)
 
 
-@check("train.images.scores", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 2))
+@_check("train.images.scores", law=1)
 def scores(bench: TrainBench) -> None:
     """Sequences with several images, one and none are scored as transformers does, each with its own."""
     for tied in (True, False):
         model, oracle = oracle_of(bench, tied=tied)
         batch = showing()
         with bench.engine(*CLAIM, model=model) as engine:
-            got = engine.forward(batch, SCORES).tokens
-        for name, wanted in oracle.columns(batch).items():
-            close(bench, f"{name}, {'tied' if tied else 'untied'}", got[name], wanted, atol=ATOL)
+            scored(bench, "tied" if tied else "untied", engine, oracle, batch, atol=ATOL)
 
 
-@check("train.images.with_sequences", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 2))
+@_check("train.images.with_sequences", law=6)
 def with_sequences(bench: TrainBench) -> None:
     """Images stay with their sequences through micro-batches and in any order."""
     model, oracle = oracle_of(bench)
@@ -55,25 +53,20 @@ def with_sequences(bench: TrainBench) -> None:
     for budget in (26, 40, 16384):
         with bench.engine(*CLAIM, model=model, max_tokens_per_microbatch=budget) as engine:
             for rows in orders:
-                chosen = batch.select(rows)
-                got = engine.forward(chosen, SCORES).tokens
-                for name, wanted in oracle.columns(chosen).items():
-                    what = f"{name} of sequences {rows}, {budget} tokens a micro-batch"
-                    close(bench, what, got[name], wanted, atol=ATOL)
+                what = f"of sequences {rows}, {budget} tokens a micro-batch"
+                scored(bench, what, engine, oracle, batch.select(rows), atol=ATOL)
 
 
-@check("train.images.places", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 2))
+@_check("train.images.places", law=1)
 def places(bench: TrainBench) -> None:
     """Height and width are not taken for one another, and a longer image moves the words after it."""
     model, oracle = oracle_of(bench)
     for sizes in ([[(1, 6)]], [[(6, 1)]], [[(2, 3)]], [[(3, 2)]]):
-        batch = showing(sizes, seed=2)
         with bench.engine(*CLAIM, model=model) as engine:
-            got = engine.forward(batch, SCORES).tokens["logprobs"]
-        close(bench, f"log-probs after an image of {sizes}", got, oracle.columns(batch)[Output.LOGPROBS], atol=ATOL)
+            scored(bench, f"after an image of {sizes}", engine, oracle, showing(sizes, seed=2), atol=ATOL)
 
 
-@check("train.images.said", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 2))
+@_check("train.images.said", law=1)
 def said(bench: TrainBench) -> None:
     """A placeholder that the policy said stands for no image: it is scored as a word, and moves no image."""
     model, oracle = oracle_of(bench)
@@ -83,30 +76,18 @@ def said(bench: TrainBench) -> None:
         ids[batch.tokens["loss_mask"].nonzero().flatten()[::2]] = 64 + _PLACEHOLDER
         batch = batch.with_tokens(input_ids=ids)
         with bench.engine(*CLAIM, model=model) as engine:
-            got = engine.forward(batch, SCORES).tokens["logprobs"]
-        close(bench, "log-probs of placeholders that were said", got, oracle.columns(batch)[Output.LOGPROBS], atol=ATOL)
+            scored(bench, "of placeholders that were said", engine, oracle, batch, atol=ATOL)
 
 
-@check("train.images.gradient", level=Level.SINGLE, law=6, spec=SPEC, requires=CLAIM, since=(1, 2))
+@_check("train.images.gradient", law=6)
 def gradient(bench: TrainBench) -> None:
     """A step follows the gradient of every parameter, those that see included, whatever the micro-batches."""
     model, oracle = oracle_of(bench)
-    base = read_folder(model)
     for sizes, budget in ((SIZES, 16384), (SIZES, 26), (((), ()), 16384)):
-        batch = showing(sizes, seed=4)
-        wanted = oracle.gradient(batch, PolicyGradient())
-        with bench.engine(*CLAIM, model=model, optimizer=DESCENT, max_tokens_per_microbatch=budget) as engine:
-            engine.train_step(batch, PolicyGradient())
-            sent = bench.sent(engine)
-        odd = sorted(set(sent) ^ set(base))
-        expect(not odd, f"other tensors are sent than the folder has: {odd[:4]}")
-        for name, slope in wanted.items():
-            made = base[name].double() - sent[name].double()
-            what = f"the gradient of {name}, {budget} tokens a micro-batch, images of {sizes}"
-            close(bench, what, made, slope, atol=2e-4, rtol=5e-3)
+        slopes_close(bench, f"images of {sizes}", model, oracle, showing(sizes, seed=4), *CLAIM, budget)
 
 
-@check("train.images.kept", level=Level.SINGLE, law=1, spec=SPEC, requires=CLAIM, since=(1, 2))
+@_check("train.images.kept", law=1)
 def kept(bench: TrainBench) -> None:
     """`forward` gives images back as they came, in the same order."""
     model, _ = oracle_of(bench)
@@ -119,7 +100,7 @@ def kept(bench: TrainBench) -> None:
             expect(name in held and torch.equal(held[name], before[name]), f"{what} has other {name} than it came with")
 
 
-@check("train.images.folder", level=Level.SINGLE, law=2, spec=SPEC, requires=CLAIM, since=(1, 2))
+@_check("train.images.folder", law=2)
 def folder(bench: TrainBench) -> None:
     """A folder written from a model that sees is one: every tensor of the start, its processor, its configuration."""
     model, _ = oracle_of(bench)
@@ -133,3 +114,44 @@ def folder(bench: TrainBench) -> None:
     for file in model.iterdir():
         if file.suffix != ".safetensors":
             expect((path / file.name).is_file(), f"{file.name} is missing from the folder written")
+
+
+def _unfit(batch: Batch) -> dict[str, Batch]:
+    """Return batches by what is wrong with their images."""
+    flat = batch.flat()
+    pixels, grid, marks = flat[f"media/{PIXEL_VALUES}"], flat[f"media/{IMAGE_GRID}"], flat[f"tokens/{IMAGE_TOKENS}"]
+    once, twice, late = grid.clone(), grid.clone(), marks.clone()
+    once[0, 0], twice[-1] = 2, torch.tensor([1, grid[-1, 1] * 2, grid[-1, 2]])
+    late[marks.nonzero()[-1, 0]] = False
+    broken = {
+        "patches of too few numbers": {f"media/{PIXEL_VALUES}": pixels[:, :-1].contiguous()},
+        "patches of whole numbers": {f"media/{PIXEL_VALUES}": pixels.long()},
+        "an image of two moments": {f"media/{IMAGE_GRID}": once},
+        "a grid twice as high as its patches": {f"media/{IMAGE_GRID}": twice},
+        "grids with two sides": {f"media/{IMAGE_GRID}": grid[:, 1:].contiguous()},
+        "no token for an image": {f"tokens/{IMAGE_TOKENS}": torch.zeros_like(marks)},
+        "a token too few for the last image": {f"tokens/{IMAGE_TOKENS}": late},
+        "marks that are numbers": {f"tokens/{IMAGE_TOKENS}": marks.long()},
+        "patches of the sequence after": {f"counts/{PIXEL_VALUES}": flat[f"counts/{PIXEL_VALUES}"].roll(1)},
+        "images of the sequence after": {f"counts/{IMAGE_GRID}": flat[f"counts/{IMAGE_GRID}"].roll(1)},
+    }
+    found = {what: Batch.from_flat({**flat, **columns}) for what, columns in broken.items()}
+    without = {name: column for name, column in flat.items() if not name.startswith(("media/", "counts/"))}
+    found["tokens of images that are not there"] = Batch.from_flat(without)
+    unmarked = {name: column for name, column in flat.items() if name != f"tokens/{IMAGE_TOKENS}"}
+    found["images and no marks"] = Batch.from_flat(unmarked)
+    return found
+
+
+@_check("train.images.refused", law=8)
+def refused(bench: TrainBench) -> None:
+    """Patches, grids and marks that disagree are a BatchError, and change nothing."""
+    model, _ = oracle_of(bench)
+    batch = showing(SIZES, seed=6)
+    with bench.engine(*CLAIM, model=model) as engine:
+        before = bench.sent(engine)
+        for what, unfit in _unfit(batch).items():
+            raises(BatchError, f"forward with {what}", partial(engine.forward, unfit, SCORES))
+            raises(BatchError, f"train_step with {what}", partial(engine.train_step, unfit, PolicyGradient()))
+        same("weights after refused images", bench.sent(engine), before)
+        expect(engine.train_step(batch, PolicyGradient()).stepped, "the step after refused images was skipped")
