@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from areal_conformance.check import Level, Tier, family
+from areal_conformance.check import Level, Row, Tier, family
 from areal_conformance.checks import all_checks
 
 
@@ -29,6 +29,34 @@ def test_each_case_is_a_check_of_its_own() -> None:
     assert [one.id for one in refused] == ["train.f.tensor", "train.f.data"]
     assert refused[1].title == "Without data parallelism it is refused."
     assert (refused[1].unless, refused[1].tier, refused[1].is_async) == (("parallel.data",), Tier.EXTENDED, False)
+
+
+def test_a_row_has_a_title_and_facts_of_its_own() -> None:
+    """A whole title, or the words for `{...}` in the family's; the case is the name where none is given."""
+    seen: list[Any] = []
+
+    @family(
+        "train.f.{call}", {"send": Row("a send", law=7), "step": Row("a step", 3)}, level=Level.SINGLE, law=8, spec="s"
+    )
+    def killed(_bench: str, case: object) -> None:
+        """A rank killed in {...} is missed by {call}."""
+        seen.append(case)
+
+    @family("train.g.{call}", {"send": Row("A title.", spec="t#{call}")}, level=Level.SINGLE, law=8, spec="s")
+    def whole(_bench: str, _case: object) -> None:
+        """Not this one."""
+
+    for one in killed:
+        one.body("bench")
+
+    assert seen == ["send", 3]
+    assert [one.title for one in (*killed, *whole)] == [
+        "A rank killed in a send is missed by send.",
+        "A rank killed in a step is missed by step.",
+        "A title.",
+    ]
+    assert [one.law for one in killed] == [7, 8]
+    assert whole[0].spec == "t#send"
 
 
 def test_a_family_of_coroutines_is_waited_for() -> None:
