@@ -1,26 +1,30 @@
-"""`save_weights`: a Hugging Face folder, complete or not there.
+"""`save_weights`: a Hugging Face folder, complete or not there; and saving where nothing can be saved.
 
-Knows: what loads such a folder, and what may lie in it.
-Does not know: exact states (`state`) or full disks (`disk`).
+Knows: what loads such a folder, what may lie in it, files in the way of folders, and disks that are full.
+Does not know: exact states (`state`).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
 
 from areal_conformance.benches.train import TrainBench, read_folder
-from areal_conformance.check import Level, check
+from areal_conformance.check import Level, Row, check, family
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import close, same
+from areal_conformance.oracles.train_compare import close, raises, same
 from areal_conformance.oracles.train_objectives import Drawing
-from areal_conformance.oracles.train_spoil import tree
+from areal_conformance.oracles.train_spoil import files_at_most, tree
 from areal_conformance.outcome import expect
+from areal_core.contract.errors import StorageError
 from areal_core.contract.train import Output
 from areal_torch.testing.objectives import PolicyGradient
 
+STATE = "train#areal_core.contract.train.TrainEngine.save_state"
 SPEC = "train#areal_core.contract.train.TrainEngine.save_weights"
 LOGPROBS = frozenset({Output.LOGPROBS})
 
@@ -129,3 +133,67 @@ def dtype(bench: TrainBench) -> None:
         config = json.loads((folder / "config.json").read_text())
         told = config.get("dtype", config.get("torch_dtype"))
         expect(told == name, f"config.json says dtype {told!r}, the tensors are {name}")
+
+
+def full_disk(bench: TrainBench, save: Callable[[Path], None], load: Callable[[Path], None]) -> None:
+    """Expect a StorageError at whatever byte the disk is full, nothing left, and the folder before still whole."""
+    old = bench.folder / "place" / "old"
+    old.parent.mkdir()
+    save(old)
+    sizes = [path.stat().st_size for path in old.rglob("*") if path.is_file()]
+    before = tree(old.parent)
+    for limit in (0, 100, max(sizes) // 2, max(sizes) - 1):
+        for path in (old, old.with_name("new")):
+            with files_at_most(limit):
+                raises(StorageError, f"saving where no file can have more than {limit} bytes", partial(save, path))
+            left = sorted(set(tree(old.parent)) ^ set(before))
+            expect(not left, f"after the error at {limit} bytes, files have come or gone: {', '.join(left[:4])}")
+            expect(tree(old.parent) == before, f"after the error at {limit} bytes, what was saved before has changed")
+    load(old)
+    save(old.with_name("new"))
+    load(old.with_name("new"))
+
+
+@family(
+    "train.disk.{what}_in_the_way",
+    {
+        "weights": Row("Weights that cannot be saved are", "save_weights", spec=SPEC),
+        "state": Row("A state that cannot be saved is", "save_state", spec=STATE),
+    },
+    level=Level.SINGLE,
+    law=10,
+)
+def in_the_way(bench: TrainBench, call: str) -> None:
+    """{...} a StorageError; nothing is left behind, and the engine goes on."""
+    obstacle = bench.folder / "obstacle"
+    with bench.engine() as engine:
+        held = bench.sent(engine)
+        obstacle.write_text("a file")
+        before = tree(bench.folder)
+        for path in (obstacle / "here", obstacle / "deep" / "er"):
+            raises(StorageError, f"saving below the file {obstacle.name}", partial(getattr(engine, call), path))
+            expect(tree(bench.folder) == before, f"after the error the folder holds {sorted(tree(bench.folder))}")
+        same("sent after the errors", bench.sent(engine), held)
+
+
+@check("train.disk.weights_full", level=Level.FAULTS, law=10, spec=SPEC)
+def weights_full(bench: TrainBench) -> None:
+    """On a full disk `save_weights` raises a StorageError, leaves nothing, and keeps the folder saved before."""
+    with bench.engine(model=bench.model(hidden=32)) as engine:
+        held = bench.witnessed(engine)
+        full_disk(bench, engine.save_weights, lambda path: same("a folder saved", read_folder(path), held))
+
+
+@check("train.disk.state_full", level=Level.FAULTS, law=4, spec=STATE)
+def state_full(bench: TrainBench) -> None:
+    """On a full disk `save_state` raises a StorageError, leaves nothing, and keeps the state saved before."""
+    with bench.engine(model=bench.model(hidden=32)) as engine:
+        engine.train_step(bench.batch(), PolicyGradient())
+        held = bench.witnessed(engine)
+
+        def load(path: Path) -> None:
+            engine.load_state(path)
+            same("weights loaded from a state saved", bench.witnessed(engine), held)
+
+        full_disk(bench, engine.save_state, load)
+        engine.train_step(bench.batch(), PolicyGradient())

@@ -14,17 +14,16 @@ from torch import Tensor
 
 from areal_conformance.benches.train import Shape, TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.train.step_gradient import one_step
+from areal_conformance.checks.train.step_numbers import one_step
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import close, number, weights_close
+from areal_conformance.oracles.train_compare import number, scored, weights_close
 from areal_conformance.oracles.train_objectives import Quadratic
 from areal_conformance.oracles.train_optimizer import OracleTrainer
 from areal_conformance.oracles.train_specs import DESCENT
 from areal_conformance.outcome import expect
-from areal_core.contract.train import OptimizerSpec, Output
+from areal_core.contract.train import OptimizerSpec
 from areal_torch.testing.objectives import PolicyGradient
 
-SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 OPTIMIZER = "train#areal_core.contract.train.OptimizerSpec"
 _SLOW: Any = (0.97, 0.999)  # Any: the converter of `betas` has no type
 
@@ -41,15 +40,12 @@ def many_sequences(bench: TrainBench) -> None:
     """Among 140 sequences, many of one length, each has its own columns, in one micro-batch or in many."""
     model = bench.model(hidden=32)
     batch = bench.batch(_MANY, seed=8)
-    wanted = Oracle(model).columns(batch)
+    oracle = Oracle(model)
     for tokens in (16384, 33):
         with bench.engine(model=model, max_tokens_per_microbatch=tokens) as engine:
             for count in (batch.num_sequences, 40):
-                given = batch.select(list(range(count)))
-                got = engine.forward(given, SCORES)
-                for name in sorted(SCORES):
-                    what = f"{name} of {count} sequences in micro-batches of {tokens} tokens"
-                    close(bench, what, got.tokens[name], wanted[name][: given.num_tokens], atol=5e-5)
+                what = f"of {count} sequences in micro-batches of {tokens} tokens"
+                scored(bench, what, engine, oracle, batch.select(list(range(count))), atol=5e-5)
 
 
 @check(

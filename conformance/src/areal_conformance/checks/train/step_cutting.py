@@ -1,7 +1,7 @@
 """How a batch is cut into micro-batches, and what an objective sees of it.
 
 Knows: an objective that watches.
-Does not know: the right gradient (`step_gradient`).
+Does not know: the right gradient (`step_numbers`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.train.forward_numbers import shapes_drawn
+from areal_conformance.checks.train.forward import shapes_drawn
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, number, weights_close
 from areal_conformance.oracles.train_objectives import Watcher
