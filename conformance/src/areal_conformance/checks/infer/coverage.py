@@ -7,24 +7,28 @@ Does not know: faults of the source itself (`faults`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 
 from areal_conformance.benches.infer import InferBench
-from areal_conformance.check import Level, check
+from areal_conformance.check import Level, Row, family
 from areal_conformance.oracles.infer_judging import expect_policy, prompts, raises, same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_torch.testing.serving import FolderWeights, OfferedWeights
 
-Spoil = Callable[["FolderWeights", int], "OfferedWeights"]
+Spoil = Callable[[FolderWeights, int], OfferedWeights]
+Named = list[tuple[str, Tensor]]
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 LAST = "model.layers.1.mlp.down_proj.weight"
+EXTRA = "model.extra.weight"
+RENAMED = ((NORM, "model.final_norm.weight"), (NORM, "norm.weight"), (LAST, LAST.replace(".1.", ".2.")))
 
 
 async def refused(bench: InferBench, told: str, spoil: Spoil, *, tied: bool = False) -> None:
@@ -59,158 +63,129 @@ async def refused(bench: InferBench, told: str, spoil: Spoil, *, tied: bool = Fa
             expect_policy(bench, result, request, weights=new, told=f"a good update after one with {told}")
 
 
-def changed(weights: FolderWeights, **how: object) -> FolderWeights:
-    """Return weights with other tensors or ties."""
-    return attrs.evolve(weights, **how)  # type: ignore[arg-type]
+def changing(edit: Callable[[dict[str, Tensor]], dict[str, Tensor]], **how: Any) -> Spoil:
+    """Offer other tensors, and say so in the manifest. Any: ties."""
+    return lambda weights, version: attrs.evolve(weights, tensors=edit(dict(weights.tensors)), **how).offer(version)
 
 
-def without(weights: FolderWeights, name: str) -> FolderWeights:
-    """Return weights without a tensor."""
-    return changed(weights, tensors={key: tensor for key, tensor in weights.tensors.items() if key != name})
+def reshaping(name: str, edit: Callable[[Tensor], Tensor]) -> Spoil:
+    """Offer one tensor otherwise."""
+    return changing(lambda tensors: {**tensors, name: edit(tensors[name])})
 
 
-def _short_of(name: str, weights: FolderWeights, version: int) -> OfferedWeights:
-    return without(weights, name).offer(version)
+def lacking(name: str) -> Spoil:
+    """Offer all tensors but one."""
+    return changing(lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name})
 
 
-@check("infer.coverage.missing", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def missing(bench: InferBench) -> None:
-    """An update that lacks one tensor of the model is refused: norm, head, or the last layer's."""
-    for name in (NORM, HEAD, LAST, EMBEDDING):
-        await refused(bench, f"no {name}", partial(_short_of, name))
+def renaming(old: str, new: str) -> Spoil:
+    """Offer one tensor under another name."""
+    return changing(lambda tensors: {new if key == old else key: tensor for key, tensor in tensors.items()})
 
 
-@check("infer.coverage.extra", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def extra(bench: InferBench) -> None:
-    """An update with a tensor the model does not have is refused."""
-
-    def spoil(weights: FolderWeights, version: int) -> OfferedWeights:
-        return changed(weights, tensors={**weights.tensors, "model.extra.weight": torch.zeros(2)}).offer(version)
-
-    await refused(bench, "a tensor the model does not have", spoil)
+def tying(ties: dict[str, str]) -> Spoil:
+    """Offer all tensors with other ties."""
+    return changing(lambda tensors: tensors, tied=ties)
 
 
-@check("infer.coverage.renamed", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def renamed(bench: InferBench) -> None:
-    """An update that names a tensor otherwise than the model does is refused."""
-    for old, new in ((NORM, "model.final_norm.weight"), (NORM, "norm.weight"), (LAST, LAST.replace(".1.", ".2."))):
-
-        def spoil(weights: FolderWeights, version: int, old: str = old, new: str = new) -> OfferedWeights:
-            tensors = {new if name == old else name: tensor for name, tensor in weights.tensors.items()}
-            return changed(weights, tensors=tensors).offer(version)
-
-        await refused(bench, f"{old} called {new}", spoil)
-
-
-@check("infer.coverage.shape", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def shape(bench: InferBench) -> None:
-    """An update with a tensor of another shape is refused: shorter, transposed, or of one number to be spread."""
-
-    def short(weights: FolderWeights, version: int) -> OfferedWeights:
-        tensors = {**weights.tensors, NORM: weights.tensors[NORM][:-1].clone()}
-        return changed(weights, tensors=tensors).offer(version)
-
-    def one_number(weights: FolderWeights, version: int) -> OfferedWeights:
-        return changed(weights, tensors={**weights.tensors, NORM: weights.tensors[NORM][:1].clone()}).offer(version)
-
-    def transposed(weights: FolderWeights, version: int) -> OfferedWeights:
-        tensors = {**weights.tensors, LAST: weights.tensors[LAST].T.contiguous()}
-        return changed(weights, tensors=tensors).offer(version)
-
-    def one_row_more(weights: FolderWeights, version: int) -> OfferedWeights:
-        head = weights.tensors[HEAD]
-        return changed(weights, tensors={**weights.tensors, HEAD: torch.cat([head, head[:1]])}).offer(version)
-
-    await refused(bench, f"a {NORM} one number short", short)
-    await refused(bench, f"a {NORM} of one number", one_number)
-    await refused(bench, f"a transposed {LAST}", transposed)
-    await refused(bench, "a head of one row more", one_row_more)
-
-
-@check("infer.coverage.dtype", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def dtype(bench: InferBench) -> None:
-    """An update with a tensor that holds no floating-point numbers is refused."""
+def sending(edit: Callable[[Named], Named]) -> Spoil:
+    """Send something else than the manifest announces."""
 
     def spoil(weights: FolderWeights, version: int) -> OfferedWeights:
-        whole = torch.ones(weights.tensors[NORM].shape, dtype=torch.int32)
-        return changed(weights, tensors={**weights.tensors, NORM: whole}).offer(version)
-
-    await refused(bench, f"a {NORM} of integers", spoil)
-
-
-@check("infer.coverage.other_than_announced", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def other_than_announced(bench: InferBench) -> None:
-    """A tensor that comes in another shape, dtype or under another name than was announced is refused."""
-
-    def wider(weights: FolderWeights, version: int) -> OfferedWeights:
         offer = weights.offer(version)
-        last = [(name, tensor.double() if name == LAST else tensor) for name, tensor in offer.tensors]
-        return attrs.evolve(offer, tensors=last)
+        return attrs.evolve(offer, tensors=edit([*offer.tensors]))
 
-    def cut(weights: FolderWeights, version: int) -> OfferedWeights:
-        offer = weights.offer(version)
-        last = [(name, tensor[:1].clone() if name == NORM else tensor) for name, tensor in offer.tensors]
-        return attrs.evolve(offer, tensors=last)
-
-    def stranger(weights: FolderWeights, version: int) -> OfferedWeights:
-        offer = weights.offer(version)
-        return attrs.evolve(offer, tensors=[*offer.tensors, ("model.extra.weight", offer.tensors[0][1])])
-
-    await refused(bench, "a tensor wider than announced", wider)
-    await refused(bench, "a tensor shorter than announced", cut)
-    await refused(bench, "a tensor that was not announced", stranger)
+    return spoil
 
 
-@check("infer.coverage.never_came", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def never_came(bench: InferBench) -> None:
-    """An update that ends before every announced tensor came is refused: the first, the last, or all missing."""
-
-    def keeping(weights: FolderWeights, version: int, part: slice) -> OfferedWeights:
-        offer = weights.offer(version)
-        return attrs.evolve(offer, tensors=offer.tensors[part])
-
-    await refused(bench, "its last tensor never sent", lambda w, v: keeping(w, v, slice(None, -1)))
-    await refused(bench, "its first tensor never sent", lambda w, v: keeping(w, v, slice(1, None)))
-    await refused(bench, "nothing sent at all", lambda w, v: keeping(w, v, slice(0, 0)))
+def announced_twice(weights: FolderWeights, version: int) -> OfferedWeights:
+    """Announce and send the last tensor twice."""
+    offer = weights.offer(version)
+    manifest = attrs.evolve(offer.manifest, tensors=(*offer.manifest.tensors, offer.manifest.tensors[-1]))
+    return attrs.evolve(offer, manifest=manifest, tensors=[*offer.tensors, offer.tensors[-1]])
 
 
-@check("infer.coverage.twice", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def twice(bench: InferBench) -> None:
-    """A tensor that comes twice, or is announced twice, is refused."""
+UNFIT: dict[str, Row] = {
+    "missing": Row(
+        "An update that lacks one tensor of the model is refused: norm, head, or the last layer's.",
+        {f"no {name}": lacking(name) for name in (NORM, HEAD, LAST, EMBEDDING)},
+    ),
+    "extra": Row(
+        "An update with a tensor the model does not have is refused.",
+        {"a tensor the model does not have": changing(lambda tensors: {**tensors, EXTRA: torch.zeros(2)})},
+    ),
+    "renamed": Row(
+        "An update that names a tensor otherwise than the model does is refused.",
+        {f"{old} called {new}": renaming(old, new) for old, new in RENAMED},
+    ),
+    "shape": Row(
+        "An update with a tensor of another shape is refused: shorter, transposed, or of one number to be spread.",
+        {
+            f"a {NORM} one number short": reshaping(NORM, lambda tensor: tensor[:-1].clone()),
+            f"a {NORM} of one number": reshaping(NORM, lambda tensor: tensor[:1].clone()),
+            f"a transposed {LAST}": reshaping(LAST, lambda tensor: tensor.T.contiguous()),
+            "a head of one row more": reshaping(HEAD, lambda tensor: torch.cat([tensor, tensor[:1]])),
+        },
+    ),
+    "dtype": Row(
+        "An update with a tensor that holds no floating-point numbers is refused.",
+        {f"a {NORM} of integers": reshaping(NORM, lambda tensor: torch.ones(tensor.shape, dtype=torch.int32))},
+    ),
+    "other_than_announced": Row(
+        "A tensor that comes in another shape, dtype or under another name than was announced is refused.",
+        {
+            "a tensor wider than announced": sending(
+                lambda sent: [(n, t.double() if n == LAST else t) for n, t in sent]
+            ),
+            "a tensor shorter than announced": sending(
+                lambda sent: [(name, tensor[:1].clone() if name == NORM else tensor) for name, tensor in sent]
+            ),
+            "a tensor that was not announced": sending(lambda sent: [*sent, (EXTRA, sent[0][1])]),
+        },
+    ),
+    "never_came": Row(
+        "An update that ends before every announced tensor came is refused: the first, the last, or all missing.",
+        {
+            "its last tensor never sent": sending(lambda sent: sent[:-1]),
+            "its first tensor never sent": sending(lambda sent: sent[1:]),
+            "nothing sent at all": sending(lambda sent: []),
+        },
+    ),
+    "twice": Row(
+        "A tensor that comes twice, or is announced twice, is refused.",
+        {
+            "a tensor sent twice": sending(lambda sent: [*sent, sent[0]]),
+            "a tensor announced and sent twice": announced_twice,
+        },
+    ),
+}
+TIED: dict[str, Row] = {
+    "tied_missing": Row(
+        "A model with a tied head refuses an update that says nothing of the tie.", {"the tie left out": tying({})}
+    ),
+    "tied_wrongly": Row(
+        "A model with a tied head refuses an update that ties it to another tensor, or ties what the model has not.",
+        {
+            "the head tied to the norm": tying({HEAD: NORM}),
+            "a tie the model does not have": tying({HEAD: EMBEDDING, "model.other.weight": EMBEDDING}),
+        },
+    ),
+    "head_of_its_own": Row(
+        "A model whose head is its embedding refuses an update that brings a head of its own.",
+        {"an untied head for a tied model": changing(lambda own: {**own, HEAD: own[EMBEDDING] * 0.5}, tied={})},
+    ),
+}
 
-    def sent(weights: FolderWeights, version: int) -> OfferedWeights:
-        offer = weights.offer(version)
-        return attrs.evolve(offer, tensors=[*offer.tensors, offer.tensors[0]])
 
-    def announced(weights: FolderWeights, version: int) -> OfferedWeights:
-        offer = weights.offer(version)
-        manifest = attrs.evolve(offer.manifest, tensors=(*offer.manifest.tensors, offer.manifest.tensors[-1]))
-        return attrs.evolve(offer, manifest=manifest, tensors=[*offer.tensors, offer.tensors[-1]])
-
-    await refused(bench, "a tensor sent twice", sent)
-    await refused(bench, "a tensor announced and sent twice", announced)
+@family("infer.coverage.{what}", UNFIT, level=Level.SINGLE, law=7, spec="weights#coverage")
+async def unfit(bench: InferBench, cases: dict[str, Spoil]) -> None:
+    """An update that does not fit the model is refused."""
+    for told, spoil in cases.items():
+        await refused(bench, told, spoil)
 
 
-@check("infer.coverage.tied_missing", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def tied_missing(bench: InferBench) -> None:
-    """A model with a tied head refuses an update that says nothing of the tie."""
-    await refused(bench, "the tie left out", lambda w, v: changed(w, tied={}).offer(v), tied=True)
-
-
-@check("infer.coverage.tied_wrongly", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def tied_wrongly(bench: InferBench) -> None:
-    """A model with a tied head refuses an update that ties it to another tensor, or ties what the model has not."""
-    await refused(bench, "the head tied to the norm", lambda w, v: changed(w, tied={HEAD: NORM}).offer(v), tied=True)
-    extra_tie = {HEAD: EMBEDDING, "model.other.weight": EMBEDDING}
-    await refused(bench, "a tie the model does not have", lambda w, v: changed(w, tied=extra_tie).offer(v), tied=True)
-
-
-@check("infer.coverage.head_of_its_own", level=Level.SINGLE, law=7, spec="weights#coverage")
-async def head_of_its_own(bench: InferBench) -> None:
-    """A model whose head is its embedding refuses an update that brings a head of its own."""
-
-    def spoil(weights: FolderWeights, version: int) -> OfferedWeights:
-        tensors = {**weights.tensors, HEAD: weights.tensors[EMBEDDING] * 0.5}
-        return changed(weights, tensors=tensors, tied={}).offer(version)
-
-    await refused(bench, "an untied head for a tied model", spoil, tied=True)
+@family("infer.coverage.{what}", TIED, level=Level.SINGLE, law=7, spec="weights#coverage")
+async def unfit_for_tied(bench: InferBench, cases: dict[str, Spoil]) -> None:
+    """An update that does not fit a model with a tied head is refused."""
+    for told, spoil in cases.items():
+        await refused(bench, told, spoil, tied=True)

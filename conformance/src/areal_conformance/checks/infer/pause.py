@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from areal_conformance.benches.infer import LONG, InferBench
-from areal_conformance.check import Level, check
+from areal_conformance.check import Level, Row, check, family
 from areal_conformance.oracles.infer_judging import (
     expect_policies,
     expect_policy,
@@ -326,15 +326,15 @@ async def _returned(
     return await bench.results(calls)
 
 
-@check("infer.pause.refuse_keep", level=Level.SINGLE, law=8, spec="infer#pause", unless=("pause.keep",))
-async def refuse_keep(bench: InferBench) -> None:
-    """An engine that cannot freeze requests refuses `pause(keep)`."""
+@family(
+    "infer.pause.refuse_{mode}",
+    {"keep": Row("freeze requests", PauseMode.KEEP), "abort": Row("return requests early", PauseMode.ABORT)},
+    level=Level.SINGLE,
+    law=8,
+    spec="infer#pause",
+    unless=("pause.{mode}",),
+)
+async def refuse(bench: InferBench, mode: PauseMode) -> None:
+    """An engine that cannot {...} refuses `pause({mode})`."""
     async with bench.engine(fresh=True) as engine:
-        await bench.arefuses("pause.keep", lambda: engine.pause(PauseMode.KEEP))
-
-
-@check("infer.pause.refuse_abort", level=Level.SINGLE, law=8, spec="infer#pause", unless=("pause.abort",))
-async def refuse_abort(bench: InferBench) -> None:
-    """An engine that cannot return requests early refuses `pause(abort)`."""
-    async with bench.engine(fresh=True) as engine:
-        await bench.arefuses("pause.abort", lambda: engine.pause(PauseMode.ABORT))
+        await bench.arefuses(f"pause.{mode.value}", lambda: engine.pause(mode))

@@ -13,100 +13,81 @@ from typing import Any
 import attrs
 
 from areal_conformance.benches.infer import InferBench
-from areal_conformance.check import Level, check
+from areal_conformance.check import Level, Row, check, family
 from areal_conformance.checks.infer.optional_experts import KIND
 from areal_conformance.outcome import NotRefused
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import IMAGES, Grammar, PauseMode, Structure
 from areal_core.contract.train import ROUTED_EXPERTS
 
-
-async def _sampling(bench: InferBench, claim: str, **asked: Any) -> None:
-    """Ask for a sampling parameter that is not claimed, alone and beside a request that does not ask for it."""
-    async with bench.engine() as engine:
-        plain = bench.call(engine.generate(bench.ask(5, 9, name="plain", max_new_tokens=30)))
-        request = bench.ask(5, 9, 7, temperature=1.0, max_new_tokens=4)
-        await bench.arefuses(
-            claim, lambda: engine.generate(attrs.evolve(request, sampling=attrs.evolve(request.sampling, **asked)))
-        )
-        await bench.results([plain])
-        await engine.generate(request)
-
-
-@check("infer.refuse.top_p", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.top_p",))
-async def top_p(bench: InferBench) -> None:
-    """A top_p below 1 is refused where it is not claimed."""
-    await _sampling(bench, "sampling.top_p", top_p=0.5)
-
-
-@check("infer.refuse.top_k", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.top_k",))
-async def top_k(bench: InferBench) -> None:
-    """A top_k above 0 is refused where it is not claimed."""
-    await _sampling(bench, "sampling.top_k", top_k=3)
-
-
-@check("infer.refuse.min_tokens", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.min_tokens",))
-async def min_tokens(bench: InferBench) -> None:
-    """A minimum length is refused where it is not claimed."""
-    await _sampling(bench, "sampling.min_tokens", min_new_tokens=2)
-
-
-@check("infer.refuse.stop_strings", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.stop_strings",))
-async def stop_strings(bench: InferBench) -> None:
-    """A stop string is refused where it is not claimed."""
-    await _sampling(bench, "sampling.stop_strings", stop=("ab",))
-
-
-@check("infer.refuse.stop_tokens", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.stop_tokens",))
-async def stop_tokens(bench: InferBench) -> None:
-    """Stop tokens are refused where they are not claimed."""
-    await _sampling(bench, "sampling.stop_tokens", stop_token_ids=(40,))
-
-
-@check("infer.refuse.seed", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.seed",))
-async def seed(bench: InferBench) -> None:
-    """A seed is refused where it is not claimed."""
-    await _sampling(bench, "sampling.seed", seed=3)
+_ASKED: dict[str, Row] = {
+    "top_p": Row("A top_p below 1 is refused where it is not claimed.", ("top_p", {"top_p": 0.5})),
+    "top_k": Row("A top_k above 0 is refused where it is not claimed.", ("top_k", {"top_k": 3})),
+    "min_tokens": Row("A minimum length is refused where it is not claimed.", ("min_tokens", {"min_new_tokens": 2})),
+    "stop_strings": Row("A stop string is refused where it is not claimed.", ("stop_strings", {"stop": ("ab",)})),
+    "stop_tokens": Row(
+        "Stop tokens are refused where they are not claimed.", ("stop_tokens", {"stop_token_ids": (40,)})
+    ),
+    "seed": Row("A seed is refused where it is not claimed.", ("seed", {"seed": 3})),
+    "ignore_eos": Row(
+        "Going on past the end token is refused where it is not claimed.", ("ignore_eos", {"ignore_eos": True})
+    ),
+    "min_p": Row("A min_p above 0 is refused where it is not claimed.", ("min_p", {"min_p": 0.2}), since=(1, 2)),
+    "penalties": Row(
+        "Frequency and presence penalties, negative ones too, are refused where they are not claimed.",
+        ("penalties", {"frequency_penalty": 0.5}, {"presence_penalty": -0.5}),
+        since=(1, 2),
+    ),
+    "repetition_penalty": Row(
+        "A repetition penalty, also one below 1, is refused where it is not claimed.",
+        ("repetition_penalty", {"repetition_penalty": 1.2}, {"repetition_penalty": 0.8}),
+        since=(1, 2),
+    ),
+}
+"""Sampling ability -> its name and, each by itself, the sampling parameters that ask for it."""
+_METHODS: dict[str, Row] = {
+    "scoring": Row(
+        "score is refused, or is not there, where it is not claimed.",
+        ("scoring", "score", (5, 9, 7), 1.0),
+        spec="infer#scoring",
+        unless=("scoring",),
+    ),
+    "tools": Row(
+        "parse_tool_calls is refused, or is not there, where it is not claimed.",
+        ("tools.parse", "parse_tool_calls", "text", []),
+        spec="infer#tool-calls",
+        unless=("tools.parse",),
+        since=(1, 2),
+    ),
+}
+"""Ability -> its claim, its method, and arguments of that."""
+_FACTS: dict[str, Any] = {"level": Level.SINGLE, "law": 8}
+"""Any: facts of `check`."""
 
 
-@check("infer.refuse.ignore_eos", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.ignore_eos",))
-async def ignore_eos(bench: InferBench) -> None:
-    """Going on past the end token is refused where it is not claimed."""
-    await _sampling(bench, "sampling.ignore_eos", ignore_eos=True)
+@family("infer.refuse.{field}", _ASKED, spec="infer#sampling", unless=("sampling.{field}",), **_FACTS)
+async def sampling(bench: InferBench, case: tuple[Any, ...]) -> None:
+    """A sampling parameter is refused, alone and beside a request that does not ask for it, which is served."""
+    field, *cases = case
+    for asked in cases:
+        async with bench.engine() as engine:
+            plain = bench.call(engine.generate(bench.ask(5, 9, name="plain", max_new_tokens=30)))
+            request = bench.ask(5, 9, 7, temperature=1.0, max_new_tokens=4)
+            unclaimed = attrs.evolve(request, sampling=attrs.evolve(request.sampling, **asked))
+            await bench.arefuses(f"sampling.{field}", functools.partial(engine.generate, unclaimed))
+            await bench.results([plain])
+            await engine.generate(request)
 
 
-@check("infer.refuse.min_p", level=Level.SINGLE, law=8, spec="infer#sampling", unless=("sampling.min_p",), since=(1, 2))
-async def min_p(bench: InferBench) -> None:
-    """A min_p above 0 is refused where it is not claimed."""
-    await _sampling(bench, "sampling.min_p", min_p=0.2)
-
-
-@check(
-    "infer.refuse.penalties",
-    level=Level.SINGLE,
-    law=8,
-    spec="infer#sampling",
-    unless=("sampling.penalties",),
-    since=(1, 2),
-)
-async def penalties(bench: InferBench) -> None:
-    """Frequency and presence penalties, negative ones too, are refused where they are not claimed."""
-    for asked in ({"frequency_penalty": 0.5}, {"presence_penalty": -0.5}):
-        await _sampling(bench, "sampling.penalties", **asked)
-
-
-@check(
-    "infer.refuse.repetition_penalty",
-    level=Level.SINGLE,
-    law=8,
-    spec="infer#sampling",
-    unless=("sampling.repetition_penalty",),
-    since=(1, 2),
-)
-async def repetition_penalty(bench: InferBench) -> None:
-    """A repetition penalty, also one below 1, is refused where it is not claimed."""
-    for asked in (1.2, 0.8):
-        await _sampling(bench, "sampling.repetition_penalty", repetition_penalty=asked)
+@family("infer.refuse.{ability}", _METHODS, **_FACTS)
+async def method(bench: InferBench, case: tuple[Any, ...]) -> None:
+    """A method of an ability that is not claimed is refused; not having it is the best refusal."""
+    claim, name, *arguments = case
+    async with bench.engine(fresh=True) as engine:
+        called: Any = getattr(engine, name, None)
+        if called is not None:
+            await bench.arefuses(claim, lambda: called(*arguments))
+        await engine.generate(bench.ask(5, 9, 7, max_new_tokens=2))
 
 
 @check(
@@ -125,28 +106,6 @@ async def structured(bench: InferBench) -> None:
             asked = attrs.evolve(request, structure=Structure(grammar=grammar, text=text))
             await bench.arefuses("sampling.structured", functools.partial(engine.generate, asked))
         await engine.generate(request)
-
-
-async def _method(bench: InferBench, claim: str, name: str, *arguments: Any) -> None:
-    """Call a method of an ability that is not claimed; not having it is the best refusal."""
-    async with bench.engine(fresh=True) as engine:
-        method: Any = getattr(engine, name, None)
-        if method is not None:
-            await bench.arefuses(claim, lambda: method(*arguments))
-        request = bench.ask(5, 9, 7, max_new_tokens=2)
-        await engine.generate(request)
-
-
-@check("infer.refuse.scoring", level=Level.SINGLE, law=8, spec="infer#scoring", unless=("scoring",))
-async def scoring(bench: InferBench) -> None:
-    """score is refused, or is not there, where it is not claimed."""
-    await _method(bench, "scoring", "score", (5, 9, 7), 1.0)
-
-
-@check("infer.refuse.tools", level=Level.SINGLE, law=8, spec="infer#tool-calls", unless=("tools.parse",), since=(1, 2))
-async def tools(bench: InferBench) -> None:
-    """parse_tool_calls is refused, or is not there, where it is not claimed."""
-    await _method(bench, "tools.parse", "parse_tool_calls", "text", [])
 
 
 @check("infer.refuse.sleep", level=Level.SINGLE, law=8, spec="infer#sleep", unless=("memory.sleep",))

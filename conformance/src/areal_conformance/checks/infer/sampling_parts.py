@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from areal_conformance.benches.infer import InferBench
-from areal_conformance.check import Level, check
+from areal_conformance.check import Level, Row, check, family
 from areal_conformance.checks.infer.sampling import draw, judge_output
 from areal_conformance.checks.infer.sampling_ends import PATHS, _path
 from areal_conformance.checks.infer.stop_texts import Case, end_as_told
@@ -17,22 +17,24 @@ from areal_conformance.oracles.infer_judging import expect_policies, prompts
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
 
-
-@check("infer.sampling.greedy_top_k", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.top_k",))
-async def greedy_top_k(bench: InferBench) -> None:
-    """With temperature 0 top_k changes nothing: the best token, and its log-prob at temperature 1 without filters."""
-    await expect_greedy_unfiltered(bench, [{"top_k": top_k} for top_k in (1, 2, 40, 0)], "sampling.top_k")
-
-
-@check("infer.sampling.greedy_top_p", level=Level.SINGLE, law=1, spec="infer#sampling", requires=("sampling.top_p",))
-async def greedy_top_p(bench: InferBench) -> None:
-    """With temperature 0 top_p changes nothing: the best token, and its log-prob at temperature 1 without filters."""
-    await expect_greedy_unfiltered(bench, [{"top_p": top_p} for top_p in (1e-6, 0.3, 0.95, 1.0)], "sampling.top_p")
+_FILTERS: dict[str, Any] = {
+    "top_k": [{"top_k": top_k} for top_k in (1, 2, 40, 0)],
+    "top_p": [{"top_p": top_p} for top_p in (1e-6, 0.3, 0.95, 1.0)],
+    "min_p": Row("", [{"min_p": min_p} for min_p in (0.01, 0.5, 1.0, 0.0)], since=(1, 2)),
+}
 
 
-async def expect_greedy_unfiltered(bench: InferBench, cases: list[dict[str, Any]], *claims: str) -> None:
-    """Expect greedy requests with filters to be answered as if they had none, together and alone."""
-    async with bench.engine(*claims) as engine:
+@family(
+    "infer.sampling.greedy_{knob}",
+    _FILTERS,
+    level=Level.SINGLE,
+    law=1,
+    spec="infer#sampling",
+    requires=("sampling.{knob}",),
+)
+async def greedy(bench: InferBench, cases: list[dict[str, Any]]) -> None:
+    """With temperature 0 {knob} changes nothing: the best token, and its log-prob at temperature 1 without filters."""
+    async with bench.engine(*(f"sampling.{name}" for name in cases[0])) as engine:
         asked = [
             bench.ask(*ids, name=f"{case}/{number}", **case)
             for number, ids in enumerate(prompts(3, seed=12, longest=8))

@@ -16,7 +16,6 @@ from attrs import frozen
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sampling import PENALTIES, draw, drawn_from, hot, judge_draws, judge_output
-from areal_conformance.checks.infer.sampling_parts import expect_greedy_unfiltered
 from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, prompts
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CapabilityError
@@ -65,12 +64,6 @@ async def min_p_filters(bench: InferBench) -> None:
         {"min_p": 0.05, "top_k": 12, "top_p": 0.7, "temperature": 1.5},
     ]
     await judge_draws(bench, cases, "sampling.min_p", "sampling.top_k", "sampling.top_p")
-
-
-@rule("infer.sampling.greedy_min_p", requires=("sampling.min_p",))
-async def greedy_min_p(bench: InferBench) -> None:
-    """With temperature 0 min_p changes nothing: the best token, and its log-prob at temperature 1 without filters."""
-    await expect_greedy_unfiltered(bench, [{"min_p": share} for share in (0.01, 0.5, 1.0, 0.0)], "sampling.min_p")
 
 
 @rule("infer.sampling.penalties", requires=("sampling.penalties",))

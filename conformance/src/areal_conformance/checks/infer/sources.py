@@ -20,17 +20,27 @@ STALL_S = 10.0
 """The most a stalled source waits for its check, so that nothing hangs with it: longer than a check waits."""
 
 
-class ScratchSource:
-    """Hands out views of one scratch buffer, several tensors a bucket, and spoils it before the next bucket."""
+class _Source:
+    """One version of weights, offered."""
 
-    def __init__(self, weights: FolderWeights, version: int, *, per_bucket: int = 3) -> None:
+    def __init__(self, weights: FolderWeights, version: int) -> None:
         self._offer = weights.offer(version)
-        self._per_bucket = per_bucket
 
     @property
     def manifest(self) -> WeightManifest:
         """Return what is offered."""
         return self._offer.manifest
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class ScratchSource(_Source):
+    """Hands out views of one scratch buffer, several tensors a bucket, and spoils it before the next bucket."""
+
+    def __init__(self, weights: FolderWeights, version: int, *, per_bucket: int = 3) -> None:
+        super().__init__(weights, version)
+        self._per_bucket = per_bucket
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
         """Yield views that are valid until the next bucket is asked for."""
@@ -49,25 +59,17 @@ class ScratchSource:
             yield bucket
             scratch.fill_(0xFF)
 
-    def close(self) -> None:
-        """Hold nothing."""
 
-
-class GatedSource:
+class GatedSource(_Source):
     """Stops before bucket number `at` until `open` is called; `inside` tells that it was reached."""
 
     def __init__(self, weights: FolderWeights, version: int, *, at: int = 0) -> None:
-        self._offer = weights.offer(version)
+        super().__init__(weights, version)
         self._offer.before_bucket = self._before
         self._at = at if at >= 0 else len(self._offer.tensors) + at
         self._opened = threading.Event()
         self.inside = threading.Event()
         self.timed_out = False
-
-    @property
-    def manifest(self) -> WeightManifest:
-        """Return what is offered."""
-        return self._offer.manifest
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
         """Yield one tensor at a time, stopping once."""
@@ -77,27 +79,19 @@ class GatedSource:
         """Let the transfer go on."""
         self._opened.set()
 
-    def close(self) -> None:
-        """Hold nothing."""
-
     def _before(self, number: int) -> None:
         if number == self._at:
             self.inside.set()
             self.timed_out = not self._opened.wait(STALL_S)
 
 
-class FailingSource:
+class FailingSource(_Source):
     """Raises before bucket number `at`."""
 
     def __init__(self, weights: FolderWeights, version: int, *, at: int, error: Exception) -> None:
-        self._offer = weights.offer(version)
+        super().__init__(weights, version)
         self._at = at if at >= 0 else len(self._offer.tensors) + at
         self._error = error
-
-    @property
-    def manifest(self) -> WeightManifest:
-        """Return what is offered."""
-        return self._offer.manifest
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
         """Yield one tensor at a time, then fail."""
@@ -105,6 +99,3 @@ class FailingSource:
             if number == self._at:
                 raise self._error
             yield bucket
-
-    def close(self) -> None:
-        """Hold nothing."""

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from areal_conformance.benches.scheduler import SchedulerBench
-from areal_conformance.check import Check, Level, check
+from areal_conformance.check import Level, Row, family
 from areal_conformance.checks.scheduler.anchors import JOB
 from areal_core.contract.scheduler import Share, Together
 
@@ -29,22 +29,20 @@ _ASKED: Mapping[str, Mapping[str, Any]] = MappingProxyType(  # Any: fields of Jo
 """Ability -> fields of a job that asks for it."""
 
 
-def _refusal(word: str, fields: dict[str, Any]) -> Check:  # Any: fields of Job
-    async def refused(bench: SchedulerBench) -> None:
-        async with bench.scheduler() as scheduler:
-            await bench.start(scheduler, bench.job("first"))
-            before = bench.processes()
-            job = bench.job("second", num_workers=2, **fields)
-            await bench.arefuses(word, lambda: scheduler.submit(job))
-            await bench.gone(bench.processes() - before, "after a job that was refused")
-
-    refused.__doc__ = (
-        f"A job that asks for `{word}` is refused where it is not claimed; ignored, it would run elsewhere."
-    )
-    key = word.replace(".", "_")
-    return check(f"scheduler.refuse.{key}", level=Level.SINGLE, law=8, spec=JOB, unless=(word,), since=(1, 1))(refused)
-
-
-HOSTS_ONE, HOSTS_SPREAD, HOSTS_NAMED, MEMORY, IMAGE, TOGETHER_HOST, TOGETHER_DEVICES = (
-    _refusal(word, dict(fields)) for word, fields in _ASKED.items()
+@family(
+    "scheduler.refuse.{word}",
+    {word.replace(".", "_"): Row(word, (word, asked), unless=(word,)) for word, asked in _ASKED.items()},
+    level=Level.SINGLE,
+    law=8,
+    spec=JOB,
+    since=(1, 1),
 )
+async def refused(bench: SchedulerBench, case: tuple[str, Mapping[str, Any]]) -> None:
+    """A job that asks for `{...}` is refused where it is not claimed; ignored, it would run elsewhere."""
+    claim, fields = case
+    async with bench.scheduler() as scheduler:
+        await bench.start(scheduler, bench.job("first"))
+        before = bench.processes()
+        job = bench.job("second", num_workers=2, **fields)
+        await bench.arefuses(claim, lambda: scheduler.submit(job))
+        await bench.gone(bench.processes() - before, "after a job that was refused")
