@@ -22,8 +22,7 @@ from torch import Tensor
 
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import tiny_model
-from areal_conformance.benches.pair_kept import Kept, KeptEngines
-from areal_conformance.benches.pair_workers import SeatedWorker
+from areal_conformance.benches.pair_workers import Kept, KeptEngines, SeatedWorker
 from areal_conformance.outcome import HarnessError
 from areal_conformance.target import Target
 from areal_core.contract.batch import Batch
