@@ -29,7 +29,7 @@ from torch import Tensor
 from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
 from areal_core.weights.coverage import Coverage, compare
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport

@@ -9,7 +9,7 @@ private by convention and changes without notice.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -38,52 +38,17 @@ _ELSEWHERE = {
     "config.plan": ("Plan", "make_plan"),
     "cli.train": ("train",),
 }
-"""Module -> what is public of it, beside everything in `areal_core.contract.__all__`."""
+"""Module -> what is public of it, beside all of `areal_core.contract.__all__`; `__init__.pyi` tells type checkers."""
 
-if TYPE_CHECKING:  # the same names once more, for type checkers and editors
-    from areal_core.cli.train import train as train
-    from areal_core.config.load import load_config as load_config
-    from areal_core.config.plan import Plan as Plan
-    from areal_core.config.plan import make_plan as make_plan
-    from areal_core.config.schema import RunConfig as RunConfig
-    from areal_core.contract import *  # noqa: F403
-    from areal_core.contract.batch import Batch as Batch
-    from areal_core.contract.errors import ArealError as ArealError
-    from areal_core.contract.errors import CapabilityError as CapabilityError
-    from areal_core.contract.errors import ConfigError as ConfigError
-    from areal_core.contract.errors import DatasetError as DatasetError
-    from areal_core.contract.errors import PluginError as PluginError
-    from areal_core.contract.errors import RewardFailed as RewardFailed
-    from areal_core.contract.errors import RolloutError as RolloutError
-    from areal_core.contract.errors import TrainError as TrainError
-    from areal_core.contract.errors import WeightSyncError as WeightSyncError
-    from areal_core.contract.errors import WorkerError as WorkerError
-    from areal_core.contract.trajectory import TrajectoryBuilder as TrajectoryBuilder
-    from areal_core.contract.workflow import require_ok as require_ok
-    from areal_core.plugins.claims import Claim as Claim
-    from areal_core.plugins.claims import full as full
-    from areal_core.plugins.claims import not_yet as not_yet
-    from areal_core.plugins.claims import unsupported as unsupported
-    from areal_core.plugins.claims import when as when
-    from areal_core.plugins.manifest import Manifest as Manifest
-    from areal_core.plugins.marks import backend as backend
-    from areal_core.plugins.marks import dataset as dataset
-    from areal_core.plugins.marks import device as device
-    from areal_core.plugins.marks import objective as objective
-    from areal_core.plugins.marks import reward as reward
-    from areal_core.plugins.marks import workflow as workflow
-    from areal_core.plugins.registry import Registry as Registry
-    from areal_core.plugins.registry import default_registry as default_registry
-else:  # hidden from type checkers, which would take every name for granted
 
-    def __getattr__(name: str) -> Any:  # Any: whatever the name stands for
-        """Import a public name when it is first used."""
-        module = next((module for module, names in _ELSEWHERE.items() if name in names), "contract")
-        if name.startswith("_") or (module == "contract" and name not in import_module("areal_core.contract").__all__):
-            raise AttributeError(f"areal_core has no attribute {name!r}; dir(areal_core) lists the public names")
-        found = getattr(import_module(f"areal_core.{module}"), name)
-        globals()[name] = found
-        return found
+def __getattr__(name: str) -> Any:  # Any: whatever the name stands for
+    """Import a public name when it is first used."""
+    module = next((module for module, names in _ELSEWHERE.items() if name in names), "contract")
+    if name.startswith("_") or (module == "contract" and name not in import_module("areal_core.contract").__all__):
+        raise AttributeError(f"areal_core has no attribute {name!r}; dir(areal_core) lists the public names")
+    found = getattr(import_module(f"areal_core.{module}"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,7 @@ from areal_core.contract.errors import WorkerDied
 from areal_core.contract.inference import EngineStatus
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
 from areal_core.weights.coverage import check_names
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import fingerprint, manifest_of
 from areal_torch.bucketing import buckets
 
 Fault = Exception | Callable[[Any], Any]

@@ -17,8 +17,8 @@ from areal_core.contract.errors import CapabilityError, ResourceError
 from areal_core.contract.scheduler import Job
 from areal_core.plugins.devices import accelerators, count_visible
 from areal_core.plugins.registry import Registry
-from areal_core.worker.devices import DevicePool
 from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.devices import DevicePool
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_tasks.tiny import make_spell_model

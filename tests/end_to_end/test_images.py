@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from areal_core.config.tokenizer import load_tokenizer
+from areal_core.config.model_folder import load_tokenizer
 from areal_torch.testing.models import make_tiny_model
 
 TASK = Path(__file__).with_name("colours.py")

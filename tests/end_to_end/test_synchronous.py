@@ -13,8 +13,8 @@ from areal_core.algorithms.advantages import compute_advantages
 from areal_core.algorithms.plan import objective_spec
 from areal_core.algorithms.proximal import add_proximal
 from areal_core.config.load import load_config
+from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.schema import RunConfig
-from areal_core.config.tokenizer import load_tokenizer
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode
 from areal_core.contract.ids import GroupId, RequestId, TaskId

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from tests.benches.engines import END_TOKEN, ScriptedEngine, ScriptedWorker
 from tests.benches.rollouts import drive
 
 from areal_core.contract.data import StopReason
@@ -24,6 +23,7 @@ from areal_core.contract.inference import (
 from areal_core.fleet.breaker import Breaker, BreakerState
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.testing.clock import StepClock
+from areal_core.testing.engines import END_TOKEN, ScriptedEngine, ScriptedWorker
 
 
 class Fleet:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.benches.engines import ScriptedEngine, ScriptedWorker
 from tests.benches.rollouts import NoTokenizer, drive
 
 from areal_core.contract.abilities import asked_of
@@ -19,6 +18,7 @@ from areal_core.contract.workflow import RewardInput, Session
 from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.session import PoolSession, PoolSessions, derive_seed
 from areal_core.testing.clock import StepClock
+from areal_core.testing.engines import ScriptedEngine, ScriptedWorker
 
 
 class Bench:

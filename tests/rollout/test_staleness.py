@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from areal_core.contract.errors import RolloutError, StalenessViolation
-from areal_core.rollout.buffer import Buffer
-from areal_core.rollout.staleness import DroppingGate, StalenessGate
+from areal_core.rollout.staleness import Buffer, DroppingGate, StalenessGate
 
 
 def filled(gate: StalenessGate, first: int = 0) -> list[int]:

@@ -51,10 +51,9 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    """The block for type checkers names what the package gives at run time."""
-    tree = ast.parse((ROOT / "src/areal_core/__init__.py").read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    """The stub names what the package gives at run time."""
+    tree = ast.parse((ROOT / "src/areal_core/__init__.pyi").read_text())
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     seen = {alias.name for node in imports for alias in node.names if alias.name != "*"}
     (star,) = [node.module for node in imports if node.names[0].name == "*"]
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_core.weights.fingerprint import fingerprint, raw_bytes
+from areal_core.weights.tensors import fingerprint, raw_bytes
 
 
 @given(values=st.binary(min_size=1, max_size=300), place=st.integers(0, 10**6), bit=st.integers(0, 7))

@@ -13,7 +13,7 @@ from attrs import define, field
 from areal_core.contract.errors import CoverageError, GenerationFailed, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.weights import WeightManifest
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 from areal_serving.direct import DirectRanks
 from areal_serving.http import ServerAnswer
 from areal_torch.collective.rank_slot import RankSlot

@@ -16,8 +16,7 @@ from safetensors import safe_open
 from areal_core.contract.errors import CoverageError, FingerprintMismatch, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.weights import WeightManifest
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import fingerprint, manifest_of
 from areal_serving.model import ServedModel
 from areal_serving.staging import Staging
 from areal_torch.testing.serving import FolderWeights, OfferedWeights, ask

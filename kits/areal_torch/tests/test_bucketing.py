@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_core.weights.specs import num_bytes, spec_of
+from areal_core.weights.tensors import num_bytes, spec_of
 from areal_torch.bucketing import bucket_specs, buckets
 
 SIZES = st.lists(st.integers(0, 40), max_size=20)

@@ -19,7 +19,7 @@ from areal_ascend.engine import AscendEngine
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_core.contract.weights import Offer
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
 from areal_torch.collective.group import place

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from areal_core.config.backend import parse_backend
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine, ShardedModel
 from areal_torch.model import PackedModel

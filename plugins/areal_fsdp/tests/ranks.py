@@ -19,7 +19,7 @@ import torch
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_torch.testing.batches import make_batch

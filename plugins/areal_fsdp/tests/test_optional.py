@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from areal_core.contract.train import TrainSpec
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch import lora
 from areal_torch.experts import replay_routing
 from areal_torch.testing.models import WITH_IMAGES, make_tiny_model

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.batches import make_batch
 from areal_torch.testing.models import make_tiny_model
 from areal_torch.testing.ranks import run_ranks

@@ -10,8 +10,8 @@ import pytest
 
 from areal_core.contract.errors import ConfigError, ResourceError
 from areal_core.contract.scheduler import Job, Together
-from areal_core.worker.devices import DevicePool
 from areal_local.scheduler.capacity import Capacity, machine_memory
+from areal_local.scheduler.devices import DevicePool
 
 JOB = Job(role="actor", engine_role="train", backend="fsdp", num_workers=2, device="cuda")
 GUEST = attrs.evolve(JOB, role="rollout", num_workers=1, together_with=Together(role="actor", share="devices"))  # type: ignore[arg-type]

@@ -21,8 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from areal_core.contract.errors import CoverageError, StorageError, WeightSyncError
 from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import manifest_of, torch_dtype
+from areal_core.weights.tensors import fingerprint, manifest_of, torch_dtype
 from areal_devices.npu import npu
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
@@ -186,7 +185,7 @@ from datetime import timedelta
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world, rendezvous
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 
 told = json.load(sys.stdin)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -30,11 +30,11 @@ from areal_core.contract.errors import (
     WorkerTimeout,
 )
 from areal_core.plugins.registry import default_registry
-from areal_core.worker.devices import DevicePool
 from areal_core.worker.supervise import Supervisor
 from areal_devices.cuda import nvidia
 from areal_devices.npu import npu
 from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.devices import DevicePool
 from areal_local.scheduler.local_scheduler import LocalScheduler
 
 ENGINES = str(Path(__file__).with_name("engines.py"))

@@ -24,8 +24,7 @@ from areal_core.contract.errors import (
 )
 from areal_core.contract.weights import Offer, Receipt, WeightSink, WeightSource, WeightTransport
 from areal_core.weights.coverage import compare
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import fingerprint, manifest_of
 from areal_local.transports.config import DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
@@ -340,7 +339,7 @@ from pathlib import Path
 from areal_core.contract.errors import StorageError
 from areal_local.transports.config import DiskConfig
 from areal_local.transports.disk import DiskTransport
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 transport = DiskTransport(DiskConfig(root={str(tmp_path)!r}))
 offer = transport.open(1)
@@ -369,7 +368,7 @@ import os, sys, torch
 from areal_local.transports.config import DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 from areal_core.contract.weights import Offer
 
 kind, root, role = sys.argv[1:4]

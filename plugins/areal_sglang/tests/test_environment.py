@@ -94,7 +94,7 @@ def test_what_the_server_imports_can_be_imported() -> None:
     version = recipe_for(default_registry(), "sglang", "cpu").lock().version("torchvision")
     answer = _asked(str(find("sglang", "cpu").path), PARTS)
 
-    assert answer == [version, "0.0.0+areal.cpu", "areal_core.weights.fingerprint"]
+    assert answer == [version, "0.0.0+areal.cpu", "areal_core.weights.tensors"]
 
 
 def _run_stand_in(code: str) -> subprocess.CompletedProcess[str]:

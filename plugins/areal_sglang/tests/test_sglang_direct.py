@@ -13,7 +13,7 @@ from attrs import define, field
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch
 from areal_core.contract.inference import InferenceSpec
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 from areal_serving.direct import DirectRanks
 from areal_serving.http import Api
 from areal_sglang.direct import SGLangDirect

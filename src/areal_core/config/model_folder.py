@@ -135,3 +135,21 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
         return tensors
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ModelError(f"{file} is not a complete safetensors file", why=str(error), fix="copy it again") from None
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Return the tokenizer of a model folder. Any: transformers is not typed here.
+
+    Raises:
+        ModelError: the folder has no tokenizer transformers can build from its files alone.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"the tokenizer of {path} cannot be loaded",
+            why=str(error).splitlines()[0] if str(error) else repr(error),
+            fix="save it beside the weights: tokenizer.save_pretrained(DIR)",
+        ) from error

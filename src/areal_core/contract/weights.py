@@ -55,7 +55,7 @@ class Receipt:
     """Proof of one side of a transfer.
 
     `fingerprints` maps every tensor name to the hash of the bytes that side holds
-    (`areal_core.weights.fingerprint`); both sides must agree on every one.
+    (`areal_core.weights.tensors`); both sides must agree on every one.
     """
 
     version: int

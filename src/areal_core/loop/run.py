@@ -16,9 +16,9 @@ from typing import Any
 from attrs import frozen
 
 from areal_core.config.load import dump_config, redact
+from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
 from areal_core.config.schema import DataConfig
-from areal_core.config.tokenizer import load_tokenizer
 from areal_core.config.weight_transport import choose_transport, reachable
 from areal_core.contract.errors import ArealError, DatasetError, storage_errors
 from areal_core.contract.scheduler import Scheduler

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from attrs import frozen
+
+from areal_core.contract.abilities import asked_of_job
+from areal_core.contract.errors import CapabilityError
+from areal_core.contract.scheduler import Job
+
+if TYPE_CHECKING:
+    from areal_core.plugins.manifest import Manifest
 
 
 class Support(StrEnum):
@@ -52,3 +60,19 @@ def not_yet(why: str, issue: str = "") -> Claim:
 def unsupported(why: str) -> Claim:
     """Say that the engine cannot do it."""
     return Claim(Support.UNSUPPORTED, why=why)
+
+
+def refuse_unclaimed(job: Job, manifest: Manifest) -> None:
+    """Refuse a job that asks for an ability the scheduler does not claim; schedulers call it first in `submit`.
+
+    Raises:
+        CapabilityError: names the word, and the manifest's reason.
+    """
+    for word in asked_of_job(job):
+        claim = manifest.claims.get(word)
+        if claim is None or not claim.claimed:
+            raise CapabilityError(
+                f"scheduler {manifest.name!r} cannot do {word!r} for role {job.role!r}",
+                why=(claim.why if claim else "") or "its manifest does not mention it",
+                fix="leave it out of the job, or choose another scheduler: areal backends --role scheduler",
+            )

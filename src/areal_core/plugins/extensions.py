@@ -65,14 +65,9 @@ class EngineEnvironments(Protocol):
     def find(
         self, manifest: Manifest, device: str, *, python: str | None = None, worker: str | None = None
     ) -> EnginePython:
-        """Return the interpreter for a plugin's engine on a device.
+        """Return `python` if it is named, else `worker` (this one if None) if it has the engine, else what was made.
 
-        Args:
-            python: an interpreter that was named for the engine; no other is looked at.
-            worker: the interpreter the worker runs under, this one if None; taken if it has the engine.
-
-        Raises:
-            EngineMissing: no interpreter has the engine; names the places and the command that makes one.
+        Raises EngineMissing: no interpreter has the engine; names the places and the command that makes one.
         """
 
 
@@ -82,8 +77,7 @@ class ImageReader(Protocol):
     def read(self, value: object, folder: Path, where: str) -> tuple[bytes, ...]:
         """Return the images of one row as PNG or JPEG files, read once for all members of its group.
 
-        Raises:
-            DatasetError: one is of an unknown type, missing, or no image; `where` names the row.
+        Raises DatasetError: one is of an unknown type, missing, or no image; `where` names the row.
         """
 
 
@@ -113,24 +107,15 @@ class ImageSupport(Protocol):
     def check_role(
         self, name: str, role: str, backend: str, model: ImageModel, registry: Registry, device: str
     ) -> None:
-        """Refuse a backend that cannot take the images of a model with a part that sees.
+        """Refuse a backend that cannot take a model's images; `name` is the run's role, `role` is `train` or `infer`.
 
-        Args:
-            name: the run's role, such as `actor`.
-            role: the backend's, `train` or `infer`.
-
-        Raises:
-            CapabilityError: the backend does not claim `images`.
-            PlanError: a critic: no backend trains a value head on images.
-            ModelError: the model has no token that stands for an image.
+        Raises CapabilityError (not claimed), PlanError (a critic) or ModelError (no token stands for an image).
         """
 
     def check_processor(self, model: ImageModel) -> None:
         """Refuse a model whose images could not be prepared for training; a model without images passes.
 
-        Raises:
-            ModelError: an unknown kind of model, or a folder without an image processor.
-            EngineMissing: a package that decodes images is not installed.
+        Raises ModelError (an unknown kind, or no image processor) or EngineMissing (nothing decodes images here).
         """
 
     def parts(self, messages: Sequence[Mapping[str, Any]], count: int, marker: str) -> list[Mapping[str, Any]]:
@@ -149,9 +134,7 @@ class RewardPool(Protocol):
     async def start(self) -> None:
         """Build the function, so that its errors come before training does.
 
-        Raises:
-            ConfigError, PluginError: the name, an option or an imported file is wrong.
-            RewardFailed: the function cannot be built.
+        Raises ConfigError or PluginError (the name, an option or an imported file is wrong), RewardFailed (not built).
         """
 
     async def score(self, value: RewardInput) -> RewardResult:
@@ -167,11 +150,9 @@ class MakeRewardPool(Protocol):
     def __call__(
         self, name: str, options: Mapping[str, Any], *, imports: Sequence[str], workers: int, timeout_s: float
     ) -> RewardPool:
-        """Return a pool for a registered reward, not started. Any: the reward's own options.
+        """Return a pool, not started; `imports` may register the reward, `timeout_s` bounds one call.
 
-        Args:
-            imports: the user's files, which may register it.
-            timeout_s: bounds one call.
+        Any: the reward's own options.
         """
 
 
@@ -224,17 +205,11 @@ class RunFiles(Protocol):
     """Where a run's records lie, and where what people look at belongs."""
 
     metrics: Path
-    """One line of JSON a step."""
     events: Path
-    """One line of JSON for everything that happened."""
     config: Path
-    """The resolved configuration."""
     summary: Path
-    """What the report sums up, as JSON."""
     report: Path
-    """The page."""
     picture: Path
-    """Reward over the steps."""
 
 
 class RunReport(Protocol):
@@ -253,12 +228,8 @@ class RunReport(Protocol):
     ) -> Mapping[str, Any]:
         """Write the summary, the page and the picture from a run's records; return the summary.
 
-        Args:
-            facts: title, status, max_staleness, train_backend, infer_backend, as the run was planned.
-            lines: what else belongs on the page, given the summary.
-            tell: writes an event, for what could not be drawn.
-
-        Any: plain data. Raises StorageError: the folder cannot be written.
+        `facts` are title, status, max_staleness and both backends; `lines` gives what else belongs on the page; `tell`
+        writes an event for what could not be drawn. Any: plain data. Raises StorageError: nothing can be written.
         """
 
     def curve(self, files: RunFiles) -> str:

@@ -22,11 +22,10 @@ from areal_core.contract.inference import SamplingParams
 from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
-from areal_core.rollout.buffer import Buffer
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare
 from areal_core.rollout.groups import Group, run_group, stamped
 from areal_core.rollout.session import PoolSessions
-from areal_core.rollout.staleness import DroppingGate, StalenessGate
+from areal_core.rollout.staleness import Buffer, DroppingGate, StalenessGate
 from areal_core.rollout.stats import Counts, RolloutStats
 from areal_core.rollout.tasks import Task, TaskSource
 

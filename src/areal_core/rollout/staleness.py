@@ -11,6 +11,8 @@ may hold it. The law and its proof: `docs/explanation/staleness.md`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 from attrs import evolve, frozen
 
@@ -215,3 +217,28 @@ class DroppingGate(StalenessGate):
         finished = [(flight.oldest, flight.index) for flight in self._flights.values() if flight.oldest is not None]
         chosen = [self._flights[index] for _, index in sorted(finished)[: self.prompts_per_step]]
         return chosen if len(chosen) == self.prompts_per_step else None
+
+
+Item = TypeVar("Item")
+
+
+class Buffer(Generic[Item]):
+    """Hold finished items until they are taken. The gate decides what comes in and out."""
+
+    def __init__(self, capacity: int) -> None:
+        """Hold at most `capacity` items."""
+        self.capacity = capacity
+        self._items: dict[int, Item] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, index: int, item: Item) -> None:
+        """Take one item in. A second one of the same index, or one too many, is a bug of ours."""
+        assert index not in self._items, f"group {index} finished twice"
+        assert len(self._items) < self.capacity, f"more than {self.capacity} finished groups"
+        self._items[index] = item
+
+    def take(self, indices: Iterable[int]) -> list[Item]:
+        """Give items away, in the order asked for; each can be taken once."""
+        return [self._items.pop(index) for index in indices]

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import ArealError, CoverageError, FingerprintMismatch, WeightSyncError
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import num_bytes, spec_of
+from areal_core.weights.tensors import fingerprint, num_bytes, spec_of
 
 
 class Coverage:

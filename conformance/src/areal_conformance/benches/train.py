@@ -28,7 +28,7 @@ from areal_conformance.rank_pool.pool import RankPool
 from areal_conformance.target import Target
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, OptimizerSpec, RankContext, TrainEngine, TrainSpec
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_core.worker.rendezvous import init_method
 from areal_torch.testing.batches import make_episode, make_trajectory
 from areal_torch.testing.memory_weights import MemorySink

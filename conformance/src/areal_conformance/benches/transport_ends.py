@@ -13,8 +13,7 @@ from torch import Tensor
 
 from areal_conformance.outcome import Violation
 from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightTransport
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import fingerprint, manifest_of
 from areal_torch.bucketing import buckets
 
 Cut = Callable[[Mapping[str, Tensor], int], Iterable[Mapping[str, Tensor]]]

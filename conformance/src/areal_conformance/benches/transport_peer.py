@@ -22,7 +22,7 @@ from areal_conformance.benches.transport_ends import receive
 from areal_conformance.benches.transport_tensors import SETS
 from areal_conformance.target import Locator, Target, locate
 from areal_core.contract.weights import Offer
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 
 class _Host:

@@ -19,7 +19,7 @@ from areal_conformance.ranks.bench import RankBench
 from areal_conformance.ranks.objectives import OBJECTIVES
 from areal_core.contract.errors import StorageError
 from areal_core.contract.weights import Receipt, WeightManifest
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.memory_weights import MemorySink
 
 

@@ -17,7 +17,7 @@ from areal_core.config.model_folder import inspect_model, read_headers
 from areal_core.contract.errors import CoverageError
 from areal_core.contract.weights import WeightManifest
 from areal_core.weights.coverage import check_names
-from areal_core.weights.specs import torch_dtype
+from areal_core.weights.tensors import torch_dtype
 
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from areal_core.contract.errors import StorageError, VersionRegressed, WeightSyncError
 from areal_core.contract.weights import Receipt, TensorSpec, WeightSource
 from areal_core.weights.coverage import Coverage
-from areal_core.weights.specs import num_bytes, torch_dtype
+from areal_core.weights.tensors import num_bytes, torch_dtype
 from areal_serving.model import ServedModel
 from areal_torch.shared_memory import Segment, grow, has_anonymous
 

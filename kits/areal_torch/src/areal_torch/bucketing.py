@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor
 
 from areal_core.contract.weights import TensorSpec
-from areal_core.weights.specs import num_bytes
+from areal_core.weights.tensors import num_bytes
 
 
 def buckets(named: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[dict[str, Tensor]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch import hf, lora
 from areal_torch.folder import storage_errors, write_folder
 from areal_torch.group import Group, agree

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from areal_core.contract.errors import CapabilityError, PlanError, WrongType
 from areal_core.contract.train import Head, LoraSpec, TrainSpec
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch import hf
 from areal_torch.folder import storage_errors
 from areal_torch.group import Group, agree

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from areal_core.contract.errors import StorageError
-from areal_core.weights.fingerprint import octets
+from areal_core.weights.tensors import octets
 from areal_torch.device import release_cache, synchronize
 from areal_torch.optimizer import local
 

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from areal_core.contract.errors import CheckpointError
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.folder import write_folder
 from areal_torch.group import Group, agree
 from areal_torch.pieces import Box

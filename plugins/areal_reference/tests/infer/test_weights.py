@@ -11,8 +11,7 @@ from attrs import evolve
 
 from areal_core.contract.errors import CoverageError, GenerationFailed, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import PauseMode
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import fingerprint, manifest_of
 from areal_torch.testing.serving import FolderWeights, ask, full_logits, until_generated
 
 ROOM = 4096

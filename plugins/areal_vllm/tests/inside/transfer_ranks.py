@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from areal_core.contract.weights import Offer
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import fingerprint, manifest_of
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
 from areal_torch.bucketing import buckets

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
-from areal_core.weights.fingerprint import fingerprint
-from areal_core.weights.specs import spec_of, torch_dtype
+from areal_core.weights.tensors import fingerprint, spec_of, torch_dtype
 from areal_proof.mutants.rows import Original, breaking, catches, gives, row
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_torch.testing.serving import OfferedWeights

@@ -84,7 +84,7 @@ async def SleepTearsTheFrozen(original: Original, self: SecondInferenceEngine) -
 @breaks("receive_weights", "infer.cast.bfloat16_sent", "infer.cast.bfloat16_served")
 async def ProvesTheCastBytes(original: Original, self: SecondInferenceEngine) -> Any:
     """Fingerprints tensors after the cast: the proof never agrees with the sender's."""
-    from areal_core.weights.fingerprint import fingerprint
+    from areal_core.weights.tensors import fingerprint
 
     receipt = await original()
     assert self._staged is not None

@@ -17,7 +17,7 @@ from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceSpec, VersionSpan
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, before, breaking, catches, put, row, within
 from areal_proof.mutants.weight_parts import PassingSource

@@ -18,7 +18,7 @@ from areal_core.contract.errors import ArealError, ConfigError, WorkerDied
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
-from areal_core.worker.devices import DevicePool, Devices
+from areal_local.scheduler.devices import DevicePool, Devices
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.process import WorkerProcess
 from areal_proof.mutants import mutant

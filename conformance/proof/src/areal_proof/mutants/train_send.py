@@ -15,7 +15,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import FingerprintMismatch, StorageError
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, before, breaking, catches, gives, row, then
 from areal_proof.mutants.train_parts import OtherExporter, parameters

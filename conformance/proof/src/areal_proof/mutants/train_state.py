@@ -23,7 +23,7 @@ from torch import Tensor
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CheckpointError, StorageError
 from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, before, breaking, catches, on, row, then
 from areal_proof.mutants.train_parts import parameters, replace

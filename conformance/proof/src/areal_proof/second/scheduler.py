@@ -25,10 +25,10 @@ from attrs import asdict, evolve, field, frozen
 
 from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Share, Together, Worker, WorkerState, WorkerStatus
+from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
-from areal_core.worker.claims import refuse_unclaimed
-from areal_core.worker.devices import DevicePool, Devices
+from areal_local.scheduler.devices import DevicePool, Devices
 from areal_local.scheduler.environment import interpreter, worker_environment
 from areal_proof.second import manifest
 from areal_proof.second import scheduler_wire as wire

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, StorageError, WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, TensorSpec, WeightManifest
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_proof.second.transport_config import SecondTransportConfig
 from areal_proof.second.transport_server import Server, Shelf
 from areal_proof.second.transport_wire import HELLO, TIMEOUT_S, bytes_of, read_message, tensor_of

@@ -20,7 +20,7 @@ from areal_conformance.oracles.infer_judging import expect_logprobs, expect_poli
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.inference import InferenceEngine
 from areal_core.contract.weights import Receipt, WeightSource
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.serving import FolderWeights
 
 PROMPT = (5, 9, 30, 41, 12, 7, 55, 20)

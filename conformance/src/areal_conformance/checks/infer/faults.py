@@ -24,7 +24,7 @@ from areal_conformance.oracles.infer_judging import expect_policies, expect_poli
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, GenerationFailed, StorageError, WeightSyncError
 from areal_core.contract.inference import Generation, PauseMode
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 
 rule = partial(check, level=Level.FAULTS, law=7, spec="infer#weights")
 

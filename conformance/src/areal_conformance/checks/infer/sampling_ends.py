@@ -18,7 +18,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sampling import judge_output
 from areal_conformance.oracles.infer_judging import expect_policy, well_formed
 from areal_conformance.outcome import Inconclusive, expect
-from areal_core.config.tokenizer import load_tokenizer
+from areal_core.config.model_folder import load_tokenizer
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
 from areal_torch.testing.serving import FolderWeights

@@ -27,7 +27,7 @@ from areal_conformance.oracles.infer_judging import (
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import InferenceEngine
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.serving import FolderWeights
 
 

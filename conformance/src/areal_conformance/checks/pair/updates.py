@@ -13,7 +13,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import atol, expect_serves, gap, held, said, tensors_of, truth
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import VersionRegressed
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 
 
 @check("pair.update.witness", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)

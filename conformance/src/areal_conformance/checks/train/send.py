@@ -18,7 +18,7 @@ from areal_conformance.oracles.train_sinks import LyingSink, RaisingSink, Record
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, CoverageError, FingerprintMismatch, StorageError, WeightSyncError
 from areal_core.contract.train import Head, Output, TrainEngine
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.memory_weights import MemorySink
 from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 

@@ -17,7 +17,7 @@ from areal_conformance.benches.transport_tensors import DTYPES, SETS, noise, pla
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import expect
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 _LARGEST = 512 << 20
 """A transport that asks for larger buckets is not sent several of them."""

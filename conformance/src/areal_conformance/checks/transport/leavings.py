@@ -20,7 +20,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, ResourceError, StorageError
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 
 def nothing_left(bench: TransportBench, before: Footprint, known: set[Path], when: str) -> None:

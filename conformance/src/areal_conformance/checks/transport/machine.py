@@ -20,7 +20,7 @@ from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation
 from areal_core.contract.errors import ArealError
 from areal_core.contract.weights import Offer
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 _STEPS = 24
 _EXAMPLES = 40

@@ -22,7 +22,7 @@ from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, CoverageError, WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightSink
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 _OFFER_BYTES = 16 << 10
 

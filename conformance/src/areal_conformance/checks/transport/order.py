@@ -19,7 +19,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, WeightSyncError
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 
 @check("transport.finish.makes_readable", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))

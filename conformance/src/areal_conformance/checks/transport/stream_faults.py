@@ -17,7 +17,7 @@ from areal_conformance.checks.transport.processes import refused, same_there, we
 from areal_conformance.checks.transport.streams import gave_up, works_again
 from areal_conformance.outcome import expect
 from areal_core.contract.weights import Offer
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 rule = partial(
     check, level=Level.FAULTS, law=9, spec="weights#streams", requires=("streams",), since=(1, 1), deadline_s=240.0

@@ -19,7 +19,7 @@ from areal_conformance.checks.transport.judging import same
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, WeightSyncError
 from areal_core.contract.weights import Offer, WeightTransport
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 
 rule = partial(check, level=Level.SINGLE, law=7, spec="weights#streams", requires=("streams",), since=(1, 1))
 

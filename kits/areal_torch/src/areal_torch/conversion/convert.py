@@ -18,7 +18,7 @@ from attrs import asdict, evolve, frozen
 from torch import Tensor
 
 from areal_core.contract.errors import CheckpointError, RunFolderError
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.conversion.companions import companions_of
 from areal_torch.conversion.format import Format, Reader, TensorInfo
 from areal_torch.conversion.grouping import size_of

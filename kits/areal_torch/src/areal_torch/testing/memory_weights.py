@@ -19,7 +19,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import Receipt, WeightManifest
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 
 
 class MemorySink:

@@ -18,7 +18,7 @@ from torch import Tensor
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import GenerationRequest, InferenceEngine, SamplingParams
 from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightTransport
-from areal_core.weights.specs import manifest_of
+from areal_core.weights.tensors import manifest_of
 from areal_torch import hf
 from areal_torch.bucketing import buckets
 

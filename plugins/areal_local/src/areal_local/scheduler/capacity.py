@@ -14,7 +14,7 @@ from attrs import frozen
 
 from areal_core.contract.errors import ConfigError, ResourceError
 from areal_core.contract.scheduler import Job, Share
-from areal_core.worker.devices import DevicePool, Devices
+from areal_local.scheduler.devices import DevicePool, Devices
 
 _CGROUP_LIMIT = Path("sys/fs/cgroup/memory.max")
 

@@ -16,16 +16,16 @@ import zmq
 from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
+from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_core.worker import schema
-from areal_core.worker.claims import refuse_unclaimed
-from areal_core.worker.devices import DevicePool
 from areal_core.worker.service import HOSTS
 from areal_local.scheduler.bootstrap import Bootstrap
 from areal_local.scheduler.capacity import Capacity, Grant, machine_memory
 from areal_local.scheduler.channel import KeyPair
 from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.devices import DevicePool
 from areal_local.scheduler.environment import interpreter, worker_environment
 from areal_local.scheduler.local_worker import LocalWorker
 from areal_local.scheduler.manifest import LOCAL

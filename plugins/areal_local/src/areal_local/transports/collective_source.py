@@ -14,7 +14,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
-from areal_core.weights.specs import num_bytes, torch_dtype
+from areal_core.weights.tensors import num_bytes, torch_dtype
 from areal_torch.bucketing import bucket_specs
 from areal_torch.collective.group import Group, place
 from areal_torch.collective.rank_slot import RankSlot

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, StorageError, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
-from areal_core.weights.specs import num_bytes, spec_of
+from areal_core.weights.tensors import num_bytes, spec_of
 from areal_local.transports.config import DiskConfig
 from areal_local.transports.sink import CheckedSink
 from areal_torch.owned_folder import OwnedFolder, remove_if_orphaned

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import TensorSpec, WeightManifest
-from areal_core.weights.specs import num_bytes, torch_dtype
+from areal_core.weights.tensors import num_bytes, torch_dtype
 
 _HEADER = struct.Struct("<8sqqqQQ")  # magic, readable, version, ticket, bytes of json, bytes in all
 _READABLE = struct.Struct("<q")

@@ -18,7 +18,7 @@ from torch import Tensor
 from areal_core.contract.errors import CoverageError, ModelError
 from areal_core.contract.weights import Receipt, WeightManifest
 from areal_core.weights.coverage import Coverage, check_names
-from areal_core.weights.specs import torch_dtype
+from areal_core.weights.tensors import torch_dtype
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

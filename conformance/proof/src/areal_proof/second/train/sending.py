@@ -12,7 +12,7 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_proof.second.train.ranks import Ranks
 
 

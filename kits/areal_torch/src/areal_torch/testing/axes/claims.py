@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.axes.oracle import Oracle, full_batch
 from areal_torch.testing.axes.program import LEFT_S
 from areal_torch.testing.models import make_tiny_model

@@ -34,7 +34,7 @@ from areal_core.config.backend import parse_backend
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError, BatchError
 from areal_core.contract.train import ROUTED_EXPERTS, Head, Objective, OptimizerSpec, Output, RankContext, TrainSpec
-from areal_core.weights.fingerprint import fingerprint
+from areal_core.weights.tensors import fingerprint
 from areal_torch.layout import coordinates
 from areal_torch.optimizer import local
 from areal_torch.testing.axes.oracle import EPS, full_batch, routed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from areal_core.contract.device import Device, SeenDevice
 from areal_core.contract.errors import ResourceError
-from areal_core.worker.devices import DevicePool, Devices
+from areal_local.scheduler.devices import DevicePool, Devices
 
 
 def kind(name: str, *ids: str, hidden: Mapping[str, str] | None = None) -> Device:
