@@ -52,6 +52,7 @@ certify scheduler-local --backend local --role scheduler
 certify transport-disk --backend disk --role transport
 certify transport-shm --backend shm --role transport
 certify transport-collective --backend collective --role transport
+certify device-cpu --backend cpu --role device
 certify workflow-single_turn --backend single_turn --role workflow
 if [ "$LEVEL" -ge 3 ]; then  # these have no checks below
   for trainer in reference $SEVERAL_RANKS; do
