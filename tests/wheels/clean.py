@@ -44,26 +44,34 @@ class Clean:
     folder: Path
 
     @classmethod
-    def make(cls, folder: Path) -> Clean:
-        """Create it with the third-party packages of this interpreter, linked one by one."""
+    def make(cls, folder: Path, *, without: tuple[str, ...] = ()) -> Clean:
+        """Create it with the third-party packages of this interpreter but those whose names begin so."""
         venv.create(folder / "venv", with_pip=False)
-        others = folder / "third-party"
-        others.mkdir()
+        (folder / "third-party").mkdir()
+        (packages,) = (folder / "venv/lib").glob("python*/site-packages")
+        (packages / "third-party.pth").write_text(f"{folder / 'third-party'}\n")
+        clean = cls(folder)
+        clean.link(without=without)
+        return clean
+
+    def link(self, *, without: tuple[str, ...] = ()) -> None:
+        """Link the third-party packages it does not have yet, one by one."""
+        others = self.folder / "third-party"
         for site in (Path(entry) for entry in sys.path if any(Path(entry).glob("*.dist-info"))):
             for item in site.iterdir():
                 link = others / item.name
-                if not item.name.startswith(_LEFT_OUT) and item.suffix != ".pth" and not link.exists():
+                if not item.name.startswith((*_LEFT_OUT, *without)) and item.suffix != ".pth" and not link.exists():
                     link.symlink_to(item)
-        (packages,) = (folder / "venv/lib").glob("python*/site-packages")
-        (packages / "third-party.pth").write_text(f"{others}\n")
-        return cls(folder)
 
     def install(self, *wheels: Path, replace: bool = False) -> None:
         """Install wheels with the pip of this interpreter: no index, and nothing they depend on."""
-        python = self.folder / "venv/bin/python"
-        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
         again = ["--force-reinstall"] if replace else []
-        _run([*command, *again, "--no-index", "--disable-pip-version-check", *map(str, wheels)], cwd=self.folder)
+        self.pip("install", "--no-deps", *again, *map(str, wheels))
+
+    def pip(self, command: str, *words: str) -> None:
+        """Run a command of this interpreter's pip on the environment, without an index."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.folder / "venv/bin/python"), command, "--quiet"]
+        _run([*pip, "--no-index", "--disable-pip-version-check", *words], cwd=self.folder)
 
     def run(self, *words: str, expected: int | None = 0, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment in its folder, with no path to the repository, and check its exit code."""
