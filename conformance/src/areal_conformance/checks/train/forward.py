@@ -73,7 +73,7 @@ def off_mask(bench: TrainBench) -> None:
     batch = batch.with_tokens(loss_mask=batch.tokens["loss_mask"] | (first & (batch.sequence_ids % 2 == 0)))
     with bench.engine() as engine:
         got = engine.forward(batch, SCORES)
-    for name in SCORES:
+    for name in sorted(SCORES):
         column = got.tokens[name]
         facts, right = (column.dtype, tuple(column.shape)), (torch.float32, (batch.num_tokens,))
         expect(facts == right, f"{name} is {facts}, expected {right}")
@@ -147,7 +147,7 @@ def neighbours(bench: TrainBench) -> None:
             together = split(engine, batch)
             for number in range(batch.num_sequences):
                 alone = split(engine, batch.select([number]))[0]
-                for name in SCORES:
+                for name in sorted(SCORES):
                     what = f"{name} of sequence {number}, alone and packed with {batch.num_sequences - 1} others"
                     close(bench, what, together[number][name], alone[name], atol=ALIKE)
 
@@ -162,7 +162,7 @@ def order(bench: TrainBench) -> None:
             rows = list(range(batch.num_sequences))
             random.Random(seed).shuffle(rows)
             for row, columns in zip(rows, split(engine, batch.select(rows)), strict=True):
-                for name in SCORES:
+                for name in sorted(SCORES):
                     what = f"{name} of sequence {row} in order {rows}"
                     close(bench, what, columns[name], straight[row][name], atol=ALIKE)
 
@@ -175,7 +175,7 @@ def budget(bench: TrainBench) -> None:
     for tokens in (16384, 40, 17, 13):
         with bench.engine(max_tokens_per_microbatch=tokens) as engine:
             results.append({name: engine.forward(batch, SCORES).tokens[name] for name in SCORES})
-            for name in SCORES:
+            for name in sorted(SCORES):
                 close(
                     bench, f"{name} with {tokens} tokens a micro-batch", results[-1][name], results[0][name], atol=ALIKE
                 )
@@ -190,7 +190,7 @@ def causal(bench: TrainBench) -> None:
     with bench.engine() as engine:
         before = engine.forward(batch, SCORES)
         after = engine.forward(batch.with_tokens(input_ids=later), SCORES)
-    for name in SCORES:
+    for name in sorted(SCORES):
         close(bench, f"{name} before a changed token", after.tokens[name][:8], before.tokens[name][:8], atol=ALIKE)
     alike = after.tokens["logprobs"][8:12].equal(before.tokens["logprobs"][8:12])
     expect(not alike, "logprobs of changed tokens are those of the tokens before the change")
@@ -275,7 +275,7 @@ def empty(bench: TrainBench) -> None:
     with bench.engine() as engine:
         got = engine.forward(batch, SCORES)
     expect(got.num_sequences == 0, f"an empty batch came back with {got.num_sequences} sequences")
-    for name in SCORES:
+    for name in sorted(SCORES):
         shape = tuple(got.tokens[name].shape)
         expect(shape == (0,), f"{name} of an empty batch has shape {shape}, expected (0,)")
 
@@ -288,4 +288,4 @@ def _at_temperatures(
         with bench.engine(temperature=value) as engine:
             got = engine.forward(batch, asked)
         wanted = Oracle(bench.model(), temperature=value).columns(batch)
-        columns_close(bench, f"at temperature {value}", got, {name: wanted[name] for name in asked}, atol=atol)
+        columns_close(bench, f"at temperature {value}", got, {name: wanted[name] for name in sorted(asked)}, atol=atol)

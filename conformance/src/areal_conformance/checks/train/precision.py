@@ -105,6 +105,6 @@ def checkpointing(bench: TrainBench) -> None:
     for left, right in zip(twice, once, strict=True):
         number(bench, "loss", left.loss, right.loss, atol=1e-6, rtol=1e-5)
         number(bench, "gradient norm", left.grad_norm, right.grad_norm, atol=1e-6, rtol=1e-5)
-    for name in SCORES:
+    for name in sorted(SCORES):
         close(bench, name, scored_twice.tokens[name], scored_once.tokens[name], atol=2e-5)
     weights_close(bench, "weights after two steps", weights_twice, weights_once, atol=2e-5)
