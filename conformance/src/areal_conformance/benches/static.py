@@ -141,7 +141,7 @@ class StaticBench(Bench):
         if found is None or found.origin is None:
             raise Inconclusive(f"{module} has no source to look at")
         origin = Path(found.origin)
-        if origin.parent.name in ("areal_core", "areal_conformance"):  # packages of many plugins: its own module counts
+        if origin.parent.name in ("areal_core", "areal_proof"):  # packages of many plugins: its own module counts
             own = find_spec(module)
             files = [Path(own.origin)] if own is not None and own.origin else []
         else:
