@@ -317,8 +317,8 @@ def test_an_interpreter_without_areal_is_named(bench: Path) -> None:
 
     assert refusal.code == 1
     assert refusal.error.startswith("WorkerDied: worker rollout/0 (rank 0, process ")
-    assert "No module named 'areal_core'" in refusal.error
-    assert "fix: install areal-core and the backend's plugin for that interpreter" in refusal.error
+    assert "No module named 'areal_local'" in refusal.error
+    assert "fix: install areal-core[local] and the backend's plugin for that interpreter" in refusal.error
 
 
 @pytest.mark.slow

@@ -204,7 +204,7 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
         raise PlanError(
             f"rollout.python={rollout.python} is not an interpreter",
             why="it is neither an executable file nor on the PATH",
-            fix="name the python of an environment with areal-core and the engine: /path/to/venv/bin/python",
+            fix="name the python of an environment with areal-local and the engine: /path/to/venv/bin/python",
         )
     registry.options("infer", backend.name, rollout.options, "rollout.options")
     # The fleet serves the actor's starting weights.

@@ -6,13 +6,14 @@ Does not know: what was called, or what becomes of the error.
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
-from pathlib import Path
 
 _MAX_FRAMES = 4
 _MAX_MESSAGE = 600
-_NOT_THEIRS = (str(Path(__file__).parents[1]), *(sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib")))
+_NOT_THEIRS = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib"))
+_OURS = re.compile(r"[/\\]areal_(core|local|torch|serving|tasks|report)[/\\]")
 
 
 def told(exc: BaseException) -> str:
@@ -28,7 +29,9 @@ def told(exc: BaseException) -> str:
     if len(message) > _MAX_MESSAGE:
         message = f"{message[:_MAX_MESSAGE]} ..."
     frames = traceback.extract_tb(exc.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    theirs = [
+        frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS) and not _OURS.search(frame.filename)
+    ]
     lines = [f"{type(exc).__name__}: {message}".rstrip(": ")]
     for frame in (theirs or frames[-1:])[-_MAX_FRAMES:]:
         lines.append(f"    {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}".rstrip(": "))

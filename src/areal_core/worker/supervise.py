@@ -8,6 +8,7 @@ Does not know: how a scheduler finds out (`Scheduler.poll` tells), or what the r
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from typing import NoReturn
@@ -109,7 +110,7 @@ def _last_words(status: WorkerStatus) -> str:
 def _advice(status: WorkerStatus) -> str:
     if status.exit_code == -signal.SIGKILL:
         return f"read {status.log_path}; if nobody killed it, the kernel did for lack of memory: dmesg | tail"
-    if any("No module named 'areal_core" in line for line in status.log_tail):
-        command = pip_install("areal-core")
-        return f"install areal-core and the backend's plugin for that interpreter: PYTHON -m {command}"
+    if any(re.search(r"No module named 'areal_(core|local)", line) for line in status.log_tail):
+        command = pip_install("areal-core[local]")
+        return f"install areal-core[local] and the backend's plugin for that interpreter: PYTHON -m {command}"
     return f"read {status.log_path}"

@@ -29,7 +29,7 @@ def interpreter(job: Job) -> str:
         raise ResourceError(
             f"there is not an interpreter {job.python!r} for role {job.role!r}",
             why="it is neither an executable file nor on the PATH",
-            fix="name the python of an environment with areal-core and the engine installed: /path/to/venv/bin/python",
+            fix="name the python of an environment with areal-local and the engine installed: /path/to/venv/bin/python",
         )
     return found
 
