@@ -53,7 +53,7 @@ class _Places(SecondScheduler):
 
     def places(self, job: Job, hosts: Sequence[str]) -> Sequence[str]:
         """Return the hosts to fill, in order."""
-        raise NotImplementedError
+        return hosts
 
 
 SECOND_ON_ONE_ROWS = breaks_second_on_one.rows(
