@@ -123,7 +123,7 @@ def evaluate(model: Any, tokenizer: Any, held: Sequence[dict[str, Any]], max_new
     return sum(score(row, text, end) for row, text, end in zip(held, texts, ends, strict=True)) / len(held)
 
 
-class Clock:
+class TrainingTimer:
     """Measures the RL phase: from the first batch asked for to the end of the last step, evaluations left out."""
 
     def __init__(self, options: argparse.Namespace) -> None:

@@ -82,7 +82,7 @@ class FileTransfer:
 class Watch(TrainerCallback):
     """Tells the clock about steps. Added last, so that the start of TRL's rollout process is not counted."""
 
-    def __init__(self, clock: contender.Clock, evaluation) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, clock: contender.TrainingTimer, evaluation) -> None:  # type: ignore[no-untyped-def]
         self._clock, self._evaluation = clock, evaluation
 
     def on_train_begin(self, *_, **__) -> None:  # type: ignore[no-untyped-def]
@@ -126,7 +126,7 @@ def main() -> None:
         max_staleness=OPTIONS.staleness,
         weight_sync_steps=1,
     )
-    clock = contender.Clock(OPTIONS)
+    clock = contender.TrainingTimer(OPTIONS)
     trainer = trainers.AsyncGRPOTrainer(
         model=OPTIONS.model,
         reward_funcs=contender.Reward(OPTIONS.rows),

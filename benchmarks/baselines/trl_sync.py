@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 class Watch(TrainerCallback):
     """Tells the clock about steps."""
 
-    def __init__(self, clock: contender.Clock, evaluation) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, clock: contender.TrainingTimer, evaluation) -> None:  # type: ignore[no-untyped-def]
         self._clock, self._evaluation = clock, evaluation
 
     def on_train_begin(self, *_, **__) -> None:  # type: ignore[no-untyped-def]
@@ -47,7 +47,7 @@ def main() -> None:
     held = contender.read_rows(OPTIONS.held)
     prompts = [row["prompt"] for row in contender.read_rows(OPTIONS.rows)]
     data = Dataset.from_list([{"prompt": prompt, "number": number} for number, prompt in enumerate(prompts)])
-    clock = contender.Clock(OPTIONS)
+    clock = contender.TrainingTimer(OPTIONS)
     config = GRPOConfig(
         **contender.settings(OPTIONS),
         beta=0.0,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Level, Proximal
+from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Proximal, RatioLevel
 from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.algorithms.objectives.value import ValueConfig, ValueObjective
@@ -19,10 +19,10 @@ from areal_torch.testing.batches import batches
 from .cases import Bigram, with_columns
 
 GSPO = PPOConfig(
-    ratio_level=Level.SEQUENCE,
+    ratio_level=RatioLevel.SEQUENCE,
     normalizer=Normalizer.SEQUENCES,
     proximal=Proximal.LOGLINEAR,
-    behaviour=BehaviourConfig(mode=BehaviourWeight.MASK, level=Level.SEQUENCE, upper=1.5),
+    behaviour=BehaviourConfig(mode=BehaviourWeight.MASK, level=RatioLevel.SEQUENCE, upper=1.5),
 )
 OBJECTIVES: list[Objective] = [
     PPOObjective(PPOConfig(dual_clip=3.0, entropy_coefficient=0.01)),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Level, Proximal
+from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Proximal, RatioLevel
 from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.ratios import behaviour_weight, kl_estimate, policy_ratio
 from areal_core.algorithms.reduction import Normalizer, sequence_mean
@@ -27,14 +27,14 @@ PPO_CONFIGS = st.builds(
     clip_low=st.sampled_from([0.1, 0.2]),
     clip_high=st.sampled_from([None, 0.28]),
     dual_clip=st.sampled_from([None, 1.2, 3.0]),
-    ratio_level=st.sampled_from(Level),
+    ratio_level=st.sampled_from(RatioLevel),
     normalizer=st.sampled_from(Normalizer),
     entropy_coefficient=st.sampled_from([0.0, 0.05]),
     proximal=st.sampled_from(Proximal),
     behaviour=st.builds(
         BehaviourConfig,
         mode=st.sampled_from(BehaviourWeight),
-        level=st.sampled_from(Level),
+        level=st.sampled_from(RatioLevel),
         lower=st.sampled_from([0.0, 0.8]),
         upper=st.sampled_from([1.3, 5.0]),
     ),
@@ -141,7 +141,7 @@ def test_published_values_of_the_sequence_ratio() -> None:
     """Log-ratios .2 .4 and 9 off the mask: ratio exp(.3) and the mean advantage on both tokens, 0 elsewhere."""
     batch = packed([[1, 1, 0]], advantages=[1.0, 2.0, 7.0])
 
-    ratio = policy_ratio(torch.tensor([0.2, 0.4, 9.0]), torch.zeros(3), batch, Level.SEQUENCE)
+    ratio = policy_ratio(torch.tensor([0.2, 0.4, 9.0]), torch.zeros(3), batch, RatioLevel.SEQUENCE)
 
     assert pytest.approx(ratio.tolist(), abs=5e-5) == [1.3499, 1.3499, 0.0]
     assert sequence_mean(batch.tokens["advantages"], batch).tolist() == [1.5, 1.5, 0.0]
@@ -150,7 +150,7 @@ def test_published_values_of_the_sequence_ratio() -> None:
 def test_a_sequence_out_of_bounds_leaves_as_a_whole() -> None:
     """At sequence level the mean log-weight decides; the other sequence keeps its weight."""
     batch = packed([[1, 1], [1, 1]])
-    config = BehaviourConfig(mode=BehaviourWeight.MASK, level=Level.SEQUENCE, upper=2.0)
+    config = BehaviourConfig(mode=BehaviourWeight.MASK, level=RatioLevel.SEQUENCE, upper=2.0)
 
     weighted = behaviour_weight(torch.tensor([2.0, 0.0, 1.0, 0.0]), torch.zeros(4), batch, config)
 
@@ -203,9 +203,9 @@ def test_a_nan_from_the_model_stays_loud() -> None:
     assert math.isnan(loss)
 
 
-@pytest.mark.parametrize("level", list(Level))
+@pytest.mark.parametrize("level", list(RatioLevel))
 @pytest.mark.parametrize("mode", list(BehaviourWeight))
-def test_the_gradient_is_that_of_the_loss(level: Level, mode: BehaviourWeight) -> None:
+def test_the_gradient_is_that_of_the_loss(level: RatioLevel, mode: BehaviourWeight) -> None:
     """Finite differences agree; the behaviour weight takes no part in it."""
     batch = with_columns(packed([[0, 1, 1, 0, 1], [0, 1, 1]]), seed=3)
     behaviour = BehaviourConfig(mode=mode, level=level, upper=1.5)

@@ -26,7 +26,7 @@ from areal_core.contract.inference import Generation, GenerationRequest, PauseMo
 from areal_core.contract.weights import Offer, Receipt
 from areal_core.fleet.elastic import ElasticFleet
 from areal_core.fleet.pool import InferencePool, PoolPolicy
-from areal_core.fleet.replica import Stage
+from areal_core.fleet.replica import ReplicaStage
 from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
 from areal_core.testing.clock import StepClock
 from areal_core.testing.engines import END_TOKEN, scripted_token
@@ -146,7 +146,7 @@ class Bench:
     def assert_whole(self, size: int) -> None:
         """So many serve, all the version of the run; nothing else lives and nothing is open."""
         stages = {replica.id: replica.stage for replica in self.pool.replicas if replica.healthy}
-        assert list(stages.values()) == [Stage.SERVING] * size
+        assert list(stages.values()) == [ReplicaStage.SERVING] * size
         assert sorted(self.launcher.alive) == sorted(stages)
         assert {self.launcher.workers[name].engine.version for name in stages} == {self.sync.version}
         assert self.transport.num_open == 0
@@ -175,7 +175,11 @@ def test_a_dead_replica_is_replaced_while_the_others_serve() -> None:
         bench.workers[0].die()
         await bench.seconds(30)
 
-        assert [replica.stage for replica in bench.pool.replicas] == [Stage.OUT, Stage.SERVING, Stage.JOINING]
+        assert [replica.stage for replica in bench.pool.replicas] == [
+            ReplicaStage.OUT,
+            ReplicaStage.SERVING,
+            ReplicaStage.JOINING,
+        ]
         assert bench.trainer.sent == [1]
         await bench.train()
         await bench.until(*asked)

@@ -19,7 +19,7 @@ from areal_core.loop.learner import Update
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_loop import Parts, TrainLoop
-from areal_core.rollout.groups import Group
+from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.stats import RolloutStats
 from areal_core.rollout.tasks import Task
 from areal_torch.testing.batches import make_episode
@@ -55,11 +55,13 @@ class Everything:
         self._failing_batch, self._written = failing_batch, written
         self._begun = -1
 
-    async def next_batch(self) -> list[Group]:
+    async def next_batch(self) -> list[EpisodeGroup]:
         if self.version == self._failing_batch:
             raise RewardFailed("the reward function raised")
         task = Task(index=self.version, task_id="t", row={})  # type: ignore[arg-type]
-        return [Group(task=task, episodes=(make_episode(),), num_generated=3, oldest_versions=(0,), staleness=(0,))]
+        return [
+            EpisodeGroup(task=task, episodes=(make_episode(),), num_generated=3, oldest_versions=(0,), staleness=(0,))
+        ]
 
     async def update(self, *args: Any) -> Any:
         """Train, or sync weights: told apart by the number of arguments, as the loop calls them."""
@@ -247,7 +249,7 @@ def test_a_cancelled_run_leaves_nothing_of_the_checkpoint_that_was_begun(tmp_pat
     """Whoever cancels waits for nobody; the checkpoint before is the newest one."""
 
     class Hanging(Everything):
-        async def next_batch(self) -> list[Group]:
+        async def next_batch(self) -> list[EpisodeGroup]:
             if self._begun == 2:
                 raise asyncio.CancelledError
             return await super().next_batch()

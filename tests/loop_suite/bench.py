@@ -21,7 +21,7 @@ from areal_core.config.schema import RolloutConfig
 from areal_core.contract.inference import SamplingParams
 from areal_core.loop.checkpoint import begin_checkpoint, save_checkpoint
 from areal_core.loop.run_folder import RunFolder
-from areal_core.rollout.groups import Group
+from areal_core.rollout.groups import EpisodeGroup
 
 
 @frozen(kw_only=True)
@@ -78,12 +78,12 @@ class LoopBench(Bench):
 _CONFIG = frozenset(field.name for field in RolloutConfig.__attrs_attrs__) - {"workflow"}
 
 
-def indices(groups: list[Group]) -> list[int]:
+def indices(groups: list[EpisodeGroup]) -> list[int]:
     """Return the task numbers of a batch."""
     return [group.task.index for group in groups]
 
 
-def oldest_token(group: Group) -> int:
+def oldest_token(group: EpisodeGroup) -> int:
     """Return the oldest version among the trained tokens of a group, read from the tokens themselves."""
     return min(
         int(trajectory.versions[trajectory.loss_mask].min())

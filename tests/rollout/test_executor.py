@@ -24,7 +24,7 @@ from areal_core.contract.errors import (
 )
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams
 from areal_core.contract.workflow import Session
-from areal_core.rollout.groups import Group
+from areal_core.rollout.groups import EpisodeGroup
 
 SMALL = RolloutConfig(
     prompts_per_step=2, group_size=2, max_staleness=1, retries=0, sampling=SamplingParams(max_new_tokens=64)
@@ -35,11 +35,11 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
 
-def indices(groups: list[Group]) -> list[int]:
+def indices(groups: list[EpisodeGroup]) -> list[int]:
     return [group.task.index for group in groups]
 
 
-def tokens(groups: list[Group]) -> list[list[int]]:
+def tokens(groups: list[EpisodeGroup]) -> list[list[int]]:
     return [e.trajectories[0].input_ids.tolist() for group in groups for e in group.episodes]
 
 

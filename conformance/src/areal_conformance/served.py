@@ -89,8 +89,8 @@ class _Signal:
         return self.num_hit
 
     def _send(self, number: signal.Signals) -> None:
-        guard = self.engine.running.server.process_id
-        assert guard is not None, "the server is one of ours"
-        for process in psutil.Process(guard).children(recursive=True):
+        watchdog_id = self.engine.running.server.process_id
+        assert watchdog_id is not None, "the server is one of ours"
+        for process in psutil.Process(watchdog_id).children(recursive=True):
             os.kill(process.pid, number)
             self.num_hit += number is self.harm

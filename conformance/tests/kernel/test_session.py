@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from areal_conformance import runner as lanes
+from areal_conformance import runner
 from areal_conformance import session as sessions
 from areal_conformance.adapter import Adapter, Tolerance
 from areal_conformance.benches.base import Bench
@@ -110,7 +110,7 @@ def test_a_check_that_hangs_fails_and_the_next_one_runs(
     run: Any, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
     """A hang names law 9, costs its thread, and nothing else."""
-    monkeypatch.setattr(lanes, "GRACE_S", 0.2)
+    monkeypatch.setattr(runner, "GRACE_S", 0.2)
     forever = threading.Event()
 
     async def coroutine(_bench: object) -> None:

@@ -1,4 +1,4 @@
-"""Seated workers behave as remote ones do: values are copied, errors are typed, faults are remembered."""
+"""Workers in this process behave as remote ones do: values are copied, errors are typed, faults are remembered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from areal_conformance.benches.pair_workers import SeatedWorker
+from areal_conformance.benches.pair_workers import InProcessWorker
 from areal_core.contract.errors import RemoteError, WeightSyncError, WorkerDied, WorkerTimeout
 
 
@@ -30,7 +30,7 @@ def test_a_call_copies_what_it_carries() -> None:
     """The host cannot change the caller's argument."""
 
     async def story() -> None:
-        worker = SeatedWorker("rollout/0", _Host(), asyncio.Lock())
+        worker = InProcessWorker("rollout/0", _Host(), asyncio.Lock())
         mine = [0]
         assert await worker.call("add", mine, timeout_s=5.0) == [0, 1]
         assert mine == [0]
@@ -42,7 +42,7 @@ def test_errors_arrive_as_from_another_process() -> None:
     """An areal error is itself, any other a RemoteError with the worker's name, a late answer a WorkerTimeout."""
 
     async def story() -> None:
-        worker = SeatedWorker("rollout/0", _Host(), asyncio.Lock())
+        worker = InProcessWorker("rollout/0", _Host(), asyncio.Lock())
         with pytest.raises(WeightSyncError):
             await worker.call("refuse", timeout_s=5.0)
         with pytest.raises(RemoteError, match="rollout/0"):
@@ -57,7 +57,7 @@ def test_the_dead_stay_dead() -> None:
     """After a fault of death every later call fails alike, and the fault counts as fired."""
 
     async def story() -> None:
-        worker = SeatedWorker("rollout/0", _Host(), asyncio.Lock())
+        worker = InProcessWorker("rollout/0", _Host(), asyncio.Lock())
         worker.faults["receive_weights"] = WorkerDied("gone")
         for method in ("receive_weights", "status", "generate"):
             with pytest.raises(WorkerDied):

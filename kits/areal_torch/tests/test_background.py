@@ -16,7 +16,7 @@ from attrs import Factory, field, frozen
 from areal_core.contract.errors import StorageError, TrainError
 from areal_torch import background
 from areal_torch.background import Background
-from areal_torch.group import Group, SingleRank
+from areal_torch.group import RankGroup, SingleRank
 from areal_torch.pieces import Box, box_of
 from areal_torch.state import Part, Piece, load_state
 
@@ -81,7 +81,7 @@ def no_room() -> OSError:
     return OSError(errno.ENOSPC, "No space left on device")
 
 
-def everywhere(work: Callable[[Group], Any]) -> list[Any]:
+def everywhere(work: Callable[[RankGroup], Any]) -> list[Any]:
     """Run `work` on two ranks; return what each returned or raised."""
     shared = SharedValues(2)
 
@@ -132,7 +132,7 @@ def test_a_part_that_one_rank_cannot_write_fails_on_all(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "old.txt").write_text("old")
 
-    def work(group: Group) -> bool:
+    def work(group: RankGroup) -> bool:
         writer = Background(group)
         error = no_room() if group.rank else None
         writer.begin(tmp_path / "s", lambda: Gated(f"{group.rank}.txt", error=error).opened())
@@ -153,7 +153,7 @@ def test_a_part_that_one_rank_cannot_write_fails_on_all(tmp_path: Path) -> None:
 def test_a_file_that_is_not_where_rank_0_looks_is_an_error(tmp_path: Path) -> None:
     """Ranks on two machines, a folder on each: the state would be half of one."""
 
-    def work(group: Group) -> None:
+    def work(group: RankGroup) -> None:
         writer = Background(group)
         writer.begin(tmp_path / "s", lambda: Gated(f"{group.rank}.txt").opened())
         if group.rank == 1:
@@ -172,7 +172,7 @@ def test_a_file_that_is_not_where_rank_0_looks_is_an_error(tmp_path: Path) -> No
 def test_a_rank_that_has_no_room_for_the_copy_fails_on_all(tmp_path: Path) -> None:
     """No thread is started anywhere."""
 
-    def work(group: Group) -> None:
+    def work(group: RankGroup) -> None:
         def copy() -> Gated:
             if group.rank:
                 raise StorageError("no memory for the copy", why="it is full")
@@ -237,7 +237,7 @@ def test_ranks_that_drop_one_after_another_leave_nothing(tmp_path: Path) -> None
     for last in (0, 1):
         writers: dict[int, Background] = {}
 
-        def begin(group: Group, writers: dict[int, Background] = writers) -> None:
+        def begin(group: RankGroup, writers: dict[int, Background] = writers) -> None:
             writers[group.rank] = Background(group)
             writers[group.rank].begin(tmp_path / "s", lambda: Gated(f"{group.rank}.txt").opened())
 

@@ -29,7 +29,7 @@ from areal_core.contract.train import Head, OptimizerSpec, Output, RankContext, 
 from areal_core.weights.tensors import fingerprint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
-from areal_torch.collective.group import Group, choose, place
+from areal_torch.collective.group import BroadcastGroup, choose, place
 from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.optimizer import local
 from areal_torch.testing.batches import make_batch
@@ -199,7 +199,7 @@ def stream(run: Runner, _: Calls) -> dict[str, Any]:
         world_size=run.world,
         timeout_s=60.0,
     )
-    group = Group(slot, store)
+    group = BroadcastGroup(slot, store)
     numbers = torch.arange(256) if run.rank == 0 else torch.zeros(256)
     flat = numbers.to(torch.uint8).to(group.device)
     group.broadcast(flat)

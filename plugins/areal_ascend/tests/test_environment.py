@@ -9,7 +9,7 @@ import pytest
 from areal_ascend import environment
 from areal_ascend.environment import Installed
 from areal_core.contract.errors import EngineMissing, ResourceError
-from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.findings import Finding, Severity
 
 GOOD = Installed(torch="2.13.0+cpu", torch_npu="2.13.0", pin="torch==2.13.0.*")
 NOTHING = Installed(torch="2.13.0+cpu")
@@ -53,7 +53,7 @@ def test_a_good_machine_is_described(machine: Path) -> None:
     """Versions of driver, CANN and torch_npu; nothing to do."""
     found = by_code(environment.examine(sourced(machine, ASCEND_RT_VISIBLE_DEVICES="1"), GOOD, machine))
 
-    assert {Level.OK} == {finding.level for finding in found.values()}
+    assert {Severity.OK} == {finding.level for finding in found.values()}
     assert found["ascend.driver"].what == "26.0.1"
     assert found["ascend.cann"].what.startswith("9.1.0, in ")
     assert found["ascend.versions"].what == "torch_npu 2.13.0, torch 2.13.0+cpu"
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_an_error_that_stops_the_engine(
     with pytest.raises(ResourceError) as raised:
         environment.require(environ, installed, machine)
 
-    assert finding.level == Level.ERROR
+    assert finding.level == Severity.ERROR
     assert what in finding.what and fix in finding.fix
     assert what in raised.value.why and "areal doctor" in raised.value.fix
 
@@ -105,7 +105,7 @@ def test_stand_ins_are_never_taken_for_an_npu() -> None:
 
     found = by_code(environment.check_real(installed))
 
-    assert found["ascend.stand_ins"].level is Level.WARNING
+    assert found["ascend.stand_ins"].level is Severity.WARNING
     assert found["ascend.stand_ins"].what == "there is none in this process. CANN over gloo."
     assert environment.check_real(GOOD) == []
 
@@ -119,6 +119,6 @@ def test_what_is_odd_is_a_warning(machine: Path) -> None:
     found = by_code(environment.examine(environ, GOOD, machine))
     environment.require(environ, GOOD, machine)
 
-    warned = {code for code, finding in found.items() if finding.level is Level.WARNING}
+    warned = {code for code, finding in found.items() if finding.level is Severity.WARNING}
     assert {"ascend.driver", "ascend.files", "ascend.libraries"} == warned
     assert "--device /dev/hisi_hdc" in found["ascend.files"].fix

@@ -26,7 +26,7 @@ from areal_devices.npu import npu
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
 from areal_torch.bucketing import buckets
-from areal_torch.collective.group import Group, choose, local_identity
+from areal_torch.collective.group import BroadcastGroup, choose, local_identity
 from areal_torch.collective.rank_slot import RankSlot, SlotSource
 
 TENSORS = {
@@ -149,7 +149,7 @@ def test_a_receiver_that_came_anew_makes_the_group_anew(end: Ends) -> None:
             lambda o=own, e=other: receive(e, o[1]),
         )
         assert outcomes[1:] == [FINGERPRINTS, FINGERPRINTS], outcomes
-        groups.append(sender._keeper.held())
+        groups.append(sender._cache.held())
         controller.release(offer)
 
     assert groups[0] == groups[1] != groups[2]
@@ -322,7 +322,7 @@ def test_a_process_without_torch_npu_cannot_join_a_group_of_npus(monkeypatch: py
     )
 
     with pytest.raises(RuntimeError, match="HCCL comes with torch_npu"):
-        Group(slot, dist.HashStore())
+        BroadcastGroup(slot, dist.HashStore())
 
 
 class Failing:
@@ -370,7 +370,7 @@ def test_a_broadcast_that_failed_on_a_device_is_not_taken_for_done(
         world_size=2,
         timeout_s=5.0,
     )
-    group = Group(slot, dist.HashStore())
+    group = BroadcastGroup(slot, dist.HashStore())
 
     with pytest.raises(RuntimeError, match="the link is down") if error else nullcontext():
         group.broadcast(torch.zeros(1, dtype=torch.uint8))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.plugins.findings import Finding, Level, exit_code
+from areal_core.plugins.findings import Finding, Severity, exit_code
 from areal_core.testing.plugins import Run, manifest_source, write_distribution
 from areal_local.doctor import deep, host, packages
 
@@ -80,13 +80,13 @@ def test_a_mismatch_and_a_clash_are_errors(areal: Run, site: Path) -> None:
 def test_a_hook_adds_its_finding_and_sees_the_others(areal: Run, site: Path) -> None:
     """A site can add its own check, which also decides the exit code."""
     source = """
-        from areal_core.plugins.findings import Finding, Level
+        from areal_core.plugins.findings import Finding, Severity
         from areal_core.plugins.hooks import hookimpl
 
         @hookimpl
         def areal_doctor_findings(report):
             what = f"after {len(report.findings)} findings"
-            return [Finding(code="site.quota", level=Level.ERROR, subject="quota", what=what, fix="ask")]
+            return [Finding(code="site.quota", level=Severity.ERROR, subject="quota", what=what, fix="ask")]
     """
     write_distribution(
         site, "our-site", entry_points={"areal.hooks": {"site": "our_site"}}, modules={"our_site": source}
@@ -170,33 +170,33 @@ def test_a_child_that_hangs_is_ended() -> None:
 @pytest.mark.parametrize(
     ("finding", "level"),
     [
-        (host.check_python((3, 11, 0)), Level.OK),
-        (host.check_python((3, 10, 9)), Level.ERROR),
-        (host.check_memory(8 * GIB, None), Level.OK),
-        (host.check_memory(8 * GIB, GIB), Level.WARNING),
-        (host.judge_shared_memory(2 * GIB, GIB), Level.OK),
-        (host.judge_shared_memory(GIB // 16, GIB // 16), Level.WARNING),
-        (host.check_shared_memory(Path("/no/such/folder")), Level.WARNING),
-        (host.check_port("127.0.0.1"), Level.OK),
-        (host.check_port("192.0.2.1"), Level.ERROR),
-        (packages.check_torch("2.11.0"), Level.OK),
-        (packages.check_torch("2.13.0+cpu"), Level.OK),
-        (packages.check_torch("2.9.1"), Level.WARNING),
-        (packages.check_torch(None), Level.WARNING),
-        (packages.check_core("0.0.1"), Level.WARNING),
+        (host.check_python((3, 11, 0)), Severity.OK),
+        (host.check_python((3, 10, 9)), Severity.ERROR),
+        (host.check_memory(8 * GIB, None), Severity.OK),
+        (host.check_memory(8 * GIB, GIB), Severity.WARNING),
+        (host.judge_shared_memory(2 * GIB, GIB), Severity.OK),
+        (host.judge_shared_memory(GIB // 16, GIB // 16), Severity.WARNING),
+        (host.check_shared_memory(Path("/no/such/folder")), Severity.WARNING),
+        (host.check_port("127.0.0.1"), Severity.OK),
+        (host.check_port("192.0.2.1"), Severity.ERROR),
+        (packages.check_torch("2.11.0"), Severity.OK),
+        (packages.check_torch("2.13.0+cpu"), Severity.OK),
+        (packages.check_torch("2.9.1"), Severity.WARNING),
+        (packages.check_torch(None), Severity.WARNING),
+        (packages.check_core("0.0.1"), Severity.WARNING),
     ],
 )
-def test_checks_judge_as_they_say(finding: Finding, level: Level) -> None:
+def test_checks_judge_as_they_say(finding: Finding, level: Severity) -> None:
     """Each threshold is met on both of its sides, and what is not fine has a fix."""
     assert finding.level is level
-    assert bool(finding.fix) is (level is not Level.OK)
+    assert bool(finding.fix) is (level is not Severity.OK)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run would fail at its first checkpoint; better said now."""
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere, so the mode bits prove nothing
 
-    assert host.check_disk(tmp_path).level is Level.ERROR
+    assert host.check_disk(tmp_path).level is Severity.ERROR
 
 
 def test_a_container_memory_limit_is_read(tmp_path: Path) -> None:
@@ -216,4 +216,4 @@ def test_a_container_memory_limit_is_read(tmp_path: Path) -> None:
 )
 def test_the_worst_finding_decides_the_exit_code(levels: list[str], code: int) -> None:
     """0 fine, 1 warnings, 2 broken."""
-    assert exit_code(Finding(code="c", level=Level(level), subject="s", what="w") for level in levels) == code
+    assert exit_code(Finding(code="c", level=Severity(level), subject="s", what="w") for level in levels) == code

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.plugins.findings import Level
+from areal_core.plugins.findings import Severity
 from areal_local.doctor.packages import check_original
 
 
@@ -25,7 +25,7 @@ def test_the_original_system_beside_this_one_is_told_of(tmp_path: Path, script: 
 
     (finding,) = check_original("1.0.2", tmp_path / "areal")
 
-    assert finding.level is Level.WARNING
+    assert finding.level is Severity.WARNING
     assert finding.what == f"1.0.2, another system, is installed as well; the command `areal` is {whose}"
     assert "python -m areal_core.cli.main" in finding.fix
 

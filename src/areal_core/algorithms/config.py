@@ -34,7 +34,7 @@ class BehaviourWeight(StrEnum):
     """Tokens (or sequences) with w outside [lower, upper] leave the loss; the normaliser keeps counting them."""
 
 
-class Level(StrEnum):
+class RatioLevel(StrEnum):
     """Whether a ratio is taken per token or once per sequence (mean log-ratio, as in GSPO)."""
 
     TOKEN = "token"
@@ -116,7 +116,7 @@ class BehaviourConfig:
     """The behaviour importance weight: one explicit choice, not a side effect of another."""
 
     mode: BehaviourWeight = BehaviourWeight.NONE
-    level: Level = Level.TOKEN
+    level: RatioLevel = RatioLevel.TOKEN
     upper: float = field(default=5.0, validator=validators.gt(0.0))
     lower: float = field(default=0.0, validator=validators.ge(0.0))
 

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Level
+from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, RatioLevel
 from areal_core.algorithms.reduction import sequence_mean
 from areal_core.contract.batch import Batch
 
@@ -18,7 +18,7 @@ LOG_RATIO_BOUND = 20.0
 """Policy log-ratios are held inside +-20, where exp and its gradient are finite in every dtype but float16."""
 
 
-def policy_ratio(logprobs: Tensor, proximal: Tensor, batch: Batch, level: Level) -> Tensor:
+def policy_ratio(logprobs: Tensor, proximal: Tensor, batch: Batch, level: RatioLevel) -> Tensor:
     """Return policy / proximal per generated token, with gradient; 0 off the mask [T].
 
     At sequence level every token gets exp of its sequence's mean log-ratio (GSPO, arXiv 2507.18071).
@@ -27,7 +27,7 @@ def policy_ratio(logprobs: Tensor, proximal: Tensor, batch: Batch, level: Level)
     """
     mask = batch.tokens["loss_mask"]
     log_ratio = torch.where(mask, logprobs - proximal, 0.0)
-    if level is Level.SEQUENCE:
+    if level is RatioLevel.SEQUENCE:
         log_ratio = sequence_mean(log_ratio, batch)
     ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     return torch.where(mask, ratio, 0.0)
@@ -56,7 +56,7 @@ def behaviour_weight(proximal: Tensor, behaviour: Tensor, batch: Batch, config: 
         return Weighted(weight=mask.to(proximal.dtype), touched=torch.zeros_like(mask))
     log_weight = (proximal - behaviour).detach()
     log_weight = torch.where(mask & log_weight.isfinite(), log_weight, 0.0)
-    if config.level is Level.SEQUENCE:
+    if config.level is RatioLevel.SEQUENCE:
         log_weight = sequence_mean(log_weight, batch)
     weight = log_weight.exp()
     touched = mask & ((weight > config.upper) | (weight < config.lower))

@@ -29,7 +29,7 @@ from areal_core.plugins.extensions import RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
 
 if TYPE_CHECKING:
-    from areal_core.loop.run import Outcome
+    from areal_core.loop.run import RunOutcome
 
 INTERRUPTED = 130
 _EVERY = 10
@@ -122,7 +122,7 @@ def train(
     return _close(outcome, console)
 
 
-async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool, archive: bool) -> Outcome:
+async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool, archive: bool) -> RunOutcome:
     from areal_core.loop.run import Run
 
     stop = asyncio.Event()
@@ -150,7 +150,7 @@ def _on_interrupt(stop: asyncio.Event, console: Console) -> None:
         loop.add_signal_handler(number, interrupted)
 
 
-def _close(outcome: Outcome, console: Console) -> int:
+def _close(outcome: RunOutcome, console: Console) -> int:
     """Draw the curve, say where everything is, and return the exit code."""
     folder = outcome.folder
     report: RunReport | None = extension("report")

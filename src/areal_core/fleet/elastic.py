@@ -17,7 +17,7 @@ from areal_core.contract.errors import ArealError, NoReplica, ResourceError, Wor
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
 from areal_core.fleet.pool import InferencePool
-from areal_core.fleet.replica import Stage
+from areal_core.fleet.replica import ReplicaStage
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.observe.events import EventLog, EventSink
 
@@ -39,7 +39,7 @@ class Launcher(Protocol):
 
 
 class ElasticFleet:
-    """Keeps the replicas of a pool; satisfies `rollout.pool.Keeper`. One per run, in the controller.
+    """Keeps the replicas of a pool; satisfies `fleet.roster.ReplicaSource`. One per run, in the controller.
 
     Events: `replica_lost` (worker, error, replaced), `replica_joined` (worker, version, replicas),
     `replica_removed` (worker, replicas); `replicas` counts those that serve.
@@ -100,7 +100,7 @@ class ElasticFleet:
             self._let_one_go()
 
     def lost(self, worker_id: str, error: BaseException) -> None:
-        """Replace a replica that is out of service, while losses may be replaced; see `Keeper.lost`."""
+        """Replace a replica that is out of service, while losses may be replaced; see `ReplicaSource.lost`."""
         if self._closed:
             return
         replaced = self._left_to_replace > 0 and worker_id not in self._leaving
@@ -118,7 +118,7 @@ class ElasticFleet:
         self._pool.notify()
 
     def joined(self, worker_id: str) -> None:
-        """Write down that a replica serves; see `Keeper.joined`."""
+        """Write down that a replica serves; see `ReplicaSource.joined`."""
         self._tell("replica_joined", worker=worker_id, version=self._sync.version, replicas=self._pool.num_serving)
 
     def check(self) -> None:
@@ -134,7 +134,7 @@ class ElasticFleet:
             for replica in self._pool.replicas
             if replica.healthy and (error := self._launcher.failure(replica.id)) is not None
         }
-        serving = [replica.id for replica in self._pool.replicas if replica.stage is Stage.SERVING]
+        serving = [replica.id for replica in self._pool.replicas if replica.stage is ReplicaStage.SERVING]
         nobody = bool(serving) and all(worker_id in failures for worker_id in serving)
         for worker_id, error in failures.items():
             if isinstance(error, WorkerDied) or (nobody and worker_id in serving):
@@ -155,7 +155,7 @@ class ElasticFleet:
         return [
             replica.id
             for replica in self._pool.replicas
-            if replica.stage in (Stage.JOINING, Stage.SERVING) and replica.id not in self._leaving
+            if replica.stage in (ReplicaStage.JOINING, ReplicaStage.SERVING) and replica.id not in self._leaving
         ]
 
     async def _place(self, number: int) -> list[Worker]:

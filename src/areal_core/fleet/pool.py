@@ -21,7 +21,7 @@ from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
 from areal_core.fleet.breaker import Breaker
 from areal_core.fleet.continuation import Continuation
-from areal_core.fleet.replica import FAILOVER, Replica, Stage
+from areal_core.fleet.replica import FAILOVER, Replica, ReplicaStage
 from areal_core.fleet.roster import Roster
 
 _T = TypeVar("_T")
@@ -87,7 +87,7 @@ class InferencePool(Roster):
         replica = self._find(worker_id)
         if replica is None or not replica.healthy:
             return
-        replica.stage = Stage.LEAVING
+        replica.stage = ReplicaStage.LEAVING
         if await self._is_idle(replica, self._policy.drain_s):
             return
         try:

@@ -20,7 +20,7 @@ FAILOVER = (GenerationFailed, WorkerDied, WorkerTimeout)
 """Errors of a replica, not of the request: another replica may do better."""
 
 
-class Stage(StrEnum):
+class ReplicaStage(StrEnum):
     """Where a replica is in its life; it goes down this list and never back."""
 
     JOINING = "joining"
@@ -39,7 +39,7 @@ class Replica:
         worker: Worker,
         breaker: Breaker,
         *,
-        stage: Stage = Stage.SERVING,
+        stage: ReplicaStage = ReplicaStage.SERVING,
         on_out: Callable[[Replica, BaseException], None] = lambda _replica, _error: None,
     ) -> None:
         """Start healthy and idle."""
@@ -63,22 +63,22 @@ class Replica:
     @property
     def healthy(self) -> bool:
         """Return whether it takes part in weight updates: not out of service for good."""
-        return self.stage is not Stage.OUT
+        return self.stage is not ReplicaStage.OUT
 
     @property
     def joining(self) -> bool:
         """Return whether it waits for the weights the others serve."""
-        return self.stage is Stage.JOINING
+        return self.stage is ReplicaStage.JOINING
 
     @property
     def usable(self) -> bool:
         """Return whether a request may go there now."""
-        return self.stage is Stage.SERVING and self.breaker.allows
+        return self.stage is ReplicaStage.SERVING and self.breaker.allows
 
     def take_out(self, error: BaseException) -> None:
         """Take it out of service for good, because of `error`. Idempotent."""
-        if self.stage is not Stage.OUT:
-            self.stage, self.error = Stage.OUT, error
+        if self.stage is not ReplicaStage.OUT:
+            self.stage, self.error = ReplicaStage.OUT, error
             self._on_out(self, error)
 
     async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
@@ -110,7 +110,7 @@ class Replica:
 
     def describe(self) -> str:
         """Return one paragraph for an error message: id, state, last error."""
-        state = f"circuit {self.breaker.state}" if self.stage is Stage.SERVING else str(self.stage)
+        state = f"circuit {self.breaker.state}" if self.stage is ReplicaStage.SERVING else str(self.stage)
         return f"{self.id} ({state}): {_told(self.error)}"
 
     @contextmanager

@@ -14,10 +14,10 @@ from areal_core.contract.clock import Clock
 from areal_core.contract.errors import NoReplica
 from areal_core.contract.scheduler import Worker
 from areal_core.fleet.breaker import Breaker
-from areal_core.fleet.replica import Replica, Stage
+from areal_core.fleet.replica import Replica, ReplicaStage
 
 
-class Keeper(Protocol):
+class ReplicaSource(Protocol):
     """Who makes and replaces the replicas of a pool. Both methods are called at once and must not block."""
 
     @property
@@ -44,8 +44,8 @@ class Roster:
         self, workers: Sequence[Worker], *, breaker: Callable[[], Breaker], patience_s: float, clock: Clock
     ) -> None:
         self._breaker, self._patience_s, self._clock = breaker, patience_s, clock
-        self._keeper: Keeper | None = None
-        self._replicas = [self._replica(worker, Stage.SERVING) for worker in workers]
+        self._source: ReplicaSource | None = None
+        self._replicas = [self._replica(worker, ReplicaStage.SERVING) for worker in workers]
         self._gone: list[Replica] = []
         self._news = asyncio.Event()
 
@@ -57,32 +57,32 @@ class Roster:
     @property
     def num_serving(self) -> int:
         """Return how many replicas take requests, a moment's trouble of one aside."""
-        return sum(replica.stage is Stage.SERVING for replica in self._replicas)
+        return sum(replica.stage is ReplicaStage.SERVING for replica in self._replicas)
 
     @property
     def expecting(self) -> bool:
         """Return whether a replica may serve later that does not now."""
-        return any(replica.joining for replica in self._replicas) or (self._keeper is not None and self._keeper.coming)
+        return any(replica.joining for replica in self._replicas) or (self._source is not None and self._source.coming)
 
-    def keep(self, keeper: Keeper) -> None:
-        """Tell `keeper` of every replica that is lost or joins, those lost before this call too."""
-        self._keeper = keeper
+    def keep(self, source: ReplicaSource) -> None:
+        """Tell `source` of every replica that is lost or joins, those lost before this call too."""
+        self._source = source
         for replica in self._replicas:
             if replica.error is not None and not replica.healthy:
-                keeper.lost(replica.id, replica.error)
+                source.lost(replica.id, replica.error)
 
     def add(self, worker: Worker) -> None:
         """Take a started replica in. It takes part in updates and serves once it was admitted."""
-        self._replicas.append(self._replica(worker, Stage.JOINING))
+        self._replicas.append(self._replica(worker, ReplicaStage.JOINING))
         self.notify()
 
     def admit(self, worker_id: str) -> None:
         """Let a replica serve that joins and holds what the others serve."""
         replica = self._find(worker_id)
         if replica is not None and replica.joining:
-            replica.stage = Stage.SERVING
-            if self._keeper is not None:
-                self._keeper.joined(worker_id)
+            replica.stage = ReplicaStage.SERVING
+            if self._source is not None:
+                self._source.joined(worker_id)
             self.notify()
 
     def exclude(self, worker_id: str, error: BaseException) -> None:
@@ -95,7 +95,7 @@ class Roster:
         """Forget a replica. Requests it still has are made again elsewhere as soon as its calls fail. Idempotent."""
         replica = self._find(worker_id)
         if replica is not None:
-            replica.stage = Stage.OUT
+            replica.stage = ReplicaStage.OUT
             self._replicas.remove(replica)
             self._gone.append(replica)
 
@@ -112,12 +112,12 @@ class Roster:
         """
         await self._until(lambda: any(replica.healthy for replica in self._replicas))
 
-    def _replica(self, worker: Worker, stage: Stage) -> Replica:
+    def _replica(self, worker: Worker, stage: ReplicaStage) -> Replica:
         return Replica(worker, self._breaker(), stage=stage, on_out=self._lost)
 
     def _lost(self, replica: Replica, error: BaseException) -> None:
-        if self._keeper is not None:
-            self._keeper.lost(replica.id, error)
+        if self._source is not None:
+            self._source.lost(replica.id, error)
         self.notify()
 
     def _find(self, worker_id: str) -> Replica | None:

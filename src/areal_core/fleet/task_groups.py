@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def together(calls: Sequence[Awaitable[T]]) -> list[T]:
+async def gather_or_cancel(calls: Sequence[Awaitable[T]]) -> list[T]:
     """Await all at once, in order; on the first error cancel the others, wait for them, and raise it."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

@@ -19,7 +19,7 @@ from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import EngineInfo, Head, RankContext, TrainSpec
 from areal_core.fleet.pool import InferencePool, PoolPolicy
-from areal_core.fleet.task_groups import together
+from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.loop.train_group import TrainGroup
 from areal_core.worker.supervise import failure
 
@@ -96,8 +96,8 @@ class ReplicaLauncher:
 
     async def start_pool(self, policy: PoolPolicy) -> InferencePool:
         """Make the replicas the plan asks for, all or an error, and a pool of them."""
-        workers = await together([self.place() for _ in range(self._role.num_workers)])
-        await together([self.start(worker) for worker in workers])
+        workers = await gather_or_cancel([self.place() for _ in range(self._role.num_workers)])
+        await gather_or_cancel([self.start(worker) for worker in workers])
         return InferencePool(workers, policy=policy)
 
     async def place(self) -> Worker:

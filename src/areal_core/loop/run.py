@@ -27,7 +27,7 @@ from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.fleet.elastic import ElasticFleet, FleetNews
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool, PoolPolicy
-from areal_core.fleet.task_groups import together
+from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.loop.checkpoint import Progress, read_progress, restore
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
@@ -62,7 +62,7 @@ Rows = Sequence[Mapping[str, Any]]  # Any: the data set decides what a row holds
 
 
 @frozen(kw_only=True)
-class Outcome:
+class RunOutcome:
     """How a run ended well: at its last step, or because somebody asked it to stop."""
 
     finished: bool
@@ -80,7 +80,7 @@ class Run:
         self._folder = RunFolder.of(plan.config)
         self._scaling: ScaleRequests | None = extension("scale")
 
-    async def execute(self, *, resume: bool = False, archive: bool = False) -> Outcome:
+    async def execute(self, *, resume: bool = False, archive: bool = False) -> RunOutcome:
         """Run to the end.
 
         Args:
@@ -101,7 +101,7 @@ class Run:
             with closing(EventLog(self._folder.events)) as events:
                 return await self._recorded(events, checkpoint, progress)
 
-    async def _recorded(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> Outcome:
+    async def _recorded(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> RunOutcome:
         """Run, and whatever happens write down how it ended."""
         events.write(
             RUN_STARTED,
@@ -113,7 +113,7 @@ class Run:
         )
         status, error = "failed", None
         try:
-            version = await self._supervised(events, checkpoint, progress)
+            version = await self._start_and_train(events, checkpoint, progress)
             status = "finished" if version >= self._config.steps else "stopped"
         except asyncio.CancelledError:
             status = "stopped"
@@ -123,7 +123,7 @@ class Run:
             raise
         finally:
             summary = self._end(events, status, error)
-        return Outcome(finished=status == "finished", step=version, folder=self._folder, summary=summary)
+        return RunOutcome(finished=status == "finished", step=version, folder=self._folder, summary=summary)
 
     def _end(self, events: EventLog, status: str, error: BaseException | None) -> Mapping[str, Any]:
         """Write down how the run ended; return the summary. Any: as `summary.json`."""
@@ -136,7 +136,7 @@ class Run:
                 raise
             return {}  # what ended the run (a full disk, say) may spoil its summary too: the first error counts
 
-    async def _supervised(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int:
+    async def _start_and_train(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int:
         """Start the fleet, train, and close everything in the reverse order."""
         async with AsyncExitStack() as stack:
             scheduler = make_scheduler(self._config, self._registry, self._folder.logs)
@@ -150,7 +150,7 @@ class Run:
             for role in self._plan.roles:
                 if role.engine_role == "train":
                     supervisor.watch(role.role)
-            return await _guarded(loop.run(progress.version, Totals.from_dict(progress.totals)), supervisor)
+            return await _while_workers_live(loop.run(progress.version, Totals.from_dict(progress.totals)), supervisor)
 
     async def _start(
         self,
@@ -174,7 +174,7 @@ class Run:
         launcher = ReplicaLauncher(scheduler, self._plan)
         policy = PoolPolicy(request_timeout_s=rollout.request_timeout_s)
         pool_task = asyncio.ensure_future(launcher.start_pool(policy))
-        await together([learner_task, pool_task, rewards.start()])
+        await gather_or_cancel([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
         tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
         executor = self._executor(pool, rewards, tokenizer, rows, images, events, progress)
@@ -259,7 +259,7 @@ class Run:
                 )
                 for name in turn
             ]
-            groups.update(zip(turn, await together(starts), strict=True))
+            groups.update(zip(turn, await gather_or_cancel(starts), strict=True))
         return Learner(
             config.algorithm,
             plan.objective,
@@ -360,11 +360,10 @@ class Run:
         return make(reward.name, reward.options, imports=files, workers=reward.workers, timeout_s=reward.timeout_s)
 
 
-async def _guarded(work: Coroutine[Any, Any, int], supervisor: Supervisor) -> int:
+async def _while_workers_live(work: Coroutine[Any, Any, int], supervisor: Supervisor) -> int:
     """Await the work while the fleet lives. Any: asyncio's own.
 
-    A dead worker often shows first as some call that failed; the supervisor's error, which
-    names worker, rank and last log lines, is raised instead of that one.
+    A dead worker often shows first as a failed call; the supervisor's error, with the last log lines, is raised.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(supervisor.failed())

@@ -17,7 +17,7 @@ from attrs import frozen
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Learner, Update
-from areal_core.rollout.groups import Group, episode_reward
+from areal_core.rollout.groups import EpisodeGroup, episode_reward
 from areal_core.rollout.stats import RolloutStats
 
 
@@ -58,7 +58,7 @@ class Count:
         self._started = time.monotonic()
         self._before = self._measured()
 
-    def add(self, groups: Sequence[Group], update: Update) -> None:
+    def add(self, groups: Sequence[EpisodeGroup], update: Update) -> None:
         """Count one step."""
         self._sums = attrs.evolve(
             self._sums,
@@ -108,14 +108,14 @@ class StepTimes:
         return time.monotonic() - self._started - self.seconds["eval_s"]
 
 
-def staleness_of(groups: Sequence[Group]) -> list[int]:
+def staleness_of(groups: Sequence[EpisodeGroup]) -> list[int]:
     """Return, per episode, how many versions its oldest token lagged when it was handed over."""
     return [lag for group in groups for lag in group.staleness]
 
 
 def step_record(
     version: int,
-    groups: Sequence[Group],
+    groups: Sequence[EpisodeGroup],
     update: Update,
     weights: WeightUpdate,
     times: StepTimes,

@@ -18,7 +18,7 @@ from areal_core.contract.balance import balance
 from areal_core.contract.batch import Batch
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo, ObjectiveSpec, Output, RankContext, TrainReport, TrainSpec
-from areal_core.fleet.task_groups import together
+from areal_core.fleet.task_groups import gather_or_cancel
 
 
 class TrainGroup:
@@ -43,7 +43,7 @@ class TrainGroup:
             worker.call("start", spec, rank, timeout_s=timeout_s)
             for worker, rank in zip(self.workers, ranks, strict=True)
         ]
-        self._infos = tuple(await together(calls))
+        self._infos = tuple(await gather_or_cancel(calls))
 
     async def train_step(self, batch: Batch, objective: ObjectiveSpec) -> TrainReport:
         """Make one optimizer step on the whole batch."""
@@ -101,7 +101,7 @@ class TrainGroup:
             worker.call(method, *arguments(number), timeout_s=self._timeout_s)
             for number, worker in enumerate(self.workers)
         ]
-        return await together(calls)
+        return await gather_or_cancel(calls)
 
     def _scatter(self, batch: Batch) -> list[tuple[list[int], Batch]]:
         """Return, per rank, the rows of its shard and the shard itself."""

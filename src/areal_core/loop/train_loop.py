@@ -31,7 +31,7 @@ from areal_core.observe.events import EVALUATED, EventLog
 from areal_core.observe.metrics import MetricsStream
 from areal_core.plugins.extensions import RunView
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.groups import Group, episode_reward
+from areal_core.rollout.groups import EpisodeGroup, episode_reward
 
 T = TypeVar("T")
 
@@ -102,7 +102,9 @@ class TrainLoop:
         await self._checkpoints.finish()
         return version
 
-    async def _train(self, groups: Sequence[Group], version: int, times: StepTimes) -> tuple[Update, WeightUpdate]:
+    async def _train(
+        self, groups: Sequence[EpisodeGroup], version: int, times: StepTimes
+    ) -> tuple[Update, WeightUpdate]:
         """Train on one batch of groups, bring the fleet to the next version, open the gate."""
         episodes = [episode for group in groups for episode in group.episodes]
         async with self._parts.sync.stepping():
@@ -126,7 +128,7 @@ class TrainLoop:
             self._parts.events.write("replica_excluded", worker=worker, version=version)
 
     async def _account(
-        self, version: int, groups: Sequence[Group], update: Update, weights: WeightUpdate, times: StepTimes
+        self, version: int, groups: Sequence[EpisodeGroup], update: Update, weights: WeightUpdate, times: StepTimes
     ) -> None:
         """Evaluate if due, then write down everything about the step that made `version`."""
         due = self._config.evaluation.every_steps

@@ -12,7 +12,7 @@ from enum import StrEnum
 from attrs import Factory, frozen
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How bad: `ok` is worth a line, `warning` works but not well, `error` does not work."""
 
     OK = "ok"
@@ -30,7 +30,7 @@ class Finding:
     """
 
     code: str
-    level: Level
+    level: Severity
     subject: str
     what: str
     fix: str = ""
@@ -53,6 +53,6 @@ class Report:
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 0, 1 or 2 for the worst level among the findings."""
     levels = {finding.level for finding in findings}
-    if Level.ERROR in levels:
+    if Severity.ERROR in levels:
         return 2
-    return 1 if Level.WARNING in levels else 0
+    return 1 if Severity.WARNING in levels else 0

@@ -23,7 +23,7 @@ from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare
-from areal_core.rollout.groups import Group, run_group, stamped
+from areal_core.rollout.groups import EpisodeGroup, run_group, stamped
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.staleness import Buffer, DroppingGate, StalenessGate
 from areal_core.rollout.stats import Counts, RolloutStats
@@ -75,7 +75,7 @@ class RolloutExecutor:
             max_concurrent=config.max_concurrent,
             version=version,
         )
-        self._buffer: Buffer[Group] = Buffer(self._gate.max_concurrent + self._gate.capacity)
+        self._buffer: Buffer[EpisodeGroup] = Buffer(self._gate.max_concurrent + self._gate.capacity)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._evaluations: set[asyncio.Task[Episode | None]] = set()
         self._evaluation_numbers = itertools.count()
@@ -108,7 +108,7 @@ class RolloutExecutor:
         """
         return {"version": self._gate.version, "tasks": self._tasks.state()}
 
-    async def next_batch(self) -> list[Group]:
+    async def next_batch(self) -> list[EpisodeGroup]:
         """Wait for the groups to train the current version on, in task order; one batch per version.
 
         Raises:
@@ -251,14 +251,14 @@ class RolloutExecutor:
             self._fill()
             self._changed.set()
 
-    def _finish(self, group: Group) -> None:
+    def _finish(self, group: EpisodeGroup) -> None:
         self._rejected_in_a_row = 0
         if self._gate.finish(group.task.index, group.oldest_version):
             self._buffer.put(group.task.index, group)
         else:
             self._drop(group)
 
-    def _drop(self, group: Group) -> None:
+    def _drop(self, group: EpisodeGroup) -> None:
         self._counts.dropped += 1
         self._tasks.issue_again(group.task.index)
         self._on_event(
@@ -288,7 +288,7 @@ class RolloutExecutor:
             self._stop(error)  # first: writing the event may fail, and must not hide this error
         self._on_event("group_failed", task_id=task.task_id, error=str(error))
 
-    def _hand_over(self, indices: Sequence[int]) -> list[Group]:
+    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
         groups = [stamped(group, self._gate.version) for group in self._buffer.take(indices)]
         for group in groups:
             self._tasks.use(group.task.index)

@@ -16,7 +16,7 @@ from areal_core.rollout.tasks import Task
 
 
 @frozen(kw_only=True)
-class Group:
+class EpisodeGroup:
     """A finished group, ready to be trained on. Episodes are in member order.
 
     `oldest_versions` has one entry per episode, None if it generated nothing. `staleness` is set at
@@ -39,7 +39,7 @@ class _Rejected(Exception):
     """A member was rejected: ends its siblings."""
 
 
-async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Group | None:
+async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> EpisodeGroup | None:
     """Run every member of a group at once; None if the workflow rejected one of them.
 
     A member that fails or is rejected has its siblings cancelled, and all are awaited.
@@ -62,7 +62,7 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Group
             return None
         raise first from first.__cause__
     results = [member.result() for member in members]
-    return Group(
+    return EpisodeGroup(
         task=task,
         episodes=tuple(episode for episode, _, _ in results),
         num_generated=sum(num_generated for _, num_generated, _ in results),
@@ -104,6 +104,6 @@ def episode_reward(episode: Episode) -> float:
     return sum(trajectory.reward for trajectory in episode.trajectories) / len(episode.trajectories)
 
 
-def stamped(group: Group, version: int) -> Group:
+def stamped(group: EpisodeGroup, version: int) -> EpisodeGroup:
     """Return the group as handed over at `version`."""
     return evolve(group, staleness=tuple(0 if old is None else version - old for old in group.oldest_versions))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from attrs import Factory, define, frozen
 
 from areal_core.contract.errors import EpisodeFailed
-from areal_core.rollout.groups import Group, episode_reward
+from areal_core.rollout.groups import EpisodeGroup, episode_reward
 
 
 @frozen(kw_only=True)
@@ -65,7 +65,7 @@ class Counts:
     last_lengths: list[int] = Factory(list)
     failures: list[EpisodeFailed] = Factory(list)
 
-    def hand_over(self, groups: Sequence[Group]) -> None:
+    def hand_over(self, groups: Sequence[EpisodeGroup]) -> None:
         """Count one batch."""
         ages: Counter[int] = Counter()
         for group in groups:

@@ -16,7 +16,7 @@ from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import Replica
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.groups import Group
+from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.tasks import Task
 
@@ -184,7 +184,7 @@ class CloseStrandsTheTrainer(RolloutExecutor):
         self._admitting = False
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def next_batch(self) -> list[Group]:
+    async def next_batch(self) -> list[EpisodeGroup]:
         try:
             return await super().next_batch()
         except Exception:

@@ -12,7 +12,7 @@ from areal_core.contract.data import Episode
 from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import SamplingParams
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.groups import Group
+from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.staleness import DroppingGate, Flight, StalenessGate
 from areal_core.rollout.tasks import TaskSource
@@ -106,7 +106,7 @@ class ManyBatchesPerVersion(RolloutExecutor):
 class ReportsStalenessOfNewest(RolloutExecutor):
     """Reports how old the newest token of an episode is, as if the older ones did not count."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[Group]:
+    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
         version = self._gate.version
         return [
             attrs.evolve(group, staleness=tuple(version - episode.newest_version for episode in group.episodes))
@@ -138,7 +138,7 @@ class OneBatchAhead(RolloutExecutor):
 class BatchesInCompletionOrder(RolloutExecutor):
     """Puts a batch together in the order its groups finished."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[Group]:
+    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
         return super()._hand_over([index for index in self._buffer._items if index in set(indices)])
 
 
@@ -173,7 +173,7 @@ class TakesWhatIsFinished(RolloutExecutor):
 class DiscardsStragglers(RolloutExecutor):
     """Gives up what still runs when a batch is full: slow prompts are never trained on."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[Group]:
+    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
         groups = super()._hand_over(indices)
         for index, task in list(self._running.items()):
             if self._gate._flights[index].admitted_at < self._gate.version:
@@ -213,7 +213,7 @@ class TwoOrders(TaskSource):
 class WaitsForEverything(RolloutExecutor):
     """Hands a batch over only when nothing runs any more."""
 
-    async def next_batch(self) -> list[Group]:
+    async def next_batch(self) -> list[EpisodeGroup]:
         while self._running:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
         return await super().next_batch()
@@ -285,7 +285,7 @@ class StateIsAnObject(TaskSource):
 class CountsRejectedAsTrained(RolloutExecutor):
     """Leaves a rejected group's place in the batch empty."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[Group]:
+    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
         return super()._hand_over(indices)[: 1 if self._counts.rejected or self._gate.version else None]
 
 
@@ -293,7 +293,7 @@ class CountsRejectedAsTrained(RolloutExecutor):
 class TrainsPartialGroups(RolloutExecutor):
     """Trains on the members that are there, with a baseline over fewer of them."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[Group]:
+    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
         return [
             attrs.evolve(g, episodes=g.episodes[:-1], staleness=g.staleness[:-1]) for g in super()._hand_over(indices)
         ]

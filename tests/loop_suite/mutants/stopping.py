@@ -11,7 +11,7 @@ from areal_core.contract.inference import Generation, GenerationRequest, Samplin
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import Replica
 from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.groups import Group
+from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.tasks import Task
 
@@ -93,7 +93,7 @@ class ReplacesFailedOnHold(_Reopens):
 class NewBatchEndsHold(_Reopens):
     """Begins the next groups when a batch is handed over, on hold or not."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[Group]:
+    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
         groups = super()._hand_over(indices)
         self._admit_one()
         return groups

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import tiny_model
-from areal_conformance.benches.pair_workers import Kept, KeptEngines, SeatedWorker
+from areal_conformance.benches.pair_workers import InProcessWorker, Kept, KeptEngines
 from areal_conformance.outcome import HarnessError
 from areal_conformance.target import Target
 from areal_core.contract.batch import Batch
@@ -236,7 +236,7 @@ class PairBench(Bench):
     async def _seats(
         self, stack: contextlib.AsyncExitStack, spec: InferenceSpec, replicas: int
     ) -> tuple[int, list[Worker], list[Worker]]:
-        """Seat a trainer and replicas in this process; return the version the replicas serve first."""
+        """Host a trainer and replicas in this process; return the version the replicas serve first."""
         starting = asyncio.Lock()
         actor = TrainHost(Place(worker="actor/0", backend=self.train.name, registry=self.train.registry))
         stack.push_async_callback(actor.close)
@@ -246,21 +246,21 @@ class PairBench(Bench):
             place = Place(worker=f"rollout/{number}", backend=self.infer.name, registry=self.infer.registry)
             again = kept[number] if kept else None
             host = InferenceHost(place, again.engine if again else None)
-            seat = SeatedWorker(place.worker, host, starting, started=again.info if again else None)
-            stack.push_async_exit(self._ending(seat, host, spec))
-            servers.append(seat)
-        return first, [SeatedWorker("actor/0", actor, starting)], servers
+            worker = InProcessWorker(place.worker, host, starting, started=again.info if again else None)
+            stack.push_async_exit(self._ending(worker, host, spec))
+            servers.append(worker)
+        return first, [InProcessWorker("actor/0", actor, starting)], servers
 
-    def _ending(self, seat: SeatedWorker, host: InferenceHost, spec: InferenceSpec) -> _Exit:
+    def _ending(self, worker: InProcessWorker, host: InferenceHost, spec: InferenceSpec) -> _Exit:
         """Return what keeps an engine whose start is dear, if the check ended well, and closes any other."""
 
         async def end(kind: type[BaseException] | None, *_: object) -> None:
-            if kind is not None or seat.started is None or not self.infer.adapter.slow_start:
+            if kind is not None or worker.started is None or not self.infer.adapter.slow_start:
                 await host.close()
                 return
             engine = host.let_go()
             if engine is not None:
-                await self._kept.keep(Kept(engine=engine, spec=spec, info=seat.started))
+                await self._kept.keep(Kept(engine=engine, spec=spec, info=worker.started))
 
         return end
 

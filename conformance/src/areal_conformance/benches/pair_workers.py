@@ -26,7 +26,7 @@ Trouble = Exception | Callable[[Any], Any]
 """Raised in place of a call, or applied to its answer. Any: the answer of the method it is for."""
 
 
-class SeatedWorker:
+class InProcessWorker:
     """Satisfies `contract.Worker`. Arguments and answers travel through the codec, as between processes."""
 
     host = "127.0.0.1"
@@ -34,14 +34,14 @@ class SeatedWorker:
     def __init__(
         self, worker_id: str, host: Host, starting: asyncio.Lock, *, started: EngineInfo | None = None
     ) -> None:
-        """Take a seat. Who shares `starting` starts one at a time: two threads cannot load models.
+        """Wrap a host of this process. Those that share `starting` start in turn: two threads cannot load models.
 
         `started` is the answer of a host that was started before, for its next `start`.
         """
         self.started = started
         self.id = worker_id
         self._starting = starting
-        self.seat = host
+        self.service = host
         self.calls: list[str] = []
         self.faults: dict[str, Trouble] = {}
         self.fired: list[str] = []
@@ -59,7 +59,7 @@ class SeatedWorker:
             raise fault
         try:
             async with asyncio.timeout(timeout_s), self._starting if method == "start" else contextlib.nullcontext():
-                answer = await self.seat.call(method, tuple(_copied(args)))
+                answer = await self.service.call(method, tuple(_copied(args)))
         except TimeoutError as error:
             raise WorkerTimeout(f"{self.id} did not answer {method!r} within {timeout_s:g} s") from error
         except ArealError:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from areal_core.contract.errors import StorageError, TrainError
 from areal_torch.folder import give_name, make_empty, storage_errors, sync
-from areal_torch.group import Group, agree
+from areal_torch.group import RankGroup, agree
 
 _DROP_S = 10.0
 """How long dropping waits for a thread that writes; a slower one cleans up by itself."""
@@ -37,7 +37,7 @@ class Part(Protocol):
 class Background:
     """At most one folder that is begun and not finished. `begin` and `finish` are collective."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         """Nothing is begun."""
         self._group = group
         self._writing: _Writing | None = None

@@ -22,7 +22,7 @@ from areal_core.contract.train import Head, TrainSpec
 from areal_torch import step
 from areal_torch.experts import Experts
 from areal_torch.export import Exporter, Weights
-from areal_torch.group import Group
+from areal_torch.group import RankGroup
 from areal_torch.offload import DeviceMemory
 from areal_torch.optimizer import Optimizer
 from areal_torch.parameters import Parameter
@@ -62,7 +62,7 @@ class Blueprint:
     def trainer(
         self,
         spec: TrainSpec,
-        group: Group,
+        group: RankGroup,
         device: torch.device,
         *,
         model: step.Model | step.Pipeline,

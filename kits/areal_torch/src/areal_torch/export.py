@@ -23,7 +23,7 @@ from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, Wei
 from areal_core.weights.tensors import fingerprint
 from areal_torch import hf, lora
 from areal_torch.folder import storage_errors, write_folder
-from areal_torch.group import Group, agree
+from areal_torch.group import RankGroup, agree
 
 FILE_BYTES = 4 << 30
 """Size at which a folder's weight file is cut."""
@@ -106,7 +106,7 @@ class Exporter:
     """Sends and saves weights, bucket by bucket."""
 
     def __init__(
-        self, weights: Weights, folder: str, dtype: str, group: Group, beside: Callable[[Path], None] | None = None
+        self, weights: Weights, folder: str, dtype: str, group: RankGroup, beside: Callable[[Path], None] | None = None
     ) -> None:
         """Export `weights`, which began as those of the model folder `folder`, as `dtype`.
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from areal_core.contract import errors as contract_errors
-from areal_torch.group import Group, agree
+from areal_torch.group import RankGroup, agree
 
 
-def write_folder(path: Path, group: Group, write: Callable[[Path], None]) -> None:
+def write_folder(path: Path, group: RankGroup, write: Callable[[Path], None]) -> None:
     """Let every rank write into `<path>.partial`, then rename it to `path`. Collective.
 
     A folder already at `path` is replaced as a whole, and stays if anything fails.

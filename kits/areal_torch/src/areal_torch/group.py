@@ -21,7 +21,7 @@ _INLINE = 4096
 _HEADER = 8
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """The ranks that share one model. Any: whatever json can hold."""
 
     @property
@@ -80,7 +80,7 @@ class ProcessRanks:
         return [block.numpy().tobytes() for block in everyone]
 
 
-def agree(group: Group, local: Callable[[], Any]) -> list[Any]:
+def agree(group: RankGroup, local: Callable[[], Any]) -> list[Any]:
     """Run `local` on every rank and return all results in rank order; if any rank raised, every rank raises.
 
     The rank that raised re-raises its own error; the others raise the same class of ours,

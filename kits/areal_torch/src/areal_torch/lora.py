@@ -22,7 +22,7 @@ from areal_core.contract.train import Head, LoraSpec, TrainSpec
 from areal_core.weights.tensors import fingerprint
 from areal_torch import hf
 from areal_torch.folder import storage_errors
-from areal_torch.group import Group, agree
+from areal_torch.group import RankGroup, agree
 
 ADAPTER_FOLDER = "adapter"
 """Where in a model folder the adapter alone lies, for tools that load it beside the base model."""
@@ -128,7 +128,9 @@ def identity(model: hf.Model, spec: LoraSpec | None) -> dict[str, Any]:  # Any: 
     return {"lora": [spec.rank, spec.alpha, sorted(spec.targets)], "base": base.hexdigest()[:16]}
 
 
-def write_adapter(model: hf.Model, base: str, gather: Callable[[Tensor], Tensor], group: Group, folder: Path) -> None:
+def write_adapter(
+    model: hf.Model, base: str, gather: Callable[[Tensor], Tensor], group: RankGroup, folder: Path
+) -> None:
     """Write the adapter alone, in PEFT's layout, into a model folder; nothing where there is none. Collective.
 
     Args:

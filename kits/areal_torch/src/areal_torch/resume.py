@@ -17,7 +17,7 @@ from torch import Tensor
 from areal_torch.background import Background
 from areal_torch.device import random_state, restore_random_state
 from areal_torch.folder import write_folder
-from areal_torch.group import Group
+from areal_torch.group import RankGroup
 from areal_torch.optimizer import Optimizer, local
 from areal_torch.pieces import Box, box_of
 from areal_torch.state import Part, Piece, load_state
@@ -31,7 +31,7 @@ class TrainingState:
     `box` tells for a parameter where this rank's part of it lies.
     """
 
-    group: Group
+    group: RankGroup
     device: torch.device
     parameters: Mapping[str, Tensor]
     optimizer: Optimizer | None

@@ -28,7 +28,7 @@ from torch import Tensor
 from areal_core.contract.errors import CheckpointError
 from areal_core.weights.tensors import fingerprint
 from areal_torch.folder import write_folder
-from areal_torch.group import Group, agree
+from areal_torch.group import RankGroup, agree
 from areal_torch.pieces import Box
 
 FORMAT = 3
@@ -53,7 +53,9 @@ class Part:
     index: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, group: Group, pieces: Mapping[str, Piece], own: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Part:
+    def of(
+        cls, group: RankGroup, pieces: Mapping[str, Piece], own: Mapping[str, Tensor], facts: Mapping[str, Any]
+    ) -> Part:
         """Return this rank's part: the pieces it answers for, and tensors of its `own`. The tensors are not copied."""
         answered = {name: piece for name, piece in pieces.items() if piece.box.mine}
         return cls(
@@ -86,7 +88,7 @@ class Part:
 
 
 def save_state(
-    path: Path, group: Group, pieces: Mapping[str, Piece], own: Mapping[str, Tensor], facts: Mapping[str, Any]
+    path: Path, group: RankGroup, pieces: Mapping[str, Piece], own: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> None:
     """Write this rank's pieces, and tensors of its `own` (random states). Collective.
 
@@ -100,7 +102,7 @@ def save_state(
 
 
 def load_state(
-    path: Path, group: Group, pieces: Mapping[str, Piece], facts: Mapping[str, Any]
+    path: Path, group: RankGroup, pieces: Mapping[str, Piece], facts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Fill the pieces' tensors in place, whatever number of ranks wrote them. Collective.
 

@@ -24,7 +24,7 @@ from areal_core.contract.train import Head, Objective, Output, Sum, TrainReport,
 from areal_torch import hf
 from areal_torch.device import synchronize
 from areal_torch.experts import Experts, check_routes
-from areal_torch.group import Group, agree
+from areal_torch.group import RankGroup, agree
 from areal_torch.images import Vision, check_images
 from areal_torch.microbatches import check_batch, cut, placeholder
 from areal_torch.model import check_outputs
@@ -92,7 +92,7 @@ class Limits:
 def train_step(
     model: Model | Pipeline,
     optimizer: Optimizer,
-    group: Group,
+    group: RankGroup,
     device: torch.device,
     limits: Limits,
     batch: Batch,
@@ -142,7 +142,7 @@ def train_step(
 @torch.no_grad()
 def forward(
     model: Model | Pipeline,
-    group: Group,
+    group: RankGroup,
     device: torch.device,
     limits: Limits,
     batch: Batch,
@@ -211,7 +211,7 @@ def _filled(microbatches: Sequence[Batch], count: int, device: torch.device) -> 
     return [*microbatches, *(placeholder(device) for _ in range(count - len(microbatches)))]
 
 
-def _of_each_shard(group: Group, facts: Sequence[Any]) -> list[Any]:
+def _of_each_shard(group: RankGroup, facts: Sequence[Any]) -> list[Any]:
     """Return one fact of each shard of the batch, in order: that of the first rank that has one. Any: json."""
     found: dict[int, Any] = {}
     for shard, fact in zip(group.data_ranks, facts, strict=True):

@@ -17,7 +17,7 @@ from areal_core.contract.train import Objective, Output, TrainReport
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_torch import step
 from areal_torch.export import Exporter
-from areal_torch.group import Group, agree
+from areal_torch.group import RankGroup, agree
 from areal_torch.offload import DeviceMemory
 from areal_torch.optimizer import Optimizer
 from areal_torch.resume import TrainingState
@@ -29,7 +29,7 @@ class Trainer:
 
     model: step.Model | step.Pipeline
     optimizer: Optimizer | None
-    group: Group
+    group: RankGroup
     device: torch.device
     limits: step.Limits
     exporter: Exporter

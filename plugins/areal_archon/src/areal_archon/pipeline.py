@@ -35,7 +35,7 @@ from areal_torch.pipelining import Scoring
 from areal_torch.step import Columns, Score
 
 
-class Stage(Protocol):
+class StageModule(Protocol):
     """How the module of a stage is called; every rank of the pipeline gives the same packing and batch."""
 
     def __call__(
@@ -67,7 +67,7 @@ class PipelinedModel:
     (`set_gradient_divide_factor(1.0)`).
 
     Args:
-        stages: those of `schedule.stages(rank)`, in that order; see `Stage`.
+        stages: those of `schedule.stages(rank)`, in that order; see `StageModule`.
         group: the ranks of one pipeline, in its order.
         hidden_size: D of what stages hand on; dtype: of the same.
         context: the ranks that share every sequence.

@@ -15,7 +15,7 @@ from attrs import frozen
 from packaging.requirements import Requirement
 
 from areal_core.contract.errors import EngineMissing, ResourceError
-from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.findings import Finding, Severity
 from areal_core.plugins.install import pip_install
 from areal_devices.npu import npu
 
@@ -77,7 +77,7 @@ def require(environ: Mapping[str, str], installed: Installed, root: Path = Path(
     """
     if not installed.torch_npu:
         raise EngineMissing("torch_npu is not installed", fix=pip_install("areal-ascend[engine]"))
-    errors = [finding for finding in examine(environ, installed, root) if finding.level is Level.ERROR]
+    errors = [finding for finding in examine(environ, installed, root) if finding.level is Severity.ERROR]
     if errors:
         raise ResourceError(
             "this process cannot use an NPU",
@@ -90,10 +90,10 @@ def check_driver(root: Path) -> Finding:
     """Read the driver's version. Containers often see the devices without it."""
     version = _value(root / _DRIVER, "version")
     if version:
-        return Finding(code="ascend.driver", level=Level.OK, subject="NPU driver", what=version)
+        return Finding(code="ascend.driver", level=Severity.OK, subject="NPU driver", what=version)
     return Finding(
         code="ascend.driver",
-        level=Level.WARNING,
+        level=Severity.WARNING,
         subject="NPU driver",
         what=f"there are NPUs and no /{_DRIVER}",
         fix="install the driver; in a container: docker run -v /usr/local/Ascend/driver:/usr/local/Ascend/driver",
@@ -108,7 +108,7 @@ def check_device_files(root: Path) -> list[Finding]:
     return [
         Finding(
             code="ascend.files",
-            level=Level.WARNING,
+            level=Severity.WARNING,
             subject="NPU device files",
             what="there is no " + ", ".join(f"/dev/{name}" for name in missing),
             fix="docker run " + " ".join(f"--device /dev/{name}" for name in missing),
@@ -125,11 +125,11 @@ def check_visible(environ: Mapping[str, str], seen: list[str]) -> list[Finding]:
     odd = [name for name in ids if name not in seen]
     if ids and not odd:
         what = f"{len(ids)} of {len(seen)} NPUs"
-        return [Finding(code="ascend.visible", level=Level.OK, subject=VISIBLE, what=what)]
+        return [Finding(code="ascend.visible", level=Severity.OK, subject=VISIBLE, what=what)]
     return [
         Finding(
             code="ascend.visible",
-            level=Level.ERROR,
+            level=Severity.ERROR,
             subject=VISIBLE,
             what=f"it names NPU {', '.join(odd)}; there are {', '.join(seen)}" if odd else "it hides every NPU",
             fix=f"unset {VISIBLE}, or name NPUs that are there",
@@ -144,10 +144,10 @@ def check_versions(installed: Installed) -> Finding:
         bool(installed.torch) and Requirement(installed.pin).specifier.contains(installed.torch, prereleases=True)
     )
     if fits:
-        return Finding(code="ascend.versions", level=Level.OK, subject="torch_npu", what=what)
+        return Finding(code="ascend.versions", level=Severity.OK, subject="torch_npu", what=what)
     return Finding(
         code="ascend.versions",
-        level=Level.ERROR,
+        level=Severity.ERROR,
         subject="torch_npu",
         what=f"{what}; it was built for {installed.pin}",
         fix=f"pip install '{installed.pin}', or the torch-npu of this torch",
@@ -159,11 +159,11 @@ def check_toolkit(environ: Mapping[str, str]) -> Finding:
     home, operators = environ.get("ASCEND_HOME_PATH", ""), environ.get("ASCEND_OPP_PATH", "")
     if home and Path(home).is_dir() and operators and Path(operators).is_dir():
         what = f"{toolkit_version(Path(home)) or 'of unknown version'}, in {home}"
-        return Finding(code="ascend.cann", level=Level.OK, subject="CANN", what=what)
+        return Finding(code="ascend.cann", level=Severity.OK, subject="CANN", what=what)
     absent = next((path for path in (home, operators) if path and not Path(path).is_dir()), "")
     return Finding(
         code="ascend.cann",
-        level=Level.ERROR,
+        level=Severity.ERROR,
         subject="CANN",
         what=(f"there is no {absent}" if absent else "its environment is not set")
         + "; torch_npu will not load, nor will torch and transformers, which try to",
@@ -178,7 +178,7 @@ def check_real(installed: Installed) -> list[Finding]:
     return [
         Finding(
             code="ascend.stand_ins",
-            level=Level.WARNING,
+            level=Severity.WARNING,
             subject="NPU",
             what=f"there is none in this process. {installed.stand_ins}",
             fix="leave out `python -m areal_ascend.testing` where there are NPUs",
@@ -195,7 +195,7 @@ def check_libraries(environ: Mapping[str, str]) -> list[Finding]:
     return [
         Finding(
             code="ascend.libraries",
-            level=Level.WARNING,
+            level=Severity.WARNING,
             subject="CANN libraries",
             what=f"no {', '.join(missing)} in LD_LIBRARY_PATH",
             fix=SOURCE,

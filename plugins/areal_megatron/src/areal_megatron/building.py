@@ -27,7 +27,7 @@ from areal_megatron.ranks import Ranks
 from areal_megatron.rotary import Rotary
 from areal_megatron.routes import replay_routing
 from areal_megatron.sharding import Held
-from areal_megatron.stage import Stage
+from areal_megatron.stage import ModelStage
 from areal_megatron.weights import Gathering
 from areal_torch import hf
 from areal_torch.blueprint import Blueprint
@@ -196,7 +196,7 @@ def _stage(
     sizes: Any,
     device: torch.device,
     config: MegatronConfig,
-) -> Stage:
+) -> ModelStage:
     shape, pipeline = blueprint.shape, ranks.degrees["p"]
     vp_stage = turn if config.virtual > 1 else None
     first = ranks.place["p"] == 0 and turn == 0
@@ -226,11 +226,11 @@ def _stage(
         if number in shape.mixtures:
             replay_routing(layer, sorted(shape.mixtures).index(number))
     model.train().requires_grad_(spec.optimizer is not None)
-    return Stage(model=model, shape=shape, rotary=blueprint.rotary, ranks=ranks, temperature=spec.temperature)
+    return ModelStage(model=model, shape=shape, rotary=blueprint.rotary, ranks=ranks, temperature=spec.temperature)
 
 
 def _named(
-    stage: Stage, turn: int, shape: ModelShape, ranks: Ranks, config: MegatronConfig
+    stage: ModelStage, turn: int, shape: ModelShape, ranks: Ranks, config: MegatronConfig
 ) -> Iterator[tuple[str, nn.Parameter]]:
     first_layer = fitting.layers_of(ranks.place["p"], turn, shape, ranks.degrees["p"], config).start
     first_expert = ranks.expert.rank() * (shape.experts // ranks.expert.size())

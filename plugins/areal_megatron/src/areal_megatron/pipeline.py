@@ -21,7 +21,7 @@ from areal_megatron.gradients import Gradients
 from areal_megatron.library import get_forward_backward_func
 from areal_megatron.packing import Pass, passes
 from areal_megatron.ranks import Ranks
-from areal_megatron.stage import Stage
+from areal_megatron.stage import ModelStage
 from areal_torch.pipelining import Scoring
 from areal_torch.step import Columns, Score
 
@@ -32,7 +32,7 @@ Numbered = tuple[int, Pass]
 class ScheduledModel:
     """All stages of this rank, in order. `gradients` is None for a frozen role."""
 
-    stages: Sequence[Stage]
+    stages: Sequence[ModelStage]
     ranks: Ranks
     gradients: Gradients | None
     tied: bool

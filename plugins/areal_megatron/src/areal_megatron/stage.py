@@ -24,7 +24,7 @@ from areal_torch.shape import ModelShape
 
 
 @frozen(kw_only=True, eq=False)
-class Stage:
+class ModelStage:
     """Some of the layers; the first embeds, the last judges. Any: megatron is not typed."""
 
     model: Any

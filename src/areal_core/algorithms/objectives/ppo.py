@@ -12,7 +12,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Level, Proximal
+from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Proximal, RatioLevel
 from areal_core.algorithms.ratios import LOG_RATIO_BOUND, behaviour_weight, policy_ratio
 from areal_core.algorithms.reduction import Normalizer, count, divide, sequence_mean, token_sums, total
 from areal_core.contract.batch import Batch
@@ -34,7 +34,7 @@ class PPOConfig:
     """The ratio is clipped above at 1 + clip_high; None takes clip_low."""
     dual_clip: float | None = field(default=None, validator=validators.optional(validators.gt(1.0)))
     """Bounds the loss of a bad token at dual_clip * |advantage| (arXiv 1912.09729)."""
-    ratio_level: Level = Level.TOKEN
+    ratio_level: RatioLevel = RatioLevel.TOKEN
     """`sequence` is GSPO (arXiv 2507.18071): one ratio and one advantage per sequence."""
     normalizer: Normalizer = Normalizer.TOKENS
     entropy_coefficient: float = field(default=0.0, validator=validators.ge(0.0))
@@ -118,7 +118,7 @@ class PPOObjective:
     def _surrogate(self, logprobs: Tensor, proximal: Tensor, batch: Batch) -> _Surrogate:
         config = self.config
         advantages = batch.tokens["advantages"].to(logprobs.dtype)
-        if config.ratio_level is Level.SEQUENCE:
+        if config.ratio_level is RatioLevel.SEQUENCE:
             advantages = sequence_mean(advantages, batch)
         ratio = policy_ratio(logprobs, proximal, batch, config.ratio_level)
         high = config.clip_low if config.clip_high is None else config.clip_high

@@ -22,7 +22,7 @@ from areal_proof.second.infer.adapters import Adapter
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.forward import Delta
 from areal_proof.second.infer.requests import Seat
-from areal_proof.second.infer.stage import Stage
+from areal_proof.second.infer.stage import IncomingWeights
 
 breaks = breaking("infer/second", SecondInferenceEngine)
 
@@ -93,7 +93,7 @@ async def ProvesTheCastBytes(original: Original, self: SecondInferenceEngine) ->
     )
 
 
-class _SkipsOtherDtypes(Stage):
+class _SkipsOtherDtypes(IncomingWeights):
     """Leaves out tensors of another dtype; base of the mutant below."""
 
     old: Mapping[str, Tensor]

@@ -1,4 +1,4 @@
-"""Broken schedulers whose calls sin: replies, deadlines, errors, keys.
+"""Broken schedulers whose calls are faulty: replies, deadlines, errors, keys.
 
 Knows: how a handle or a worker of a scheduler in order is bent.
 Does not know: how it is caught.
@@ -44,18 +44,18 @@ class _Bent(LocalScheduler):
         return tuple(self.handle(worker) for worker in await super().submit(job))
 
 
-class _Sinning(SecondScheduler):
-    """The second scheduler with workers that sin in their own process."""
+class _FaultyWorkers(SecondScheduler):
+    """The second scheduler with workers that are faulty in their own process."""
 
     def __init__(self, config: SecondSchedulerConfig) -> None:
         super().__init__(config)
         self.worker_class = type(
-            "SinningWorker",
+            "FaultyWorker",
             (SecondWorker,),
-            {"command": ("-P", "-m", "areal_proof.mutants.scheduler_workers", *self.sin)},
+            {"command": ("-P", "-m", "areal_proof.mutants.scheduler_workers", *self.fault)},
         )
 
-    sin: tuple[str, ...] = ()
+    fault: tuple[str, ...] = ()
 
 
 @breaks_local("submit", "scheduler.calls.late_reply", row="control-messages")
@@ -172,28 +172,28 @@ async def KeyInEnvironment(original: Original, self: LocalScheduler) -> Any:
     return await original()
 
 
-breaks_sinning = breaking("scheduler/second", _Sinning)
-SINNING_ROWS = breaks_sinning.rows(
+breaks_workers = breaking("scheduler/second", _FaultyWorkers)
+FAULTY_WORKER_ROWS = breaks_workers.rows(
     row("CallsAnything", "Calls whatever attribute of the engine a name leads to, and nothing where there is none.",
-        "scheduler.calls.unknown_method", sin=("calls-anything",)),
+        "scheduler.calls.unknown_method", fault=("calls-anything",)),
     row("OwnKindsAreRemote",
         "Knows only the contract's own classes, and takes a plugin's kind of one for somebody else's exception.",
-        "scheduler.errors.own_kind", sin=("own-kinds-are-remote",)),
-    row("CallsArePickled", "Sends calls and results as pickles.", "scheduler.errors.not_unpickled", sin=("pickles",),
+        "scheduler.errors.own_kind", fault=("own-kinds-are-remote",)),
+    row("CallsArePickled", "Sends calls and results as pickles.", "scheduler.errors.not_unpickled", fault=("pickles",),
         __init__=then(lambda self: setattr(self, "worker_class", type("PicklingWorker", (_Pickling, self.worker_class),
             {})))),
     row("WorkersListenEverywhere", "Binds a port of every worker to all addresses of the machine.",
-        "scheduler.access.loopback", sin=("listens-everywhere",)),
+        "scheduler.access.loopback", fault=("listens-everywhere",)),
     row("ServesStrangers", "Takes calls from whoever connects.", "scheduler.access.stranger",
-        sin=("serves-strangers",)),
+        fault=("serves-strangers",)),
     row("KeyInArguments", "Hands the run's key to workers as an argument, for everybody to read in the process list.",
-        "scheduler.access.secrets", sin=("key-in-arguments", "--key=7Fq0zWb2LxY9mKd4RtNs8VhJc3PgAe6U")),
+        "scheduler.access.secrets", fault=("key-in-arguments", "--key=7Fq0zWb2LxY9mKd4RtNs8VhJc3PgAe6U")),
     row("CallsOverlap", "Runs calls to a training rank in several threads at once.", "scheduler.hosts.train",
-        sin=("overlaps",)),
+        fault=("overlaps",)),
     row("CallsOvertake", "Lets a later call to a training rank overtake an earlier one.", "scheduler.hosts.train",
-        sin=("last-in-first-out",)),
+        fault=("last-in-first-out",)),
     row("WorkersLoadTorch", "Imports torch in every worker, whatever it hosts.", "scheduler.submit.start_cheap",
-        sin=("loads-torch",)),
+        fault=("loads-torch",)),
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Worker processes of the second scheduler that sin on their own side of the stream.
+"""Worker processes of the second scheduler, faulty on their own side of the stream.
 
-    python -m areal_proof.mutants.scheduler_workers SIN DESCRIPTOR
+    python -m areal_proof.mutants.scheduler_workers FAULT DESCRIPTOR
 
-Knows: what each sin replaces in the worker's module, in the worker's own process.
+Knows: what each fault replaces in the worker's module, in the worker's own process.
 Does not know: which mutant starts it.
 """
 
@@ -59,7 +59,7 @@ def _listens_elsewhere() -> None:
 def _serves_strangers() -> None:
     answer = worker._answer
 
-    async def open_door(host: hosts.Host) -> None:
+    async def open_port(host: hosts.Host) -> None:
         import msgspec
         import zmq
         import zmq.asyncio
@@ -72,11 +72,11 @@ def _serves_strangers() -> None:
             result = await host.call(method, decode(body))
             await router.send_multipart([client, msgspec.msgpack.encode((2, number)), *encode(result)])
 
-    doors: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def answering(writer: Any, host: Any, number: int, method: str, args: Any) -> None:
-        if not doors:
-            doors.append(asyncio.create_task(open_door(host)))
+        if not tasks:
+            tasks.append(asyncio.create_task(open_port(host)))
         await answer(writer, host, number, method, args)
 
     worker._answer = answering
@@ -132,7 +132,7 @@ def _calls_anything() -> None:
 
 
 _KEPT: list[socket.socket] = []
-SINS: Mapping[str, Callable[[], None]] = MappingProxyType(
+FAULTS: Mapping[str, Callable[[], None]] = MappingProxyType(
     {
         "pickles": _pickles,
         "outlives": _outlives,
@@ -150,6 +150,6 @@ SINS: Mapping[str, Callable[[], None]] = MappingProxyType(
 
 
 if __name__ == "__main__":
-    SINS[sys.argv[1]]()
+    FAULTS[sys.argv[1]]()
     sys.argv[1:] = sys.argv[-1:]
     worker.main()

@@ -22,14 +22,14 @@ from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
 from areal_local.transports import collective
 from areal_local.transports.collective import CollectiveTransport
-from areal_local.transports.collective_source import CollectiveSource, Keeper
+from areal_local.transports.collective_source import CollectiveSource, GroupCache
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport, _Mapped
 from areal_local.transports.sink import CheckedSink
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, then
 from areal_proof.mutants.weight_parts import PassingSink, PassingSource
-from areal_torch.collective.group import Group
+from areal_torch.collective.group import BroadcastGroup
 from areal_torch.collective.rendezvous import Rendezvous
 
 breaks = breaking("transport/disk", DiskTransport)
@@ -224,7 +224,7 @@ def DoneWithTheLastByte(self: CollectiveTransport, offer: Offer) -> Any:
         def wait_finished(self) -> None:
             self._done = True
 
-    return Source(Rendezvous(offer, self._connections), offer, self._keeper)
+    return Source(Rendezvous(offer, self._connections), offer, self._cache)
 
 
 @breaks_streams("source", "transport.stream.sender_killed", "transport.stream.sender_stops")
@@ -277,12 +277,12 @@ class ReleasesInSilence(CollectiveTransport):
         """Leave the rendezvous as it is; `close` takes all of them."""
 
 
-class _Hoard(Keeper):
+class _Hoard(GroupCache):
     def __init__(self) -> None:
         super().__init__()
-        self.groups: list[Group] = []
+        self.groups: list[BroadcastGroup] = []
 
-    def keep(self, group: Group) -> None:
+    def keep(self, group: BroadcastGroup) -> None:
         self.groups.append(group)
 
 
@@ -296,10 +296,10 @@ STREAMS_ROWS = breaks_streams.rows(
         "transport.stream.named", expect=after(lambda result: (result[0],) * len(result))),
     row("SendsIntoTheVoid", "A sender whose receivers are gone goes on, and finishes.",
         "transport.stream.receiver_leaves", "transport.stream.receiver_killed",
-        sink=lambda self, offer: CheckedSink(_Deaf(Rendezvous(offer, self._connections), offer, self._keeper),
+        sink=lambda self, offer: CheckedSink(_Deaf(Rendezvous(offer, self._connections), offer, self._cache),
             version=offer.version, bucket_bytes=1000)),
     row("KeepsEveryGroup", "Every version has a group of its own, and none is left again.", "transport.stream.clean",
-        __init__=then(lambda self: setattr(self, "_keeper", _Hoard()))),
+        __init__=then(lambda self: setattr(self, "_cache", _Hoard()))),
     row("OneProcessOnly", "Ends meet only in the controller's own process.", "transport.stream.crosses",
         open=gives(location=lambda result: {**result.location, "pid": os.getpid()}),
         sink=before(lambda offer: WeightSyncError("the sender is in another process")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from areal_conformance.benches.pair import TIMEOUT_S, Pair, PairBench
 from areal_conformance.benches.pair_faults import Trouble
-from areal_conformance.benches.pair_workers import SeatedWorker
+from areal_conformance.benches.pair_workers import InProcessWorker
 from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import atol, expect_holds, expect_serves, gap, said, tensors_of, truth
 from areal_conformance.outcome import Inconclusive, Violation, expect
@@ -137,7 +137,7 @@ async def replica_died(bench: PairBench) -> None:
     async with bench.pair(replicas=2) as pair:
         await pair.step(pair.batch(await pair.generate(temperature=1.0)))
         dead = pair.replicas[0]
-        assert isinstance(dead, SeatedWorker)
+        assert isinstance(dead, InProcessWorker)
         dead.faults["receive_weights"] = WorkerDied("rollout/0 ended", why="killed")
         update = await pair.update()
         expect(update.excluded == ("rollout/0",), f"expected rollout/0 to be left out, got {update.excluded}")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from areal_conformance.benches.infer_truth import Oracle
 from areal_conformance.benches.pair import PROMPTS, Pair, PairBench
-from areal_conformance.benches.pair_workers import SeatedWorker
+from areal_conformance.benches.pair_workers import InProcessWorker
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import Generation
 
@@ -81,9 +81,9 @@ async def expect_serves(bench: PairBench, pair: Pair, folder: Path, version: int
 
 def held(bench: PairBench, worker: object) -> dict[str, Tensor]:
     """Return a replica's weights by its witness, where it has one and lives in this process."""
-    if not isinstance(worker, SeatedWorker):
+    if not isinstance(worker, InProcessWorker):
         return {}
-    seen = bench.infer.adapter.witness(worker.seat._engine)  # type: ignore[attr-defined]
+    seen = bench.infer.adapter.witness(worker.service._engine)  # type: ignore[attr-defined]
     return {} if seen is None else dict(seen.tensors())
 
 

@@ -30,7 +30,7 @@ _WATCHDOGS_PATIENCE = 2
 """A device backend's own watchdog ends the process over a broadcast that is late; `broadcast` has to give up first."""
 
 
-class Group:
+class BroadcastGroup:
     """One process's rank in a group. Broadcasts come from rank 0.
 
     Raises:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from areal_core.plugins.devices import accelerators
-from areal_core.plugins.findings import Finding, Level, Report
+from areal_core.plugins.findings import Finding, Report, Severity
 from areal_core.plugins.hooks import Hooks
 from areal_core.plugins.lookup_errors import not_found_anywhere
 from areal_core.plugins.registry import Registry, default_registry
@@ -28,7 +28,7 @@ from areal_local.doctor.installed import check_discovery, check_hooks, check_row
 from areal_local.doctor.packages import check_packages
 from areal_local.inventory import inventory
 
-_MARKS = {Level.OK: "[green]ok     [/]", Level.WARNING: "[yellow]warning[/]", Level.ERROR: "[red]error  [/]"}
+_MARKS = {Severity.OK: "[green]ok     [/]", Severity.WARNING: "[yellow]warning[/]", Severity.ERROR: "[red]error  [/]"}
 
 
 def doctor(
@@ -66,7 +66,7 @@ def examine(registry: Registry, folder: Path, *, backend: str | None, deep: bool
     findings = [*check_host(folder, kinds), *check_packages(), *check_discovery(registry.discovery)]
     findings += check_rows(rows, wanted=backend is not None)
     if deep:
-        has_torch = any(f.code == "core.torch" and f.level is Level.OK for f in findings)
+        has_torch = any(f.code == "core.torch" and f.level is Severity.OK for f in findings)
         findings += check_deep(rows, torch=has_torch)
     devices = {kind.name: len(seen) for kind in kinds if (seen := kind.see(os.environ))}
     hooks = Hooks(registry.discovery.hooks)
@@ -82,7 +82,7 @@ def render_text(report: Report, console: Console) -> None:
         line = f"{_MARKS[finding.level]} {escape(finding.subject)}: {escape(finding.what)}"
         code = f" [dim][{finding.code}][/]".replace("[AREAL", "\\[AREAL") if finding.code.startswith("AREAL") else ""
         console.print(line + code, soft_wrap=True, highlight=False)
-        if finding.fix and finding.level is not Level.OK:
+        if finding.fix and finding.level is not Severity.OK:
             console.print(f"        fix: {finding.fix}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"\n{_verdict(report.findings)}", highlight=False)
 
@@ -100,5 +100,5 @@ def render_json(report: Report) -> str:
 
 def _verdict(findings: Sequence[Finding]) -> str:
     counts = Counter(finding.level for finding in findings)
-    parts = [f"{counts[level]} {level}" for level in Level if counts[level]]
+    parts = [f"{counts[level]} {level}" for level in Severity if counts[level]]
     return f"{len(findings)} checks: {', '.join(parts)}"

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from areal_core.plugins.describe import noun
 from areal_core.plugins.extensions import EnginePython
-from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.findings import Finding, Severity
 from areal_local.inventory import Row
 
 LIMIT_S = 60.0
@@ -90,7 +90,7 @@ def _loaded(row: Row, limit_s: float) -> Finding:
     if failure:
         return Finding(
             code="AREAL-E103",
-            level=Level.ERROR,
+            level=Severity.ERROR,
             subject=subject,
             what=f"loading it failed: {failure}",
             fix=f'load it by hand: python -c "import {_module(row)}"',
@@ -98,8 +98,8 @@ def _loaded(row: Row, limit_s: float) -> Finding:
     last = (output.strip().splitlines() or [""])[-1]
     if last.startswith('{"code"'):
         error = json.loads(last)
-        return Finding(code=error["code"], level=Level.ERROR, subject=subject, what=error["what"], fix=error["fix"])
-    return Finding(code="plugins.load", level=Level.OK, subject=subject, what="loads")
+        return Finding(code=error["code"], level=Severity.ERROR, subject=subject, what=error["what"], fix=error["fix"])
+    return Finding(code="plugins.load", level=Severity.OK, subject=subject, what="loads")
 
 
 def _imported(row: Row, python: EnginePython, limit_s: float) -> Finding:
@@ -108,12 +108,12 @@ def _imported(row: Row, python: EnginePython, limit_s: float) -> Finding:
     if failure:
         return Finding(
             code="plugins.environment",
-            level=Level.ERROR,
+            level=Severity.ERROR,
             subject=subject,
             what=f"importing {python.engine} under {python.path} failed: {failure}",
             fix=f"{python.create_command} --force",
         )
-    return Finding(code="plugins.environment", level=Level.OK, subject=subject, what=f"{python} can be imported")
+    return Finding(code="plugins.environment", level=Severity.OK, subject=subject, what=f"{python} can be imported")
 
 
 def _module(row: Row) -> str:
@@ -123,6 +123,6 @@ def _module(row: Row) -> str:
 def _torch_works(limit_s: float) -> Finding:
     output, failure = run_child(["-c", _TORCH], limit_s)
     if not failure:
-        return Finding(code="core.torch.works", level=Level.OK, subject="torch", what=output.strip())
+        return Finding(code="core.torch.works", level=Severity.OK, subject="torch", what=output.strip())
     fix = "export GLOO_SOCKET_IFNAME=lo" if "gloo" in failure.lower() else "pip install --force-reinstall torch"
-    return Finding(code="core.torch.works", level=Level.ERROR, subject="torch", what=failure, fix=fix)
+    return Finding(code="core.torch.works", level=Severity.ERROR, subject="torch", what=failure, fix=fix)

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from areal_core.contract.device import Device
-from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.findings import Finding, Severity
 
 GIB = 1 << 30
 MIN_PYTHON = (3, 11)
@@ -48,10 +48,10 @@ def check_host(folder: Path, kinds: Iterable[Device] = (), root: Path = Path("/"
 
 def check_python(version: tuple[int, ...]) -> Finding:
     """Compare the interpreter with the oldest one supported."""
-    level = Level.OK if version >= MIN_PYTHON else Level.ERROR
+    level = Severity.OK if version >= MIN_PYTHON else Severity.ERROR
     wanted = ".".join(map(str, MIN_PYTHON))
     what = f"{'.'.join(map(str, version))} on {platform.system()} {platform.machine()}"
-    fix = "" if level is Level.OK else f"make an environment with Python {wanted} or newer"
+    fix = "" if level is Severity.OK else f"make an environment with Python {wanted} or newer"
     return Finding(code="host.python", level=level, subject="python", what=what, fix=fix)
 
 
@@ -59,16 +59,18 @@ def check_processors() -> Finding:
     """Count the processor cores this process may use, which in a container is not the machine's number."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Finding(
-        code="host.processors", level=Level.OK, subject="processors", what=f"{usable} usable of {os.cpu_count()}"
+        code="host.processors", level=Severity.OK, subject="processors", what=f"{usable} usable of {os.cpu_count()}"
     )
 
 
 def check_memory(available: int, limit: int | None) -> Finding:
     """Judge the memory that is free, and no more than a container may use; both in bytes."""
     usable = available if limit is None else min(available, limit)
-    level = Level.OK if usable >= MIN_MEMORY else Level.WARNING
+    level = Severity.OK if usable >= MIN_MEMORY else Severity.WARNING
     what = f"{_gib(usable)} available" + (f", limited to {_gib(limit)}" if limit is not None else "")
-    fix = "" if level is Level.OK else "a trainer and a generator need 2 GiB even for a small model; free some memory"
+    fix = (
+        "" if level is Severity.OK else "a trainer and a generator need 2 GiB even for a small model; free some memory"
+    )
     return Finding(code="host.memory", level=level, subject="memory", what=what, fix=fix)
 
 
@@ -89,13 +91,13 @@ def check_disk(folder: Path) -> Finding:
     if not os.access(folder, os.W_OK):
         return Finding(
             code="host.disk",
-            level=Level.ERROR,
+            level=Severity.ERROR,
             subject="disk",
             what=f"{folder} is not writable",
             fix="start areal in a folder of your own, or set `out:`",
         )
-    level = Level.OK if free >= MIN_DISK else Level.WARNING
-    fix = "" if level is Level.OK else "free some space, or set `out:` to a folder on another disk"
+    level = Severity.OK if free >= MIN_DISK else Severity.WARNING
+    fix = "" if level is Severity.OK else "free some space, or set `out:` to a folder on another disk"
     return Finding(code="host.disk", level=level, subject="disk", what=f"{_gib(free)} free in {folder}", fix=fix)
 
 
@@ -104,7 +106,7 @@ def check_shared_memory(folder: Path) -> Finding:
     if not folder.is_dir():
         return Finding(
             code="host.shm",
-            level=Level.WARNING,
+            level=Severity.WARNING,
             subject="shared memory",
             what=f"there is no {folder}",
             fix="set weight_sync.transport: disk",
@@ -115,8 +117,8 @@ def check_shared_memory(folder: Path) -> Finding:
 
 def judge_shared_memory(total: int, free: int) -> Finding:
     """Judge a size in bytes; containers start with 64 MiB, too little for the weights of any model."""
-    level = Level.OK if free >= MIN_SHARED_MEMORY else Level.WARNING
-    fix = "" if level is Level.OK else "docker run --shm-size=8g, or set weight_sync.transport: disk"
+    level = Severity.OK if free >= MIN_SHARED_MEMORY else Severity.WARNING
+    fix = "" if level is Severity.OK else "docker run --shm-size=8g, or set weight_sync.transport: disk"
     what = f"{_gib(free)} free of {_gib(total)}"
     return Finding(code="host.shm", level=level, subject="shared memory", what=what, fix=fix)
 
@@ -130,12 +132,12 @@ def check_port(address: str) -> Finding:
     except OSError as exc:
         return Finding(
             code="host.port",
-            level=Level.ERROR,
+            level=Severity.ERROR,
             subject="ports",
             what=f"no port of {address} can be bound: {exc}",
             fix="bring up the loopback interface: ip link set lo up",
         )
-    return Finding(code="host.port", level=Level.OK, subject="ports", what=f"{address}:{port} can be bound")
+    return Finding(code="host.port", level=Severity.OK, subject="ports", what=f"{address}:{port} can be bound")
 
 
 def check_devices(kinds: Iterable[Device]) -> Finding:
@@ -145,7 +147,7 @@ def check_devices(kinds: Iterable[Device]) -> Finding:
         f"{count} x {name} ({kind.name}{', a stand-in' if kind.stand_in else ''})"
         for (kind, name), count in counts.items()
     )
-    return Finding(code="host.devices", level=Level.OK, subject="devices", what=what or "no accelerator, cpu only")
+    return Finding(code="host.devices", level=Severity.OK, subject="devices", what=what or "no accelerator, cpu only")
 
 
 def _gib(size: int) -> str:

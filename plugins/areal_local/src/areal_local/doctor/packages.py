@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from areal_core import __version__
 from areal_core.contract.version import CONTRACT
-from areal_core.plugins.findings import Finding, Level
+from areal_core.plugins.findings import Finding, Severity
 from areal_core.plugins.install import pip_install
 
 MIN_TORCH = "2.11"
@@ -33,10 +33,10 @@ def check_core(installed: str | None) -> Finding:
     contracts = sorted({".".join(map(str, version)) for version in CONTRACT.values()})
     what = f"{__version__}, contract {', '.join(contracts)}"
     if installed == __version__:
-        return Finding(code="core.version", level=Level.OK, subject="areal-core", what=what)
+        return Finding(code="core.version", level=Severity.OK, subject="areal-core", what=what)
     return Finding(
         code="core.version",
-        level=Level.WARNING,
+        level=Severity.WARNING,
         subject="areal-core",
         what=f"{what}, but the installed metadata says {installed or 'nothing'}",
         fix=pip_install("areal-core", options="--force-reinstall --no-deps"),
@@ -58,7 +58,7 @@ def check_original(installed: str | None, command: Path) -> list[Finding]:
     return [
         Finding(
             code="core.original",
-            level=Level.WARNING,
+            level=Severity.WARNING,
             subject="areal",
             what=f"{installed}, another system, is installed as well; the command `areal` is {whose}",
             fix="give each an environment of its own, or start this one with: python -m areal_core.cli.main",
@@ -71,7 +71,7 @@ def check_torch(installed: str | None) -> Finding:
     if installed is None:
         return Finding(
             code="core.torch",
-            level=Level.WARNING,
+            level=Severity.WARNING,
             subject="torch",
             what="not installed; nothing trains in this interpreter",
             fix=pip_install("areal-core[torch]"),
@@ -79,12 +79,12 @@ def check_torch(installed: str | None) -> Finding:
     if Version(installed) < Version(MIN_TORCH):
         return Finding(
             code="core.torch",
-            level=Level.WARNING,
+            level=Severity.WARNING,
             subject="torch",
             what=f"{installed}, older than {MIN_TORCH}",
             fix=f"pip install -U 'torch>={MIN_TORCH}'",
         )
-    return Finding(code="core.torch", level=Level.OK, subject="torch", what=installed)
+    return Finding(code="core.torch", level=Severity.OK, subject="torch", what=installed)
 
 
 def _version(distribution: str) -> str | None:

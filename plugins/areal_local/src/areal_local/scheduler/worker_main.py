@@ -40,7 +40,7 @@ def main() -> None:
     bootstrap = bootstrap_from(line)
     for name, value in network_environment(bootstrap.host).items():
         os.environ.setdefault(name, value)  # what the job or the user set comes first
-    guard = watchdog.post(_STDIN)
+    watchdog_id = watchdog.post(_STDIN)
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -53,7 +53,7 @@ def main() -> None:
     except Exception:  # the last output of the process; nobody is left to catch it
         logger.exception("worker failed")
     finally:
-        watchdog.dismiss(guard)
+        watchdog.dismiss(watchdog_id)
         _flush()
         os._exit(code)
 

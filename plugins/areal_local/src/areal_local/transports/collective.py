@@ -19,10 +19,10 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
-from areal_local.transports.collective_source import CollectiveSource, Keeper
+from areal_local.transports.collective_source import CollectiveSource, GroupCache
 from areal_local.transports.config import CollectiveConfig
 from areal_local.transports.sink import CheckedSink
-from areal_torch.collective.group import Group, choose, place
+from areal_torch.collective.group import BroadcastGroup, choose, place
 from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.collective.rendezvous import Connections, Rendezvous, Store
 
@@ -33,7 +33,7 @@ class CollectiveTransport:
     def __init__(self, config: CollectiveConfig | None = None) -> None:
         self._config = config or CollectiveConfig()
         self._store: Store | None = None
-        self._keeper = Keeper()
+        self._cache = GroupCache()
         self._connections = Connections()
 
     def open(self, version: int) -> Offer:
@@ -63,7 +63,7 @@ class CollectiveTransport:
     def sink(self, offer: Offer) -> CheckedSink:
         """Make the sending end."""
         return CheckedSink(
-            _Broadcaster(Rendezvous(offer, self._connections), offer, self._keeper),
+            _Broadcaster(Rendezvous(offer, self._connections), offer, self._cache),
             version=offer.version,
             bucket_bytes=int(offer.location["bucket_bytes"]),
         )
@@ -74,7 +74,7 @@ class CollectiveTransport:
             raise WeightSyncError(
                 f"version {offer.version} was offered to a sender", why="each receiver has its own offer"
             )
-        return CollectiveSource(Rendezvous(offer, self._connections), offer, self._keeper)
+        return CollectiveSource(Rendezvous(offer, self._connections), offer, self._cache)
 
     def release(self, offer: Offer) -> None:
         """End the transfer, finished or not. Idempotent."""
@@ -83,7 +83,7 @@ class CollectiveTransport:
 
     def close(self) -> None:
         """Leave the group, and end the store with every transfer in it. Idempotent."""
-        self._keeper.close()
+        self._cache.close()
         self._connections.close()
         self._store = None
 
@@ -91,15 +91,15 @@ class CollectiveTransport:
 class _Broadcaster:
     """The sender's `BucketStore`, which stores nothing: `seal` tells the receivers that what they have is a version."""
 
-    def __init__(self, rendezvous: Rendezvous, offer: Offer, keeper: Keeper) -> None:
+    def __init__(self, rendezvous: Rendezvous, offer: Offer, cache: GroupCache) -> None:
         self._rendezvous = rendezvous
         self._version = offer.version
         self._wanted = str(offer.location["backend"])
-        self._keeper = keeper
+        self._cache = cache
         self._names: Sequence[str] = ()
         self._specs: tuple[TensorSpec, ...] = ()
         self._next = 0
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._why = "it was aborted"
 
     def begin(self, manifest: WeightManifest) -> None:
@@ -136,7 +136,7 @@ class _Broadcaster:
         assert self._group is not None
         self._rendezvous.check_open()
         self._rendezvous.post("finished", {})
-        self._keeper.keep(self._group)
+        self._cache.keep(self._group)
         self._group = None
         self._rendezvous.part()
 
@@ -158,14 +158,14 @@ class _Broadcaster:
             )
         self._next += 1
 
-    def _form_group(self, ready: Sequence[Mapping[str, Any]]) -> Group:  # Any: JSON
+    def _form_group(self, ready: Sequence[Mapping[str, Any]]) -> BroadcastGroup:  # Any: JSON
         first, firsts = 1, []
         for told in ready:
             firsts.append(first)
             first += int(told["ranks"])
         held = {str(told["held"]) for told in ready}
         places = [place(), *(str(told["place"]) for told in ready)]
-        kept = self._keeper.take(held.pop() if len(held) == 1 else "")
+        kept = self._cache.take(held.pop() if len(held) == 1 else "")
         if kept is not None and kept.slot.world_size != first:
             kept.close()
             kept = None
@@ -176,7 +176,7 @@ class _Broadcaster:
         if kept is not None:
             return kept
         try:
-            return Group(slot, self._rendezvous.store)
+            return BroadcastGroup(slot, self._rendezvous.store)
         except RuntimeError as error:
             raise self._broken(error) from error
 

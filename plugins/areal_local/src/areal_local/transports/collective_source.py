@@ -16,7 +16,7 @@ from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
 from areal_core.weights.tensors import num_bytes, torch_dtype
 from areal_torch.bucketing import bucket_specs
-from areal_torch.collective.group import Group, place
+from areal_torch.collective.group import BroadcastGroup, place
 from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.collective.rendezvous import Rendezvous
 
@@ -24,12 +24,12 @@ _ALIGNED = 64
 _SENDER = "the sender, trainer rank 0"
 
 
-class Keeper:
+class GroupCache:
     """The group a process keeps between versions. It is out while a transfer uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: Group | None = None
+        self._kept: BroadcastGroup | None = None
         self._closed = False
 
     def held(self) -> str:
@@ -37,7 +37,7 @@ class Keeper:
         with self._lock:
             return self._kept.slot.group_name if self._kept else ""
 
-    def take(self, name: str) -> Group | None:
+    def take(self, name: str) -> BroadcastGroup | None:
         """Hand the kept group over if it has this name; else drop it, for it will not be used again."""
         with self._lock:
             group, self._kept = self._kept, None
@@ -46,7 +46,7 @@ class Keeper:
             return None
         return group
 
-    def keep(self, group: Group) -> None:
+    def keep(self, group: BroadcastGroup) -> None:
         """Keep a group that is whole."""
         with self._lock:
             old, self._kept = (group, None) if self._closed else (self._kept, group)
@@ -64,13 +64,13 @@ class Keeper:
 class CollectiveSource:
     """A receiver: `buckets` joins the group here; `take_slot` lets an engine's own workers join it instead."""
 
-    def __init__(self, rendezvous: Rendezvous, offer: Offer, keeper: Keeper) -> None:
+    def __init__(self, rendezvous: Rendezvous, offer: Offer, cache: GroupCache) -> None:
         self._rendezvous = rendezvous
         self._version = offer.version
         self._bucket_bytes = int(offer.location["bucket_bytes"])
-        self._keeper = keeper
+        self._cache = cache
         self._manifest: WeightManifest | None = None
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._why = "it closed its source before the end"
         self._open = True
         self._done = False
@@ -129,7 +129,7 @@ class CollectiveSource:
                 yield self._receive(specs, memory)
                 self._must_be_open()
             self.wait_finished()
-            self._keeper.keep(self._group)
+            self._cache.keep(self._group)
             self._group = None
         except RuntimeError as error:
             raise self._broken(error) from error
@@ -149,9 +149,9 @@ class CollectiveSource:
         if group is not None:
             group.close()
 
-    def _join(self) -> Group:
-        slot = self.take_slot(1, device=place(), held=self._keeper.held())
-        return self._keeper.take(slot.group_name) or Group(slot, self._rendezvous.store)
+    def _join(self) -> BroadcastGroup:
+        slot = self.take_slot(1, device=place(), held=self._cache.held())
+        return self._cache.take(slot.group_name) or BroadcastGroup(slot, self._rendezvous.store)
 
     def _receive(self, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
         assert self._group is not None

@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from areal_serving.weights import fingerprint
-from areal_torch.collective.group import Group
+from areal_torch.collective.group import BroadcastGroup
 from areal_torch.collective.rank_slot import RankSlot
 from areal_vllm.inside import loading
 
@@ -55,7 +55,7 @@ class GroupWeightTransferEngine(WeightTransferEngine[RankSlotInfo, BroadcastInfo
 
     init_info_cls = RankSlotInfo
     update_info_cls = BroadcastInfo
-    _group: Group | None = None
+    _group: BroadcastGroup | None = None
     _wanted: set[str]
 
     def init_transfer_engine(self, init_info: RankSlotInfo) -> None:
@@ -66,7 +66,7 @@ class GroupWeightTransferEngine(WeightTransferEngine[RankSlotInfo, BroadcastInfo
         rank = init_info.first_rank + self.parallel_config.rank
         slot = RankSlot(**{**vars(init_info), "first_rank": rank, "num_ranks": 1})
         store = TCPStore(slot.address, slot.port, is_master=False, wait_for_workers=False)
-        self._group = Group(slot, store)
+        self._group = BroadcastGroup(slot, store)
 
     def start_weight_update(self) -> None:
         """Open every layer for loading."""

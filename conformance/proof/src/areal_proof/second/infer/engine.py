@@ -37,7 +37,7 @@ from areal_proof.second.infer.loading import Loaded, load
 from areal_proof.second.infer.requests import Seat, Token, check_request
 from areal_proof.second.infer.sampling import distribution, draw, penalised, uniform
 from areal_proof.second.infer.scoring import scores
-from areal_proof.second.infer.stage import Stage
+from areal_proof.second.infer.stage import IncomingWeights
 from areal_proof.second.infer.structure import StructuredText
 from areal_proof.second.infer.tools import parse
 
@@ -51,7 +51,7 @@ class SecondInferenceEngine:
         self._loaded: Loaded | None = None
         self._weights: Mapping[str, Tensor] | None = None
         self._version = 0
-        self._staged: Stage | None = None
+        self._staged: IncomingWeights | None = None
         self._receiving: object | None = None
         self._adapters: dict[str, Adapter] = {}
         self._prefixes: dict[tuple[object, ...], tuple[Tensor, Tensor | None]] = {}
@@ -348,10 +348,10 @@ class SecondInferenceEngine:
         if version <= self._version:
             raise VersionRegressed(f"version {version} was offered", why=f"version {self._version} is serving already")
 
-    def _new_stage(self, manifest: WeightManifest, version: int) -> Stage:
+    def _new_stage(self, manifest: WeightManifest, version: int) -> IncomingWeights:
         if manifest.version != version:
             raise WeightSyncError(f"version {version} was announced", why=f"the source holds {manifest.version}")
-        return Stage(needs=self._require().needs, manifest=manifest)
+        return IncomingWeights(needs=self._require().needs, manifest=manifest)
 
     def _check_wanted(self, mine: object, version: int) -> None:
         if self._receiving is not mine:

@@ -52,7 +52,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 @define(kw_only=True, eq=False)
-class Stage:
+class IncomingWeights:
     """One version being taken in. `tensors` is complete once `receipt` returns."""
 
     needs: Needs
