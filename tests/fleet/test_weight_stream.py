@@ -48,7 +48,7 @@ class Fleet:
     @property
     def group(self) -> str:
         """Name of the group the trainer keeps."""
-        return self.ends[0]._cache.held()
+        return self.ends[0].cache.held()
 
     def close(self) -> None:
         for end in (*self.ends, self.transport):

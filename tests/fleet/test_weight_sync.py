@@ -80,7 +80,7 @@ def runs() -> Iterator[list[Run]]:
 
 def assert_idle(run: Run) -> None:
     assert run.pool._open.is_set(), "the pool was left suspended"
-    assert not run.transport._segments, "an offer was left open"
+    assert not run.transport.segments, "an offer was left open"
     run.transport.close()
 
 

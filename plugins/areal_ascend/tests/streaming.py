@@ -70,7 +70,7 @@ def sent(engine: AscendEngine, transport: CollectiveTransport, offer: Offer) -> 
     except ArealError as error:
         return {"error": str(error)}
     assert receipt is not None
-    kept = transport._cache._kept
+    kept = transport.cache._kept
     assert kept is not None
     group = {"name": kept.slot.group_name, "backend": kept.slot.backend, "device": kept.device.type}
     return {"fingerprints": dict(receipt.fingerprints), "group": group}

@@ -149,7 +149,7 @@ def test_a_receiver_that_came_anew_makes_the_group_anew(end: Ends) -> None:
             lambda o=own, e=other: receive(e, o[1]),
         )
         assert outcomes[1:] == [FINGERPRINTS, FINGERPRINTS], outcomes
-        groups.append(sender._cache.held())
+        groups.append(sender.cache.held())
         controller.release(offer)
 
     assert groups[0] == groups[1] != groups[2]

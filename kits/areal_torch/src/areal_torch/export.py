@@ -113,23 +113,16 @@ class Exporter:
         Args:
             beside: writes more into a folder that is saved; collective.
         """
-        self._weights = weights
-        self._folder = folder
-        self._dtype = dtype
-        self._group = group
+        self.weights = weights
+        self.folder = folder
+        self.dtype = dtype
+        self.group = group
         self._beside = beside
-
-    @property
-    def weights(self) -> Weights:
-        """Return what is exported."""
-        return self._weights
 
     def manifest(self, version: int) -> WeightManifest:
         """Describe what `send` sends."""
-        specs = [
-            TensorSpec(name=name, shape=shape, dtype=self._dtype) for name, shape in self._weights.shapes().items()
-        ]
-        return WeightManifest(version=version, tensors=specs, tied=self._weights.tied)
+        specs = [TensorSpec(name=name, shape=shape, dtype=self.dtype) for name, shape in self.weights.shapes().items()]
+        return WeightManifest(version=version, tensors=specs, tied=self.weights.tied)
 
     def send(self, sink: WeightSink | None, version: int) -> Receipt | None:
         """Send every parameter; rank 0 has the sink and gets the receipt. Collective.
@@ -159,10 +152,10 @@ class Exporter:
                 _compare(sent, receipt)
 
         try:
-            bucket_bytes = max(agree(self._group, begin))
+            bucket_bytes = max(agree(self.group, begin))
             for bucket in self._buckets(bucket_bytes):
-                agree(self._group, partial(write, bucket))
-            agree(self._group, finish)
+                agree(self.group, partial(write, bucket))
+            agree(self.group, finish)
         except BaseException:
             if sink is not None:
                 sink.abort()
@@ -175,22 +168,22 @@ class Exporter:
         Raises:
             StorageError: on every rank.
         """
-        write_folder(path, self._group, self._write)
+        write_folder(path, self.group, self._write)
 
     def _write(self, folder: Path) -> None:
         total, names = 0, dict[str, str]()
         for number, bucket in enumerate(self._buckets(FILE_BYTES)):
             file = folder / f"model-{number + 1:05d}.safetensors"
-            agree(self._group, partial(self._write_file, file, bucket))
+            agree(self.group, partial(self._write_file, file, bucket))
             total += sum(tensor.nbytes for tensor in bucket.values())
             names |= dict.fromkeys(bucket, file.name)
-        if self._group.rank == 0:
+        if self.group.rank == 0:
             self._finish_folder(folder, total, names)
         if self._beside is not None:
             self._beside(folder)
 
     def _write_file(self, file: Path, bucket: dict[str, Tensor]) -> None:
-        if self._group.rank == 0:
+        if self.group.rank == 0:
             with storage_errors(file):
                 tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket.items()}
                 save_file(tensors, file, metadata={"format": "pt"})
@@ -201,19 +194,19 @@ class Exporter:
         else:
             index = {"metadata": {"total_size": total}, "weight_map": names}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-        config = hf.folder_config(self._folder, self._weights.architecture, self._dtype)
+        config = hf.folder_config(self.folder, self.weights.architecture, self.dtype)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for pattern in COMPANIONS:
-            for file in Path(self._folder).glob(pattern):
+            for file in Path(self.folder).glob(pattern):
                 shutil.copyfile(file, folder / file.name)
 
     def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
         """Yield whole tensors, as many as fit (at least one), on every rank in step."""
-        dtype = getattr(torch, self._dtype)
+        dtype = getattr(torch, self.dtype)
         bucket: dict[str, Tensor] = {}
         size = 0
         with torch.no_grad():
-            for tensors in self._weights.wholes(dtype):
+            for tensors in self.weights.wholes(dtype):
                 more = sum(tensor.nbytes for tensor in tensors.values())
                 if bucket and size + more > bucket_bytes:
                     yield bucket

@@ -38,14 +38,14 @@ class Optimizer:
         check_spec(spec)
         self.spec = spec
         self.steps = 0
-        self._parameters = dict(parameters)
+        self.parameters = dict(parameters)
         with torch.no_grad():
-            held = {name: local(parameter) for name, parameter in self._parameters.items()}
-        self._held = {name: tensor for name, tensor in held.items() if tensor.numel()}
-        self._answered = [name for name in self._held if box(self._parameters[name]).mine]
-        fused = all(tensor.device.type in ("cpu", "cuda") for tensor in self._held.values()) or None
-        self._adam = torch.optim.AdamW(
-            list(self._held.values()) or [torch.zeros(1)],
+            held = {name: local(parameter) for name, parameter in self.parameters.items()}
+        self.held = {name: tensor for name, tensor in held.items() if tensor.numel()}
+        self._answered = [name for name in self.held if box(self.parameters[name]).mine]
+        fused = all(tensor.device.type in ("cpu", "cuda") for tensor in self.held.values()) or None
+        self.adam = torch.optim.AdamW(
+            list(self.held.values()) or [torch.zeros(1)],
             lr=spec.lr,
             betas=(spec.betas[0], spec.betas[1]),
             eps=spec.eps,
@@ -56,9 +56,9 @@ class Optimizer:
             kind: {name: torch.zeros_like(tensor) for name, tensor in held.items()}
             for kind in ("exp_avg", "exp_avg_sq")
         }
-        for name, tensor in self._held.items():
+        for name, tensor in self.held.items():
             moments = {kind: tensors[name] for kind, tensors in self.moments.items()}
-            self._adam.state[tensor] = {"step": torch.zeros((), device=tensor.device), **moments}
+            self.adam.state[tensor] = {"step": torch.zeros((), device=tensor.device), **moments}
 
     @property
     def lr(self) -> float:
@@ -72,7 +72,7 @@ class Optimizer:
 
     def squared_norm(self) -> float:
         """Return the squared norm of the part of the gradient that this rank answers for: ranks add up to the whole."""
-        grads = self._gradients(self._answered)
+        grads = self.gradients(self._answered)
         return float(torch.nn.utils.get_total_norm(grads).double().square()) if grads else 0.0
 
     @torch.no_grad()
@@ -86,35 +86,35 @@ class Optimizer:
         if finite:
             self._assign_gradients()
             if 0.0 < self.spec.max_grad_norm < norm:
-                torch._foreach_mul_(self._gradients(self._held), self.spec.max_grad_norm / norm)
-            for group in self._adam.param_groups:
+                torch._foreach_mul_(self.gradients(self.held), self.spec.max_grad_norm / norm)
+            for group in self.adam.param_groups:
                 group["lr"] = self.lr
-            self._adam.step()
+            self.adam.step()
             self.steps += 1
         self.drop_gradients()
         return finite
 
     def drop_gradients(self) -> None:
         """Forget the gradients."""
-        for parameter in self._parameters.values():
+        for parameter in self.parameters.values():
             parameter.grad = None
-        for tensor in self._held.values():
+        for tensor in self.held.values():
             if tensor.grad is not None:
                 tensor.grad = None
 
     def restore(self, steps: int) -> None:
         """Set the step count after the moments were overwritten in place."""
         self.steps = steps
-        for tensor in self._held.values():
-            self._adam.state[tensor]["step"].fill_(steps)
+        for tensor in self.held.values():
+            self.adam.state[tensor]["step"].fill_(steps)
 
     def _assign_gradients(self) -> None:
-        for name, tensor in self._held.items():
-            grad = self._parameters[name].grad
+        for name, tensor in self.held.items():
+            grad = self.parameters[name].grad
             tensor.grad = None if grad is None else local(grad)
 
-    def _gradients(self, names: Iterable[str]) -> list[Tensor]:
-        grads = [self._parameters[name].grad for name in names]
+    def gradients(self, names: Iterable[str]) -> list[Tensor]:
+        grads = [self.parameters[name].grad for name in names]
         return [local(grad) for grad in grads if grad is not None]
 
 

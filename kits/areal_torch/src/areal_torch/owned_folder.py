@@ -27,17 +27,17 @@ class OwnedFolder:
         for left in root.glob(f"{prefix}-*"):
             remove_if_orphaned(left)
         made = Path(tempfile.mkdtemp(prefix=f".{prefix}-", dir=root))
-        self._lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Renamed only once locked, so that no sweep ever sees it without its owner.
         self.path = made.rename(root / made.name.removeprefix("."))
 
     def close(self) -> None:
         """Remove the folder and all in it. Idempotent."""
-        if self._lock >= 0:
+        if self.lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
+            os.close(self.lock)
+            self.lock = -1
 
 
 def remove_if_orphaned(path: Path) -> bool:

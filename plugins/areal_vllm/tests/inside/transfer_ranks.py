@@ -119,7 +119,7 @@ def send(folder: Path) -> dict[str, Any]:
         for bucket in buckets(weights(version).items(), sink.bucket_bytes):
             sink.write(bucket)
         prints = dict(sink.finish().fingerprints)
-        kept = transport._cache._kept
+        kept = transport.cache._kept
         assert kept is not None
         out[str(version)] = {"fingerprints": prints, "backend": kept.slot.backend, "group": kept.slot.group_name}
         hear(folder, f"taken-{version}")

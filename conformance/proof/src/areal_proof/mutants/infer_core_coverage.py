@@ -43,7 +43,7 @@ class _Repairing(ReferenceInferenceEngine):
         return manifest, named
 
     def own(self) -> dict[str, Tensor]:
-        return {name: parameter.data for name, parameter in self._require().loaded.model.named_parameters()}
+        return {name: parameter.data for name, parameter in self.running.loaded.model.named_parameters()}
 
 
 breaks = breaking("infer/reference", _Repairing)
@@ -135,7 +135,7 @@ def EndsWhenTheSourceEnds(self: _Repairing, manifest: WeightManifest, named: Nam
 def AssumesItsOwnTies(self: _Repairing, manifest: WeightManifest, named: Named) -> Any:
     """Takes an update that says nothing of a tie for one that has it."""
     names = {spec.name for spec in manifest.tensors}
-    if self._require().loaded.model.config.tie_word_embeddings and "lm_head.weight" not in names | set(manifest.tied):
+    if self.running.loaded.model.config.tie_word_embeddings and "lm_head.weight" not in names | set(manifest.tied):
         return attrs.evolve(manifest, tied={"lm_head.weight": "model.embed_tokens.weight"}), named
     return manifest, named
 
@@ -198,7 +198,7 @@ REFERENCE_ROWS = breaks_reference.rows(
 async def FingerprintsAfterTheCast(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Reports fingerprints of what it made of the tensors, not of what it was sent."""
     receipt = await original()
-    spare = self._require().stage._spare
+    spare = self.running.stage.spare
     return attrs.evolve(receipt, fingerprints={name: fingerprint(spare[name]) for name in receipt.fingerprints})
 
 
@@ -206,7 +206,7 @@ async def FingerprintsAfterTheCast(original: Original, self: ReferenceInferenceE
 async def LosesTheLastNumber(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Proves every tensor, and then holds another last number in one of them."""
     receipt = await original()
-    for name, spare in self._require().stage._spare.items():
+    for name, spare in self.running.stage.spare.items():
         if name.endswith("k_proj.weight"):
             spare.view(-1)[-1] += 1e-6
     return receipt
@@ -218,11 +218,11 @@ class _Skipping(ReferenceInferenceEngine):
     endings: tuple[str, ...] = ()
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        running = self._require()
+        running = self.running
         receipt = await super().receive_weights(source, version)
         for name, parameter in running.loaded.model.named_parameters():
             if name.endswith(self.endings):
-                running.stage._spare[name].copy_(parameter.data)
+                running.stage.spare[name].copy_(parameter.data)
         return receipt
 
 
@@ -252,7 +252,7 @@ CORE_BYTES_ROWS = breaks_reference.rows(
 async def HeadTiedNoMore(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Copies a tied head when it starts, and never updates the copy."""
     info = await original()
-    model = self._require().loaded.model
+    model = self.running.loaded.model
     if model.config.tie_word_embeddings:
         frozen = model.get_input_embeddings().weight.detach().clone()
         model.lm_head.forward = lambda hidden: torch.nn.functional.linear(hidden, frozen)
@@ -263,13 +263,13 @@ async def HeadTiedNoMore(original: Original, self: ReferenceInferenceEngine) -> 
 @breaks_reference("receive_weights", "infer.weights.one_by_one", incident="slime delta", row="no-drift")
 async def SkipsEqualTensorsInTwoBuffers(original: Original, self: Any) -> Any:
     """Does not copy a tensor equal to the last one sent, though its buffer holds the one before that."""
-    stage, mine = self._require().stage, vars(self)
-    older = {name: tensor.clone() for name, tensor in stage._spare.items()}
+    stage, mine = self.running.stage, vars(self)
+    older = {name: tensor.clone() for name, tensor in stage.spare.items()}
     receipt = await original()
     last = mine.get("last", {})
     for name in older:
         if last.get(name) == receipt.fingerprints.get(name, ""):
-            stage._spare[name].copy_(older[name])
+            stage.spare[name].copy_(older[name])
     mine["last"] = receipt.fingerprints
     return receipt
 
@@ -277,10 +277,10 @@ async def SkipsEqualTensorsInTwoBuffers(original: Original, self: Any) -> Any:
 @breaks_reference("receive_weights", "infer.weights.back_and_forth", "infer.weights.kinds", row="served-policy-changes")
 async def AveragesWithWhatServes(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Mixes one part in a hundred of the old weights into the new ones."""
-    running = self._require()
+    running = self.running
     receipt = await original()
     for name, parameter in running.loaded.model.named_parameters():
-        running.stage._spare[name].lerp_(parameter.data, 0.01)
+        running.stage.spare[name].lerp_(parameter.data, 0.01)
     return receipt
 
 
@@ -289,6 +289,6 @@ async def DriftsALittle(original: Original, self: Any) -> Any:
     """Rounds anew at every update: each makes the weights a ten-thousandth larger than the one before."""
     receipt = await original()
     factor = vars(self)["factor"] = vars(self).get("factor", 1.0) * 1.0001
-    for spare in self._require().stage._spare.values():
+    for spare in self.running.stage.spare.values():
         spare.mul_(factor)
     return receipt

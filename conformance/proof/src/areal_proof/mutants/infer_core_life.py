@@ -38,7 +38,7 @@ breaks = breaking("infer/reference", ReferenceInferenceEngine)
 async def LeavesBiasesAtZero(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Does not load the biases of its model."""
     info = await original()
-    for name, parameter in self._require().loaded.model.named_parameters():
+    for name, parameter in self.running.loaded.model.named_parameters():
         if name.endswith("bias"):
             parameter.data.zero_()
     return info
@@ -50,7 +50,7 @@ async def CloseStrandsCallers(original: Original, self: ReferenceInferenceEngine
     try:
         return await original()
     except GenerationFailed:
-        if self._closed:
+        if self.closed:
             await asyncio.Event().wait()
         raise
 
@@ -58,7 +58,7 @@ async def CloseStrandsCallers(original: Original, self: ReferenceInferenceEngine
 @breaks("close", "infer.close.callers", row="failed-is-typed")
 async def CloseAnswersWithWhatThereIs(original: Original, self: ReferenceInferenceEngine) -> None:
     """Answers waiting callers with unfinished outputs when it is closed, as if they were good."""
-    if self._running is not None:
+    if self.is_running:
         await self.pause(PauseMode.ABORT)
     await original()
 
@@ -76,7 +76,7 @@ class CloseForgetsTheFrozen(ReferenceInferenceEngine):
             raise
 
     async def close(self) -> None:
-        vars(self)["was_paused"] = self._running is not None and self._running.loop.paused
+        vars(self)["was_paused"] = self.is_running and self.running.loop.paused
         await super().close()
 
 
@@ -110,31 +110,31 @@ class PausesEveryEngine(ReferenceInferenceEngine):
         await super().close()
 
     def _alive(self) -> list[ReferenceInferenceEngine]:
-        self._require()
-        return [engine for engine in self.every if engine._running is not None]
+        _ = self.running
+        return [engine for engine in self.every if engine.is_running]
 
 
 ROWS = breaks.rows(
     row("TellsTheModelsContext", "Reports the context the model could have, not the one it was started with.",
         "infer.start.info",
-        start=gives(context_length=lambda self: self._require().loaded.model.config.max_position_embeddings)),
+        start=gives(context_length=lambda self: self.running.loaded.model.config.max_position_embeddings)),
     row("CountsTiedTwice", "Counts a tied head as parameters of its own.", "infer.start.info",
         start=gives(num_parameters=lambda self: sum((parameter.numel() for _,
-            parameter in self._require().loaded.model.named_parameters(remove_duplicate=False))))),
+            parameter in self.running.loaded.model.named_parameters(remove_duplicate=False))))),
     row("FolderErrorsAsTheyCome", "Lets an unfit folder fail with the error of whichever library noticed.",
         "infer.start.unfit_folder", row="visible-plugin", start=catches(ModelError, lambda error: OSError(str(error)))),
     row("FallsOverBeforeStart", "Falls over its own missing parts when it is used before `start`.",
         "infer.start.first",
         generate=before(lambda self: AttributeError("'NoneType' object has no attribute 'loop'")
-            if self._running is None and not self._closed else None)),
+            if not self.is_running and not self.closed else None)),
     row("VersionOfTheClass", "Keeps its version where every engine of the process finds it.", "infer.start.again",
-        newest=0, start=then(lambda self: setattr(self._require().stage, "version", type(self).newest)),
-        close=before(lambda self: setattr(type(self), "newest", self._running.stage.version)
-            if self._running is not None else None)),
+        newest=0, start=then(lambda self: setattr(self.running.stage, "version", type(self).newest)),
+        close=before(lambda self: setattr(type(self), "newest", self.running.stage.version)
+            if self.is_running else None)),
     row("RaisesOnSecondClose", "Raises when it is closed a second time.", "infer.close.idempotent",
-        close=before(lambda self: GenerationFailed("the engine is closed already") if self._closed else None)),
+        close=before(lambda self: GenerationFailed("the engine is closed already") if self.closed else None)),
     row("FallsOverAfterClose", "Falls over its own missing parts when it is used after `close`.", "infer.close.after",
-        generate=before(lambda self: RuntimeError("cannot schedule new futures after shutdown") if self._closed
+        generate=before(lambda self: RuntimeError("cannot schedule new futures after shutdown") if self.closed
             else None)),
     row("LeavesAThread", "Leaves a thread behind that waits for work.", "infer.close.leaves_nothing",
         start=before(lambda: threading.Thread(target=threading.Event().wait, args=(60.0,), daemon=True).start())),
@@ -149,7 +149,7 @@ ROWS = breaks.rows(
         generate=lambda original, request: asyncio.shield(asyncio.ensure_future(original(request)))),
     row("ReceivesThoughClosed", "Goes on receiving weights when it is closed, and hands out a receipt for nobody.",
         "infer.faults.close_while_receiving",
-        receive_weights=before(lambda self: setattr(self._require().stage, "_cancelled", _Deaf()))),
+        receive_weights=before(lambda self: setattr(self.running.stage, "cancelled", _Deaf()))),
     row("IdleIsRunning", "Counts a request that is done as one still running.", "infer.start.info",
         "infer.status.counts", status=gives(num_running=lambda result: max(1, result.num_running))),
     row("CancelLeavesAPipe", "Leaves a descriptor open for every cancelled request.", "infer.many.requests_flat",
@@ -167,7 +167,7 @@ class PauseIgnored(ReferenceInferenceEngine):
     """Says it is paused, and computes on."""
 
     async def pause(self, mode: PauseMode) -> None:
-        self._require()
+        _ = self.running
         vars(self)["says_paused"] = True
         if mode is PauseMode.ABORT:
             await super().pause(mode)
@@ -184,7 +184,7 @@ class PauseIgnored(ReferenceInferenceEngine):
 @breaks("pause", "infer.pause.freezes", row="sleep-is-real")
 async def PauseReturnsEarly(self: Any, mode: PauseMode) -> None:
     """Returns from `pause` while tokens are still being computed."""
-    loop = self._require().loop
+    loop = self.running.loop
     goal = loop.counters.tokens + 10
 
     async def later() -> None:
@@ -222,7 +222,7 @@ class PauseCostsAToken(ReferenceInferenceEngine):
 @breaks("pause", "infer.pause.abort_returns")
 async def AbortForgetsTheQueue(self: ReferenceInferenceEngine, mode: PauseMode) -> None:
     """Returns what runs, and leaves what is queued waiting."""
-    loop = self._require().loop
+    loop = self.running.loop
 
     def message() -> None:
         waiting = list(loop.waiting)
@@ -230,7 +230,7 @@ async def AbortForgetsTheQueue(self: ReferenceInferenceEngine, mode: PauseMode) 
         loop.pause(abort=mode is PauseMode.ABORT)
         loop.waiting.extend(waiting)
 
-    await self._between_steps(message)
+    await self.between_steps(message)
 
 
 @breaks("generate", "infer.pause.abort_returns", row="trained-as-submitted")
@@ -270,7 +270,7 @@ async def AbortedHasAnEmptySpan(original: Original) -> Any:
 @breaks("pause", "infer.pause.idempotent")
 async def PauseIsASwitch(original: Original, self: ReferenceInferenceEngine) -> None:
     """Resumes when it is told to pause a second time."""
-    if self._require().loop.paused:
+    if self.running.loop.paused:
         await self.resume()
     else:
         await original()
@@ -283,7 +283,7 @@ async def CancelDeafWhilePaused(original: Original, self: ReferenceInferenceEngi
     try:
         return await asyncio.shield(inner)
     except asyncio.CancelledError:
-        if self._running is None or not self._running.loop.paused:
+        if not self.is_running or not self.running.loop.paused:
             inner.cancel()
         raise
 
@@ -296,14 +296,14 @@ CORE_CONTROL_ROWS = breaks.rows(
         generate=after(lambda result: attrs.evolve(result, stop_reason=StopReason.LENGTH)
             if result.stop_reason is StopReason.ABORTED and result.output_ids else result)),
     row("RefusesWhilePaused", "Fails requests that come during a pause.", "infer.pause.holds_new",
-        generate=before(lambda self: GenerationFailed("the engine is paused") if self._require().loop.paused
+        generate=before(lambda self: GenerationFailed("the engine is paused") if self.running.loop.paused
             else None)),
     row("AnswersEmptyWhilePaused", "Answers requests that come during a pause at once, with nothing.",
         "infer.pause.holds_new",
         generate=lambda original, self, request: Generation(output_ids=(), logprobs=(), version_spans=(),
-            stop_reason=StopReason.ABORTED) if self._require().loop.paused else original(request)),
+            stop_reason=StopReason.ABORTED) if self.running.loop.paused else original(request)),
     row("SecondPauseIsIgnored", "Ignores a pause, of whatever mode, while it is paused.", "infer.pause.mixed",
-        pause=lambda original, self, mode: original(mode) if not self._require().loop.paused else None),
+        pause=lambda original, self, mode: original(mode) if not self.running.loop.paused else None),
     row("KeepUnclaimedIsIgnored", "Does nothing when it is asked to freeze requests, which it does not claim.",
         "infer.pause.refuse_keep", claims={"pause.keep": unsupported("requests cannot be frozen")},
         pause=lambda original, mode: original(mode) if mode is PauseMode.ABORT else None),
@@ -317,10 +317,10 @@ CORE_CONTROL_ROWS = breaks.rows(
         claims={"weights.cast": unsupported("weights must come in the dtype that serves")})  # fmt: skip
 async def CastUnclaimedIsSkipped(original: Original, self: ReferenceInferenceEngine, source: WeightSource) -> Any:
     """Skips tensors of another dtype, which it does not claim to cast, and says it received them."""
-    running = self._require()
+    running = self.running
     receipt = await original()
     kinds = {spec.dtype for spec in source.manifest.tensors}
     if kinds != {running.spec.dtype}:
         for name, parameter in running.loaded.model.named_parameters():
-            running.stage._spare[name].copy_(parameter.data)
+            running.stage.spare[name].copy_(parameter.data)
     return receipt

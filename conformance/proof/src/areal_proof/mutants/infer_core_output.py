@@ -46,11 +46,11 @@ class _RawLoop(GenerationLoop):
         return tokens.cpu().numpy(), raw.cpu().numpy()
 
 
-@breaks("_ticket", "infer.output.temperature")
+@breaks("ticket_of", "infer.output.temperature")
 def OneTemperatureForAll(original: Original, self: ReferenceInferenceEngine, request: GenerationRequest) -> Any:
     """Draws every request at the temperature of the one that was there first."""
     ticket = original()
-    others = [other.request.sampling.temperature for other in self._callers]
+    others = [other.request.sampling.temperature for other in self.callers]
     if others and others[0] and request.sampling.temperature:
         sampling = attrs.evolve(request.sampling, temperature=others[0])
         ticket.request = attrs.evolve(request, sampling=sampling)
@@ -116,11 +116,11 @@ async def KeyedByName(original: Original, self: Any, request: GenerationRequest)
         running.pop(request.request_id, None)
 
 
-@breaks("_ticket", "infer.concurrent.shared_prompts", row="token-fidelity")
+@breaks("ticket_of", "infer.concurrent.shared_prompts", row="token-fidelity")
 def PrefixMistakenForThePrompt(original: Original, self: ReferenceInferenceEngine, request: GenerationRequest) -> Any:
     """Takes a prompt for the one running whose first twenty tokens it shares."""
     ticket = original()
-    for other in self._callers:
+    for other in self.callers:
         ids = other.request.input_ids
         if len(ids) >= 20 and ids[:20] == request.input_ids[:20] and len(ids) <= len(request.input_ids):
             ticket.request = attrs.evolve(request, input_ids=ids)
@@ -133,8 +133,8 @@ class _NoMoveLoop(GenerationLoop):
     def _retire(self, gone: Sequence[int]) -> None:
         for index in gone:
             ticket = self.rows.tickets[index]
-            if ticket and self._owners.get(ticket.prefix) is ticket:
-                del self._owners[ticket.prefix]
+            if ticket and self.owners.get(ticket.prefix) is ticket:
+                del self.owners[ticket.prefix]
         self.rows.remove(gone)
 
 
@@ -167,7 +167,7 @@ ROWS = breaks.rows(
         generate=gives(logprobs=lambda result: (*result.logprobs[:1], *result.logprobs[:-1]))),
     row("RawLogprobs", "Reports the log-probs of temperature 1, whatever the temperature drawn at.",
         "infer.output.temperature", row="logprob-gap",
-        start=then(lambda self: setattr(self._require().loop, "__class__", _RawLoop))),
+        start=then(lambda self: setattr(self.running.loop, "__class__", _RawLoop))),
     row("GreedyIsNearlyGreedy", "Takes temperature 0 for a low temperature.", "infer.output.greedy",
         generate=lambda original, request: original(attrs.evolve(request,
             sampling=attrs.evolve(request.sampling, temperature=0.5)) if request.sampling.temperature == 0.0
@@ -181,12 +181,12 @@ ROWS = breaks.rows(
         generate=given(sampling=lambda request: attrs.evolve(request.sampling,
             max_new_tokens=request.sampling.max_new_tokens + 1))),
     row("ContextEndsOneEarly", "Leaves the last position of the context unused.", "infer.output.context_end",
-        _ticket=then(lambda result, running, request: setattr(result, "limit",
+        ticket_of=then(lambda result, running, request: setattr(result, "limit",
             max(1, min(result.limit, running.loaded.context_length - len(request.input_ids) - 1))))),
     row("CutsLongPrompts", "Cuts a prompt that is too long down to what fits, and says nothing.",
         "infer.output.prompt_too_long",
         generate=given(input_ids=lambda request,
-            self: request.input_ids[-(self._require().loaded.context_length - 1) :])),
+            self: request.input_ids[-(self.running.loaded.context_length - 1) :])),
     row("TooLongIsAFailure", "Reports a prompt that is too long as a failure worth trying elsewhere.",
         "infer.output.prompt_too_long", row="failed-is-typed",
         generate=catches(PromptTooLong, lambda error: GenerationFailed(str(error)))),
@@ -202,13 +202,13 @@ ROWS = breaks.rows(
     row("RowsMoveWithoutTheirCache",
         "Closes the gap of a finished request by moving another one there, and forgets its cached keys and values.",
         "infer.concurrent.alone", "infer.cancel.leaves_others", "infer.faults.cancel_storm",
-        start=then(lambda self: setattr(self._require().loop, "__class__", _NoMoveLoop))),
+        start=then(lambda self: setattr(self.running.loop, "__class__", _NoMoveLoop))),
     row("LastComeFirstServed", "Serves the newest waiting request first.", "infer.concurrent.no_starvation",
-        start=then(lambda self: setattr(self._require().loop, "waiting", _Stack()))),
+        start=then(lambda self: setattr(self.running.loop, "waiting", _Stack()))),
     row("RefusesWhenFull", "Fails a request that finds every slot taken, instead of letting it wait.",
         "infer.concurrent.more_than_slots",
         generate=before(lambda self: GenerationFailed("the engine is full")
-            if len(self._callers) >= self._require().spec.max_concurrent else None)),
+            if len(self.callers) >= self.running.spec.max_concurrent else None)),
     row("MoreSlotsThanAllowed", "Runs two requests more at once than it was told to.",
         "infer.concurrent.more_than_slots", start=given(max_concurrent=lambda spec: spec.max_concurrent + 2)),
     row("SharesInPercent", "Tells shares as percentages.", "infer.status.metrics",
@@ -223,5 +223,5 @@ ROWS = breaks.rows(
         status=gives(metrics=lambda result: {**result.metrics, NUM_PREEMPTED: float(result.num_running)})),
     row("CrossesRowsInACrowd", "Exchanges the log-probs of two requests once more than 64 run together.",
         "infer.concurrent.crowd",
-        start=then(lambda self: setattr(self._require().loop.rows, "__class__", _CrossedRows))),
+        start=then(lambda self: setattr(self.running.loop.rows, "__class__", _CrossedRows))),
 )  # fmt: skip

@@ -32,14 +32,14 @@ def stamped(result: Generation, version: int) -> Generation:
         incident="vLLM#54443", row="version-spans")  # fmt: skip
 async def StampAtAdmission(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Stamps every token with the version that served when the request came."""
-    version = self._require().stage.version
+    version = self.running.stage.version
     return stamped(await original(), version)
 
 
 @breaks("generate", "infer.versions.queued", row="version-spans")
 async def WaitingIsStampedOnArrival(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Stamps a request that had to wait for its slot with the version of its arrival."""
-    running = self._require()
+    running = self.running
     version, waits = running.stage.version, running.loop.rows.count >= running.spec.max_concurrent
     result = await original()
     return stamped(result, version) if waits else result
@@ -83,7 +83,7 @@ async def FirstTokenHasNoSpan(original: Original) -> Any:
         incident="vLLM#45585", row="sleep-is-real")  # fmt: skip
 async def UpdateLostWhilePaused(original: Original, self: ReferenceInferenceEngine, version: int) -> None:
     """Takes the number of a version that is committed during a pause, and not its weights."""
-    running = self._require()
+    running = self.running
     if running.loop.paused and running.stage.staged == version:
         running.stage.version, running.stage.staged = version, None
         return
@@ -93,7 +93,7 @@ async def UpdateLostWhilePaused(original: Original, self: ReferenceInferenceEngi
 @breaks("commit_weights", "infer.faults.crossing_calls", incident="NeMo-RL#2512", row="control-messages")
 async def CommitLosesAgainstPause(self: ReferenceInferenceEngine, version: int) -> None:
     """Forgets the weights of a commit that finds a pause in force when its turn comes."""
-    running = self._require()
+    running = self.running
 
     def commit() -> None:
         if running.loop.paused and running.stage.staged == version:
@@ -101,7 +101,7 @@ async def CommitLosesAgainstPause(self: ReferenceInferenceEngine, version: int) 
         else:
             running.loop.commit(version)
 
-    await self._between_steps(commit)
+    await self.between_steps(commit)
 
 
 @breaks("receive_weights", "infer.versions.same_bytes", row="version-spans",
@@ -124,7 +124,7 @@ class CommitsLater(ReferenceInferenceEngine):
     """Returns from `commit_weights` before the old weights computed their last tokens."""
 
     async def commit_weights(self, version: int) -> None:
-        loop = self._require().loop
+        loop = self.running.loop
         goal = loop.counters.tokens + 24
 
         async def later() -> None:
@@ -151,15 +151,15 @@ class _SharingLoop(GenerationLoop):
     __slots__ = ()
 
     def commit(self, version: int) -> None:
-        owners = dict(self._owners)
+        owners = dict(self.owners)
         super().commit(version)
-        self._owners.update(owners)
+        self.owners.update(owners)
 
 
 @breaks("commit_weights", "infer.cache.waiting_requests")
 async def WaitingPromptsLoseATokenAtUpdates(original: Original, self: ReferenceInferenceEngine) -> None:
     """Takes the first prompt token of waiting requests for computed when an update comes."""
-    for ticket in self._require().loop.waiting:
+    for ticket in self.running.loop.waiting:
         ticket.request = attrs.evolve(ticket.request, input_ids=ticket.request.input_ids[1:])
     await original()
 
@@ -168,18 +168,18 @@ async def WaitingPromptsLoseATokenAtUpdates(original: Original, self: ReferenceI
 async def RecomputesThoughItKeeps(original: Original, self: ReferenceInferenceEngine) -> None:
     """Makes the cache anew at an update, though it claims to keep it."""
     await original()
-    loop = self._require().loop
+    loop = self.running.loop
 
     def recompute() -> None:
-        loop._recompute = loop.rows.count > 0
+        loop.recompute = loop.rows.count > 0
 
-    await self._between_steps(recompute)
+    await self.between_steps(recompute)
 
 
 ROWS = breaks.rows(
     row("StampAtReturn", "Stamps every token with the version that serves when the request is done.",
         "infer.versions.in_flight", "infer.versions.many_in_one", incident="vLLM#48306", row="version-spans",
-        generate=after(lambda result, self: stamped(result, self._require().stage.version))),
+        generate=after(lambda result, self: stamped(result, self.running.stage.version))),
     row("StampsOneAhead", "Stamps tokens with the number of the next version.", "infer.versions.at_rest",
         "infer.versions.first_token", row="version-spans",
         generate=gives(version_spans=lambda result: tuple(attrs.evolve(span, version=span.version + 1)
@@ -192,7 +192,7 @@ ROWS = breaks.rows(
             for span in result.version_spans))),
     row("SharesOldPrefixes", "Lets new requests share prompts that older weights have cached.",
         "infer.cache.new_requests", incident="vime#64", row="logprob-gap",
-        start=then(lambda self: setattr(self._require().loop, "__class__", _SharingLoop))),
+        start=then(lambda self: setattr(self.running.loop, "__class__", _SharingLoop))),
     row("KeepsThoughItRecomputes", "Goes on with the old cache at an update, though it claims to make it anew.",
         "infer.cache.recomputed", claims={"weights.kv_kept": unsupported("the cache is recomputed")}),
 )  # fmt: skip

@@ -50,15 +50,15 @@ class Passing:
 @breaks("receive_weights", "infer.weights.two_phase", row="served-policy-changes")
 async def ServesOnReceipt(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Serves weights as soon as they are received, under the old number."""
-    receipt, running = await original(), self._require()
+    receipt, running = await original(), self.running
 
     def swap() -> None:
         for name, parameter in running.loaded.model.named_parameters():
-            spare = running.stage._spare[name]
-            running.stage._spare[name] = spare.clone()
+            spare = running.stage.spare[name]
+            running.stage.spare[name] = spare.clone()
             parameter.data = spare
 
-    await self._between_steps(swap)
+    await self.between_steps(swap)
     return receipt
 
 
@@ -75,14 +75,14 @@ class _Tearing(Passing):
 async def TornUpdate(original: Original, self: ReferenceInferenceEngine, source: WeightSource, version: int) -> Any:
     """Writes tensors into the weights that serve, one by one as they arrive."""
     tearing = _Tearing(source)
-    tearing.live = {name: parameter.data for name, parameter in self._require().loaded.model.named_parameters()}
+    tearing.live = {name: parameter.data for name, parameter in self.running.loaded.model.named_parameters()}
     return await original(tearing, version)
 
 
 @breaks("commit_weights", "infer.weights.commit_unreceived", row="update-chain")
 async def CommitsTheUnreceived(original: Original, self: ReferenceInferenceEngine, version: int) -> None:
     """Takes the number of a version it never received."""
-    stage = self._require().stage
+    stage = self.running.stage
     if stage.staged is None:
         stage.version = version
     else:
@@ -92,7 +92,7 @@ async def CommitsTheUnreceived(original: Original, self: ReferenceInferenceEngin
 @breaks("commit_weights", "infer.weights.commit_unreceived", row="update-chain")
 async def CommitsWhateverIsThere(original: Original, self: ReferenceInferenceEngine, version: int) -> None:
     """Commits what it holds under whatever number it is told."""
-    stage = self._require().stage
+    stage = self.running.stage
     if stage.staged is not None:
         stage.staged = version
     await original()
@@ -111,11 +111,11 @@ async def DoesNotReadTheManifestsVersion(original: Original, source: WeightSourc
 @breaks("receive_weights", "infer.weights.received_twice", row="update-chain")
 async def KeepsTheFirstReceived(original: Original, self: ReferenceInferenceEngine) -> Any:
     """Keeps what it holds when it is given another version to hold."""
-    stage = self._require().stage
-    kept = {name: tensor.clone() for name, tensor in stage._spare.items()} if stage.staged is not None else None
+    stage = self.running.stage
+    kept = {name: tensor.clone() for name, tensor in stage.spare.items()} if stage.staged is not None else None
     receipt = await original()
     if kept is not None:
-        stage._spare.update(kept)
+        stage.spare.update(kept)
     return receipt
 
 
@@ -137,10 +137,10 @@ class KeepsWhatWasLent(ReferenceInferenceEngine):
         return await super().receive_weights(lending, version)
 
     async def commit_weights(self, version: int) -> None:
-        stage = self._require().stage
+        stage = self.running.stage
         for name, tensor in vars(self).get("lent", {}).items():
-            if name in stage._spare and stage.staged == version:
-                stage._spare[name].copy_(tensor)
+            if name in stage.spare and stage.staged == version:
+                stage.spare[name].copy_(tensor)
         await super().commit_weights(version)
 
 
@@ -178,8 +178,8 @@ async def CommitsWhatBrokeOff(original: Original, self: ReferenceInferenceEngine
     except VersionRegressed:
         raise
     except Exception:
-        stage = self._require().stage
-        if stage._spare:
+        stage = self.running.stage
+        if stage.spare:
             stage.staged = version
         raise
 
@@ -223,7 +223,7 @@ async def ReportsNotANumber(original: Original, self: ReferenceInferenceEngine) 
     except GenerationFailed as error:
         if "finite" not in str(error):
             raise
-        version = self._require().stage.version
+        version = self.running.stage.version
         spans = (VersionSpan(start=0, stop=1, version=version),)
         return Generation(output_ids=(2,), logprobs=(float("nan"),), version_spans=spans, stop_reason=StopReason.LENGTH)
 
@@ -236,12 +236,12 @@ class _Unclean(CacheSlab):
 ROWS = breaks.rows(
     row("ReceivesInTheEventLoop", "Blocks the event loop, and with it every request, while weights arrive.",
         "infer.weights.torn", "infer.faults.stalled_source", row="one-straggler",
-        receive_weights=lambda self, source, version: self._require().stage.receive(source, version)),
+        receive_weights=lambda self, source, version: self.running.stage.receive(source, version)),
     row("AbortKeepsWhatWasReceived", "Ignores `abort_weights`: the dropped version can still be committed.",
-        "infer.weights.aborted", row="update-chain", abort_weights=lambda self: self._require()),
+        "infer.weights.aborted", row="update-chain", abort_weights=lambda self: self.running),
     row("AbortOfNothingIsAnError", "Raises when there is nothing to abort.", "infer.weights.abort_unstarted",
         abort_weights=before(lambda self: WeightSyncError("there is no update to abort")
-            if self._require().stage.staged is None else None)),
+            if self.running.stage.staged is None else None)),
     row("RegressedIsAnyError", "Refuses older weights with an error of no particular type.", "infer.weights.regressed",
         row="failed-is-typed", receive_weights=catches(VersionRegressed, lambda error: ValueError(str(error)))),
     row("WritesIntoTheSource", "Scales a lent tensor in place.", "infer.weights.copied",
@@ -249,11 +249,11 @@ ROWS = breaks.rows(
     row("KeepsEveryVersion", "Keeps a copy of every version it ever received.", "infer.many.flat",
         incident="slime#205", row="flat-memory",
         receive_weights=then(lambda self: self.__dict__.setdefault("archive",
-            []).append([tensor.clone() for tensor in self._require().stage._spare.values()]))),
+            []).append([tensor.clone() for tensor in self.running.stage.spare.values()]))),
     row("CacheStaysPoisoned", "Leaves what is not finite in the cache rows of requests that failed.",
-        "infer.faults.not_finite", start=then(lambda self: setattr(self._require().cache, "__class__", _Unclean))),
+        "infer.faults.not_finite", start=then(lambda self: setattr(self.running.cache, "__class__", _Unclean))),
     row("TakesTheSameVersionAgain", "Takes weights of the very version that serves.", "infer.weights.regressed",
         row="update-chain",
-        receive_weights=within(lambda self, version: put(self._require().stage,
-            version=self._require().stage.version - (version == self._require().stage.version)))),
+        receive_weights=within(lambda self, version: put(self.running.stage,
+            version=self.running.stage.version - (version == self.running.stage.version)))),
 )  # fmt: skip

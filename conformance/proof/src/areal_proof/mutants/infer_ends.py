@@ -23,16 +23,16 @@ from areal_proof.second.infer.sampling import distribution, uniform
 breaks = breaking("infer/second", SecondInferenceEngine)
 
 
-@breaks("_seat", "infer.sampling.several_ends")
+@breaks("seat_for", "infer.sampling.several_ends")
 def OneEndTokenOnly(original: Original, self: SecondInferenceEngine) -> Any:
     """Knows one end token where generation_config.json lists several."""
     seat = original()
-    own = self._require().shape.end_ids
+    own = self.require().shape.end_ids
     seat.end_ids = tuple(token for token in seat.end_ids if token not in own[1:])
     return seat
 
 
-@breaks("_distribution", "infer.sampling.min_tokens_filtered")
+@breaks("distribution", "infer.sampling.min_tokens_filtered")
 def FiltersBeforeForbidding(original: Original, seat: Seat, logits: Tensor) -> Any:
     """Filters among all tokens and forbids the end token after that, if anything else is left."""
     whole = distribution(logits, seat.request.sampling)
@@ -63,13 +63,13 @@ class _OwnSeats(SecondInferenceEngine):
 
     seats: type[Seat] = _Reads
 
-    def _seat(self, request: GenerationRequest) -> Seat:
-        plain = super()._seat(request)
+    def seat_for(self, request: GenerationRequest) -> Seat:
+        plain = super().seat_for(request)
         names = [field.name for field in attrs.fields(Seat)]
         return self.seats(**{name: getattr(plain, name) for name in names})
 
 
-@breaks("_finish", "infer.sampling.stop_strings", "infer.sampling.stop_tokens")
+@breaks("finish", "infer.sampling.stop_strings", "infer.sampling.stop_tokens")
 def StoppingTokenCountsNothing(original: Original, seat: Seat, reason: StopReason) -> None:
     """Reports log-prob 0 for the token that ends an output."""
     if reason is StopReason.STOP:
@@ -90,63 +90,63 @@ def StopStringForgetsPriorTokens(self: _Reads) -> Any:
 ROWS = breaks.rows(
     row("BudgetBeforeEnd", "Says `length` wherever the budget is used up, also where the last token is an end.",
         "infer.sampling.end_at_budget", "infer.sampling.stop_tokens",
-        _end=lambda original, seat: StopReason.LENGTH if len(seat.output) >= seat.limit else original(seat)),
+        end=lambda original, seat: StopReason.LENGTH if len(seat.output) >= seat.limit else original(seat)),
     row("IgnoringTheEndForbidsIt",
         "Goes on past end tokens by never drawing one: the distribution is another than asked for.",
         "infer.sampling.ignore_eos",
-        _distribution=lambda self, seat, logits: distribution(logits, seat.request.sampling,
-            self._require().shape.end_ids if seat.request.sampling.ignore_eos else seat.forbidden)),
+        distribution=lambda self, seat, logits: distribution(logits, seat.request.sampling,
+            self.require().shape.end_ids if seat.request.sampling.ignore_eos else seat.forbidden)),
     row("IgnoresTheEndOfAll", "Ignores end tokens for the whole batch as soon as one request asks for it.",
         "infer.sampling.ignore_eos",
-        _end=after(lambda result, self, seat: None if result is StopReason.STOP
-            and any(other.request.sampling.ignore_eos for other in self._running) and (len(seat.output) < seat.limit)
+        end=after(lambda result, self, seat: None if result is StopReason.STOP
+            and any(other.request.sampling.ignore_eos for other in self.running) and (len(seat.output) < seat.limit)
             else result)),
     row("StopTokensReplaceTheEnd", "Takes stop_token_ids in place of the model's end tokens.",
         "infer.sampling.stop_tokens_and_end",
-        _seat=then(lambda result, request: setattr(result, "end_ids", request.sampling.stop_token_ids
+        seat_for=then(lambda result, request: setattr(result, "end_ids", request.sampling.stop_token_ids
             or result.end_ids))),
     row("IgnoringTheEndIgnoresStops", "Takes ignore_eos to mean stop tokens too.",
         "infer.sampling.stop_tokens_and_end",
-        _seat=then(lambda result, request: setattr(result, "end_ids", () if request.sampling.ignore_eos
+        seat_for=then(lambda result, request: setattr(result, "end_ids", () if request.sampling.ignore_eos
             else result.end_ids))),
     row("FirstStopTokenOnly", "Looks at the first of several stop tokens.", "infer.sampling.stop_tokens",
-        _seat=given(sampling=lambda request: attrs.evolve(request.sampling,
+        seat_for=given(sampling=lambda request: attrs.evolve(request.sampling,
             stop_token_ids=request.sampling.stop_token_ids[:1]))),
     row("StopTokenIsTakenOut",
         "Takes the stop token out of the output, unless it is all there is: nothing tells the trainer how it ended.",
         "infer.sampling.stop_tokens",
-        _finish=before(lambda seat, reason: seat.output.pop() if reason is StopReason.STOP and len(seat.output) > 1
+        finish=before(lambda seat, reason: seat.output.pop() if reason is StopReason.STOP and len(seat.output) > 1
             else None)),
     row("MinimumForgetsPriorTokens", "Counts only the tokens of this call towards the minimum length.",
         "infer.sampling.min_tokens",
-        _distribution=lambda seat, logits: distribution(logits, seat.request.sampling, seat.end_ids
+        distribution=lambda seat, logits: distribution(logits, seat.request.sampling, seat.end_ids
             if len(seat.output) < seat.request.sampling.min_new_tokens else ())),
     row("MinimumIsOneShort", "Lets an output end one token before its minimum.", "infer.sampling.min_tokens",
-        _distribution=lambda seat, logits: distribution(logits, seat.request.sampling, seat.end_ids
+        distribution=lambda seat, logits: distribution(logits, seat.request.sampling, seat.end_ids
             if seat.index < seat.request.sampling.min_new_tokens - 1 else ())),
     row("LogprobsBeforeTheMinimum",
         "Reports log-probs of the distribution in which the forbidden end token still has its share.",
         "infer.sampling.min_tokens", incident="verl#2996", row="logprob-gap",
-        _reported=lambda seat, token, logits: float(distribution(logits, seat.request.sampling)[token])),
+        reported=lambda seat, token, logits: float(distribution(logits, seat.request.sampling)[token])),
     row("MinimumByDrawingOn", "Reaches the minimum length by going on after an end token instead of not drawing it.",
-        "infer.sampling.min_tokens", _distribution=lambda seat, logits: distribution(logits, seat.request.sampling),
-        _end=after(lambda result, seat: None if result is StopReason.STOP
+        "infer.sampling.min_tokens", distribution=lambda seat, logits: distribution(logits, seat.request.sampling),
+        end=after(lambda result, seat: None if result is StopReason.STOP
             and seat.index <= seat.request.sampling.min_new_tokens else result)),
     row("MinimumIsForTheEndAlone",
         "Forbids the end token below the minimum length, and lets stop tokens end the output.",
         "infer.sampling.min_tokens_stops",
-        _distribution=lambda self, seat, logits: distribution(logits, seat.request.sampling,
-            tuple(set(self._require().shape.end_ids) & set(seat.forbidden)))),
+        distribution=lambda self, seat, logits: distribution(logits, seat.request.sampling,
+            tuple(set(self.require().shape.end_ids) & set(seat.forbidden)))),
     row("EndsOfTheWholeBatch", "Ends a request at the stop tokens of whatever runs beside it.",
         "infer.sampling.ends_apart",
-        _end=lambda original, self, seat: StopReason.STOP if seat.output[-1].id in {token for other in self._running
+        end=lambda original, self, seat: StopReason.STOP if seat.output[-1].id in {token for other in self.running
             for token in other.request.sampling.stop_token_ids} else original(seat)),
     row("FirstStopStringOnly", "Looks for the first of several stop strings.", "infer.sampling.stop_strings",
-        _seat=given(sampling=lambda request: attrs.evolve(request.sampling, stop=request.sampling.stop[:1]))),
+        seat_for=given(sampling=lambda request: attrs.evolve(request.sampling, stop=request.sampling.stop[:1]))),
 )  # fmt: skip
 
 
-@breaks("_end", "infer.sampling.stop_strings")
+@breaks("end", "infer.sampling.stop_strings")
 def StopStringOneTokenLate(original: Original, seat: Seat) -> Any:
     """Looks for stop strings before it adds a token: one more comes out."""
     last = seat.output.pop()
@@ -172,22 +172,22 @@ OWN_SEATS_ROWS = breaks_own_seats.rows(
 )  # fmt: skip
 
 
-@breaks("_next_logits", "infer.output.long", incident="vime#64", row="logprob-gap")
+@breaks("next_logits", "infer.output.long", incident="vime#64", row="logprob-gap")
 def WarmBeyondTwoHundred(original: Original, seat: Seat) -> Any:
     """Computes what lies beyond 200 tokens a little too flat."""
     logits, routes = original()
     return (logits * 0.98 if len(seat.ids) > 200 else logits), routes
 
 
-@breaks("_reported", "infer.concurrent.crowd", row="logprob-gap")
+@breaks("reported", "infer.concurrent.crowd", row="logprob-gap")
 def CrosstalkBeyondSixtyFour(original: Original, self: SecondInferenceEngine) -> Any:
     """Reports the log-prob of a neighbour's last token where more than 64 requests run."""
-    own, other = original(), self._running[0]
-    crowded = len(self._running) > 64 and bool(other.output)
+    own, other = original(), self.running[0]
+    crowded = len(self.running) > 64 and bool(other.output)
     return other.output[-1].logprob if crowded else own
 
 
-@breaks("_reported", "infer.sampling.greedy_top_p")
+@breaks("reported", "infer.sampling.greedy_top_p")
 def GreedyNucleusIsCertain(original: Original, seat: Seat) -> Any:
     """Reports log-prob 0 for greedy tokens where top_p is set: the nucleus of one."""
     sampling = seat.request.sampling
@@ -195,14 +195,14 @@ def GreedyNucleusIsCertain(original: Original, seat: Seat) -> Any:
     return 0.0 if certain else original()
 
 
-@breaks("_distribution", "infer.sampling.greedy_top_k")
+@breaks("distribution", "infer.sampling.greedy_top_k")
 def GreedyAmongTheBest(seat: Seat, logits: Tensor) -> Any:
     """Renormalises the log-prob of greedy tokens over the k best."""
     sampling = seat.request.sampling
     return distribution(logits, attrs.evolve(sampling, temperature=sampling.temperature or 1.0), seat.forbidden)
 
 
-@breaks("_distribution", "infer.sampling.continued", row="trained-as-submitted")
+@breaks("distribution", "infer.sampling.continued", row="trained-as-submitted")
 def ContinuedWithoutFilters(seat: Seat, logits: Tensor) -> Any:
     """Forgets top_k and top_p where a request is continued."""
     sampling = seat.request.sampling
@@ -211,7 +211,7 @@ def ContinuedWithoutFilters(seat: Seat, logits: Tensor) -> Any:
     return distribution(logits, sampling, seat.forbidden)
 
 
-@breaks("_distribution", "infer.sampling.continued", row="trained-as-submitted")
+@breaks("distribution", "infer.sampling.continued", row="trained-as-submitted")
 def FirstContinuedTokenAtOne(seat: Seat, logits: Tensor) -> Any:
     """Draws the first token of a continued request at temperature 1."""
     sampling = seat.request.sampling
@@ -232,22 +232,22 @@ class _BlindBelowTheMinimum(Seat):
 
 LENGTHS_ROWS = breaks.rows(
     row("StreamOfSixtyFour", "Begins the random numbers of a request again after 64 tokens.", "infer.sampling.stream",
-        _number=lambda seat: uniform(seat.seed, seat.index % 64)),
+        number=lambda seat: uniform(seat.seed, seat.index % 64)),
     row("ContinuedWithoutStopTokens", "Forgets stop_token_ids where a request is continued.",
         "infer.sampling.continued_stop_tokens",
-        _seat=lambda original, request: original(attrs.evolve(request, sampling=attrs.evolve(request.sampling,
+        seat_for=lambda original, request: original(attrs.evolve(request, sampling=attrs.evolve(request.sampling,
             stop_token_ids=())) if request.num_prior else request)),
     row("EightLettersOfAStop", "Compares the last eight letters of a stop string.", "infer.sampling.stop_strings_long",
-        _seat=given(sampling=lambda request: attrs.evolve(request.sampling,
+        seat_for=given(sampling=lambda request: attrs.evolve(request.sampling,
             stop=tuple(text[-8:] for text in request.sampling.stop)))),
     row("StopStringsBeginAfterTheMinimum",
         "Shows tokens below the minimum length to no stop string: one that begins there is missed.",
         "infer.sampling.stop_strings_across_min",
-        _seat=after(lambda result: _BlindBelowTheMinimum(**{name: getattr(result, name)
+        seat_for=after(lambda result: _BlindBelowTheMinimum(**{name: getattr(result, name)
             for name in [field.name for field in attrs.fields(Seat)]}))),
     row("AbortDropsTheNewestToken", "Returns all but the newest token of what it aborts.",
         "infer.pause.abort_returns_all", row="trained-as-submitted",
-        _finish=before(lambda seat, reason: seat.output.pop() if reason is StopReason.ABORTED and len(seat.output) > 1
+        finish=before(lambda seat, reason: seat.output.pop() if reason is StopReason.ABORTED and len(seat.output) > 1
             else None)),
 )  # fmt: skip
 
@@ -256,11 +256,11 @@ LENGTHS_ROWS = breaks.rows(
 class CancelWaitsForResume(SecondInferenceEngine):
     """Keeps the place of a request that is cancelled during a pause until it is resumed."""
 
-    def _leave(self, seat: Seat) -> None:
-        if self._paused and seat.caller.cancelled():
+    def leave(self, seat: Seat) -> None:
+        if self.paused and seat.caller.cancelled():
             vars(self).setdefault("late", []).append(seat)
         else:
-            super()._leave(seat)
+            super().leave(seat)
 
     async def pause(self, mode: PauseMode) -> None:
         await super().pause(mode)
@@ -273,4 +273,4 @@ class CancelWaitsForResume(SecondInferenceEngine):
 
     def _let_go(self) -> None:
         for seat in vars(self).pop("late", []):
-            super()._leave(seat)
+            super().leave(seat)

@@ -31,7 +31,7 @@ breaks = breaking("infer/second", SecondInferenceEngine)
 async def KeepsScoresByTokens(original: Original, self: SecondInferenceEngine, input_ids: Sequence[int]) -> Any:
     """Keeps the scores of a sequence and gives them again at another temperature."""
     kept = self.__dict__.setdefault("kept_scores", {})
-    key = (self._version, tuple(input_ids))
+    key = (self.version, tuple(input_ids))
     if key not in kept:
         kept[key] = await original()
     found: Sequence[float] = kept[key]
@@ -41,42 +41,42 @@ async def KeepsScoresByTokens(original: Original, self: SecondInferenceEngine, i
 @breaks("score", "infer.scoring.beside_generation")
 async def ScoringWritesIntoRequests(original: Original, self: SecondInferenceEngine) -> Any:
     """Scores in a buffer that running requests use: a token of theirs is overwritten."""
-    for seat in self._running:
+    for seat in self.running:
         if seat.output:
             seat.output[-1] = attrs.evolve(seat.output[-1], id=(seat.output[-1].id + 1) % 64)
     return await original()
 
 
 @breaks("sleep", "infer.sleep.computes_nothing", incident="vLLM#45585", row="sleep-is-real",
-        wake=lambda self: self._require())  # fmt: skip
+        wake=lambda self: self.require())  # fmt: skip
 def SleepIsAFlag(self: Any) -> None:
     """Says that it sleeps, and goes on serving the old weights when resumed."""
-    self._require()
-    if not self._paused:
+    self.require()
+    if not self.paused:
         raise GenerationFailed("the engine cannot sleep", why="it is not paused")
 
 
 @breaks("wake", "infer.sleep.computes_nothing", row="sleep-is-real")
 async def WakesWithGarbage(original: Original, self: SecondInferenceEngine) -> None:
     """Takes fresh memory on wake and serves what happens to be in it."""
-    loaded = self._require()
-    if self._weights is None:
-        self._weights = {name: torch.full(shape, 0.01) for name, shape in loaded.needs.shapes.items()}
+    loaded = self.require()
+    if self.weights is None:
+        self.weights = {name: torch.full(shape, 0.01) for name, shape in loaded.needs.shapes.items()}
     await original()
 
 
 @breaks("sleep", "infer.sleep.only_paused", row="sleep-is-real")
 async def SleepsWhileServing(original: Original, self: SecondInferenceEngine) -> None:
     """Sleeps although it is not paused, and drops what runs."""
-    self._paused = True
-    self._turn.clear()
+    self.paused = True
+    self.turn.clear()
     await original()
 
 
 @breaks("sleep", "infer.sleep.frozen_requests", row="sleep-is-real")
 async def SleepTearsTheFrozen(original: Original, self: SecondInferenceEngine) -> None:
     """Loses a token of every frozen request when its memory goes."""
-    for seat in self._running:
+    for seat in self.running:
         del seat.output[1:2]
     await original()
 
@@ -87,9 +87,9 @@ async def ProvesTheCastBytes(original: Original, self: SecondInferenceEngine) ->
     from areal_core.weights.tensors import fingerprint
 
     receipt = await original()
-    assert self._staged is not None
+    assert self.staged is not None
     return attrs.evolve(
-        receipt, fingerprints={name: fingerprint(tensor) for name, tensor in self._staged.tensors.items()}
+        receipt, fingerprints={name: fingerprint(tensor) for name, tensor in self.staged.tensors.items()}
     )
 
 
@@ -110,7 +110,7 @@ class _SkipsOtherDtypes(IncomingWeights):
 def KeepsWhatItCannotCopy(original: Original, self: SecondInferenceEngine, manifest: WeightManifest) -> Any:
     """Proves tensors of another dtype and goes on with the old ones."""
     stage = _SkipsOtherDtypes(needs=original().needs, manifest=manifest)
-    stage.old = self._require_weights()
+    stage.old = self.require_weights()
     return stage
 
 
@@ -118,33 +118,33 @@ def KeepsWhatItCannotCopy(original: Original, self: SecondInferenceEngine, manif
 async def PauseDrawsAnew(original: Original, self: SecondInferenceEngine) -> None:
     """Goes on with other random numbers after a pause."""
     await original()
-    for seat in self._running:
+    for seat in self.running:
         seat.seed = f"{seat.seed}/paused"
 
 
-@breaks("_prefix_key", "infer.prefix_cache.cross_talk")
+@breaks("prefix_key", "infer.prefix_cache.cross_talk")
 def PrefixWithoutItsEnd(self: SecondInferenceEngine, seat: Seat) -> Any:
     """Finds a kept prompt by all but the last of its tokens."""
     ids = seat.request.input_ids
-    return (self._version, len(ids), *ids[:-1])
+    return (self.version, len(ids), *ids[:-1])
 
 
 @breaks("commit_weights", "infer.prefix_cache.follows_updates",
-        _prefix_key=lambda seat: (id(seat.adapter), *seat.request.input_ids))  # fmt: skip
+        prefix_key=lambda seat: (id(seat.adapter), *seat.request.input_ids))  # fmt: skip
 async def PrefixOutlivesUpdates(original: Original, self: Any) -> None:
     """Keeps prompts over updates."""
-    kept = dict(self._prefixes)
+    kept = dict(self.prefixes)
     await original()
-    self._prefixes.update(kept)
+    self.prefixes.update(kept)
 
 
-@breaks("_next_logits", "infer.prefix_cache.update_in_flight")
+@breaks("next_logits", "infer.prefix_cache.update_in_flight")
 def PrefixOfTwoVersions(original: Original, self: SecondInferenceEngine, seat: Seat) -> Any:
     """Keeps what a request began with under the old weights when it ends under the new ones."""
     found = original()
     first = self.__dict__.setdefault("firsts", {}).setdefault(id(seat), found)
     if len(seat.output) == seat.limit - 1:
-        self._prefixes[self._prefix_key(seat)] = first
+        self.prefixes[self.prefix_key(seat)] = first
     return found
 
 
@@ -152,13 +152,13 @@ def PrefixOfTwoVersions(original: Original, self: SecondInferenceEngine, seat: S
 async def KeepsOutputs(original: Original, self: SecondInferenceEngine, request: GenerationRequest) -> Any:
     """Answers a prompt asked again with the output it gave before."""
     kept: dict[Any, Generation] = self.__dict__.setdefault("answers", {})  # Any: a key
-    key = (self._version, request.input_ids, request.adapter, request.sampling.max_new_tokens)
+    key = (self.version, request.input_ids, request.adapter, request.sampling.max_new_tokens)
     if len(request.input_ids) < 40 or key not in kept:
         kept[key] = await original()
     return kept[key]
 
 
-@breaks("_next_logits", "infer.experts.trace", incident="Megatron-LM#4168", row="expert-replay")
+@breaks("next_logits", "infer.experts.trace", incident="Megatron-LM#4168", row="expert-replay")
 def TraceIsOneTokenLate(original: Original, self: SecondInferenceEngine, seat: Seat) -> Any:
     """Reports for each token the experts of the token before it."""
     logits, routes = original()
@@ -168,34 +168,34 @@ def TraceIsOneTokenLate(original: Original, self: SecondInferenceEngine, seat: S
     return logits, late
 
 
-@breaks("_next_logits", "infer.experts.trace")
+@breaks("next_logits", "infer.experts.trace")
 def TraceOfWideNumbers(original: Original) -> Any:
     """Reports experts as int64."""
     logits, routes = original()
     return logits, None if routes is None else routes.long()
 
 
-@breaks("_next_logits", "infer.experts.trace", incident="AReno#524", row="expert-replay")
+@breaks("next_logits", "infer.experts.trace", incident="AReno#524", row="expert-replay")
 def TraceRepeatsTheFirstLayer(original: Original) -> Any:
     """Reports the first layer's experts for every layer."""
     logits, routes = original()
     return logits, None if routes is None else routes[:1].expand_as(routes)
 
 
-@breaks("_next_logits", "infer.experts.after_update", row="expert-replay")
+@breaks("next_logits", "infer.experts.after_update", row="expert-replay")
 def TraceOfTheFirstWeights(original: Original, self: SecondInferenceEngine) -> Any:
     """Routes the trace, not the tokens, with the router the folder had."""
-    serving, self._weights = self._weights, self._require().weights
-    kept, self._prefixes = self._prefixes, {}
+    serving, self.weights = self.weights, self.require().weights
+    kept, self.prefixes = self.prefixes, {}
     _, routes = original()
-    self._weights, self._prefixes = serving, kept
+    self.weights, self.prefixes = serving, kept
     return original()[0], routes
 
 
 @breaks("pause", "infer.experts.paused", row="expert-replay")
 async def TraceLosesThePausedToken(original: Original, self: SecondInferenceEngine) -> None:
     """Fills the row of the last token before a pause with zeros."""
-    for seat in self._running:
+    for seat in self.running:
         if seat.output and seat.output[-1].routes is not None:
             empty = torch.zeros_like(seat.output[-1].routes)
             seat.output[-1] = attrs.evolve(seat.output[-1], routes=empty)
@@ -208,40 +208,40 @@ ROWS = breaks.rows(
     row("ScoresOneTokenAhead", "Gives each token the score of the next one.", "infer.scoring.oracle",
         incident="AReaL#1290", row="logprob-gap", score=after(lambda result: [*result[1:], 0.0])),
     row("SleepsOnlyOnce", "Cannot be told to sleep twice.", "infer.sleep.round_trip",
-        sleep=before(lambda self: GenerationFailed("the engine sleeps already") if self._asleep else None)),
+        sleep=before(lambda self: GenerationFailed("the engine sleeps already") if self.asleep else None)),
     row("SleepLooksAwake", "Reports a sleeping engine as one that is not paused: routing sends requests to it.",
-        "infer.sleep.round_trip", status=gives(paused=lambda self: self._paused and not self._asleep)),
+        "infer.sleep.round_trip", status=gives(paused=lambda self: self.paused and not self.asleep)),
     row("CompanyChangesBits", "Sums in another order when requests run together: the last bits differ.",
         "infer.deterministic.company", incident="verl#6780", row="synchronous-at-zero",
-        _reported=lambda self, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (len(self._running) > 1))),
+        reported=lambda self, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (len(self.running) > 1))),
     row("ContinuingChangesBits",
         "Computes prior tokens as a prompt: the last bits differ from those of an uninterrupted request.",
         "infer.deterministic.continued",
-        _reported=lambda seat, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (seat.request.num_prior > 0))),
+        reported=lambda seat, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (seat.request.num_prior > 0))),
     row("TraceOfAbortedIsLost", "Returns no trace with what it aborts.", "infer.experts.continued",
         incident="SkyRL#1908", row="expert-replay",
         generate=after(lambda result: result if result.stop_reason != "aborted"
             else attrs.evolve(result, token_extras={}))),
     row("ScoresWithTheFirstWeights", "Scores with the weights of the folder, whatever was committed since.",
         "infer.scoring.follows_updates", incident="verl#3821", row="served-policy-changes",
-        score=within(lambda self: put(self, _weights=self._require().weights))),
+        score=within(lambda self: put(self, weights=self.require().weights))),
     row("ScoresWithStagedWeights", "Scores with weights that were received and not committed.",
         "infer.scoring.follows_updates",
-        score=within(lambda self: put(self, _weights=self._staged.tensors if self._staged else self._weights))),
+        score=within(lambda self: put(self, weights=self.staged.tensors if self.staged else self.weights))),
     row("LoadsAndNeverSelects", "Loads an adapter, stamps its version, and computes with the base weights.",
         "infer.adapters.applied", incident="verl#7495", row="served-policy-changes",
-        _next_logits=within(lambda seat: put(seat, adapter=None))),
+        next_logits=within(lambda seat: put(seat, adapter=None))),
     row("OneAdapterABatch", "Computes whatever runs together with the adapter of the first of them.",
         "infer.adapters.apart",
-        _next_logits=within(lambda self, seat: put(seat, adapter=min(self._running,
+        next_logits=within(lambda self, seat: put(seat, adapter=min(self.running,
             key=lambda other: other.arrived_s).adapter))),
     row("LoadsWhatFits", "Takes a folder that does not fit for an adapter that adds nothing.", "infer.adapters.unfit",
         load_adapter=catches(ArealError, lambda self, name,
-            version: self._adapters.update({name: Adapter(version=version, deltas={})}))),
+            version: self.adapters.update({name: Adapter(version=version, deltas={})}))),
     row("SwapsUnderRunningRequests",
         "Computes running requests with the newest version of their adapter and stamps the one they came with.",
         "infer.adapters.in_flight", incident="vLLM#54443", row="version-spans",
-        _next_logits=within(lambda self, seat: put(seat, adapter=self._adapters.get(seat.request.adapter,
+        next_logits=within(lambda self, seat: put(seat, adapter=self.adapters.get(seat.request.adapter,
             seat.adapter)))),
 )  # fmt: skip
 
@@ -255,25 +255,25 @@ class _Rewrites(SecondInferenceEngine):
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         await super().load_adapter(name, path, version)
-        loaded = self._adapters[name]
+        loaded = self.adapters[name]
         changed = {layer: self.rewritten(layer, delta) for layer, delta in loaded.deltas.items()}
         kept = {layer: delta for layer, delta in changed.items() if delta is not None}
-        self._adapters[name] = attrs.evolve(loaded, deltas=kept)
+        self.adapters[name] = attrs.evolve(loaded, deltas=kept)
 
 
 @breaks("load_adapter", "infer.adapters.replaced", incident="vLLM#48306", row="version-spans")
 async def NewVersionOldContent(original: Original, self: SecondInferenceEngine, name: str, version: int) -> None:
     """Takes the version of a newer adapter and keeps the content of the older one."""
-    old = self._adapters.get(name)
+    old = self.adapters.get(name)
     await original()
     if old is not None:
-        self._adapters[name] = attrs.evolve(old, version=version)
+        self.adapters[name] = attrs.evolve(old, version=version)
 
 
 @breaks("unload_adapter", "infer.adapters.unloaded")
 def UnloadsOnlyOnce(self: SecondInferenceEngine, name: str) -> None:
     """Raises when a name is unloaded that is not loaded."""
-    del self._adapters[name]
+    del self.adapters[name]
 
 
 ADAPTERS_ROWS = breaks.rows(
@@ -285,26 +285,26 @@ ADAPTERS_ROWS = breaks.rows(
         "infer.adapters.applied", incident="UniRL#166", row="one-destination", base=_Rewrites,
         rewritten=lambda name, delta: delta if "self_attn" in name else None),
     row("StampsTheBase", "Stamps tokens of an adapter with the version of the base weights.", "infer.adapters.applied",
-        _stamp=lambda self: self._version),
+        stamp=lambda self: self.version),
     row("LastAdapterIsTheBase", "Computes requests without an adapter with the one loaded last.",
         "infer.adapters.base",
-        _seat=then(lambda result, self, request: setattr(result, "adapter", list(self._adapters.values())[-1])
-            if not request.adapter and self._adapters else None)),
+        seat_for=then(lambda result, self, request: setattr(result, "adapter", list(self.adapters.values())[-1])
+            if not request.adapter and self.adapters else None)),
     row("PrefixOfAnyAdapter", "Shares kept prompts between adapters and the base.", "infer.adapters.apart",
-        "infer.adapters.base", _prefix_key=lambda self, seat: (self._version, *seat.request.input_ids)),
+        "infer.adapters.base", prefix_key=lambda self, seat: (self.version, *seat.request.input_ids)),
     row("TakesOlderVersions", "Lets an older version of an adapter replace a newer one.", "infer.adapters.replaced",
-        load_adapter=before(lambda self, name: self._adapters.pop(name, None))),
+        load_adapter=before(lambda self, name: self.adapters.pop(name, None))),
     row("UnknownNameIsTheBase", "Serves the base weights to a request whose adapter is not loaded.",
-        "infer.adapters.unloaded", _adapter=lambda self, name: self._adapters.get(name)),
+        "infer.adapters.unloaded", adapter_for=lambda self, name: self.adapters.get(name)),
     row("UnloadsEverything", "Unloads every adapter when one is unloaded.", "infer.adapters.unloaded",
-        unload_adapter=lambda self: self._adapters.clear()),
+        unload_adapter=lambda self: self.adapters.clear()),
 )  # fmt: skip
 
 
 @breaks("load_adapter", "infer.adapters.unfit")
 async def FailedLoadUnloads(original: Original, self: SecondInferenceEngine, name: str, version: int) -> None:
     """Drops the version that is loaded before it looks at the next one."""
-    old = self._adapters.pop(name, None)
+    old = self.adapters.pop(name, None)
     if old is not None and version <= old.version:
-        self._adapters[name] = old
+        self.adapters[name] = old
     await original()

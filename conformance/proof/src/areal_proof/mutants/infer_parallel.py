@@ -39,19 +39,19 @@ async def OneRankOfTheSum(original: Original, self: SecondInferenceEngine, spec:
     """Leaves out the results of the last rank where results are to be summed."""
     info = await original()
     if spec.layout.get("t", 1) > 1:
-        whole = self._require_weights()
+        whole = self.require_weights()
         empty = {n: t * 0 if n.removesuffix(".weight").endswith(CUT_BY_INPUT) else t for n, t in whole.items()}
-        self._weights = of_two(whole, empty)
+        self.weights = of_two(whole, empty)
     return info
 
 
 @breaks("commit_weights", "infer.parallel.update")
 async def OneRankKeepsTheOld(original: Original, self: SecondInferenceEngine) -> None:
     """Loads an update in the first rank only."""
-    before = self._require_weights()
+    before = self.require_weights()
     await original()
-    if self._require().ranks > 1:
-        self._weights = of_two(self._require_weights(), before)
+    if self.require().ranks > 1:
+        self.weights = of_two(self.require_weights(), before)
 
 
 @mutant("infer/second", killers=("infer.parallel.in_flight",))
@@ -62,27 +62,27 @@ class OneRankIsLate(SecondInferenceEngine):
     _turns = 0
 
     async def commit_weights(self, version: int) -> None:
-        before = self._require_weights()
+        before = self.require_weights()
         await super().commit_weights(version)
-        if self._require().ranks > 1:
-            self._late, self._turns = of_two(before, self._require_weights()), 3
+        if self.require().ranks > 1:
+            self._late, self._turns = of_two(before, self.require_weights()), 3
 
-    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
+    def next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
         if self._late is None or not self._turns:
-            return super()._next_logits(seat)
+            return super().next_logits(seat)
         self._turns -= 1
-        weights, self._weights = self._weights, self._late
+        weights, self.weights = self.weights, self._late
         try:
-            return super()._next_logits(seat)
+            return super().next_logits(seat)
         finally:
-            self._weights = weights
+            self.weights = weights
 
 
 @breaks("abort_weights", "infer.stages.abort_meanwhile", row="update-chain")
 def AbortMissesWhatIsComing(self: SecondInferenceEngine) -> None:
     """Drops what is held and not what is still coming: an aborted transfer goes on and is held ready."""
-    self._require()
-    self._staged = None
+    self.require()
+    self.staged = None
 
 
 class _Keeping(Passing):
@@ -98,14 +98,14 @@ async def BrokenTransferOverHeld(
     original: Original, self: SecondInferenceEngine, source: WeightSource, version: int
 ) -> Any:
     """Takes a transfer into the buffers of the version held, and holds that one still when it breaks off."""
-    held, keeping = self._staged, _Keeping(source)
+    held, keeping = self.staged, _Keeping(source)
     keeping.came = {}
     try:
         return await original(keeping, version)
     except Exception:
         if held is not None:
             held.tensors.update(keeping.came)
-            self._staged = held
+            self.staged = held
         raise
 
 
@@ -114,13 +114,13 @@ class DroppedMatrixComesBack(SecondInferenceEngine):
     """Serves one matrix of an aborted version with the next version that is committed."""
 
     async def abort_weights(self) -> None:
-        if self._staged is not None:
+        if self.staged is not None:
             name = "model.layers.0.mlp.up_proj.weight"
-            vars(self)["left"] = {name: self._staged.tensors[name]}
+            vars(self)["left"] = {name: self.staged.tensors[name]}
         await super().abort_weights()
 
     async def commit_weights(self, version: int) -> None:
         left: dict[str, Tensor] = vars(self).pop("left", {})
-        if self._staged is not None:
-            self._staged.tensors.update(left)
+        if self.staged is not None:
+            self.staged.tensors.update(left)
         await super().commit_weights(version)

@@ -26,23 +26,23 @@ def asked(request: GenerationRequest, **sampling: Any) -> GenerationRequest:
     return attrs.evolve(request, sampling=attrs.evolve(request.sampling, **sampling))
 
 
-@breaks("_choose", "infer.sampling.temperature", "infer.sampling.surprise")
+@breaks("choose", "infer.sampling.temperature", "infer.sampling.surprise")
 def DrawsAtTemperatureOne(original: Original, seat: Seat, logprobs: Tensor) -> Any:
     """Reports log-probs at the temperature asked for and draws at temperature 1."""
     heat = seat.request.sampling.temperature
     return original(seat, (logprobs * heat).log_softmax(-1) if heat else logprobs)
 
 
-@breaks("_distribution", "infer.sampling.temperature", "infer.sampling.every_token")
+@breaks("distribution", "infer.sampling.temperature", "infer.sampling.every_token")
 def TemperatureOfTheFirstRow(original: Original, self: SecondInferenceEngine, seat: Seat, logits: Tensor) -> Any:
     """Applies one request's temperature to the whole batch."""
-    first = self._running[0].request.sampling.temperature
+    first = self.running[0].request.sampling.temperature
     if not first or not seat.request.sampling.temperature:
         return original()
     return distribution(logits, attrs.evolve(seat.request.sampling, temperature=first), seat.forbidden)
 
 
-@breaks("_distribution", "infer.sampling.top_k")
+@breaks("distribution", "infer.sampling.top_k")
 def KeepsOneMoreThanK(seat: Seat, logits: Tensor) -> Any:
     """Keeps k + 1 tokens."""
     sampling = seat.request.sampling
@@ -50,7 +50,7 @@ def KeepsOneMoreThanK(seat: Seat, logits: Tensor) -> Any:
     return distribution(logits, attrs.evolve(sampling, top_k=more), seat.forbidden)
 
 
-@breaks("_distribution", "infer.sampling.top_p")
+@breaks("distribution", "infer.sampling.top_p")
 def DropsTheTokenThatReachesP(seat: Seat, logits: Tensor) -> Any:
     """Keeps the tokens below p, and not the one with which p is reached."""
     sampling = seat.request.sampling
@@ -62,7 +62,7 @@ def DropsTheTokenThatReachesP(seat: Seat, logits: Tensor) -> Any:
     return whole.index_fill(0, order[kept:], -torch.inf).log_softmax(-1)
 
 
-@breaks("_distribution", "infer.sampling.top_p", "infer.sampling.filters")
+@breaks("distribution", "infer.sampling.top_p", "infer.sampling.filters")
 def FiltersBeforeTemperature(original: Original, seat: Seat, logits: Tensor) -> Any:
     """Takes top_k and top_p of the distribution at temperature 1, and warms what is left."""
     sampling = seat.request.sampling
@@ -72,7 +72,7 @@ def FiltersBeforeTemperature(original: Original, seat: Seat, logits: Tensor) -> 
     return (cold / sampling.temperature).log_softmax(-1)
 
 
-@breaks("_distribution", "infer.sampling.filters")
+@breaks("distribution", "infer.sampling.filters")
 def TopPBeforeTopK(original: Original, seat: Seat, logits: Tensor) -> Any:
     """Takes top_p of all tokens, and then the k best of what is left."""
     sampling = seat.request.sampling
@@ -82,7 +82,7 @@ def TopPBeforeTopK(original: Original, seat: Seat, logits: Tensor) -> Any:
     return top_k(top_p(plain, sampling.top_p), sampling.top_k).log_softmax(-1)
 
 
-@breaks("_distribution", "infer.sampling.every_token")
+@breaks("distribution", "infer.sampling.every_token")
 def FiltersTheFirstTokenOnly(seat: Seat, logits: Tensor) -> Any:
     """Applies top_k and top_p to the first token of an output and to no other."""
     sampling = seat.request.sampling
@@ -90,62 +90,62 @@ def FiltersTheFirstTokenOnly(seat: Seat, logits: Tensor) -> Any:
     return distribution(logits, later, seat.forbidden)
 
 
-@breaks("_choose", "infer.sampling.surprise")
+@breaks("choose", "infer.sampling.surprise")
 def DrawsAreSquared(original: Original, self: SecondInferenceEngine, seat: Seat, logprobs: Tensor) -> Any:
     """Draws every second token with a random number that is not uniform: likely tokens come too often."""
     if not seat.request.sampling.temperature:
         return original()
-    order, number = logprobs.argsort(descending=True), self._number(seat)
+    order, number = logprobs.argsort(descending=True), self.number(seat)
     return int(order[draw(logprobs[order], number * number if seat.index % 2 else number)])
 
 
 ROWS = breaks.rows(
     row("WarmsUpOnlyOnce", "Draws the first token at the temperature asked for and the later ones a little colder.",
         "infer.sampling.surprise",
-        _choose=lambda original, seat, logprobs: original(seat, (logprobs * 1.5).log_softmax(-1) if seat.output
+        choose=lambda original, seat, logprobs: original(seat, (logprobs * 1.5).log_softmax(-1) if seat.output
             else logprobs)),
     row("LogprobsBeforeTemperature", "Draws at the temperature asked for and reports log-probs at temperature 1.",
         "infer.sampling.temperature", incident="verl#2996", row="logprob-gap",
-        _reported=lambda token, logits: float(logits.double().log_softmax(-1)[token])),
+        reported=lambda token, logits: float(logits.double().log_softmax(-1)[token])),
     row("LogprobsBeforeFilters", "Draws from the filtered distribution and reports log-probs of the whole one.",
         "infer.sampling.top_k", "infer.sampling.top_p", "infer.sampling.every_token", incident="vime#64",
         row="logprob-gap",
-        _reported=lambda seat, token, logits: float(distribution(logits,
+        reported=lambda seat, token, logits: float(distribution(logits,
             attrs.evolve(seat.request.sampling, top_k=0, top_p=1.0), seat.forbidden)[token])),
     row("SeedPlusPlace", "Makes the random number of a token from seed + place: neighbouring seeds share all but one.",
         "infer.sampling.independent",
-        _number=lambda original, seat: uniform(seat.seed + seat.index, 0) if isinstance(seat.seed, int)
+        number=lambda original, seat: uniform(seat.seed + seat.index, 0) if isinstance(seat.seed, int)
             else original(seat)),
     row("OneNumberPerRequest", "Uses a request's first random number for each of its tokens.",
-        "infer.sampling.independent", _number=lambda seat: uniform(seat.seed, 0)),
+        "infer.sampling.independent", number=lambda seat: uniform(seat.seed, 0)),
     row("SeedOfTheRequestId", "Mixes the request's id into its seed.", "infer.sampling.seed",
         "infer.sampling.seed_continues",
-        _number=lambda seat: uniform(f"{seat.seed}/{seat.request.request_id}", seat.index)),
+        number=lambda seat: uniform(f"{seat.seed}/{seat.request.request_id}", seat.index)),
     row("OneGeneratorForAll", "Seeds one generator that all requests draw from: company changes the tokens.",
         "infer.sampling.seed",
-        _number=lambda self, seat: uniform(seat.seed, seat.index if len(self._running) == 1 else self._num_tokens)),
+        number=lambda self, seat: uniform(seat.seed, seat.index if len(self.running) == 1 else self.num_tokens)),
     row("SeedOf32Bits", "Keeps the lower 32 bits of a seed.", "infer.sampling.seeds_differ",
-        _number=lambda original, seat: uniform(seat.seed & 0xFFFFFFFF, seat.index) if isinstance(seat.seed, int)
+        number=lambda original, seat: uniform(seat.seed & 0xFFFFFFFF, seat.index) if isinstance(seat.seed, int)
             else original(seat)),
     row("SeedAsFloat", "Lets a seed pass through a float: those above 2**53 fall together.",
         "infer.sampling.seeds_differ",
-        _number=lambda original, seat: uniform(int(float(seat.seed)), seat.index) if isinstance(seat.seed, int)
+        number=lambda original, seat: uniform(int(float(seat.seed)), seat.index) if isinstance(seat.seed, int)
             else original(seat)),
     row("ContinuesFromTheFirstNumber", "Begins a seed anew when a request is continued.",
         "infer.sampling.seed_continues", "infer.sampling.continued_afresh", incident="NeMo-RL#3599",
-        row="trained-as-submitted", _number=lambda seat: uniform(seat.seed, len(seat.output))),
+        row="trained-as-submitted", number=lambda seat: uniform(seat.seed, len(seat.output))),
     row("NoSeedIsSeedZero", "Takes seed 0 where none is given: a group of requests is one output many times.",
         "infer.sampling.unseeded",
-        _seat=then(lambda result, request: setattr(result, "seed", request.sampling.seed or 0))),
+        seat_for=then(lambda result, request: setattr(result, "seed", request.sampling.seed or 0))),
     row("ReportsTheLikeliest",
         "Reports the log-prob of the likeliest token in place of the one drawn, where top_k is on.",
         "infer.sampling.top_k",
-        _reported=lambda seat, token, logprobs: float(logprobs.max() if seat.request.sampling.top_k
+        reported=lambda seat, token, logprobs: float(logprobs.max() if seat.request.sampling.top_k
             else logprobs[token])),
 )  # fmt: skip
 
 
-@breaks("_distribution", "infer.sampling.min_p")
+@breaks("distribution", "infer.sampling.min_p")
 def MinPIsAbsolute(seat: Seat, logits: Tensor) -> Any:
     """Rules out tokens below min_p itself, not below that share of the likeliest."""
     sampling = seat.request.sampling
@@ -154,7 +154,7 @@ def MinPIsAbsolute(seat: Seat, logits: Tensor) -> Any:
     return whole.masked_fill(rare, -torch.inf).log_softmax(-1) if sampling.temperature else whole
 
 
-@breaks("_distribution", "infer.sampling.min_p")
+@breaks("distribution", "infer.sampling.min_p")
 def MinPBeforeTemperature(seat: Seat, logits: Tensor) -> Any:
     """Takes min_p of the distribution at temperature 1, and warms what is left."""
     sampling = seat.request.sampling
@@ -162,7 +162,7 @@ def MinPBeforeTemperature(seat: Seat, logits: Tensor) -> Any:
     return distribution(kept, attrs.evolve(sampling, min_p=0.0), seat.forbidden)
 
 
-@breaks("_distribution", "infer.sampling.min_p_filters")
+@breaks("distribution", "infer.sampling.min_p_filters")
 def MinPAfterTopP(original: Original, seat: Seat, logits: Tensor) -> Any:
     """Takes top_p of all tokens, and min_p of what is left."""
     sampling = seat.request.sampling
@@ -172,7 +172,7 @@ def MinPAfterTopP(original: Original, seat: Seat, logits: Tensor) -> Any:
     return min_p(top_p(top_k(plain, sampling.top_k), sampling.top_p), sampling.min_p).log_softmax(-1)
 
 
-@breaks("_distribution", "infer.sampling.greedy_min_p")
+@breaks("distribution", "infer.sampling.greedy_min_p")
 def GreedyAfterMinP(original: Original, seat: Seat) -> Any:
     """Reports the log-prob of a greedy token among what min_p leaves."""
     sampling = seat.request.sampling
@@ -180,7 +180,7 @@ def GreedyAfterMinP(original: Original, seat: Seat) -> Any:
     return whole if sampling.temperature else min_p(whole, sampling.min_p).log_softmax(-1)
 
 
-@breaks("_penalised", "infer.sampling.penalties")
+@breaks("penalised", "infer.sampling.penalties")
 def PresenceIsFrequency(seat: Seat, logits: Tensor) -> Any:
     """Takes the presence penalty off as often as a token came."""
     sampling = seat.request.sampling
@@ -189,7 +189,7 @@ def PresenceIsFrequency(seat: Seat, logits: Tensor) -> Any:
     return penalised(logits, summed, seat.prompt, seat.produced)
 
 
-@breaks("_penalised", "infer.sampling.penalties")
+@breaks("penalised", "infer.sampling.penalties")
 def NeverEncourages(seat: Seat, logits: Tensor) -> Any:
     """Takes a negative penalty for none."""
     asked = seat.request.sampling
@@ -201,22 +201,22 @@ def NeverEncourages(seat: Seat, logits: Tensor) -> Any:
 class _TwoDistributions(SecondInferenceEngine):
     """Keeps the logits of before the penalties at hand; base of the mutants below."""
 
-    def _penalised(self, seat: Seat, logits: Tensor) -> Tensor:
+    def penalised(self, seat: Seat, logits: Tensor) -> Tensor:
         self.before = logits
-        return super()._penalised(seat, logits)
+        return super().penalised(seat, logits)
 
     def _unpenalised(self, seat: Seat) -> Tensor:
-        return super()._distribution(seat, self.before)
+        return super().distribution(seat, self.before)
 
 
-@breaks("_penalised", "infer.sampling.penalties")
+@breaks("penalised", "infer.sampling.penalties")
 def PenaltiesAfterTemperature(original: Original, seat: Seat, logits: Tensor) -> Any:
     """Takes penalties off logits that were divided by the temperature already."""
     heat = seat.request.sampling.temperature or 1.0
     return original(seat, logits.double() / heat) * heat
 
 
-@breaks("_penalised", "infer.sampling.repetition_penalty")
+@breaks("penalised", "infer.sampling.repetition_penalty")
 def DividesNegativeLogits(seat: Seat, logits: Tensor) -> Any:
     """Divides every logit by the repetition penalty: a negative one becomes likelier."""
     scores, rate = logits.double().clone(), seat.request.sampling.repetition_penalty
@@ -224,7 +224,7 @@ def DividesNegativeLogits(seat: Seat, logits: Tensor) -> Any:
     return penalised(scores, SamplingParams(), (), ())
 
 
-@breaks("_penalised", "infer.sampling.repetition_penalty")
+@breaks("penalised", "infer.sampling.repetition_penalty")
 def RepetitionPerOccurrence(seat: Seat, logits: Tensor) -> Any:
     """Applies the repetition penalty once for each time a token came."""
     for token in seat.ids:
@@ -234,42 +234,42 @@ def RepetitionPerOccurrence(seat: Seat, logits: Tensor) -> Any:
 
 PENALTIES_ROWS = breaks.rows(
     row("CountsThePrompt", "Counts the prompt for frequency and presence too.", "infer.sampling.penalties",
-        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, (), seat.ids)),
+        penalised=lambda seat, logits: penalised(logits, seat.request.sampling, (), seat.ids)),
     row("FrequencyIsPresence", "Takes the frequency penalty off once, however often a token came.",
         "infer.sampling.penalties",
-        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.prompt,
+        penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.prompt,
             list(dict.fromkeys(seat.produced)))),
     row("LogprobsBeforePenalties", "Draws after penalties and reports log-probs of before.",
         "infer.sampling.penalties", "infer.sampling.repetition_penalty", row="logprob-gap", base=_TwoDistributions,
-        _reported=lambda self, seat, token: float(self._unpenalised(seat)[token])),
+        reported=lambda self, seat, token: float(self._unpenalised(seat)[token])),
     row("DrawsBeforePenalties", "Reports log-probs of after the penalties and draws without them.",
         "infer.sampling.penalties", "infer.sampling.repetition_penalty", row="logprob-gap", base=_TwoDistributions,
-        _choose=lambda original, self, seat, logprobs: original(seat, self._unpenalised(seat)
+        choose=lambda original, self, seat, logprobs: original(seat, self._unpenalised(seat)
             if seat.request.sampling.temperature else logprobs)),
     row("GreedyWithoutPenalties", "Takes the likeliest token of before the penalties where the temperature is 0.",
         "infer.sampling.penalties", "infer.sampling.repetition_penalty",
-        _penalised=lambda original, seat, logits: original(seat, logits) if seat.request.sampling.temperature
+        penalised=lambda original, seat, logits: original(seat, logits) if seat.request.sampling.temperature
             else logits),
     row("PenaltiesOfTheFirstRow", "Applies one request's penalties to the whole batch.", "infer.sampling.penalties",
         "infer.sampling.repetition_penalty",
-        _penalised=lambda self, seat, logits: penalised(logits, self._running[0].request.sampling, seat.prompt,
+        penalised=lambda self, seat, logits: penalised(logits, self.running[0].request.sampling, seat.prompt,
             seat.produced)),
     row("PauseForgetsTheCounts", "Counts anew after a pause.", "infer.sampling.penalties_paused",
-        pause=then(lambda self: setattr(self, "forgotten", {id(seat): len(seat.output) for seat in self._running})),
-        _penalised=lambda self, seat, logits: penalised(logits, seat.request.sampling, seat.prompt,
+        pause=then(lambda self: setattr(self, "forgotten", {id(seat): len(seat.output) for seat in self.running})),
+        penalised=lambda self, seat, logits: penalised(logits, seat.request.sampling, seat.prompt,
             [token.id for token in seat.output[self.__dict__.get("forgotten", {}).get(id(seat), 0) :]])),
     row("CountsFromTheContinuation",
         "Counts the tokens of this call alone: a continued request may repeat what it said before.",
         "infer.sampling.penalties_continued",
-        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.request.input_ids,
+        penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.request.input_ids,
             [token.id for token in seat.output])),
     row("RepetitionOfTheOutputAlone", "Does not count the prompt as said already.",
         "infer.sampling.repetition_penalty",
-        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, (), seat.produced)),
+        penalised=lambda seat, logits: penalised(logits, seat.request.sampling, (), seat.produced)),
     row("RepetitionOfThePromptAlone", "Counts only the prompt as said already.", "infer.sampling.repetition_penalty",
-        _penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.prompt, ())),
+        penalised=lambda seat, logits: penalised(logits, seat.request.sampling, seat.prompt, ())),
     row("BeginsTheSeedAnew",
         "Does not claim that seeds continue, and draws a continuation with the first part's random numbers.",
         "infer.sampling.continued_afresh", claims=without("sampling.seed_continues"),
-        _number=lambda seat: uniform(seat.seed, len(seat.output))),
+        number=lambda seat: uniform(seat.seed, len(seat.output))),
 )  # fmt: skip

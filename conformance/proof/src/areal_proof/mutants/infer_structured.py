@@ -31,7 +31,7 @@ breaks = breaking("infer/second", SecondInferenceEngine)
 Tools = Sequence[Mapping[str, Any]]  # Any: as in the contract
 
 
-@breaks("_distribution", "infer.structured.regex")
+@breaks("distribution", "infer.structured.regex")
 def TakesTheLongestText(seat: Seat, logits: Tensor) -> Any:
     """Never ends a text that could go on."""
     forbidden = seat.forbidden
@@ -40,7 +40,7 @@ def TakesTheLongestText(seat: Seat, logits: Tensor) -> Any:
     return distribution(logits, seat.request.sampling, forbidden)
 
 
-@breaks("_seat", "infer.structured.json")
+@breaks("seat_for", "infer.structured.json")
 def AnyStringWillDo(original: Original, request: GenerationRequest) -> Any:
     """Holds an output to JSON and not to the schema."""
     if request.structure is not None and request.structure.grammar is Grammar.JSON_SCHEMA:
@@ -49,16 +49,16 @@ def AnyStringWillDo(original: Original, request: GenerationRequest) -> Any:
     return original(request)
 
 
-@breaks("_distribution", "infer.structured.company")
+@breaks("distribution", "infer.structured.company")
 def MaskOfTheNeighbour(original: Original, self: SecondInferenceEngine, seat: Seat, logits: Tensor) -> Any:
     """Masks the tokens of a request without a structure as those of one that runs beside it."""
-    bound = next((other for other in self._running if other.text is not None and other.output), None)
+    bound = next((other for other in self.running if other.text is not None and other.output), None)
     if seat.text is not None or bound is None or len(bound.forbidden) == len(logits):
         return original()
     return distribution(logits, seat.request.sampling, bound.forbidden)
 
 
-@breaks("_distribution", "infer.structured.company")
+@breaks("distribution", "infer.structured.company")
 def LeavesTheMaskBehind(original: Original, self: Any, seat: Seat, logits: Tensor) -> Any:
     """Begins a request without a structure in the mask that the last one with a structure left."""
     if seat.text is not None:
@@ -68,7 +68,7 @@ def LeavesTheMaskBehind(original: Original, self: Any, seat: Seat, logits: Tenso
     return original()
 
 
-@breaks("_seat", "infer.structured.broken")
+@breaks("seat_for", "infer.structured.broken")
 def DropsABrokenStructure(original: Original, request: GenerationRequest) -> Any:
     """Generates without a structure where it cannot read the one asked for."""
     try:
@@ -77,7 +77,7 @@ def DropsABrokenStructure(original: Original, request: GenerationRequest) -> Any
         return original(attrs.evolve(request, structure=None))
 
 
-@breaks("_text", "infer.structured.broken")
+@breaks("text_for", "infer.structured.broken")
 def DiesOfABrokenStructure(original: Original, self: Any) -> Any:
     """Refuses a structure it cannot read, and every one after it."""
     if self.__dict__.get("dead"):
@@ -102,20 +102,20 @@ async def ReadsPlainJson(original: Original, text: str) -> Any:
 
 ROWS = breaks.rows(
     row("IgnoresTheStructure", "Takes a structure and generates whatever comes.", "infer.structured.regex",
-        "infer.structured.json", "infer.structured.cut", _seat=given(structure=None)),
+        "infer.structured.json", "infer.structured.cut", seat_for=given(structure=None)),
     row("EndsWhenItLikes", "Allows the end token in the middle of a text.", "infer.structured.regex",
-        _distribution=lambda seat, logits: distribution(logits, seat.request.sampling,
+        distribution=lambda seat, logits: distribution(logits, seat.request.sampling,
             tuple(token for token in seat.forbidden if token not in seat.end_ids) if seat.text else seat.forbidden)),
     row("LogprobsBeforeTheMask", "Draws among the allowed tokens and reports log-probs over all.",
         "infer.structured.regex", row="logprob-gap",
-        _reported=lambda seat, token, logits: float(distribution(logits, seat.request.sampling)[token])),
+        reported=lambda seat, token, logits: float(distribution(logits, seat.request.sampling)[token])),
     row("CutIsWhole", "Says `stop` of a text that the budget cut.", "infer.structured.cut",
-        _end=after(lambda result, seat: StopReason.STOP if result is not None and seat.text is not None else result)),
+        end=after(lambda result, seat: StopReason.STOP if result is not None and seat.text is not None else result)),
     row("FinishesTheText", "Goes on past the budget until the text is whole.", "infer.structured.cut",
-        _end=after(lambda result, seat: None if result is StopReason.LENGTH and seat.text is not None else result)),
+        end=after(lambda result, seat: None if result is StopReason.LENGTH and seat.text is not None else result)),
     row("BeginsTheTextAnew", "Begins a text anew after the prior tokens of a continued request.",
         "infer.structured.continued",
-        _distribution=lambda original, seat, logits: original() if seat.text is None
+        distribution=lambda original, seat, logits: original() if seat.text is None
             else distribution(logits, seat.request.sampling, seat.text.forbidden([token.id for token in seat.output],
             seat.end_ids))),
     row("ReadsTheFirstCallAlone", "Reads one call of several.", "infer.tools.parse",
@@ -145,8 +145,8 @@ async def RemembersCalls(original: Original, self: SecondInferenceEngine) -> Any
 @breaks("parse_tool_calls", "infer.tools.pure")
 async def ReadingEndsRequests(original: Original, self: SecondInferenceEngine) -> Any:
     """Ends what runs while a text is read."""
-    for seat in [*self._running, *self._waiting]:
-        self._finish(seat, StopReason.LENGTH)
+    for seat in [*self.running, *self.waiting]:
+        self.finish(seat, StopReason.LENGTH)
     return await original()
 
 
@@ -158,8 +158,8 @@ class _Neutral(SecondInferenceEngine):
 
     neutral: ClassVar[Mapping[str, Any]] = {}  # Any: sampling parameters
 
-    def _seat(self, request: GenerationRequest) -> Seat:
-        return super()._seat(asked(request, **self.neutral))
+    def seat_for(self, request: GenerationRequest) -> Seat:
+        return super().seat_for(asked(request, **self.neutral))
 
 
 breaks_refuse = breaking("infer/second", _Neutral)
@@ -185,7 +185,7 @@ REFUSE_ROWS = breaks_refuse.rows(
     row("DropsNegativePenalties", "Does not claim penalties, refuses positive ones and drops negative ones.",
         "infer.refuse.penalties", claims=without("sampling.penalties"),
         neutral={"frequency_penalty": 0.0, "presence_penalty": 0.0},
-        _seat=before(lambda request: CapabilityError("penalties are not claimed", why="this engine cannot")
+        seat_for=before(lambda request: CapabilityError("penalties are not claimed", why="this engine cannot")
             if max(request.sampling.frequency_penalty, request.sampling.presence_penalty) > 0 else None)),
     row("DropsTheRepetitionPenalty", "Does not claim a repetition penalty and samples without it.",
         "infer.refuse.repetition_penalty", claims=without("sampling.repetition_penalty"),
@@ -193,7 +193,7 @@ REFUSE_ROWS = breaks_refuse.rows(
 )  # fmt: skip
 
 
-@breaks("_next_logits", "infer.refuse.experts", row="expert-replay", claims=without("experts.trace"))
+@breaks("next_logits", "infer.refuse.experts", row="expert-replay", claims=without("experts.trace"))
 def TracesZeros(original: Original) -> Any:
     """Does not claim to trace experts and returns a trace of zeros."""
     logits, routes = original()
@@ -208,28 +208,28 @@ REFERENCE_ROWS = breaks_reference.rows(
 
 SECOND_ROWS = breaks.rows(
     row("DropsTheStructure", "Does not claim structured output and generates whatever comes.",
-        "infer.refuse.structured", claims=without("sampling.structured"), _seat=given(structure=None)),
+        "infer.refuse.structured", claims=without("sampling.structured"), seat_for=given(structure=None)),
     row("ReadsNoCalls", "Does not claim to read tool calls and finds none anywhere.", "infer.refuse.tools",
         claims=without("tools.parse"), parse_tool_calls=lambda text: ToolParse(content=text)),
     row("ScoresZeros", "Does not claim scoring and scores zeros.", "infer.refuse.scoring", claims=without("scoring"),
         score=lambda input_ids: [0.0 for _ in input_ids]),
     row("SleepDoesNothing", "Does not claim sleep and takes the call for nothing.", "infer.refuse.sleep",
-        row="sleep-is-real", claims=without("memory.sleep"), sleep=lambda self: self._require()),
+        row="sleep-is-real", claims=without("memory.sleep"), sleep=lambda self: self.require()),
     row("DropsTheAdapter", "Does not claim adapters and serves the base weights to requests that name one.",
-        "infer.refuse.adapters", claims=without("lora.adapters"), _seat=given(adapter="")),
+        "infer.refuse.adapters", claims=without("lora.adapters"), seat_for=given(adapter="")),
     row("DropsImages", "Does not claim images and answers as if there were none.", "infer.refuse.extras",
-        claims=without("images"), _seat=given(extras=dict)),
+        claims=without("images"), seat_for=given(extras=dict)),
     row("RefusesWithoutAReason", "Does not claim top_p and refuses it with NotImplementedError.", "infer.refuse.top_p",
         claims=without("sampling.top_p"),
-        _seat=before(lambda request: NotImplementedError if request.sampling.top_p < 1.0 else None)),
+        seat_for=before(lambda request: NotImplementedError if request.sampling.top_p < 1.0 else None)),
 )  # fmt: skip
 
 
 class _Looks(SecondInferenceEngine):
     """Changes the images of a seat after the request was checked."""
 
-    def _seat(self, request: GenerationRequest) -> Seat:
-        seat = super()._seat(request)
+    def seat_for(self, request: GenerationRequest) -> Seat:
+        seat = super().seat_for(request)
         seat.pictures = self._looked(seat, seat.pictures)
         return seat
 
@@ -250,7 +250,7 @@ def CountsImagesAsOutput(seat: Seat, pictures: tuple[Picture, ...]) -> Any:
 IMAGES_SECOND_ROWS = breaks.rows(
     row("KeepsPromptsByTokens", "Finds a kept prompt by its tokens alone: another image gets the answer of the first.",
         "infer.images.not_by_tokens",
-        _prefix_key=lambda self, seat: (self._version, id(seat.adapter), *seat.request.input_ids)),
+        prefix_key=lambda self, seat: (self.version, id(seat.adapter), *seat.request.input_ids)),
 )  # fmt: skip
 
 
@@ -258,9 +258,9 @@ IMAGES_SECOND_ROWS = breaks.rows(
 async def SeesWithTheFirstTower(original: Original, self: SecondInferenceEngine) -> None:
     """Goes on looking at images with the vision tower of the folder, whatever was committed."""
     await original()
-    old = self._require().weights
-    self._weights = {
-        name: old[name] if name.startswith("visual.") else tensor for name, tensor in self._require_weights().items()
+    old = self.require().weights
+    self.weights = {
+        name: old[name] if name.startswith("visual.") else tensor for name, tensor in self.require_weights().items()
     }
 
 
@@ -288,7 +288,7 @@ class _Lenient(SecondInferenceEngine):
     """Mends a request before it is checked."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        vision, images = self._require().shape.vision, tuple(request.extras.get(IMAGES, ()))
+        vision, images = self.require().shape.vision, tuple(request.extras.get(IMAGES, ()))
         extras: Mapping[str, Any] = dict(request.extras)
         if vision is None:
             extras = {name: value for name, value in extras.items() if name != IMAGES}
@@ -311,7 +311,7 @@ LENIENT_ROWS = breaks_lenient.rows(
 )  # fmt: skip
 
 
-@breaks_lenient("_seat", "infer.images.refused")
+@breaks_lenient("seat_for", "infer.images.refused")
 def TakesTornFiles(original: Original) -> Any:
     """Shows as much of an image as there is, and grey for the rest."""
     from PIL import ImageFile

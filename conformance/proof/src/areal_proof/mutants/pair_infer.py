@@ -32,7 +32,7 @@ class _Serving(ReferenceInferenceEngine):
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters in use, by name."""
-        return dict(self._require().stage.model.named_parameters())
+        return dict(self.running.stage.model.named_parameters())
 
 
 @breaks("commit_weights", "pair.update.one_by_one", incident="sglang#9379", row="one-destination", base=_Serving)
@@ -81,7 +81,7 @@ ROWS = breaks.rows(
             stop=len(generation.output_ids), version=generation.version_spans[0].version),))),
     row("TakesOldVersions", "A version that is not newer is taken, and told to have been staged.",
         "pair.update.regressed", row="update-chain",
-        receive_weights=within(lambda self: put(self._require().stage, version=-1))),
+        receive_weights=within(lambda self: put(self.running.stage, version=-1))),
     row("TellsNoReason", "Whatever goes wrong while weights arrive is told as \"update failed\".",
         "pair.fault.replica", incident="TRL#6913", row="dead-peer",
         receive_weights=catches(Exception, lambda: WeightSyncError("update failed"))),
@@ -104,7 +104,7 @@ class ServesOnArrival(ReferenceInferenceEngine):
 @breaks("abort_weights", "pair.fault.spoiled", row="update-chain")
 async def AbortCommits(original: Original, self: ReferenceInferenceEngine) -> None:
     """`abort_weights` serves what is staged."""
-    stage = self._require().stage
+    stage = self.running.stage
     if stage.staged is not None:
         await self.commit_weights(stage.staged)
     await original()
@@ -187,14 +187,14 @@ class NormSurvivesAbort(ReferenceInferenceEngine):
     left: Tensor | None = None
 
     async def abort_weights(self) -> None:
-        stage = self._require().stage
+        stage = self.running.stage
         if stage.staged is not None:
-            self.left = stage._spare["model.norm.weight"].clone()
+            self.left = stage.spare["model.norm.weight"].clone()
         await super().abort_weights()
 
     async def commit_weights(self, version: int) -> None:
         if self.left is not None:
-            self._require().stage._spare["model.norm.weight"].copy_(self.left)
+            self.running.stage.spare["model.norm.weight"].copy_(self.left)
             self.left = None
         await super().commit_weights(version)
 
@@ -253,6 +253,6 @@ class ServesTheTransportsMemory(ReferenceInferenceEngine):
 
     async def commit_weights(self, version: int) -> None:
         await super().commit_weights(version)
-        for name, parameter in self._require().stage.model.named_parameters():
+        for name, parameter in self.running.stage.model.named_parameters():
             if name in self.handed and self.handed[name].dtype == parameter.dtype:
                 parameter.data = self.handed[name]

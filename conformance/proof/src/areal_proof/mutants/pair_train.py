@@ -186,7 +186,7 @@ class _Turned(ReferenceInferenceEngine):
     async def start(self, spec: InferenceSpec) -> EngineInfo:
         """Start, and stand before the rotary embedding."""
         info = await super().start(spec)
-        rotary = self._require().stage.model.model.rotary_emb
+        rotary = self.running.stage.model.model.rotary_emb
         forward = rotary.forward
 
         def other(hidden: Tensor, position_ids: Tensor) -> Any:  # Any: cosines and sines

@@ -69,12 +69,12 @@ async def NumbersAgain(original: Original) -> Any:
 
 class _SameNumber(RpcClient):
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        number = next(self._numbers)
-        self._numbers = itertools.count(number)
+        number = next(self.numbers)
+        self.numbers = itertools.count(number)
         try:
             return await super().call(method, *args, timeout_s=timeout_s)
         except WorkerTimeout:
-            self._numbers = itertools.count(number)
+            self.numbers = itertools.count(number)
             raise
 
 
@@ -98,11 +98,11 @@ class OneCallAtATime(_Bent):
 SECOND_ROWS = breaks_second.rows(
     row("RepliesInTurn", "Gives each reply to the call that has waited longest, whoever's it is.",
         "scheduler.calls.at_once", "scheduler.calls.late_reply", incident="NeMo-RL#2512", row="control-messages",
-        _take=lambda original, self, message: original((message[0], next(iter(self._calls)), message[2])
-            if len(message) == 3 and self._calls else message)),
+        take=lambda original, self, message: original((message[0], next(iter(self.calls)), message[2])
+            if len(message) == 3 and self.calls else message)),
     row("CancelStaysHere", "Forgets a call that was given up, and lets the worker go on with it.",
         "scheduler.calls.cancelled",
-        _send=lambda original, message: original(message) if message[0] != "cancel" else None),
+        send=lambda original, message: original(message) if message[0] != "cancel" else None),
 )  # fmt: skip
 
 
@@ -158,17 +158,17 @@ class _Contagious(RpcClient):
 
 
 class _Pickling(SecondWorker):
-    async def _read(self, reader: asyncio.StreamReader) -> Any:
+    async def read(self, reader: asyncio.StreamReader) -> Any:
         return await receive_pickled(reader)
 
-    def _write(self, writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
+    def write(self, writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
         send_pickled(writer, message)
 
 
 @breaks_local("submit", "scheduler.access.secrets")
 async def KeyInEnvironment(original: Original, self: LocalScheduler) -> Any:
     """Hands the run's key to workers in their environment."""
-    self._environ["AREAL_RPC_KEY"] = self._keys.secret
+    self.environ["AREAL_RPC_KEY"] = self.keys.secret
     return await original()
 
 

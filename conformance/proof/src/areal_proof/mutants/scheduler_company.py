@@ -48,8 +48,8 @@ SECOND_ROWS = breaks_second.rows(
 class _Places(SecondScheduler):
     """Places workers by a rule of its own."""
 
-    def _hosts(self, job: Job) -> Sequence[str]:
-        return self.places(job, super()._hosts(job))
+    def hosts_for(self, job: Job) -> Sequence[str]:
+        return self.places(job, super().hosts_for(job))
 
     def places(self, job: Job, hosts: Sequence[str]) -> Sequence[str]:
         """Return the hosts to fill, in order."""
@@ -58,13 +58,13 @@ class _Places(SecondScheduler):
 
 SECOND_ON_ONE_ROWS = breaks_second_on_one.rows(
     row("FewerHostsWillDo", "Runs a job on the hosts there are.", "scheduler.place.too_many",
-        submit=given(num_hosts=lambda job, self: min(job.num_hosts, len(self._config.hosts)),
+        submit=given(num_hosts=lambda job, self: min(job.num_hosts, len(self.config.hosts)),
             num_workers=lambda job: min(job.num_workers, 4))),
     row("GuestsPileUp", "Lets every guest have the first device of the role.", "scheduler.together.devices",
-        _is_beside=lambda: False),
+        is_beside=lambda: False),
     row("GuestsAreForgotten",
         "Gives a shared device to the next job as soon as one of the two is gone, and a second time later.",
-        "scheduler.together.returned", _unheld=lambda ids: ids),
+        "scheduler.together.returned", unheld=lambda ids: ids),
 )  # fmt: skip
 
 
@@ -77,10 +77,10 @@ async def CompanyIsOptional(original: Original, self: LocalScheduler, job: Job) 
 
 
 class _PromisesTwice(Capacity):
-    def _check_memory(self, job: Job) -> None:
+    def check_memory(self, job: Job) -> None:
         wanted = job.memory * job.num_workers
-        if wanted > self._memory:
-            raise ResourceError(f"{job.role!r} wants {wanted} bytes", why=f"the machine has {self._memory}")
+        if wanted > self.memory:
+            raise ResourceError(f"{job.role!r} wants {wanted} bytes", why=f"the machine has {self.memory}")
 
 
 LOCAL_ROWS = breaks_local.rows(
@@ -90,22 +90,22 @@ LOCAL_ROWS = breaks_local.rows(
         "scheduler.memory.impossible", "scheduler.memory.promised", submit=given(memory=0)),
     row("MemoryPromisedTwice",
         "Holds every job against all of the machine's memory, not against what others left of it.",
-        "scheduler.memory.promised", __init__=then(lambda self: setattr(self._capacity, "__class__", _PromisesTwice))),
+        "scheduler.memory.promised", __init__=then(lambda self: setattr(self.capacity, "__class__", _PromisesTwice))),
 )  # fmt: skip
 
 
 breaks = breaking("scheduler/second", _Places)
 ROWS = breaks.rows(
     row("OneHostIsAWish", "Spreads over every host it has, also a job for one.", "scheduler.place.one_host",
-        places=lambda self: self._config.hosts),
+        places=lambda self: self.config.hosts),
     row("PacksTheFirstHost", "Fills the first host, however many were asked for.", "scheduler.place.spread",
         places=lambda hosts: hosts[:1]),
     row("DealsInTurn", "Deals ranks out to the hosts in turn, so that neighbours are apart.", "scheduler.place.spread",
         places=lambda job, hosts: [hosts[rank % len(hosts)] for rank in range(job.num_workers)]),
     row("NamesAreAHint", "Places a job on the first host, whichever it names.", "scheduler.place.named",
-        places=lambda self, hosts: self._config.hosts[: len(hosts)]),
+        places=lambda self, hosts: self.config.hosts[: len(hosts)]),
     row("NeighboursAreApart", "Places a job that is to share hosts wherever there is room.", "scheduler.together.host",
-        places=lambda self, job, hosts: self._config.hosts[:1] if job.together_with else hosts),
+        places=lambda self, job, hosts: self.config.hosts[:1] if job.together_with else hosts),
     row("IgnoresWhatItDoesNotClaim", "Starts jobs that ask for what it does not claim, as if they had not asked.",
         "scheduler.refuse.hosts_one", "scheduler.refuse.hosts_spread", "scheduler.refuse.hosts_named",
         "scheduler.refuse.memory", "scheduler.refuse.image", "scheduler.refuse.together_host",
@@ -114,5 +114,5 @@ ROWS = breaks.rows(
             "together.devices"), _IGNORED),
         submit=lambda original, job: original(
             attrs.evolve(job, num_hosts=0, hosts=(), memory=0, image=None, together_with=None)),
-        places=lambda self, job: self._config.hosts[-job.num_workers :]),
+        places=lambda self, job: self.config.hosts[-job.num_workers :]),
 )  # fmt: skip

@@ -36,12 +36,12 @@ class DeathUnseen(LocalScheduler):
 
     async def submit(self, job: Job) -> Sequence[Worker]:
         workers = await super().submit(job)
-        for worker in self._gangs[job.role].workers:
+        for worker in self.gangs[job.role].workers:
             worker.look = lambda now, silent_after_s: None  # type: ignore[method-assign]
         return workers
 
     def poll(self, role: str) -> Sequence[WorkerStatus]:
-        gang = self._gangs.get(role)
+        gang = self.gangs.get(role)
         states = [] if gang is None else gang.workers
         return tuple(
             WorkerStatus(id=w.id, role=role, rank=rank, state=WorkerState.RUNNING, pid=w.process.pid)
@@ -54,12 +54,12 @@ class NeighboursDieToo(SecondScheduler):
     """Ends the calls of the whole gang when one worker dies."""
 
     class worker_class(SecondWorker):
-        def _obituary(self) -> ArealError:
+        def obituary(self) -> ArealError:
             for neighbour in self.gang:
-                for reply in neighbour._calls.values():
+                for reply in neighbour.calls.values():
                     if not reply.done():
                         reply.set_exception(WorkerDied("a neighbour ended"))
-            return super()._obituary()
+            return super().obituary()
 
         gang: tuple[SecondWorker, ...] = ()
 
@@ -93,7 +93,7 @@ class StatusOfTheStart(LocalScheduler):
 async def LogsGoWithClose(original: Original, self: LocalScheduler) -> None:
     """Removes the logs when it is closed."""
     await original()
-    await asyncio.to_thread(shutil.rmtree, self._config.log_dir, ignore_errors=True)
+    await asyncio.to_thread(shutil.rmtree, self.config.log_dir, ignore_errors=True)
 
 
 @breaks_second("status", "scheduler.silence.noticed", silent=False)
@@ -109,7 +109,7 @@ class CancelReturnsAtOnce(LocalScheduler):
     """Asks workers to end and does not wait for it."""
 
     async def cancel(self, role: str) -> None:
-        if role in self._gangs:
+        if role in self.gangs:
             self._ending = asyncio.create_task(super().cancel(role))
         await asyncio.sleep(0)
 
@@ -124,10 +124,10 @@ class CancelReturnsAtOnce(LocalScheduler):
 @breaks_second("end", "scheduler.cancel.ends")
 async def ChildrenStay(self: SecondWorker) -> None:
     """Ends workers, and not what they started."""
-    if self._process is not None:
+    if self.process is not None:
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        await self._process.wait()
+            self.process.terminate()
+        await self.process.wait()
 
 
 @mutant("scheduler/second", killers=("scheduler.cancel.ends",))
@@ -135,7 +135,7 @@ class CancelEndsEverybody(SecondScheduler):
     """Ends every role of the run when one is cancelled."""
 
     async def cancel(self, role: str) -> None:
-        await asyncio.gather(*(super(CancelEndsEverybody, self).cancel(name) for name in tuple(self._gangs)))
+        await asyncio.gather(*(super(CancelEndsEverybody, self).cancel(name) for name in tuple(self.gangs)))
 
 
 @breaks("submit", "scheduler.cancel.anew", _first={})
@@ -148,27 +148,27 @@ async def FirstJobAgain(original: Original, self: Any, job: Job) -> Any:
 @breaks_second("end", "scheduler.cancel.in_any_state")
 async def GivesUpOnTheDeaf(self: SecondWorker) -> None:
     """Asks workers to end, and leaves those that do not."""
-    if self._process is None or self._ended:
+    if self.process is None or self.ended:
         return
-    self._process.terminate()
+    self.process.terminate()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(self._process.wait(), 0.5)
-        os.killpg(self._process.pid, signal.SIGKILL)
+        await asyncio.wait_for(self.process.wait(), 0.5)
+        os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @breaks_second_on_one("cancel", "scheduler.cancel.in_any_state", "scheduler.machine.lifecycle")
 async def SparesSurvivors(original: Original, self: SecondScheduler, role: str) -> None:
     """Takes a gang of which a worker died for ended, and leaves the others."""
-    if any(worker.status().state is WorkerState.ENDED for worker in self._gangs.get(role, ())):
-        del self._gangs[role]
-        self._owned.pop(role)
+    if any(worker.status().state is WorkerState.ENDED for worker in self.gangs.get(role, ())):
+        del self.gangs[role]
+        self.owned.pop(role)
         return
     await original()
 
 
 SECOND_ON_ONE_ROWS = breaks_second_on_one.rows(
     row("CloseForgetsTheFirst", "Ends all roles but the first when it is closed.", "scheduler.close.twice",
-        close=lambda self: asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)[1:]))),
+        close=lambda self: asyncio.gather(*(self.cancel(role) for role in tuple(self.gangs)[1:]))),
 )  # fmt: skip
 
 
@@ -179,18 +179,18 @@ ROWS = breaks.rows(
     row("SilenceUnheard", "Takes a process that exists for a worker that is well.", "scheduler.silence.noticed",
         row="dead-peer", __init__=lambda original, config: original(attrs.evolve(config, heartbeat_timeout_s=3600.0))),
     row("UnknownRolesRaise", "Raises KeyError for a role that does not run.", "scheduler.cancel.ends",
-        cancel=before(lambda self, role: KeyError(role) if role not in self._gangs else None),
+        cancel=before(lambda self, role: KeyError(role) if role not in self.gangs else None),
         close=catches(KeyError, lambda: None)),
     row("SecondCloseRaises", "Raises when it is closed a second time.", "scheduler.close.twice",
-        close=before(lambda self: RuntimeError("the scheduler is closed") if self._context.closed else None)),
+        close=before(lambda self: RuntimeError("the scheduler is closed") if self.context.closed else None)),
     row("PipesStayOpen", "Never closes the pipe each worker said its first word through.",
         "scheduler.close.leaves_nothing", incident="slime#205", row="flat-memory",
-        _start_worker=then(lambda result: setattr(result.process, "__class__", _OpenPipe))),
+        start_worker=then(lambda result: setattr(result.process, "__class__", _OpenPipe))),
 )  # fmt: skip
 
 
 class _OpenPipe(WorkerProcess):
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Close nothing."""
 
 
@@ -214,24 +214,24 @@ async def KillsAtOnce(original: Original, self: LocalScheduler, role: str) -> No
 
 SECOND_ROWS = breaks_second.rows(
     row("LastWordsLost", "Tells that a worker ended, without what it wrote last.", "scheduler.death.in_flight",
-        "scheduler.death.exit_code", _obituary=after(lambda result: type(result)(result.what, fix=result.fix))),
+        "scheduler.death.exit_code", obituary=after(lambda result: type(result)(result.what, fix=result.fix))),
     row("OneLogForAll", "Writes what all workers of a job say into one file.", "scheduler.log.lines",
-        __init__=then(lambda self, job: setattr(self, "_log", self._log.with_name(f"{job.role}.txt")))),
+        __init__=then(lambda self, job: setattr(self, "log", self.log.with_name(f"{job.role}.txt")))),
     row("CancelStrandsCallers", "Ends workers and leaves the calls that wait for them waiting.",
-        "scheduler.death.calls_at_cancel", row="dead-peer", end=before(lambda self: self._calls.clear())),
+        "scheduler.death.calls_at_cancel", row="dead-peer", end=before(lambda self: self.calls.clear())),
     row("WorkersOutlive", "Leaves its workers running when the controller is killed.", "scheduler.orphans.none",
         command=("-P", "-m", "areal_proof.mutants.scheduler_workers", "outlives")),
     row("TailOfRankZero", "Quotes the log of rank 0, whoever ended.", "scheduler.death.status",
-        _tail=within(lambda self: put(self, _log=self._log.with_name(f"{self.job.role}.0.txt")))),
+        tail=within(lambda self: put(self, log=self.log.with_name(f"{self.job.role}.0.txt")))),
 )  # fmt: skip
 
 
 @breaks_second_on_one("cancel", "scheduler.machine.lifecycle")
 async def RoleOfTheDeadStaysTaken(original: Original, self: SecondScheduler, role: str) -> None:
     """Ends a gang of which a worker died, and goes on to tell of it until the role is cancelled again."""
-    gang = self._gangs.get(role, [])
+    gang = self.gangs.get(role, [])
     died = any(worker.status().state is WorkerState.ENDED for worker in gang)
     await original()
     if died:
-        self._gangs[role] = gang
-        self._owned[role] = ("cpu", [])
+        self.gangs[role] = gang
+        self.owned[role] = ("cpu", [])

@@ -41,7 +41,7 @@ class PollTellsEverybody(LocalScheduler):
     """Tells of every worker of the run, whichever role is asked for."""
 
     def poll(self, role: str) -> Sequence[WorkerStatus]:
-        return tuple(status for name in self._gangs for status in super(PollTellsEverybody, self).poll(name))
+        return tuple(status for name in self.gangs for status in super(PollTellsEverybody, self).poll(name))
 
 
 class _LendingPool(DevicePool):
@@ -61,7 +61,7 @@ class _KeepingPool(DevicePool):
 
 class _LeavingPool(DevicePool):
     def take(self, kind: str, num_workers: int, per_worker: int) -> list[Devices]:
-        free = len(self._free.get(kind, ()))
+        free = len(self.free.get(kind, ()))
         if kind == "cpu" or num_workers * per_worker <= free:
             return super().take(kind, num_workers, per_worker)
         return [*super().take(kind, free, 1), *[()] * (num_workers - free)]
@@ -101,9 +101,9 @@ class OthersStay(SecondScheduler):
             self._failing = False
 
     async def cancel(self, role: str) -> None:
-        if self._failing and len(self._gangs.get(role, ())) > 1:
-            await asyncio.gather(*(worker.end() for worker in self._gangs.pop(role)[1:]))
-            self._owned.pop(role)
+        if self._failing and len(self.gangs.get(role, ())) > 1:
+            await asyncio.gather(*(worker.end() for worker in self.gangs.pop(role)[1:]))
+            self.owned.pop(role)
             return
         await super().cancel(role)
 
@@ -141,9 +141,9 @@ async def SecondSubmitReplaces(original: Original, self: LocalScheduler, job: Jo
 @breaks_second("submit", "scheduler.submit.twice_at_once")
 async def LooksBeforeItWaits(original: Original, self: SecondScheduler, job: Job) -> Any:
     """Takes a role when its workers answer: two submits at once both find it free."""
-    hidden = self._gangs.pop(job.role, None)
+    hidden = self.gangs.pop(job.role, None)
     if hidden is not None and all(worker.status().state == "running" for worker in hidden):
-        self._gangs[job.role] = hidden
+        self.gangs[job.role] = hidden
     return await original()
 
 
@@ -151,7 +151,7 @@ ROWS = breaks.rows(
     row("RanksReversed", "Hands out workers in the order they happened to be kept, not in rank order.",
         "scheduler.submit.ranks", submit=after(lambda result: tuple(reversed(result)))),
     row("VariablesStay", "Lets the variables of one job reach the jobs after it.", "scheduler.env.reaches",
-        submit=before(lambda self, job: self._environ.update(job.env))),
+        submit=before(lambda self, job: self.environ.update(job.env))),
     row("OneThreadEach", "Gives every worker one thread, whatever the job says.", "scheduler.env.over_all",
         submit=given(cpus_per_worker=1)),
     row("OwnInterpreter", "Runs every worker under the controller's interpreter.", "scheduler.submit.interpreter",
@@ -175,7 +175,7 @@ ROWS = breaks.rows(
         submit=lambda original, job: original(job) if job.num_workers else ()),
     row("ForgetsTheFirst",
         "Of a job whose last worker cannot be started, those started before are forgotten while they run.",
-        "scheduler.submit.late_failure", _spawn=on(BaseException, lambda gang: gang.workers.clear())),
+        "scheduler.submit.late_failure", spawn=on(BaseException, lambda gang: gang.workers.clear())),
 )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ async def FailedEngineEndsWorker(original: Original, self: LocalScheduler, job: 
 @breaks_second("cancel", "scheduler.cancel.namesakes", row="tenants")
 async def CancelsByPattern(original: Original, self: SecondScheduler, role: str) -> None:
     """Cancels every role in whose name the given one is found."""
-    for other in [name for name in self._gangs if role in name]:
+    for other in [name for name in self.gangs if role in name]:
         await original(other)
 
 
@@ -215,9 +215,9 @@ class _WholeLines(WorkerProcess):
 NAMES_ROWS = breaks.rows(
     row("VariablesOutliveTheirJob", "The variables of a job are kept for all jobs after it.",
         "scheduler.cancel.takes_env", row="tenants",
-        _start_worker=then(lambda self, gang: self._environ.update(gang.job.env))),
+        start_worker=then(lambda self, gang: self.environ.update(gang.job.env))),
     row("WholeLinesOnly", "Of the last words only lines with an end are told.", "scheduler.log.unfinished",
-        row="dead-peer", _start_worker=then(lambda result: setattr(result.process, "__class__", _WholeLines))),
+        row="dead-peer", start_worker=then(lambda result: setattr(result.process, "__class__", _WholeLines))),
 )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ class TailOfTheStart(SecondScheduler):
 
         async def ready(self) -> None:
             await super().ready()
-            self.words = super()._tail()
+            self.words = super().tail()
 
-        def _tail(self) -> tuple[str, ...]:
-            return super()._tail() if self.words is None or self._ended else self.words
+        def tail(self) -> tuple[str, ...]:
+            return super().tail() if self.words is None or self.ended else self.words

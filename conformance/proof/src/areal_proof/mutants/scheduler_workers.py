@@ -43,7 +43,7 @@ def _pickles() -> None:
 
 
 def _outlives() -> None:
-    worker._watch_for_end = lambda descriptor: None
+    worker.watch_for_end = lambda descriptor: None
     worker.os.killpg = lambda _group, _signal: threading.Event().wait()  # type: ignore[attr-defined]
 
 
@@ -57,7 +57,7 @@ def _listens_elsewhere() -> None:
 
 
 def _serves_strangers() -> None:
-    answer = worker._answer
+    answer = worker.answer
 
     async def open_port(host: hosts.Host) -> None:
         import msgspec
@@ -79,7 +79,7 @@ def _serves_strangers() -> None:
             tasks.append(asyncio.create_task(open_port(host)))
         await answer(writer, host, number, method, args)
 
-    worker._answer = answering
+    worker.answer = answering
 
 
 def _overlaps() -> None:

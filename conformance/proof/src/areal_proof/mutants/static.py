@@ -216,5 +216,5 @@ def PassesOverErrors(whole: Target) -> Target:
 
 ROWS = breaks.rows(
     row("ListensWhenBuilt", "Takes a port when it is built, before anybody asked it to start.", "static.build.cheap",
-        __init__=then(lambda self: setattr(self, "_server", socket.create_server(("127.0.0.1", 0))))),
+        __init__=then(lambda self: setattr(self, "_listening", socket.create_server(("127.0.0.1", 0))))),
 )  # fmt: skip

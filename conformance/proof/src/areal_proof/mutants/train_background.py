@@ -68,7 +68,7 @@ class Rewriting(SecondTrainEngine):
             self.rewrite(path)
             proof = path / "proof-0.json"
             proof.write_text(
-                json.dumps({file: checkpoint._digest(path / file) for file in json.loads(proof.read_text())})
+                json.dumps({file: checkpoint.digest_of(path / file) for file in json.loads(proof.read_text())})
             )
 
     def rewrite(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ def VersionOfTheEnd(self: Rewriting, folder: Path) -> None:
 @breaks("rewrite", "train.background.exact", base=Rewriting)
 def MomentsNotCopied(self: Rewriting, folder: Path) -> None:
     """Copies the weights out of the way, and shares the moments with the steps that follow."""
-    adam, file = self._running().adam, folder / "part-0.safetensors"
+    adam, file = self.running().adam, folder / "part-0.safetensors"
     if adam is not None:
         save_file({**load_file(file), **{name: tensor.clone() for name, tensor in adam.moments.items()}}, file)
 
@@ -94,7 +94,7 @@ def MomentsNotCopied(self: Rewriting, folder: Path) -> None:
 @breaks("begin_state", "train.background.order")
 def TheSecondWins(original: Original, self: SecondTrainEngine) -> None:
     """Drops a state that was begun, silently, when another is."""
-    pending, self._pending = self._pending, None
+    pending, self.pending = self.pending, None
     if pending is not None:
         pending.drop()
     original()
@@ -113,8 +113,8 @@ class Pendings(SecondTrainEngine):
     def begin_state(self, path: Path) -> None:
         """Begin as ever, then as this class does."""
         super().begin_state(path)
-        if self._pending is not None:
-            self._pending.__class__ = self.pending_class
+        if self.pending is not None:
+            self.pending.__class__ = self.pending_class
 
 
 @breaks("finish_state", "train.background.full", _error=None)
@@ -137,10 +137,10 @@ class _Leaving(Pending):
 class _AloneAtEnd(Pending):
     def finish(self) -> None:
         """Let rank 0 name the folder without asking whether the others could write."""
-        if self._ranks.rank == 0:
-            self._job.result()
-            checkpoint.name(self._building, self._path, self._ranks)
-        self._ranks.agree(lambda: None)
+        if self.ranks.rank == 0:
+            self.job.result()
+            checkpoint.name(self.building, self.path, self.ranks)
+        self.ranks.agree(lambda: None)
 
 
 ROWS = breaks.rows(
@@ -149,15 +149,15 @@ ROWS = breaks.rows(
     row("ShownAtOnce", "Is done when it begins: the state is at its path before anybody has finished it.",
         "train.background.unseen", begin_state=then(lambda self: self.finish_state())),
     row("NeverWritten", "Says of a state that it is not written until somebody has waited for it.",
-        "train.background.unseen", state_written=lambda self: self._pending is None),
+        "train.background.unseen", state_written=lambda self: self.pending is None),
     row("FinishNeedsABeginning", "Cannot finish where nothing was begun.", "train.background.order",
         finish_state=before(lambda self: TrainError("no state was begun", why="finish_state was called alone")
-            if self._pending is None else None)),
+            if self.pending is None else None)),
     row("CopyingDraws", "Draws a random number for every state it begins.", "train.background.no_effect",
         begin_state=then(lambda: torch.rand(1))),
     row("OnlyTrainedStates", "Begins no state of a role without an optimizer.", "train.background.frozen",
         begin_state=before(lambda self: TrainError("nothing to write", why="the role is frozen")
-            if self._running().adam is None else None)),
+            if self.running().adam is None else None)),
     row("FailuresLitter", "Leaves beside the path what it could write of a state that failed.",
         "train.background.full", base=Pendings, pending_class=_Littering),
     row("StateBeforeGoesFirst",
@@ -166,22 +166,22 @@ ROWS = breaks.rows(
     row("CloseLeavesTheRest", "Closes with a state half written, and leaves it beside the path.",
         "train.background.close", base=Pendings, pending_class=_Leaving),
     row("CloseFinishesIt", "Finishes a state nobody finished when it is closed.", "train.background.close",
-        close=before(lambda self: self.finish_state() if self._started is not None else None)),
+        close=before(lambda self: self.finish_state() if self.started is not None else None)),
     row("RankZeroDecides", "Names the folder when rank 0 has written its part.", "train.background.ranks_full",
         base=Pendings, ranks=2, pending_class=_AloneAtEnd),
     row("FailuresForgotten", "Tells nobody that a state could not be written.", "train.background.full",
         "train.background.in_the_way", finish_state=catches(StorageError, lambda: None),
-        begin_state=catches(StorageError, lambda self: setattr(self, "_pending", None))),
+        begin_state=catches(StorageError, lambda self: setattr(self, "pending", None))),
 )  # fmt: skip
 
 
 @breaks("finish_state", "train.background.ranks", ranks=2)
 def OtherRanksWriteLater(original: Original, self: SecondTrainEngine) -> None:
     """Copies the state on rank 0 only; the other ranks write what they hold when it is finished."""
-    here, pending = self._running(), self._pending
+    here, pending = self.running(), self.pending
     if here.ranks.rank > 0 and pending is not None:
-        pending._job.result()
-        checkpoint.writer(here.ranks, here.table, {}, {})(pending._building)
+        pending.job.result()
+        checkpoint.writer(here.ranks, here.table, {}, {})(pending.building)
     original()
 
 
@@ -196,8 +196,8 @@ REFERENCE_ROWS = breaks_reference.rows(
 class Spilling(SecondTrainEngine):
     """Moves another part of the table away than all of it."""
 
-    def _build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
-        here = super()._build(spec, ranks, device, dtype)
+    def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
+        here = super().build(spec, ranks, device, dtype)
         return attrs.evolve(here, spill=Spill([tensor for name, tensor in here.table.items() if self.moves(name)]))
 
     def moves(self, name: str) -> bool:
@@ -216,16 +216,16 @@ def OffloadsOnlyOnce(original: Original, self: Any) -> None:
 @breaks("onload", "train.offload.exact")
 def OnloadForgetsSecondMoments(original: Original, self: SecondTrainEngine) -> None:
     """Brings weights and first moments back; second moments begin at zero again."""
-    out = self._open().spill.out
+    out = self.opened().spill.out
     original()
     if out:
-        _empty({n: t for n, t in self._running().table.items() if n.startswith("second/")})
+        _empty({n: t for n, t in self.running().table.items() if n.startswith("second/")})
 
 
 @breaks("onload", "train.offload.ranks", ranks=2)
 def OtherRanksForget(original: Original, self: SecondTrainEngine) -> None:
     """Brings everything back on rank 0; on the other ranks the moments begin at zero again."""
-    here = self._open()
+    here = self.opened()
     out = here.spill.out
     original()
     if out and here.ranks.rank > 0:
@@ -239,17 +239,17 @@ class OnloadsTheFirstCopy(SecondTrainEngine):
     _first: dict[str, Tensor] | None = None
 
     def offload(self) -> None:
-        here = self._open()
+        here = self.opened()
         if self._first is None and not here.spill.out:
             self._first = {name: tensor.detach().clone() for name, tensor in here.table.items()}
         super().offload()
 
     def onload(self) -> None:
-        out = self._open().spill.out
+        out = self.opened().spill.out
         super().onload()
         if out and self._first is not None:
             with torch.no_grad():
-                for name, tensor in self._running().table.items():
+                for name, tensor in self.running().table.items():
                     tensor.copy_(self._first[name])
 
 
@@ -266,7 +266,7 @@ class SecondOffloadLosesAll(SecondTrainEngine):
     def onload(self) -> None:
         super().onload()
         if self._calls > 1:
-            _empty(dict(self._running().table))
+            _empty(dict(self.running().table))
         self._calls = 0
 
 
@@ -278,22 +278,22 @@ class ComputesWithNothing(SecondTrainEngine):
 
     def offload(self) -> None:
         if self._kept is None:
-            table = self._open().table
+            table = self.opened().table
             self._kept = {name: tensor.detach().clone() for name, tensor in table.items()}
             _empty(dict(table))
 
     def onload(self) -> None:
         kept, self._kept = self._kept, None
         with torch.no_grad():
-            for name, tensor in self._open().table.items():
+            for name, tensor in self.opened().table.items():
                 if kept is not None:
                     tensor.copy_(kept[name])
 
 
 OPTIONAL_OFFLOAD_ROWS = breaks.rows(
     row("OffloadIsAFlag", "Remembers that it was offloaded, and frees nothing.", "train.offload.frees",
-        "train.offload.frozen", incident="vLLM#45585", row="sleep-is-real", offload=lambda self: self._open(),
-        onload=lambda self: self._open()),
+        "train.offload.frozen", incident="vLLM#45585", row="sleep-is-real", offload=lambda self: self.opened(),
+        onload=lambda self: self.opened()),
     row("OptimizerStays", "Moves the weights away; both moments of the optimizer stay on the device.",
         "train.offload.frees", row="sleep-is-real", base=Spilling, moves=lambda name: name.startswith("weights/")),
     row("WeightsStay", "Moves the optimizer away; the weights stay on the device.", "train.offload.frees",
@@ -301,7 +301,7 @@ OPTIONAL_OFFLOAD_ROWS = breaks.rows(
     row("VersionLostOnloadOffDevice", "Comes back as version 0.", "train.offload.exact",
         onload=then(lambda self: setattr(self, "version", 0))),
     row("CloseNeedsTheDevice", "Cannot be closed while it is offloaded.", "train.offload.close",
-        close=before(lambda self: self.weights_in_use() if self._started is not None else None)),
+        close=before(lambda self: self.weights_in_use() if self.started is not None else None)),
 )  # fmt: skip
 
 

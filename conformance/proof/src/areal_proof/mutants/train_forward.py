@@ -255,7 +255,7 @@ def SortsManyForgetsOrder(original: Original, batch: Batch, outputs: frozenset[O
 def StepCountSaturates(original: Original, self: Optimizer) -> Any:
     """Counts the steps of the bias correction up to 20, and no further."""
     stepped = original()
-    for state in self._adam.state.values():
+    for state in self.adam.state.values():
         state["step"].clamp_(max=20.0)
     return stepped
 
@@ -280,7 +280,7 @@ SCALE_ROWS = breaks.rows(
 @torch.no_grad()
 def LargeGradientsClamped(original: Original, self: Any) -> Any:
     """Clamps every number of a gradient to 20, untold."""
-    for gradient in self._gradients(self._held):
+    for gradient in self.gradients(self.held):
         gradient.clamp_(-20.0, 20.0)
     return original()
 

@@ -47,8 +47,8 @@ class Looking(SecondTrainEngine):
 
     Network: ClassVar[type[Looks]]
 
-    def _build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
-        here = super()._build(spec, ranks, device, dtype)
+    def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
+        here = super().build(spec, ranks, device, dtype)
         whole = here.columns.network
         fields = {field.name: getattr(whole, field.name) for field in attrs.fields(network.Network)}
         return attrs.evolve(here, columns=attrs.evolve(here.columns, network=self.Network(**fields)))

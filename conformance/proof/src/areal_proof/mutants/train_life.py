@@ -171,7 +171,7 @@ def HalfIsSingle(original: Original, self: ReferenceTrainEngine, spec: TrainSpec
     dtype, single = spec.dtype, attrs.evolve(spec, dtype="float32")
     info = original(single, rank)
     assert self.trainer is not None
-    self.trainer.exporter._dtype = dtype
+    self.trainer.exporter.dtype = dtype
     return info
 
 

@@ -57,10 +57,10 @@ breaks_other_optimizer = breaking(ENGINE, OtherOptimizer, part=("kind", Optimize
 @torch.no_grad()
 def DecayAsPenalty(original: Original, self: Optimizer, norm: float) -> Any:
     """Adds the weight decay to the gradient, as Adam with an L2 penalty does."""
-    for group in self._adam.param_groups:
+    for group in self.adam.param_groups:
         group["weight_decay"] = 0.0
     if math.isfinite(norm):
-        for parameter in self._parameters.values():
+        for parameter in self.parameters.values():
             if parameter.grad is not None:
                 parameter.grad.add_(parameter, alpha=self.spec.weight_decay)
     return original()
@@ -72,7 +72,7 @@ def NoDecayOnVectors(original: Original, self: Optimizer) -> Any:
     """Leaves norms and biases out of the weight decay, as some recipes do."""
     rate = self.lr
     stepped = original()
-    for parameter in self._parameters.values():
+    for parameter in self.parameters.values():
         if stepped and parameter.ndim == 1:
             parameter.add_(parameter, alpha=rate * self.spec.weight_decay)
     return stepped
@@ -93,7 +93,7 @@ class _OwnAdam(Optimizer):
             return False
         beta1, beta2 = self.spec.betas
         done = self.steps % self.restart_after + 1
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
             if 0.0 < self.spec.max_grad_norm < norm:
                 gradient = gradient * (self.spec.max_grad_norm / norm)
@@ -117,7 +117,7 @@ def ClipsEachTensor(original: Original, self: Optimizer, norm: float) -> Any:
     """Clips every tensor by its own norm."""
     limit = self.spec.max_grad_norm
     if limit and math.isfinite(norm):
-        for parameter in self._parameters.values():
+        for parameter in self.parameters.values():
             if parameter.grad is not None:
                 parameter.grad.mul_(min(1.0, limit / (float(parameter.grad.norm()) + 1e-12)))
     spec, self.spec = self.spec, attrs.evolve(self.spec, max_grad_norm=0.0)
@@ -133,7 +133,7 @@ def ScalesUpToLimit(original: Original, self: Any, norm: float) -> Any:
     """Gives every gradient the norm `max_grad_norm`, shorter ones too."""
     limit = self.spec.max_grad_norm
     if limit > norm > 0.0:
-        for gradient in self._gradients(self._held):
+        for gradient in self.gradients(self.held):
             gradient.mul_(limit / norm)
     return original()
 

@@ -34,8 +34,8 @@ breaks = breaking(ENGINE, SecondTrainEngine)
 class Rebuilt(SecondTrainEngine):
     """Built rightly, then spoiled: `spoil` returns what takes its place. Without an adapter nothing is spoiled."""
 
-    def _build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
-        here = super()._build(spec, ranks, device, dtype)
+    def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
+        here = super().build(spec, ranks, device, dtype)
         return self.spoil(here) if spec.lora is not None else here
 
     def spoil(self, here: Started) -> Started:
@@ -46,11 +46,11 @@ class Rebuilt(SecondTrainEngine):
 class Misread(SecondTrainEngine):
     """Reads another adapter out of the spec than it says."""
 
-    def _build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
+    def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
         if spec.lora is None:
-            return super()._build(spec, ranks, device, dtype)
+            return super().build(spec, ranks, device, dtype)
         misread = attrs.evolve(spec, lora=self.misread(spec.lora), seed=self.reseed(spec.seed, ranks))
-        here = super()._build(misread, ranks, device, dtype)
+        here = super().build(misread, ranks, device, dtype)
         return attrs.evolve(here, spec=spec)
 
     def misread(self, lora: LoraSpec) -> LoraSpec:
@@ -62,7 +62,7 @@ class Misread(SecondTrainEngine):
         return seed
 
 
-@breaks("_exported", "train.lora.targets", "train.lora.sent_is_used", row="served-policy-changes")
+@breaks("exported", "train.lora.targets", "train.lora.sent_is_used", row="served-policy-changes")
 def MergesOnce(original: Original, self: Any, here: Started) -> Any:
     """Keeps the merged weights of the first send and sends them again."""
     if here.spec.lora is None:
@@ -76,7 +76,7 @@ def MergesOnce(original: Original, self: Any, here: Started) -> Any:
 def MergesForGood(original: Original, self: SecondTrainEngine) -> Any:
     """Merges the adapter into the base to send it, and never takes it out again."""
     receipt = original()
-    here = self._running()
+    here = self.running()
     with torch.no_grad():
         for name, tensor in here.weights.items():
             tensor.copy_(here.adapters.merged(name, tensor))
@@ -84,10 +84,10 @@ def MergesForGood(original: Original, self: SecondTrainEngine) -> Any:
 
 
 @breaks("weights_in_use", "train.lora.sent_is_used",
-        _exported=given(adapters=lambda here: Adapters(tensors=here.adapters.tensors, scale=1.0)))  # fmt: skip
+        exported=given(adapters=lambda here: Adapters(tensors=here.adapters.tensors, scale=1.0)))  # fmt: skip
 def SendsUnscaled(self: Any) -> Any:
     """Merges B A without alpha / rank, which the forward pass uses."""
-    here = self._running()
+    here = self.running()
     plain = Adapters(tensors=here.adapters.tensors, scale=1.0)
     return {name: plain.merged(name, tensor) for name, tensor in here.weights.items()}
 
@@ -223,15 +223,15 @@ ROWS = breaks.rows(
     row("SendsFrozenBase",
         "Sends the frozen base weights and leaves the adapter behind: the fleet serves the first policy for ever.",
         "train.lora.targets", "train.lora.sent_is_used", incident="verl#7495", row="served-policy-changes",
-        _exported=lambda here: {name: tensor.detach() for name, tensor in here.weights.items()}),
+        exported=lambda here: {name: tensor.detach() for name, tensor in here.weights.items()}),
     row("AdapterDrawnPerRank", "Draws another A on every rank, and adds up their gradients.", "train.lora.ranks",
         base=Misread, ranks=2, reseed=lambda seed, ranks: seed + ranks.rank),
     row("CountsTheBaseInTheNorm", "Reports, and clips by, a norm in which the frozen base has a part.",
         "train.lora.gradient",
         train_step=after(lambda result, self: attrs.evolve(result, grad_norm=math.hypot(result.grad_norm, 1.0))
-            if self._running().spec.lora is not None else result)),
+            if self.running().spec.lora is not None else result)),
     row("ForeignAdapterIgnored", "Goes on silently with what it has where a state is of another adapter.",
         "train.lora.state_of_another", load_state=catches(CheckpointError, lambda: None)),
     row("SavesBaseFolder", "Writes the base model to the folder, and sends the merged one.", "train.lora.folder",
-        save_weights=within(lambda self: put(self, _started=attrs.evolve(self._running(), adapters=Adapters())))),
+        save_weights=within(lambda self: put(self, started=attrs.evolve(self.running(), adapters=Adapters())))),
 )  # fmt: skip

@@ -34,8 +34,8 @@ Routes = Callable[[Tensor], Tensor | None]
 class Routed(SecondTrainEngine):
     """Routes are changed on their way into the network, padded: [N, L, layers, K]."""
 
-    def _build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
-        here = super()._build(spec, ranks, device, dtype)
+    def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
+        here = super().build(spec, ranks, device, dtype)
         self.ranks = ranks
         whole = here.columns.network
         fields = {field.name: getattr(whole, field.name) for field in attrs.fields(Network)}
@@ -96,7 +96,7 @@ def LastRoutesAreKept(self: Any, routes: Tensor | None) -> Any:
 @breaks_second("train_step", "train.experts.gradient", row="expert-replay")
 def TrainsOnFreeRoutes(original: Original, self: SecondTrainEngine, batch: Batch, objective: Objective) -> Any:
     """Scores with the recorded routes, and drops them from the batch it trains on."""
-    self._running().columns.check(batch, frozenset(), frozenset())
+    self.running().columns.check(batch, frozenset(), frozenset())
     return original(_without(batch), objective)
 
 
@@ -235,18 +235,18 @@ SECOND_ROWS = breaks_second.rows(
     row("RowsFromTheTop",
         "Cuts tokens into micro-batches, and takes their routes from the top of the whole column each time.",
         "train.experts.with_tokens", "train.experts.gradient", incident="AReno#524", row="expert-replay",
-        _build=gives(columns=lambda result, spec: _FromTheTop(network=result.columns.network, spec=spec))),
+        build=gives(columns=lambda result, spec: _FromTheTop(network=result.columns.network, spec=spec))),
     row("DenseTakesRoutes", "Drops the routes silently where the model has no experts.", "train.experts.dense",
         row="expert-replay",
-        forward=lambda original, self, batch, outputs: original(batch if self._running().architecture.num_experts
+        forward=lambda original, self, batch, outputs: original(batch if self.running().architecture.num_experts
             else _without(batch), outputs),
-        train_step=lambda original, self, batch, objective: original(batch if self._running().architecture.num_experts
+        train_step=lambda original, self, batch, objective: original(batch if self.running().architecture.num_experts
             else _without(batch), objective)),
     row("RoutesNotReturned", "Gives the batch back without the routes it came with.", "train.experts.kept",
         forward=lambda original, batch, outputs: _without(original(batch, outputs))),
     row("RefusesAlone", "Looks at routes before it talks to the other ranks, and raises alone.",
         "train.experts.refused_on_all", row="expert-replay", ranks=2,
-        train_step=before(lambda self, batch, objective: self._running().columns.check(batch, objective.outputs,
+        train_step=before(lambda self, batch, objective: self.running().columns.check(batch, objective.outputs,
             objective.columns))),
 )  # fmt: skip
 

@@ -87,14 +87,14 @@ def replace_exporter(engine: ReferenceTrainEngine, kind: type[Exporter]) -> None
     """Give a started engine another exporter, of the same model."""
     assert engine.trainer is not None
     old = engine.trainer.exporter
-    new = kind(old._weights, old._folder, old._dtype, old._group)
+    new = kind(old.weights, old.folder, old.dtype, old.group)
     replace(engine, exporter=new)
 
 
 def hugging_face(engine: ReferenceTrainEngine) -> Any:
     """Return the transformers model of a started engine. Any: not typed here."""
     assert engine.trainer is not None
-    weights = engine.trainer.exporter._weights
+    weights = engine.trainer.exporter.weights
     assert isinstance(weights, FolderWeights)
     return weights.model
 

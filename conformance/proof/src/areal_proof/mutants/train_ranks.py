@@ -37,11 +37,11 @@ class Sharing(SecondTrainEngine):
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Put the broken ranks in place of the right ones."""
         info = super().start(spec, rank)
-        here = self._running()
+        here = self.running()
         if here.ranks.size > 1:
             fields = attrs.asdict(here.ranks, recurse=False)
-            self._started = attrs.evolve(here, ranks=self.ranks_class(**fields))
-            self.spoil(self._running())
+            self.started = attrs.evolve(here, ranks=self.ranks_class(**fields))
+            self.spoil(self.running())
         return info
 
     def spoil(self, here: Started) -> None:
@@ -50,7 +50,7 @@ class Sharing(SecondTrainEngine):
     @property
     def several(self) -> bool:
         """Whether there are other ranks."""
-        return self._started is not None and self._started.ranks.size > 1
+        return self.started is not None and self.started.ranks.size > 1
 
 
 class Through:
@@ -123,7 +123,7 @@ def ClipsByOwnNorm(original: Original, self: _OwnNorm, here: Started) -> None:
 OWN_NORM_ROWS = breaks_own_norm.rows(
     row("ReportsOwnNorm", "Reports the norm of its own gradient on ranks other than 0.", "train.ranks.report_alike",
         train_step=after(lambda result, self: attrs.evolve(result, grad_norm=self.own_norm)
-            if self._running().ranks.rank else result)),
+            if self.running().ranks.rank else result)),
 )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def StepsWhereFinite(original: Original, self: _OwnNorm, here: Started) -> None:
 def SkippedStepCountsOnEveryRank(original: Original, self: _OwnNorm) -> Any:
     """Counts a skipped step in the schedule, on the ranks whose own gradient was finite."""
     report = original()
-    adam = self._running().adam
+    adam = self.running().adam
     if not report.stepped and math.isfinite(self.own_norm) and adam is not None and self.several:
         adam.steps += 1
     return report
@@ -152,7 +152,7 @@ breaks = breaking("train/second", Sharing, ranks=2)
 @breaks("train_step", "train.ranks.one_rank", "train.ranks.report_alike")
 def ReportsOwnLoss(original: Original, self: Sharing, batch: Batch, objective: Objective) -> Any:
     """Reports the loss of its own shard."""
-    seen = Through(objective, self._running().ranks)
+    seen = Through(objective, self.running().ranks)
     report = original(batch, seen)
     return attrs.evolve(report, loss=seen.total) if self.several else report
 
@@ -161,7 +161,7 @@ def ReportsOwnLoss(original: Original, self: Sharing, batch: Batch, objective: O
 def SumForAverage(original: Original, self: Sharing) -> Any:
     """Adds the values of metrics over ranks, and takes the weight of one: a mean shown is that many times too large."""
     report = original()
-    size = self._running().ranks.data_size
+    size = self.running().ranks.data_size
     entries = {name: Sum(value=entry.value, weight=entry.weight / size) for name, entry in report.metrics.items()}
     return attrs.evolve(report, metrics=entries)
 
@@ -169,7 +169,7 @@ def SumForAverage(original: Original, self: Sharing) -> Any:
 @breaks("train_step", "train.ranks.uneven")
 def MetricsOfRankZero(original: Original, self: Sharing, batch: Batch, objective: Objective) -> Any:
     """Adds up the metrics rank 0 has, and loses those only another rank's shard gave."""
-    here = self._running()
+    here = self.running()
     seen = Through(objective, here.ranks)
     report = original(batch, seen)
     known = here.ranks.agree(lambda: sorted(set(seen.names)))[0]
@@ -180,7 +180,7 @@ def MetricsOfRankZero(original: Original, self: Sharing, batch: Batch, objective
 def ScheduleCountsRanks(original: Original, self: Sharing) -> Any:
     """Counts an optimizer step once per rank, so the schedule runs ahead."""
     report = original()
-    here = self._running()
+    here = self.running()
     if here.adam is not None:
         here.adam.steps += here.ranks.size - 1
     return report
@@ -220,7 +220,7 @@ def HeadPerRank(here: Started) -> None:
 @breaks("forward", "train.ranks.forward")
 def ScoresBeforeTheStep(original: Original, self: Any) -> Any:
     """A rank other than 0 keeps the weights of its first score, and scores with them ever after."""
-    here = self._running()
+    here = self.running()
     if not here.ranks.rank:
         return original()
     now = {name: tensor.detach().clone() for name, tensor in here.weights.items()}
@@ -240,7 +240,7 @@ SECOND_ROWS = breaks_second.rows(
         "Divides each shard's loss by its own count and takes the mean, so a token of a small shard weighs more.",
         "train.ranks.uneven", "train.ranks.four", base=Sharing, ranks=4,
         train_step=lambda original, self, batch, objective: original(batch,
-            _OwnNormalizer(objective, self._running().ranks))),
+            _OwnNormalizer(objective, self.running().ranks))),
     row("AdapterPerRank", "Draws the adapter from a seed that counts the rank, so that ranks train different ones.",
         "train.ranks.lora", start=given(seed=lambda spec, rank: spec.seed + rank.rank)),
     row("EverybodyIsFirst",
@@ -270,7 +270,7 @@ ROWS = breaks.rows(
         "Leaves a shard without a trained token out of the normaliser, though its sequences count.",
         "train.ranks.nothing_trained",
         train_step=lambda original, self, batch, objective: original(batch,
-            _Untrained(objective, self._running().ranks) if self.several else objective)),
+            _Untrained(objective, self.running().ranks) if self.several else objective)),
     row("ShardComesSorted", "Returns its shard in the order it was computed in: by length.", "train.ranks.forward",
         forward=after(lambda result, self, batch: result.select(batch.lengths.argsort(stable=True)) if self.several
             else result)),

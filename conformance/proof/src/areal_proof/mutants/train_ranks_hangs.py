@@ -25,8 +25,7 @@ from areal_core.contract.weights import WeightSink
 from areal_proof.mutants.rows import Original, before, breaking, catches, on, row
 from areal_proof.mutants.train_ranks import Sharing, Through
 from areal_proof.second.train import checkpoint
-from areal_proof.second.train.engine import SecondTrainEngine
-from areal_proof.second.train.engine import _identity as facts_of
+from areal_proof.second.train.engine import SecondTrainEngine, facts_of
 from areal_proof.second.train.folder import read_architecture
 from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.sending import send
@@ -57,7 +56,7 @@ def MeetsEveryMicrobatch(original: Original, self: Any, batch: Batch, objective:
         return original()
     if _Meeting.group is None:
         _Meeting.group = dist.new_group(timeout=timedelta(seconds=3))  # so that its end is not waited for long
-    return original(batch, _Meeting(objective, self._running().ranks))
+    return original(batch, _Meeting(objective, self.running().ranks))
 
 
 @breaks("train_step", "train.ranks.error.unknown_token")
@@ -72,7 +71,7 @@ def UnknownTokenStaysHome(original: Original, batch: Batch) -> Any:
 @breaks_sharing("train_step", "train.ranks.frozen")
 def FrozenOnRankZero(original: Original, self: Sharing) -> Any:
     """Refuses to train a frozen role on rank 0 only."""
-    here = self._running()
+    here = self.running()
     return _NOTHING if here.adam is None and here.ranks.rank else original()
 
 
@@ -81,15 +80,15 @@ def SinkErrorStaysHome(original: Original, self: SecondTrainEngine, sink: Weight
     """Rank 0 raises what its sink raised before it tells the others, who wait."""
     if sink is None:
         return original()
-    receipt = send(sink, Ranks(), version, self._exported(self._running()), {})
-    self._running().ranks.agree(lambda: None)
+    receipt = send(sink, Ranks(), version, self.exported(self.running()), {})
+    self.running().ranks.agree(lambda: None)
     return receipt
 
 
 @breaks("load_state", "train.ranks.state.missing")
 def LoadErrorStaysHome(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Looks for the state before it meets the others, and raises alone."""
-    here = self._running()
+    here = self.running()
     copies = {name: tensor.clone() for name, tensor in here.table.items()}
     checkpoint.load(path, Ranks(), copies, facts_of(here))
     original()
@@ -124,18 +123,18 @@ ROWS = breaks.rows(
     row("ErrorStaysHome",
         "Checks its shard before it meets the others, and raises alone: they wait in the first collective.",
         "train.ranks.error.too_long", "train.ranks.error.missing_column", incident="verl#7155", row="dead-peer",
-        train_step=before(lambda self, batch, objective: self._running().columns.check(batch, objective.outputs,
+        train_step=before(lambda self, batch, objective: self.running().columns.check(batch, objective.outputs,
             objective.columns))),
     row("ScoringErrorStaysHome", "Checks what it is to score before it meets the others, and raises alone.",
         "train.ranks.error.forward",
-        forward=before(lambda self, batch, outputs: self._running().columns.check(batch, outputs, frozenset()))),
+        forward=before(lambda self, batch, outputs: self.running().columns.check(batch, outputs, frozenset()))),
     row("ModelErrorStaysHome", "Looks at the model folder before it meets the others, and raises alone.",
         "train.ranks.error.model", start=before(lambda spec: read_architecture(spec.model_path, spec.head))),
     row("SaveErrorStaysHome", "Rank 0 makes the folder before it meets the others, and raises alone.",
         "train.ranks.save_nowhere",
         save_weights=before(lambda self,
             path: checkpoint.stored(path, lambda: path.with_name(path.name + ".building").mkdir(parents=True,
-            exist_ok=True)) if self._running().ranks.rank == 0 else None)),
+            exist_ok=True)) if self.running().ranks.rank == 0 else None)),
     row("NoTimeout", "Waits for other ranks for ten minutes, whatever the timeout.", "train.ranks.fault.stuck",
         incident="NeMo-RL#3488", row="dead-peer",
         start=lambda original, spec, rank: original(spec, attrs.evolve(rank, timeout_s=600.0))),

@@ -26,15 +26,14 @@ from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, breaking, catches, row, then
 from areal_proof.mutants.train_ranks import Sharing
 from areal_proof.second.train import checkpoint
-from areal_proof.second.train.engine import SecondTrainEngine, Started
-from areal_proof.second.train.engine import _identity as facts_of
+from areal_proof.second.train.engine import SecondTrainEngine, Started, facts_of
 from areal_proof.second.train.ranks import Ranks
 
 breaks = breaking("train/second", SecondTrainEngine, ranks=2)
 breaks_sharing = breaking("train/second", Sharing, ranks=2)
 
 
-@breaks_sharing("_exported", "train.ranks.send.whole", row="one-destination")
+@breaks_sharing("exported", "train.ranks.send.whole", row="one-destination")
 def SendsOwnPart(original: Original, here: Started) -> Any:
     """Rank 0 sends its own rows of the last matrix, not those of the others."""
     tensors = original()
@@ -42,7 +41,7 @@ def SendsOwnPart(original: Original, here: Started) -> Any:
     return {**tensors, name: tensors[name][: -(-len(tensors[name]) // here.ranks.size)]}
 
 
-@breaks_sharing("_exported", "train.ranks.send.whole")
+@breaks_sharing("exported", "train.ranks.send.whole")
 def OtherPartsAreStale(original: Original, here: Started) -> Any:
     """Sends the rows of the other ranks as they were initialised, until the first step: zeros."""
     tensors = original()
@@ -56,15 +55,15 @@ def OtherPartsAreStale(original: Original, here: Started) -> Any:
 def SendsLastGather(original: Original, self: Any) -> Any:
     """Sends what was gathered for the send before."""
     held = getattr(self, "_held", None)
-    now = {name: tensor.detach().clone() for name, tensor in self._running().weights.items()}
+    now = {name: tensor.detach().clone() for name, tensor in self.running().weights.items()}
     if held is None or not self.several:
         self._held = now
         return original()
     with torch.no_grad():
-        for name, tensor in self._running().weights.items():
+        for name, tensor in self.running().weights.items():
             tensor.copy_(held[name])
         receipt = original()
-        for name, tensor in self._running().weights.items():
+        for name, tensor in self.running().weights.items():
             tensor.copy_(now[name])
     self._held = now
     return receipt
@@ -102,7 +101,7 @@ class _NeverAborted(_Greedy):
 @breaks_sharing("save_weights", "train.ranks.save_weights")
 def SavesFirstGather(original: Original, self: Any) -> None:
     """Saves the weights gathered for the first save, whatever was trained since."""
-    here = self._running()
+    here = self.running()
     now = {name: tensor.detach().clone() for name, tensor in here.weights.items()}
     if not hasattr(self, "_held"):
         self._held = now
@@ -119,7 +118,7 @@ def LosesOtherMoments(original: Original, self: Sharing) -> None:
     """Brings back the moments rank 0 wrote, and begins those of the others at zero."""
     original()
     if self.several:
-        moments = [t for name, t in self._running().table.items() if name.startswith(("first/", "second/"))]
+        moments = [t for name, t in self.running().table.items() if name.startswith(("first/", "second/"))]
         for tensor in moments[1::2]:
             tensor.zero_()
 
@@ -129,7 +128,7 @@ def VersionOnRankZero(original: Original, self: Sharing) -> None:
     """Only rank 0 learns the version of a loaded state."""
     before = self.version
     original()
-    if self._running().ranks.rank:
+    if self.running().ranks.rank:
         self.version = before
 
 
@@ -141,7 +140,7 @@ def _ranks_of(path: Path) -> int:
 def ReshardLosesMoments(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Brings back weights from another number of ranks, and begins the moments at zero."""
     original()
-    here = self._running()
+    here = self.running()
     if _ranks_of(path) != here.ranks.size:
         for name, tensor in here.table.items():
             if name.startswith(("first/", "second/")):
@@ -152,7 +151,7 @@ def ReshardLosesMoments(original: Original, self: SecondTrainEngine, path: Path)
 def ReshardLosesSchedule(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Begins the schedule anew where another number of ranks saved the state."""
     original()
-    here = self._running()
+    here = self.running()
     if here.adam is not None and _ranks_of(path) != here.ranks.size:
         here.adam.steps = 0
 
@@ -163,13 +162,13 @@ class MixesLayouts(SecondTrainEngine):
 
     def save_state(self, path: Path) -> None:
         super().save_state(path)
-        here = self._running()
+        here = self.running()
         if here.ranks.rank == 0:
             (path / f"tensor-{here.ranks.tensor_size}").touch()
         here.ranks.agree(lambda: None)
 
     def load_state(self, path: Path) -> None:
-        here = self._running()
+        here = self.running()
         before = {name: tensor.detach().clone() for name, tensor in here.table.items()}
         super().load_state(path)
         if here.ranks.size > 1 and not (path / f"tensor-{here.ranks.tensor_size}").exists():
@@ -183,7 +182,7 @@ class MixesLayouts(SecondTrainEngine):
 def LoadsWhatItCannot(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Does not claim to load a state of another number of ranks, and loads the weights of one, without the moments."""
     original()
-    here = self._running()
+    here = self.running()
     if _ranks_of(path) != here.ranks.size:
         for name, tensor in here.table.items():
             if name.startswith(("first/", "second/")):
@@ -193,7 +192,7 @@ def LoadsWhatItCannot(original: Original, self: SecondTrainEngine, path: Path) -
 @breaks("load_state", "train.ranks.state.missing")
 def OverwritesBeforeAgreeing(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Each rank overwrites its weights as soon as it has read them, and hears of the others' failure later."""
-    here = self._running()
+    here = self.running()
     here.ranks.agree(lambda: checkpoint.load(path, Ranks(), here.table, facts_of(here)))
     original()
 
@@ -212,7 +211,7 @@ def TornIsGoodEnough(original: Original, self: SecondTrainEngine, path: Path) ->
 @breaks("save_state", "train.ranks.fault.disk_state", "train.ranks.fault.killed_saving", incident="OpenRLHF#1322")
 def SavesStateInPlace(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Removes the state before, and writes the new one where it was."""
-    here = self._running()
+    here = self.running()
     here.ranks.agree(lambda: shutil.rmtree(path, ignore_errors=True) if here.ranks.rank == 0 else None)
     original()
 
@@ -220,7 +219,7 @@ def SavesStateInPlace(original: Original, self: SecondTrainEngine, path: Path) -
 @breaks("save_weights", "train.ranks.fault.disk_weights")
 def SavesWeightsInPlace(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Removes the folder before, and writes the new one where it was."""
-    here = self._running()
+    here = self.running()
     here.ranks.agree(lambda: shutil.rmtree(path, ignore_errors=True) if here.ranks.rank == 0 else None)
     original()
 
@@ -248,7 +247,7 @@ ROWS = breaks.rows(
             version)),
     row("LeavesPartialFolder", "Leaves the folder it wrote into beside the one it made.", "train.ranks.save_weights",
         save_weights=then(lambda self, path: path.with_name(path.name + ".building").mkdir()
-            if self._running().ranks.rank == 0 else None)),
+            if self.running().ranks.rank == 0 else None)),
     row("TrainsAlone", "Claims one rank only, takes any layout, and trains on each rank as if there were no other.",
         "train.ranks.refuse.data",
         claims={"parallel.data": unsupported("one rank only"), "parallel.tensor": unsupported("one rank only")},
@@ -268,7 +267,7 @@ _KILLERS = ("train.ranks.state.each_file",)
 @breaks_sharing("load_state", *_KILLERS)
 def ReadsOwnFileAlone(original: Original, self: Sharing, path: Path) -> None:
     """Raises alone on the rank whose own part is torn, before the ranks agree; the others wait for it."""
-    own = path / f"part-{self._running().ranks.rank}.safetensors"
+    own = path / f"part-{self.running().ranks.rank}.safetensors"
     if self.several and own.exists():
         try:
             with safe_open(own, framework="pt"):
@@ -281,7 +280,7 @@ def ReadsOwnFileAlone(original: Original, self: Sharing, path: Path) -> None:
 @breaks_sharing("load_state", *_KILLERS)
 def RaisesParserErrors(original: Original, self: Sharing, path: Path) -> None:
     """Raises something of its own, and on one rank only, where a proof cannot be read as json."""
-    proof = path / f"proof-{self._running().ranks.rank}.json"
+    proof = path / f"proof-{self.running().ranks.rank}.json"
     if self.several and proof.exists():
         json.loads(proof.read_bytes())
     original()

@@ -30,8 +30,8 @@ breaks_other_exporter = breaking(ENGINE, OtherExporter, part=("kind", Exporter))
 
 def _model(exporter: Exporter) -> Any:
     """Return the transformers model of an exporter. Any: not typed here."""
-    assert isinstance(exporter._weights, FolderWeights)
-    return exporter._weights.model
+    assert isinstance(exporter.weights, FolderWeights)
+    return exporter.weights.model
 
 
 def _parameters(exporter: Exporter) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ class TiedSentTwice(OtherExporter):
             yield from super()._buckets(bucket_bytes)
             own = _parameters(self)
             for name, carrier in super().manifest(0).tied.items():
-                yield {name: own[carrier].detach().to(getattr(torch, self._dtype))}
+                yield {name: own[carrier].detach().to(getattr(torch, self.dtype))}
 
 
 class _Without(Exporter):
@@ -121,7 +121,7 @@ def SendsCutOff(original: Original, self: Exporter) -> Any:
     """Cuts float32 off to bfloat16 instead of rounding it."""
     own = _parameters(self)
     for bucket in original():
-        if self._dtype != "bfloat16":
+        if self.dtype != "bfloat16":
             yield bucket
             continue
         cut = {n: (own[n].detach().view(torch.int32) & -65536).view(torch.float32).bfloat16() for n in bucket}
@@ -159,7 +159,7 @@ ROWS = breaks.rows(
     row("VersionOfTheEngine", "Announces the engine's version instead of the one asked for.", "train.send.manifest",
         send_weights=lambda original, self, sink: original(sink, self.version)),
     row("AlwaysSendsSingle", "Sends float32 whatever the spec says.", "train.send.manifest",
-        start=then(lambda self: setattr(self.trainer.exporter, "_dtype", "float32"))),
+        start=then(lambda self: setattr(self.trainer.exporter, "dtype", "float32"))),
     row("SendingDraws", "Draws a random name for every transfer.", "train.send.no_effect",
         send_weights=before(lambda: torch.randint(1 << 30, ()))),
     row("HeadNotSent", "Sends and saves a critic without its head.", "train.send.value_head", "train.value.saved",

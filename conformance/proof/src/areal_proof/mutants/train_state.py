@@ -69,7 +69,7 @@ def SecondMomentForgotten(original: Original, self: ReferenceTrainEngine) -> Non
 def BiasCorrectionForgotten(original: Original, self: ReferenceTrainEngine) -> None:
     """Comes back with its schedule, and with the step of the bias correction one too small."""
     original()
-    for state in optimizer_of(self)._adam.state.values():
+    for state in optimizer_of(self).adam.state.values():
         state["step"].sub_(1.0).clamp_(min=0.0)
 
 

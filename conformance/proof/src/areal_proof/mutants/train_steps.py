@@ -180,7 +180,7 @@ def StepsOnNan(original: Original, self: Optimizer, norm: float) -> Any:
     """Puts 0 in the place of what is not finite, and steps."""
     if math.isfinite(norm):
         return original()
-    for parameter in self._parameters.values():
+    for parameter in self.parameters.values():
         if parameter.grad is not None:
             parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
     return original(0.0)
@@ -328,7 +328,7 @@ def LooksAtTheLoss(original: Original, self: ReferenceTrainEngine, batch: Batch,
 
     def step(norm: float) -> bool:
         if watched.finite and not math.isfinite(norm):
-            for parameter in optimizer._parameters.values():
+            for parameter in optimizer.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
             norm = 1.0

@@ -37,10 +37,10 @@ breaks_shm = breaking("transport/shm", ShmTransport)
 @breaks("close", "transport.close.clean")
 def ClosesButOne(self: DiskTransport) -> None:
     """`close` leaves the folders of versions that were never released."""
-    folder, self._folder = self._folder, None
+    folder, self.folder = self.folder, None
     if folder is not None:
-        os.close(folder._lock)
-        folder._lock = -1
+        os.close(folder.lock)
+        folder.lock = -1
 
 
 ROWS = breaks.rows(
@@ -77,9 +77,9 @@ class ClosesWhenReadersAre(DiskTransport):
         return Source(super().source(offer))
 
     def close(self) -> None:
-        if self._folder is not None and (self._folder.path / ".reading").exists():
-            os.close(self._folder._lock)
-            self._folder = None
+        if self.folder is not None and (self.folder.path / ".reading").exists():
+            os.close(self.folder.lock)
+            self.folder = None
         super().close()
 
 
@@ -179,8 +179,8 @@ def WeightsOpenToAll(original: Original) -> Any:
 @breaks_second("open", "transport.safe.loopback")
 def WeightsListenEverywhere(original: Original, self: SecondTransport) -> Any:
     """The server of the weights listens at every address of the machine."""
-    if self._server is None:
-        self._server = _WideServer()
+    if self.server is None:
+        self.server = _WideServer()
     offer = original()
     return attrs.evolve(offer, location={**offer.location, "address": "127.0.0.1"})
 
@@ -191,7 +191,7 @@ class _WideServer(Server):
 
 SECOND_ROWS = breaks_second.rows(
     row("WeightsWithoutAKey", "The server of the weights answers whoever connects.", "transport.safe.stranger",
-        open=before(lambda self: setattr(self, "_server", _TrustingServer()) if self._server is None else None)),
+        open=before(lambda self: setattr(self, "server", _TrustingServer()) if self.server is None else None)),
 )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def BreaksOnBadFiles(original: Original, offer: Offer) -> Any:
 def SkipsWhatItCannotRead(original: Original) -> Any:
     """A bucket that cannot be read is left out."""
     source = original()
-    read = source._read
+    read = source.read
 
     def lenient(file: str, names: list[str]) -> Any:
         try:
@@ -251,7 +251,7 @@ def SkipsWhatItCannotRead(original: Original) -> Any:
         except WeightSyncError:
             return {}
 
-    source._read = lenient
+    source.read = lenient
 
     class Source(PassingSource):
         def buckets(self) -> Iterator[Mapping[str, Tensor]]:
@@ -285,9 +285,9 @@ class NobodySweeps(DiskTransport):
     """What a killed controller left lies there for ever."""
 
     def open(self, version: int) -> Offer:
-        folder = Path(tempfile.mkdtemp(prefix="weights-", dir=self._config.root or None))
+        folder = Path(tempfile.mkdtemp(prefix="weights-", dir=self.config.root or None))
         self._own = [*getattr(self, "_own", []), folder]
-        location: dict[str, str | int] = {"folder": str(folder), "bucket_bytes": self._config.bucket_bytes, "fsync": 0}
+        location: dict[str, str | int] = {"folder": str(folder), "bucket_bytes": self.config.bucket_bytes, "fsync": 0}
         return Offer(transport="disk", version=version, location=location)
 
     def close(self) -> None:

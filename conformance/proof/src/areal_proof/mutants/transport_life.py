@@ -48,8 +48,8 @@ def ReadableWhenWritten(original: Original) -> Any:
     class Sink(PassingSink):
         def write(self, bucket: Mapping[str, Tensor]) -> None:
             super().write(bucket)
-            if len(self.inner._coverage._fingerprints) == len(self.inner._coverage._specs):
-                self.inner._store.seal()
+            if len(self.inner.coverage._fingerprints) == len(self.inner.coverage._specs):
+                self.inner.store.seal()
 
     return Sink(original())
 
@@ -57,17 +57,17 @@ def ReadableWhenWritten(original: Original) -> Any:
 SECOND_ROWS = breaks_second.rows(
     row("ReadableFromTheStart", "What was announced can be read; what has not come yet is zeros.",
         "transport.fault.sender_killed", "transport.finish.makes_readable",
-        open=before(lambda self: setattr(self, "_server", _HastyServer()) if self._server is None else None)),
+        open=before(lambda self: setattr(self, "server", _HastyServer()) if self.server is None else None)),
 )  # fmt: skip
 
 
 class _HastyServer(Server):
-    def _do_manifest(self, me: int, shelf: Any, request: Any, payload: Any) -> Any:
+    def do_manifest(self, me: int, shelf: Any, request: Any, payload: Any) -> Any:
         for name, shape, dtype in shelf.announced:
             shelf.data.setdefault(name, bytearray(math.prod(shape) * getattr(torch, dtype).itemsize))
         return {"tensors": shelf.announced, "tied": shelf.tied}, b""
 
-    def _clear(self, me: int, shelf: Any) -> None:
+    def clear(self, me: int, shelf: Any) -> None:
         """Keep it."""
 
 
@@ -82,7 +82,7 @@ def WritesAfterFinish(original: Original, self: DiskTransport, offer: Offer) -> 
             super().begin(manifest)
 
         def write(self, bucket: Mapping[str, Tensor]) -> None:
-            if not self.inner._open:
+            if not self.inner.is_open:
                 self.inner = DiskTransport.sink(outer, offer)
                 self.inner.begin(self.manifest)
             super().write(bucket)
@@ -96,8 +96,8 @@ def AbortKeepsWhatItHas(original: Original) -> Any:
 
     class Sink(PassingSink):
         def abort(self) -> None:
-            coverage = self.inner._coverage
-            if coverage is not None and len(coverage._fingerprints) == len(coverage._specs) and self.inner._open:
+            coverage = self.inner.coverage
+            if coverage is not None and len(coverage._fingerprints) == len(coverage._specs) and self.inner.is_open:
                 self.inner.finish()
             self.inner.abort()
 
@@ -150,8 +150,8 @@ def _no_ticket(offer: Offer) -> Offer:
 def OldNameNewBytes(original: Original, self: ShmTransport, version: int) -> Any:
     """Memory is used again and nothing tells the old offer of a version from the new one."""
     offer = original()
-    segment = self._segments.pop(int(offer.location["ticket"]))
-    self._segments[1] = segment
+    segment = self.segments.pop(int(offer.location["ticket"]))
+    self.segments[1] = segment
     mark(segment.descriptor, version, 1)
     return _no_ticket(offer)
 
@@ -175,11 +175,11 @@ def TornReading(original: Original) -> Any:
 @breaks_shm("release", "transport.sink.late")
 def ReusesUnfinished(original: Original, self: ShmTransport, offer: Offer) -> None:
     """The memory of a version that was never finished is used again, though its writer may live."""
-    segment = self._segments.get(int(offer.location["ticket"]))
-    if segment is not None and self._spare is None:
-        del self._segments[int(offer.location["ticket"])]
+    segment = self.segments.get(int(offer.location["ticket"]))
+    if segment is not None and self.spare is None:
+        del self.segments[int(offer.location["ticket"])]
         mark(segment.descriptor, offer.version, 0)
-        self._spare = segment
+        self.spare = segment
     else:
         original()
 
@@ -188,7 +188,7 @@ def ReusesUnfinished(original: Original, self: ShmTransport, offer: Offer) -> No
 def TrustsStaleOffers(original: Original) -> Any:
     """A sink of a released offer writes wherever the memory is now."""
     sink = original()
-    store = sink._store
+    store = sink.store
     begin = store.begin
 
     def trusting(manifest: WeightManifest) -> None:
@@ -243,7 +243,7 @@ def AbortsForGood(original: Original, self: Any) -> Any:
 
     class Sink(PassingSink):
         def abort(self) -> None:
-            outer.spoiled = outer.spoiled or self.inner._open
+            outer.spoiled = outer.spoiled or self.inner.is_open
             super().abort()
 
     return Sink(original())

@@ -24,7 +24,7 @@ from areal_local.transports import collective
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.collective_source import CollectiveSource, GroupCache
 from areal_local.transports.disk import DiskTransport
-from areal_local.transports.shm import ShmTransport, _Mapped
+from areal_local.transports.shm import Mapped, ShmTransport
 from areal_local.transports.sink import CheckedSink
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, then
@@ -149,23 +149,25 @@ def KnownHereOnly(original: Original, offer: Offer) -> Any:
 breaks_given_up = breaking("transport/shm", ShmTransport)
 
 
-class _Private(_Mapped):
+class _Private(Mapped):
     def map(self, offer: Offer, size: int) -> mmap.mmap:
         """Return a private view that can be written to, always the same one."""
-        if self._map is None:
+        if self.mapping is None:
             with Path(str(offer.location["path"])).open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        return self._map
+                self.mapping = mmap.mmap(
+                    file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+                )
+        return self.mapping
 
 
 ROWS = breaks_given_up.rows(
     row("ReadersMayWrite", "Readers map the segment as the sender does: what one writes, all read.",
         "transport.reader.writes", row="one-destination",
-        __init__=then(lambda self: setattr(self, "_reading", _Mapped(writable=True)))),
+        __init__=then(lambda self: setattr(self, "reading", Mapped(writable=True)))),
     row("ReaderKeepsItsOwnWriting",
         "What a reader wrote into its view it reads there again, in place of later versions.",
         "transport.reader.writes", row="one-destination",
-        __init__=then(lambda self: setattr(self, "_reading", _Private(writable=False)))),
+        __init__=then(lambda self: setattr(self, "reading", _Private(writable=False)))),
 )  # fmt: skip
 
 
@@ -175,7 +177,7 @@ def AbortWaitsForRelease(original: Original) -> Any:
 
     class Sink(PassingSink):
         def abort(self) -> None:
-            self.inner._open = False
+            self.inner.is_open = False
 
     return Sink(original())
 
@@ -222,9 +224,9 @@ def DoneWithTheLastByte(self: CollectiveTransport, offer: Offer) -> Any:
 
     class Source(CollectiveSource):
         def wait_finished(self) -> None:
-            self._done = True
+            self.done = True
 
-    return Source(Rendezvous(offer, self._connections), offer, self._cache)
+    return Source(Rendezvous(offer, self.connections), offer, self.cache)
 
 
 @breaks_streams("source", "transport.stream.sender_killed", "transport.stream.sender_stops")
@@ -249,7 +251,7 @@ def NamesNobody(original: Original, offer: Offer, receivers: Sequence[str]) -> A
     return original(offer, ["#0"] if len(receivers) == 1 else anonymous)
 
 
-class _Deaf(collective._Broadcaster):
+class _Deaf(collective.Broadcaster):
     def begin(self, manifest: WeightManifest) -> None:
         try:
             super().begin(manifest)
@@ -296,10 +298,10 @@ STREAMS_ROWS = breaks_streams.rows(
         "transport.stream.named", expect=after(lambda result: (result[0],) * len(result))),
     row("SendsIntoTheVoid", "A sender whose receivers are gone goes on, and finishes.",
         "transport.stream.receiver_leaves", "transport.stream.receiver_killed",
-        sink=lambda self, offer: CheckedSink(_Deaf(Rendezvous(offer, self._connections), offer, self._cache),
+        sink=lambda self, offer: CheckedSink(_Deaf(Rendezvous(offer, self.connections), offer, self.cache),
             version=offer.version, bucket_bytes=1000)),
     row("KeepsEveryGroup", "Every version has a group of its own, and none is left again.", "transport.stream.clean",
-        __init__=then(lambda self: setattr(self, "_cache", _Hoard()))),
+        __init__=then(lambda self: setattr(self, "cache", _Hoard()))),
     row("OneProcessOnly", "Ends meet only in the controller's own process.", "transport.stream.crosses",
         open=gives(location=lambda result: {**result.location, "pid": os.getpid()}),
         sink=before(lambda offer: WeightSyncError("the sender is in another process")

@@ -55,27 +55,27 @@ class SecondScheduler:
     worker_class: type[SecondWorker]
 
     def __init__(self, config: SecondSchedulerConfig) -> None:
-        self._config = config
+        self.config = config
         self._devices = DevicePool.of_machine(accelerators(default_registry()), os.environ)
-        self._gangs: dict[str, list[SecondWorker]] = {}
-        self._owned: dict[str, tuple[str, list[Devices]]] = {}
+        self.gangs: dict[str, list[SecondWorker]] = {}
+        self.owned: dict[str, tuple[str, list[Devices]]] = {}
 
     async def submit(self, job: Job) -> Sequence[Worker]:
         """Start every worker, or end those that were started."""
         refuse_unclaimed(job, manifest.SCHEDULER)
-        if job.role in self._gangs:
+        if job.role in self.gangs:
             raise ConfigError(f"role {job.role!r} is taken", why="it is running", fix="cancel it first")
         if job.engine_role not in HOSTED:
             raise ConfigError(f"nobody hosts {job.engine_role!r}", why=f"hosted are {', '.join(HOSTED)}")
         if job.num_workers < 1:
             raise ConfigError(f"{job.num_workers} workers make no job", fix="ask for one or more")
-        hosts = self._hosts(job)
+        hosts = self.hosts_for(job)
         devices = self._devices_for(job)
         gang: list[SecondWorker] = []
-        self._gangs[job.role], self._owned[job.role] = gang, (job.device, devices)
+        self.gangs[job.role], self.owned[job.role] = gang, (job.device, devices)
         try:
             for rank in range(job.num_workers):
-                worker = self.worker_class(job, rank, self._config)
+                worker = self.worker_class(job, rank, self.config)
                 worker.host = hosts[rank * len(hosts) // job.num_workers]
                 gang.append(worker)
                 await worker.spawn(self._devices.confinement(job.device, devices[rank]))
@@ -87,24 +87,24 @@ class SecondScheduler:
 
     def poll(self, role: str) -> Sequence[WorkerStatus]:
         """Return what is known; nothing is asked of anybody."""
-        return tuple(worker.status() for worker in self._gangs.get(role, ()))
+        return tuple(worker.status() for worker in self.gangs.get(role, ()))
 
     async def cancel(self, role: str) -> None:
         """End a gang and wait for it."""
-        gang = self._gangs.get(role, [])
+        gang = self.gangs.get(role, [])
         await asyncio.gather(*(worker.end() for worker in gang))
-        if self._gangs.get(role) is gang:
-            del self._gangs[role]
-            kind, devices = self._owned.pop(role)
-            self._devices.give_back(kind, [self._unheld(kind, ids) for ids in devices])
+        if self.gangs.get(role) is gang:
+            del self.gangs[role]
+            kind, devices = self.owned.pop(role)
+            self._devices.give_back(kind, [self.unheld(kind, ids) for ids in devices])
 
     async def close(self) -> None:
         """End every gang."""
-        await asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)))
+        await asyncio.gather(*(self.cancel(role) for role in tuple(self.gangs)))
 
-    def _hosts(self, job: Job) -> Sequence[str]:
+    def hosts_for(self, job: Job) -> Sequence[str]:
         """Return the hosts of a job, in the order they are filled."""
-        known = self._config.hosts
+        known = self.config.hosts
         unknown = sorted(set(job.hosts) - set(known))
         if unknown:
             raise ResourceError(f"there is no host {', '.join(unknown)}", why=f"hosts are {', '.join(known)}")
@@ -123,16 +123,16 @@ class SecondScheduler:
     def _beside(self, job: Job) -> Sequence[SecondWorker]:
         assert job.together_with is not None
         other = job.together_with.role
-        if other not in self._gangs:
+        if other not in self.gangs:
             raise ConfigError(f"{job.role!r} cannot be beside {other!r}", why="it is not running", fix="start it first")
-        return self._gangs[other]
+        return self.gangs[other]
 
     def _devices_for(self, job: Job) -> list[Devices]:
         beside = job.together_with
         if beside is None or beside.share is not Share.DEVICES or job.device == "cpu":
             return self._devices.take(job.device, job.num_workers, job.devices_per_worker)
-        kind, theirs = self._owned[beside.role]
-        guests = {one for role in self._gangs if self._is_beside(role, beside) for one in self._flat(role)}
+        kind, theirs = self.owned[beside.role]
+        guests = {one for role in self.gangs if self.is_beside(role, beside) for one in self._flat(role)}
         free = [one for ids in theirs for one in ids if one not in guests]
         wanted = job.num_workers * job.devices_per_worker
         if kind != job.device or wanted > len(free):
@@ -141,15 +141,15 @@ class SecondScheduler:
         each = job.devices_per_worker
         return [tuple(free[rank * each : (rank + 1) * each]) for rank in range(job.num_workers)]
 
-    def _is_beside(self, role: str, beside: Together) -> bool:
-        gang = self._gangs[role]
+    def is_beside(self, role: str, beside: Together) -> bool:
+        gang = self.gangs[role]
         return bool(gang) and gang[0].job.together_with == beside
 
     def _flat(self, role: str) -> list[str]:
-        return [one for ids in self._owned[role][1] for one in ids]
+        return [one for ids in self.owned[role][1] for one in ids]
 
-    def _unheld(self, kind: str, ids: Devices) -> Devices:
-        held = {one for role, (other, _) in self._owned.items() if other == kind for one in self._flat(role)}
+    def unheld(self, kind: str, ids: Devices) -> Devices:
+        held = {one for role, (other, _) in self.owned.items() if other == kind for one in self._flat(role)}
         return tuple(one for one in ids if one not in held)
 
 
@@ -161,26 +161,26 @@ class SecondWorker:
     def __init__(self, job: Job, rank: int, config: SecondSchedulerConfig) -> None:
         self.id = f"{job.role}/{rank}"
         self.host = "127.0.0.1"
-        self.job, self._rank, self._config = job, rank, config
-        self._log = Path(config.log_dir).absolute() / f"{job.role.replace('/', '_')}.{rank}.txt"
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self.job, self._rank, self.config = job, rank, config
+        self.log = Path(config.log_dir).absolute() / f"{job.role.replace('/', '_')}.{rank}.txt"
+        self.calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
-        self._process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard = True
         self._silent_s = 0.0
-        self._ended = False
+        self.ended = False
 
     async def spawn(self, own_devices: Mapping[str, str]) -> None:
         """Start the process and tell it what to be."""
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         python, env = interpreter(self.job), worker_environment(self.job, own_devices, os.environ)
         try:
-            with self._log.open("ab") as log:
-                self._process = await asyncio.create_subprocess_exec(
+            with self.log.open("ab") as log:
+                self.process = await asyncio.create_subprocess_exec(
                     *(python, *self.command, str(theirs.fileno())),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -196,25 +196,25 @@ class SecondWorker:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._listener = asyncio.create_task(self._listen(reader), name=f"second-{self.id}")
-        self._write(self._writer, (wire.JOB, asdict(evolve(self.job, env={}, together_with=None)), self.id, self.host))
+        self.write(self._writer, (wire.JOB, asdict(evolve(self.job, env={}, together_with=None)), self.id, self.host))
 
     async def ready(self) -> None:
         """Wait for its first word."""
-        limit_s = self._config.start_timeout_s
+        limit_s = self.config.start_timeout_s
         try:
-            await asyncio.wait_for(asyncio.shield(self._started), limit_s)
+            await asyncio.wait_for(asyncio.shield(self.started), limit_s)
         except TimeoutError:
-            tail = "\n".join(self._tail())
+            tail = "\n".join(self.tail())
             raise WorkerTimeout(f"{self.id} did not start within {limit_s:g} s", why=tail) from None
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Send, and wait for the reply of the same number. Any: see `contract.Worker.call`."""
-        if self._ended:
-            raise self._obituary()
+        if self.ended:
+            raise self.obituary()
         number, reply = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._calls[number] = reply
+        self.calls[number] = reply
         try:
-            self._send((wire.CALL, number, method, args))
+            self.send((wire.CALL, number, method, args))
             async with asyncio.timeout(timeout_s) as limit:
                 return await reply
         except TimeoutError as exc:
@@ -223,39 +223,39 @@ class SecondWorker:
             why = f"nothing came within {timeout_s:g} s; the call was cancelled there"
             raise WorkerTimeout(f"{self.id} did not answer {method!r}", why=why) from exc
         finally:
-            if (self._calls.pop(number, None) is not None and not reply.done()) or reply.cancelled():
-                self._send((wire.CANCEL, number))
+            if (self.calls.pop(number, None) is not None and not reply.done()) or reply.cancelled():
+                self.send((wire.CANCEL, number))
 
     def status(self) -> WorkerStatus:
         """Tell the state."""
-        state = WorkerState.RUNNING if self._started.done() else WorkerState.STARTING
-        if self._silent_s >= self._config.heartbeat_timeout_s:
+        state = WorkerState.RUNNING if self.started.done() else WorkerState.STARTING
+        if self._silent_s >= self.config.heartbeat_timeout_s:
             state = WorkerState.SILENT
-        code = None if self._process is None else self._process.returncode
-        if code is not None or self._ended:
+        code = None if self.process is None else self.process.returncode
+        if code is not None or self.ended:
             state = WorkerState.ENDED
         return WorkerStatus(
             id=self.id,
             role=self.job.role,
             rank=self._rank,
             state=state,
-            pid=None if self._process is None else self._process.pid,
+            pid=None if self.process is None else self.process.pid,
             exit_code=code,
-            log_path=str(self._log),
-            log_tail=self._tail() if state in (WorkerState.ENDED, WorkerState.SILENT) else (),
+            log_path=str(self.log),
+            log_tail=self.tail() if state in (WorkerState.ENDED, WorkerState.SILENT) else (),
         )
 
     async def end(self) -> None:
         """Ask, wait, kill the group, wait."""
-        if self._process is None:
+        if self.process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self.process.terminate()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), self._config.stop_timeout_s)
+            await asyncio.wait_for(self.process.wait(), self.config.stop_timeout_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self.process.wait()
         if self._listener is not None:
             await asyncio.wait((self._listener,))
         if self._writer is not None:
@@ -267,28 +267,28 @@ class SecondWorker:
         watch = asyncio.create_task(self._watch())
         try:
             while True:
-                self._take(await self._read(reader))
+                self.take(await self.read(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
-            assert self._process is not None
-            await self._process.wait()
+            assert self.process is not None
+            await self.process.wait()
         finally:
             watch.cancel()
-            self._ended = True
-            for reply in (self._started, *self._calls.values()):
+            self.ended = True
+            for reply in (self.started, *self.calls.values()):
                 if not reply.done():
-                    reply.set_exception(self._obituary())
-            self._started.cancelled() or self._started.exception()
+                    reply.set_exception(self.obituary())
+            self.started.cancelled() or self.started.exception()
 
-    def _take(self, message: Any) -> None:  # Any: what the codec gives
+    def take(self, message: Any) -> None:  # Any: what the codec gives
         self._heard, self._silent_s = True, 0.0
         match message:
             case (wire.BEAT,):
                 pass
             case (wire.READY,):
-                if not self._started.done():
-                    self._started.set_result(None)
+                if not self.started.done():
+                    self.started.set_result(None)
             case (kind, number, value):
-                reply = self._calls.pop(number, None)
+                reply = self.calls.pop(number, None)
                 if reply is None or reply.done():
                     return
                 if kind == wire.OK:
@@ -302,27 +302,27 @@ class SecondWorker:
             self._silent_s = 0.0 if self._heard else self._silent_s + _LOOK_S
             self._heard = False
 
-    def _send(self, message: tuple[Any, ...]) -> None:  # Any: what the codec takes
-        if self._writer is not None and not self._ended:
-            self._write(self._writer, message)
+    def send(self, message: tuple[Any, ...]) -> None:  # Any: what the codec takes
+        if self._writer is not None and not self.ended:
+            self.write(self._writer, message)
 
-    async def _read(self, reader: asyncio.StreamReader) -> Any:  # Any: what the codec gives
+    async def read(self, reader: asyncio.StreamReader) -> Any:  # Any: what the codec gives
         return await wire.receive(reader)
 
-    def _write(self, writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
+    def write(self, writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
         wire.send(writer, message)
 
-    def _obituary(self) -> ArealError:
-        code = None if self._process is None else self._process.returncode
-        if self._process is not None and code is None:
+    def obituary(self) -> ArealError:
+        code = None if self.process is None else self.process.returncode
+        if self.process is not None and code is None:
             return WorkerError(f"{self.id} hung up", why="its stream ended before its process")
-        told = "\n".join(self._tail()) or "its log is empty"
+        told = "\n".join(self.tail()) or "its log is empty"
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-        return WorkerDied(f"worker {self.id} (rank {self._rank}) {how}", why=told, fix=f"read {self._log}")
+        return WorkerDied(f"worker {self.id} (rank {self._rank}) {how}", why=told, fix=f"read {self.log}")
 
-    def _tail(self) -> tuple[str, ...]:
+    def tail(self) -> tuple[str, ...]:
         try:
-            with self._log.open(encoding="utf-8", errors="replace") as lines:
+            with self.log.open(encoding="utf-8", errors="replace") as lines:
                 return tuple(line.rstrip("\n") for line in collections.deque(lines, maxlen=_TAIL_LINES))
         except OSError:
             return ()

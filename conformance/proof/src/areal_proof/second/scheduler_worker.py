@@ -45,7 +45,7 @@ async def _live(descriptor: int) -> None:
     host = HOSTS[job["engine_role"]](Place(worker=name, backend=job["backend"], imports=tuple(job["imports"])))
     beating = asyncio.create_task(_beat(writer))
     serving = asyncio.create_task(_serve(reader, writer, host))
-    _watch_for_end(descriptor)
+    watch_for_end(descriptor)
     wire.send(writer, (wire.READY,))
     await asyncio.wait({serving, asyncio.create_task(told_to_end.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
@@ -55,7 +55,7 @@ async def _live(descriptor: int) -> None:
     await host.close()
 
 
-def _watch_for_end(descriptor: int) -> None:
+def watch_for_end(descriptor: int) -> None:
     """End the whole group, also while the loop is busy, once the other end of the stream is closed."""
 
     def watch() -> None:
@@ -81,13 +81,13 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hos
         while True:
             match await wire.receive(reader):
                 case (wire.CALL, number, method, args):
-                    running[number] = asyncio.create_task(_answer(writer, host, number, method, args))
+                    running[number] = asyncio.create_task(answer(writer, host, number, method, args))
                     running[number].add_done_callback(partial(_forget, running, number))
                 case (wire.CANCEL, number) if number in running:
                     running[number].cancel()
 
 
-async def _answer(writer: asyncio.StreamWriter, host: Host, number: int, method: str, args: tuple[Any, ...]) -> None:
+async def answer(writer: asyncio.StreamWriter, host: Host, number: int, method: str, args: tuple[Any, ...]) -> None:
     try:
         wire.send(writer, (wire.OK, number, await host.call(method, args)))
     except asyncio.CancelledError as error:

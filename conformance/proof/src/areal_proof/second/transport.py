@@ -33,17 +33,17 @@ class SecondTransport:
 
     def __init__(self, config: SecondTransportConfig | None = None) -> None:
         self._config = config or SecondTransportConfig()
-        self._server: Server | None = None
+        self.server: Server | None = None
         self._clients: list[Line] = []
 
     def open(self, version: int) -> Offer:
         """Make an empty shelf and tell where it is, with the key to it."""
-        if self._server is None:
+        if self.server is None:
             try:
-                self._server = Server()
+                self.server = Server()
             except OSError as error:
                 raise StorageError("no socket for weights could be opened", why=str(error)) from error
-        location = self._server.add(version)
+        location = self.server.add(version)
         return Offer(
             transport="second", version=version, location={**location, "bucket_bytes": self._config.bucket_bytes}
         )
@@ -58,21 +58,21 @@ class SecondTransport:
 
     def release(self, offer: Offer) -> None:
         """Clear the shelf. Idempotent."""
-        if self._server is not None:
-            self._server.remove(int(offer.location["shelf"]))
+        if self.server is not None:
+            self.server.remove(int(offer.location["shelf"]))
 
     def close(self) -> None:
         """Hang up, clear every shelf, end the server. Idempotent."""
         while self._clients:
             self._clients.pop().close()
-        server, self._server = self._server, None
+        server, self.server = self.server, None
         if server is not None:
             server.close()
 
     @property
     def shelves(self) -> dict[int, Shelf]:
         """What the controller's end holds, for those who look behind the contract."""
-        return {} if self._server is None else self._server.shelves
+        return {} if self.server is None else self.server.shelves
 
     def _line(self, offer: Offer) -> Line:
         self._clients = [line for line in self._clients if not line.closed]

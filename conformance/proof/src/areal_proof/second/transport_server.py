@@ -120,9 +120,9 @@ class Server:
         shelf = self.shelves.get(int(request.get("shelf", 0)))
         if shelf is None:
             return {"error": "the weights offered are gone", "why": "the offer was released"}, b""
-        return getattr(self, f"_do_{request['do']}")(me, shelf, request, payload)  # type: ignore[no-any-return]
+        return getattr(self, f"do_{request['do']}")(me, shelf, request, payload)  # type: ignore[no-any-return]
 
-    def _do_begin(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
+    def do_begin(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
         if shelf.owner or shelf.readable:
             return {"error": f"version {shelf.version} has a sender already"}, b""
         free = psutil.virtual_memory().available
@@ -132,37 +132,37 @@ class Server:
         shelf.owner, shelf.announced, shelf.tied = me, request["tensors"], request["tied"]
         return {}, b""
 
-    def _do_put(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
+    def do_put(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
         if shelf.owner != me or shelf.readable:
             return {"error": f"version {shelf.version} is not yours to write"}, b""
         shelf.data[request["name"]] = payload
         return {}, b""
 
-    def _do_finish(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
+    def do_finish(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
         if shelf.owner != me:
             return {"error": f"version {shelf.version} is not yours to finish"}, b""
         shelf.readable = True
         return {}, b""
 
-    def _do_abort(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
-        self._clear(me, shelf)
+    def do_abort(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
+        self.clear(me, shelf)
         return {}, b""
 
-    def _do_manifest(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
+    def do_manifest(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytes]:
         if not shelf.readable or shelf.version != request["version"]:
             why = f"version {shelf.version} is {'ready' if shelf.readable else 'not finished'} there"
             return {"error": f"version {request['version']} cannot be read", "why": why}, b""
         return {"tensors": shelf.announced, "tied": shelf.tied}, b""
 
-    def _do_get(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytearray]:
+    def do_get(self, me: int, shelf: Shelf, request: Any, payload: bytearray) -> tuple[dict[str, Any], bytearray]:
         return {}, shelf.data[request["name"]]
 
     def _drop(self, me: int) -> None:
         with self._lock:
             for shelf in self.shelves.values():
-                self._clear(me, shelf)
+                self.clear(me, shelf)
 
-    def _clear(self, me: int, shelf: Shelf) -> None:
+    def clear(self, me: int, shelf: Shelf) -> None:
         if shelf.owner == me and not shelf.readable:
             shelf.data.clear()
             shelf.announced = []

@@ -45,7 +45,7 @@ class Capacity:
     """What this machine has to give. One per scheduler."""
 
     def __init__(self, devices: DevicePool, memory: int) -> None:
-        self._pool, self._memory = devices, memory
+        self._pool, self.memory = devices, memory
         self._grants: dict[str, Grant] = {}
 
     def take(self, job: Job) -> Grant:
@@ -55,7 +55,7 @@ class Capacity:
             ResourceError: the machine has not enough left.
             ConfigError: the role to share with is not running.
         """
-        self._check_memory(job)
+        self.check_memory(job)
         beside = job.together_with
         if beside is not None and beside.role not in self._grants:
             raise ConfigError(
@@ -79,13 +79,13 @@ class Capacity:
         free = tuple(device for device in _ids([grant]) if device not in held)
         self._pool.give_back(kind, [free])
 
-    def _check_memory(self, job: Job) -> None:
+    def check_memory(self, job: Job) -> None:
         promised = sum(grant.memory for grant in self._grants.values())
         wanted = job.memory * job.num_workers
-        if wanted and wanted > self._memory - promised:
+        if wanted and wanted > self.memory - promised:
             raise ResourceError(
-                f"role {job.role!r} wants {_gib(wanted)} of host memory, {_gib(self._memory - promised)} are left",
-                why=f"{job.num_workers} workers with {_gib(job.memory)} each; the machine has {_gib(self._memory)}",
+                f"role {job.role!r} wants {_gib(wanted)} of host memory, {_gib(self.memory - promised)} are left",
+                why=f"{job.num_workers} workers with {_gib(job.memory)} each; the machine has {_gib(self.memory)}",
                 fix=f"lower {job.role.partition('.')[0]}.placement.memory_gib, or use fewer workers",
             )
 

@@ -26,7 +26,7 @@ class DevicePool:
             devices: the ids to give out, by kind.
             kinds: every kind a worker could see, so that it is confined to its own.
         """
-        self._free = {kind: list(ids) for kind, ids in devices.items()}
+        self.free = {kind: list(ids) for kind, ids in devices.items()}
         self._kinds = tuple(kinds)
 
     @classmethod
@@ -43,9 +43,9 @@ class DevicePool:
         """
         if kind == CPU:
             return [()] * num_workers
-        if kind not in self._free:
-            raise ResourceError(f"unknown device {kind!r}", why=f"devices are {', '.join((CPU, *self._free))}")
-        free, wanted = self._free[kind], num_workers * per_worker
+        if kind not in self.free:
+            raise ResourceError(f"unknown device {kind!r}", why=f"devices are {', '.join((CPU, *self.free))}")
+        free, wanted = self.free[kind], num_workers * per_worker
         if wanted > len(free):
             names = [name for device in self._kinds if device.name == kind for name in device.visible_variables[:1]]
             raise ResourceError(
@@ -53,13 +53,13 @@ class DevicePool:
                 why=f"{num_workers} workers with {per_worker} each; free: {', '.join(free) or 'none'}",
                 fix=", or extend ".join(["use fewer ranks or replicas, stop what holds the others", *names]),
             )
-        taken, self._free[kind] = free[:wanted], free[wanted:]
+        taken, self.free[kind] = free[:wanted], free[wanted:]
         return [tuple(taken[rank * per_worker : (rank + 1) * per_worker]) for rank in range(num_workers)]
 
     def give_back(self, kind: str, devices: Sequence[Devices]) -> None:
         """Return what `take` gave, to be taken again."""
         if kind != CPU:
-            self._free[kind] += [device for ids in devices for device in ids]
+            self.free[kind] += [device for ids in devices for device in ids]
 
     def confinement(self, kind: str, devices: Devices) -> dict[str, str]:
         """Return the environment in which a worker sees its own devices, and none of any other kind."""

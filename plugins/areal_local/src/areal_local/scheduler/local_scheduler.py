@@ -59,23 +59,23 @@ class LocalScheduler:
             devices: the accelerators to give out; those visible here if None.
             clock: times the watch over workers.
         """
-        self._config = config or LocalConfig()
-        self._environ = dict(os.environ if environ is None else environ)
-        self._devices = devices or DevicePool.of_machine(accelerators(default_registry()), self._environ)
-        self._capacity = Capacity(self._devices, machine_memory())
+        self.config = config or LocalConfig()
+        self.environ = dict(os.environ if environ is None else environ)
+        self._devices = devices or DevicePool.of_machine(accelerators(default_registry()), self.environ)
+        self.capacity = Capacity(self._devices, machine_memory())
         self._clock = clock or SystemClock()
-        self._keys = KeyPair.generate()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gangs: dict[str, _Gang] = {}
+        self.keys = KeyPair.generate()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.gangs: dict[str, _Gang] = {}
         self._watch: asyncio.Task[None] | None = None
 
     async def submit(self, job: Job) -> Sequence[Worker]:
         """Start every worker of a job, or none; see `contract.Scheduler.submit`."""
         self._check(job)
-        gang = _Gang(self._capacity.take(job))
-        self._gangs[job.role] = gang
+        gang = _Gang(self.capacity.take(job))
+        self.gangs[job.role] = gang
         try:
-            self._spawn(gang)
+            self.spawn(gang)
             await self._all_ready(gang)
         except BaseException:
             await asyncio.shield(self.cancel(job.role))
@@ -88,18 +88,18 @@ class LocalScheduler:
         """Return the state of each worker of a role, in rank order; nothing for a role that does not run."""
         if self._watch is not None and self._watch.done():
             self._watch.result()  # a watch that broke must not look like workers that are well
-        gang = self._gangs.get(role)
+        gang = self.gangs.get(role)
         return () if gang is None else tuple(worker.status() for worker in gang.workers)
 
     async def cancel(self, role: str) -> None:
         """End every worker of a role and wait until they are gone. Idempotent."""
-        gang = self._gangs.get(role)
+        gang = self.gangs.get(role)
         if gang is None:
             return
-        await asyncio.gather(*(worker.end(self._config.stop_timeout_s) for worker in gang.workers))
-        if self._gangs.get(role) is gang:
-            del self._gangs[role]
-            self._capacity.give_back(role)
+        await asyncio.gather(*(worker.end(self.config.stop_timeout_s) for worker in gang.workers))
+        if self.gangs.get(role) is gang:
+            del self.gangs[role]
+            self.capacity.give_back(role)
 
     async def close(self) -> None:
         """Cancel everything; leave no process, port or file behind. Idempotent."""
@@ -107,12 +107,12 @@ class LocalScheduler:
         if watch is not None:
             watch.cancel()
             await asyncio.wait((watch,))
-        await asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)))
-        self._context.destroy(linger=0)
+        await asyncio.gather(*(self.cancel(role) for role in tuple(self.gangs)))
+        self.context.destroy(linger=0)
 
     def address(self, job: Job, rank: int) -> str:
         """Return the address a worker listens on and is reached at. Override it where workers have others."""
-        return self._config.host
+        return self.config.host
 
     def command(self, job: Job, rank: int) -> tuple[str, ...]:
         """Return the command that runs a worker's interpreter. Override it to enter a namespace or a container."""
@@ -120,7 +120,7 @@ class LocalScheduler:
 
     def _check(self, job: Job) -> None:
         refuse_unclaimed(job, self.manifest)
-        if job.role in self._gangs:
+        if job.role in self.gangs:
             raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first, or choose another name")
         if job.engine_role not in HOSTS:
             raise ConfigError(
@@ -129,16 +129,16 @@ class LocalScheduler:
         if job.num_workers < 1:
             raise ConfigError(f"role {job.role!r} asks for {job.num_workers} workers", fix="ask for at least one")
 
-    def _spawn(self, gang: _Gang) -> None:
-        folder = Path(self._config.log_dir).absolute()
+    def spawn(self, gang: _Gang) -> None:
+        folder = Path(self.config.log_dir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise StorageError(f"the log folder {folder} cannot be made", why=str(exc)) from exc
         for rank in range(gang.job.num_workers):
-            gang.workers.append(self._start_worker(gang, rank, folder))
+            gang.workers.append(self.start_worker(gang, rank, folder))
 
-    def _start_worker(self, gang: _Gang, rank: int, folder: Path) -> LocalWorker:
+    def start_worker(self, gang: _Gang, rank: int, folder: Path) -> LocalWorker:
         job = gang.job
         keys, name, host = KeyPair.generate(), f"{job.role}/{rank}", self.address(job, rank)
         bootstrap = Bootstrap(
@@ -147,14 +147,14 @@ class LocalScheduler:
             backend=job.backend,
             imports=job.imports,
             host=host,
-            listen="*" if self._config.listen_on_all else host,
+            listen="*" if self.config.listen_on_all else host,
             server_public=keys.public,
             server_secret=keys.secret,
-            client_public=self._keys.public,
+            client_public=self.keys.public,
             schema=schema.fingerprint(),
         )
         own = self._devices.confinement(job.device, gang.devices[rank])
-        command, env = self.command(job, rank), worker_environment(job, own, self._environ)
+        command, env = self.command(job, rank), worker_environment(job, own, self.environ)
         log_path = folder / f"{job.role.replace('/', '-')}-{rank}.log"
         try:
             process = WorkerProcess(command, bootstrap, env, log_path)
@@ -168,10 +168,10 @@ class LocalScheduler:
 
     async def _all_ready(self, gang: _Gang) -> None:
         tasks = [
-            asyncio.create_task(worker.become_ready(self._context, self._keys, max_gap_s=2 * LOOK_S))
+            asyncio.create_task(worker.become_ready(self.context, self.keys, max_gap_s=2 * LOOK_S))
             for worker in gang.workers
         ]
-        timeout_s = self._config.start_timeout_s
+        timeout_s = self.config.start_timeout_s
         try:
             await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             for task in tasks:
@@ -191,9 +191,9 @@ class LocalScheduler:
 
     async def _watch_workers(self) -> None:
         while True:
-            for gang in tuple(self._gangs.values()):
+            for gang in tuple(self.gangs.values()):
                 for worker in gang.workers:
-                    worker.look(self._clock.now(), self._config.heartbeat_timeout_s)
+                    worker.look(self._clock.now(), self.config.heartbeat_timeout_s)
             await self._clock.sleep(LOOK_S)
 
 

@@ -104,7 +104,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._gone = await self.exited(_KILL_TIMEOUT_S)
-        self._let_go()
+        self.let_go()
 
     async def exited(self, timeout_s: float) -> bool:
         """Wait until the process is gone; tell whether it is."""
@@ -117,7 +117,7 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError):  # it died at once; `ready_line` will tell
             os.write(self._process.stdin.fileno(), to_line(bootstrap))
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         if self._ready >= 0:
             os.close(self._ready)
             self._ready = -1

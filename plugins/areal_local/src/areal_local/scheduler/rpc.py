@@ -50,7 +50,7 @@ class RpcClient:
     def __init__(self, worker_id: str, host: str, socket: zmq.Socket[bytes]) -> None:
         self.id = worker_id
         self.host = host
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._failure: ArealError | None = None
         self._ended = False
@@ -66,7 +66,7 @@ class RpcClient:
         if self._failure is not None:
             raise _copy(self._failure)
         loop = asyncio.get_running_loop()
-        number, future = next(self._numbers), loop.create_future()
+        number, future = next(self.numbers), loop.create_future()
         body = encode(args)
         self._waiting[number] = future
         timer = loop.call_later(timeout_s, self._expire, future, method, timeout_s)

@@ -33,8 +33,8 @@ class CollectiveTransport:
     def __init__(self, config: CollectiveConfig | None = None) -> None:
         self._config = config or CollectiveConfig()
         self._store: Store | None = None
-        self._cache = GroupCache()
-        self._connections = Connections()
+        self.cache = GroupCache()
+        self.connections = Connections()
 
     def open(self, version: int) -> Offer:
         """Make the rendezvous of the ends of one transfer."""
@@ -63,7 +63,7 @@ class CollectiveTransport:
     def sink(self, offer: Offer) -> CheckedSink:
         """Make the sending end."""
         return CheckedSink(
-            _Broadcaster(Rendezvous(offer, self._connections), offer, self._cache),
+            Broadcaster(Rendezvous(offer, self.connections), offer, self.cache),
             version=offer.version,
             bucket_bytes=int(offer.location["bucket_bytes"]),
         )
@@ -74,7 +74,7 @@ class CollectiveTransport:
             raise WeightSyncError(
                 f"version {offer.version} was offered to a sender", why="each receiver has its own offer"
             )
-        return CollectiveSource(Rendezvous(offer, self._connections), offer, self._cache)
+        return CollectiveSource(Rendezvous(offer, self.connections), offer, self.cache)
 
     def release(self, offer: Offer) -> None:
         """End the transfer, finished or not. Idempotent."""
@@ -83,19 +83,19 @@ class CollectiveTransport:
 
     def close(self) -> None:
         """Leave the group, and end the store with every transfer in it. Idempotent."""
-        self._cache.close()
-        self._connections.close()
+        self.cache.close()
+        self.connections.close()
         self._store = None
 
 
-class _Broadcaster:
+class Broadcaster:
     """The sender's `BucketStore`, which stores nothing: `seal` tells the receivers that what they have is a version."""
 
     def __init__(self, rendezvous: Rendezvous, offer: Offer, cache: GroupCache) -> None:
         self._rendezvous = rendezvous
         self._version = offer.version
         self._wanted = str(offer.location["backend"])
-        self._cache = cache
+        self.cache = cache
         self._names: Sequence[str] = ()
         self._specs: tuple[TensorSpec, ...] = ()
         self._next = 0
@@ -136,7 +136,7 @@ class _Broadcaster:
         assert self._group is not None
         self._rendezvous.check_open()
         self._rendezvous.post("finished", {})
-        self._cache.keep(self._group)
+        self.cache.keep(self._group)
         self._group = None
         self._rendezvous.part()
 
@@ -165,7 +165,7 @@ class _Broadcaster:
             first += int(told["ranks"])
         held = {str(told["held"]) for told in ready}
         places = [place(), *(str(told["place"]) for told in ready)]
-        kept = self._cache.take(held.pop() if len(held) == 1 else "")
+        kept = self.cache.take(held.pop() if len(held) == 1 else "")
         if kept is not None and kept.slot.world_size != first:
             kept.close()
             kept = None

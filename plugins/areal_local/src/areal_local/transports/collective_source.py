@@ -73,7 +73,7 @@ class CollectiveSource:
         self._group: BroadcastGroup | None = None
         self._why = "it closed its source before the end"
         self._open = True
-        self._done = False
+        self.done = False
 
     @property
     def manifest(self) -> WeightManifest:
@@ -110,7 +110,7 @@ class CollectiveSource:
         """Wait until the sender has sent everything."""
         self._must_be_open()
         self._rendezvous.read("finished", _SENDER)
-        self._done = True
+        self.done = True
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
         """Yield every tensor once, as views of memory that the next bucket overwrites.
@@ -141,7 +141,7 @@ class CollectiveSource:
         if not self._open:
             return
         self._open = False
-        if self._done:
+        if self.done:
             self._rendezvous.part()
         else:
             self._rendezvous.leave(self._why)

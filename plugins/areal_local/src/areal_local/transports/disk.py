@@ -32,22 +32,22 @@ class DiskTransport:
     """The transport `disk`. The offer holds all a worker needs, so workers may use any config."""
 
     def __init__(self, config: DiskConfig | None = None) -> None:
-        self._config = config or DiskConfig()
-        self._folder: OwnedFolder | None = None
+        self.config = config or DiskConfig()
+        self.folder: OwnedFolder | None = None
         self._watched: set[str] = set()
 
     def open(self, version: int) -> Offer:
         """Make the folder of one version."""
         try:
-            if self._folder is None:
-                self._folder = OwnedFolder(Path(self._config.root or tempfile.gettempdir()).resolve(), "areal-weights")
-            folder = Path(tempfile.mkdtemp(prefix=f"v{version}-", dir=self._folder.path))
+            if self.folder is None:
+                self.folder = OwnedFolder(Path(self.config.root or tempfile.gettempdir()).resolve(), "areal-weights")
+            folder = Path(tempfile.mkdtemp(prefix=f"v{version}-", dir=self.folder.path))
         except OSError as error:
-            raise _storage_error(Path(self._config.root or tempfile.gettempdir()), error) from error
+            raise _storage_error(Path(self.config.root or tempfile.gettempdir()), error) from error
         location: dict[str, str | int] = {
             "folder": str(folder),
-            "bucket_bytes": self._config.bucket_bytes,
-            "fsync": int(self._config.fsync),
+            "bucket_bytes": self.config.bucket_bytes,
+            "fsync": int(self.config.fsync),
         }
         return Offer(transport="disk", version=version, location=location)
 
@@ -67,9 +67,9 @@ class DiskTransport:
 
     def close(self) -> None:
         """Delete everything this controller opened. Idempotent."""
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
+        if self.folder is not None:
+            self.folder.close()
+            self.folder = None
 
     def _attend(self, offer: Offer) -> Path:
         folder = Path(str(offer.location["folder"]))
@@ -172,7 +172,7 @@ class DiskSource:
         """Yield every tensor once, file by file."""
         announced = {spec.name: spec for spec in self._manifest.tensors}
         for file, names in self._files.items():
-            bucket = self._read(file, names)
+            bucket = self.read(file, names)
             for name, tensor in bucket.items():
                 if announced.pop(name, None) != spec_of(name, tensor):
                     raise CoverageError(f"tensor {name!r} in {file} is not the one announced, or came twice")
@@ -183,7 +183,7 @@ class DiskSource:
     def close(self) -> None:
         """Nothing to do: each file is closed once mapped, and unmapped with its last tensor."""
 
-    def _read(self, file: str, names: list[str]) -> dict[str, Tensor]:
+    def read(self, file: str, names: list[str]) -> dict[str, Tensor]:
         try:
             with safe_open(self._folder / Path(file).name, framework="pt") as opened:
                 return {name: opened.get_tensor(name) for name in names}

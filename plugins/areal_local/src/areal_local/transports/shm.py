@@ -49,10 +49,10 @@ class ShmTransport:
     def __init__(self, config: ShmConfig | None = None) -> None:
         self._config = config or ShmConfig()
         self._folder: OwnedFolder | None = None
-        self._segments: dict[int, Segment] = {}
-        self._spare: Segment | None = None
-        self._writing = _Mapped(writable=True)
-        self._reading = _Mapped(writable=False)
+        self.segments: dict[int, Segment] = {}
+        self.spare: Segment | None = None
+        self._writing = Mapped(writable=True)
+        self.reading = Mapped(writable=False)
         self._watched: set[str] = set()
 
     def open(self, version: int) -> Offer:
@@ -60,12 +60,12 @@ class ShmTransport:
         # A segment may serve many versions, and one version twice: only the ticket tells two offers apart.
         ticket = secrets.randbits(62) + 1
         try:
-            segment = self._spare or self._make()
+            segment = self.spare or self._make()
             mark(segment.descriptor, version, ticket)
         except OSError as error:
             raise StorageError("no segment for weights could be made", why=str(error)) from error
-        self._spare = None
-        self._segments[ticket] = segment
+        self.spare = None
+        self.segments[ticket] = segment
         location = {**segment.location, "ticket": ticket, "bucket_bytes": self._config.bucket_bytes}
         return Offer(transport="shm", version=version, location=location)
 
@@ -78,29 +78,29 @@ class ShmTransport:
     def source(self, offer: Offer) -> ShmSource:
         """Make a receiving end of a finished version."""
         self._attend(offer)
-        return ShmSource(self._reading, offer)
+        return ShmSource(self.reading, offer)
 
     def release(self, offer: Offer) -> None:
         """Make the version unreadable and keep its memory for the next one. Idempotent."""
-        segment = self._segments.pop(int(offer.location["ticket"]), None)
+        segment = self.segments.pop(int(offer.location["ticket"]), None)
         if segment is None:
             return
         finished = os.pread(segment.descriptor, len(READABLE), READABLE_OFFSET) == READABLE
         mark(segment.descriptor, offer.version, 0)
-        if finished and self._spare is None:
-            self._spare = segment
+        if finished and self.spare is None:
+            self.spare = segment
         else:
             # An unfinished segment may still have a writer somewhere: it is never used again.
             segment.close()
 
     def close(self) -> None:
         """Free every segment and mapping. Idempotent."""
-        for segment in (*self._segments.values(), *([self._spare] if self._spare else [])):
+        for segment in (*self.segments.values(), *([self.spare] if self.spare else [])):
             segment.close()
-        self._segments.clear()
-        self._spare = None
+        self.segments.clear()
+        self.spare = None
         self._writing.close()
-        self._reading.close()
+        self.reading.close()
         if self._folder is not None:
             self._folder.close()
             self._folder = None
@@ -125,13 +125,13 @@ class ShmTransport:
             weakref.finalize(self, remove_if_orphaned, path.parent)
 
 
-class _Mapped:
+class Mapped:
     """The one segment a worker has mapped for one direction; mapped again only if it is another or grew."""
 
     def __init__(self, *, writable: bool) -> None:
         self._writable = writable
         self._key: tuple[str | int, str | int] | None = None
-        self._map: mmap.mmap | None = None
+        self.mapping: mmap.mmap | None = None
 
     def map(self, offer: Offer, size: int) -> mmap.mmap:
         """Return a mapping of the offer's segment; `size` bytes of it if writable, else all of it."""
@@ -143,27 +143,27 @@ class _Mapped:
             length = os.fstat(descriptor).st_size
             # Only Linux promises that a private mapping sees what others write later.
             kept = self._writable or sys.platform == "linux"
-            if self._map is None or self._key != key or len(self._map) != length or not kept:
+            if self.mapping is None or self._key != key or len(self.mapping) != length or not kept:
                 # Only let go of: who still reads or writes the other segment has a hold on its mapping.
-                self._map = self._key = None
+                self.mapping = self._key = None
                 if not length:
                     raise WeightSyncError(f"version {offer.version} cannot be read", why="nothing was written yet")
-                self._map, self._key = map_segment(descriptor, length, writable=self._writable), key
+                self.mapping, self._key = map_segment(descriptor, length, writable=self._writable), key
         finally:
             os.close(descriptor)
-        return self._map
+        return self.mapping
 
     def close(self) -> None:
         """Drop the mapping; if views of it are alive it goes with the last one."""
-        if self._map is not None:
+        if self.mapping is not None:
             # Refused while somebody holds a view; the map is freed when the last view is.
             with contextlib.suppress(BufferError):
-                self._map.close()
-        self._map = self._key = None
+                self.mapping.close()
+        self.mapping = self._key = None
 
 
 class _SegmentStore:
-    def __init__(self, mapped: _Mapped, offer: Offer) -> None:
+    def __init__(self, mapped: Mapped, offer: Offer) -> None:
         self._mapped = mapped
         self._offer = offer
         self._map: mmap.mmap | None = None
@@ -211,7 +211,7 @@ def _hush() -> None:
 class ShmSource:
     """A finished version in shared memory; tensors are views of it, valid until the offer is released."""
 
-    def __init__(self, mapped: _Mapped, offer: Offer) -> None:
+    def __init__(self, mapped: Mapped, offer: Offer) -> None:
         self._offer = offer
         self._map: mmap.mmap | None = mapped.map(offer, 0)
         _hush()

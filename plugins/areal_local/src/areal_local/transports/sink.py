@@ -44,13 +44,13 @@ class CheckedSink:
         bucket_bytes: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._store = store
+        self.store = store
         self._version = version
         self._bucket_bytes = bucket_bytes
         self._clock = clock
         self._started = 0.0
-        self._coverage: Coverage | None = None
-        self._open = True
+        self.coverage: Coverage | None = None
+        self.is_open = True
 
     @property
     def bucket_bytes(self) -> int:
@@ -59,7 +59,7 @@ class CheckedSink:
 
     def begin(self, manifest: WeightManifest) -> None:
         """Check the announcement and make room for it."""
-        if self._coverage is not None or not self._open:
+        if self.coverage is not None or not self.is_open:
             raise WeightSyncError("begin was called twice on one sink", fix="ask the transport for a new sink")
         if manifest.version != self._version:
             self.abort()
@@ -68,8 +68,8 @@ class CheckedSink:
             )
         self._started = self._clock()
         try:
-            self._coverage = Coverage(manifest)
-            self._store.begin(manifest)
+            self.coverage = Coverage(manifest)
+            self.store.begin(manifest)
         except BaseException:
             self.abort()
             raise
@@ -80,7 +80,7 @@ class CheckedSink:
         try:
             for name, tensor in bucket.items():
                 coverage.check(name, tensor)
-            for name, stored in self._store.write(bucket).items():
+            for name, stored in self.store.write(bucket).items():
                 coverage.record(name, stored)
         except BaseException:
             self.abort()
@@ -91,24 +91,24 @@ class CheckedSink:
         coverage = self._announced()
         try:
             receipt = coverage.receipt(self._clock() - self._started)
-            self._store.seal()
+            self.store.seal()
         except BaseException:
             self.abort()
             raise
-        self._open = False
+        self.is_open = False
         return receipt
 
     def abort(self) -> None:
         """Drop whatever was written. Idempotent; without effect once finished."""
-        if self._open:
-            self._open = False
-            self._store.discard()
+        if self.is_open:
+            self.is_open = False
+            self.store.discard()
 
     def _announced(self) -> Coverage:
-        if self._coverage is None or not self._open:
+        if self.coverage is None or not self.is_open:
             raise WeightSyncError(
                 "the sink takes no tensors now",
                 why="it was finished or aborted, or begin was not called",
                 fix="call begin once, then write, then finish",
             )
-        return self._coverage
+        return self.coverage

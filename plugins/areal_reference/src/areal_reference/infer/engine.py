@@ -61,10 +61,10 @@ class ReferenceInferenceEngine:
         self._config = config or ReferenceInferenceConfig()
         self._clock = clock
         self._running: Running | None = None
-        self._closed = False
+        self.closed = False
         self._events: asyncio.AbstractEventLoop | None = None
         self._acknowledged: set[asyncio.Future[None]] = set()
-        self._callers: dict[Ticket, asyncio.Future[Generation]] = {}
+        self.callers: dict[Ticket, asyncio.Future[Generation]] = {}
         self._background = ThreadPoolExecutor(1, thread_name_prefix="areal-weights")
         """Loads the model and stages weights, so that neither the event loop nor the compute thread waits."""
 
@@ -119,25 +119,25 @@ class ReferenceInferenceEngine:
             CapabilityError: an adapter, images or other extras.
             GenerationFailed: the engine is not started, closed, or a step failed.
         """
-        running = self._require()
-        ticket = self._ticket(running, request)
+        running = self.running
+        ticket = self.ticket_of(running, request)
         caller: asyncio.Future[Generation] = running.events.create_future()
-        self._callers[ticket] = caller
+        self.callers[ticket] = caller
         running.loop.submit(ticket)
         try:
             return await caller
         finally:
-            if self._callers.pop(ticket, None) is not None:
+            if self.callers.pop(ticket, None) is not None:
                 running.loop.cancel(ticket)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop computing tokens before returning; `abort` returns what is in flight."""
-        loop = self._require().loop
-        await self._between_steps(lambda: loop.pause(abort=PauseMode(mode) is PauseMode.ABORT))
+        loop = self.running.loop
+        await self.between_steps(lambda: loop.pause(abort=PauseMode(mode) is PauseMode.ABORT))
 
     async def resume(self) -> None:
         """Compute again."""
-        await self._between_steps(self._require().loop.resume)
+        await self.between_steps(self.running.loop.resume)
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
         """Stage one version while generation goes on.
@@ -145,30 +145,30 @@ class ReferenceInferenceEngine:
         Raises:
             CoverageError, VersionRegressed, WeightSyncError: what serves is untouched.
         """
-        running = self._require()
+        running = self.running
         return await running.events.run_in_executor(self._background, running.stage.receive, source, version)
 
     async def commit_weights(self, version: int) -> None:
         """Swap the staged version in between two steps."""
-        loop = self._require().loop
-        await self._between_steps(lambda: loop.commit(version))
+        loop = self.running.loop
+        await self.between_steps(lambda: loop.commit(version))
 
     async def abort_weights(self) -> None:
         """Drop the staged version, also one that is still arriving."""
-        running = self._require()
+        running = self.running
         running.stage.cancel()
         await running.events.run_in_executor(self._background, running.stage.abort)
 
     async def status(self) -> EngineStatus:
         """Return a snapshot without waiting for a step."""
-        running = self._require()
+        running = self.running
         loop, cache = running.loop, running.cache
         used = int(loop.rows.positions.sum())
         shared, computed = loop.counters.shared_tokens, loop.counters.prompt_tokens
         return EngineStatus(
             version=running.stage.version,
             num_running=loop.rows.count,
-            num_waiting=max(0, len(self._callers) - loop.rows.count),
+            num_waiting=max(0, len(self.callers) - loop.rows.count),
             paused=loop.paused,
             tokens_generated=loop.counters.tokens,
             busy_s=loop.counters.busy_s,
@@ -185,7 +185,7 @@ class ReferenceInferenceEngine:
 
     async def close(self) -> None:
         """Fail waiting calls with GenerationFailed and end the threads. Idempotent."""
-        self._closed = True
+        self.closed = True
         running, self._running = self._running, None
         if running is not None:
             running.stage.cancel()
@@ -195,22 +195,24 @@ class ReferenceInferenceEngine:
         self._background.shutdown(wait=False, cancel_futures=True)
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has not ended since."""
+        return self._running is not None
+
+    @property
     def running(self) -> Running:
-        """Return what exists between start and close, for a witness and for tests.
+        """Return what exists between start and close; whoever proves or replaces a part finds it here.
 
         Raises:
             GenerationFailed: the engine was not started, or is closed.
         """
-        return self._require()
-
-    def _require(self) -> Running:
         if self._running is None:
-            raise _closed() if self._closed else GenerationFailed("the engine was not started", fix="call start first")
+            raise _closed() if self.closed else GenerationFailed("the engine was not started", fix="call start first")
         return self._running
 
-    async def _between_steps(self, action: Callable[[], None]) -> None:
+    async def between_steps(self, action: Callable[[], None]) -> None:
         """Run an action in the compute thread between two steps and wait for it."""
-        running = self._require()
+        running = self.running
         done: asyncio.Future[None] = running.events.create_future()
 
         def message() -> None:
@@ -232,7 +234,7 @@ class ReferenceInferenceEngine:
         """Fail whatever still waits for the compute thread: it has ended, by `close` or by a bug."""
         self._running = None
         waiting: list[asyncio.Future[Generation] | asyncio.Future[None]] = [
-            *self._callers.values(),
+            *self.callers.values(),
             *self._acknowledged,
         ]
         for future in waiting:
@@ -247,7 +249,7 @@ class ReferenceInferenceEngine:
 
     def _resolve(self, outcomes: Sequence[tuple[Ticket, Outcome]]) -> None:
         for ticket, outcome in outcomes:
-            caller = self._callers.pop(ticket, None)
+            caller = self.callers.pop(ticket, None)
             if caller is None or caller.done():
                 continue
             if isinstance(outcome, Generation):
@@ -255,7 +257,7 @@ class ReferenceInferenceEngine:
             else:
                 caller.set_exception(outcome)
 
-    def _ticket(self, running: Running, request: GenerationRequest) -> Ticket:
+    def ticket_of(self, running: Running, request: GenerationRequest) -> Ticket:
         """Check a request and work out what its row needs."""
         loaded, sampling = running.loaded, request.sampling
         _refuse(request)

@@ -61,9 +61,9 @@ class GenerationLoop:
     _wake: threading.Event = field(factory=threading.Event)
     _stopping: bool = False
     _thread: threading.Thread | None = None
-    _owners: dict[tuple[int, ...], Ticket] = field(factory=dict)
+    owners: dict[tuple[int, ...], Ticket] = field(factory=dict)
     """Prefix -> a running ticket whose cache holds it, computed by the weights serving now."""
-    _recompute: bool = False
+    recompute: bool = False
 
     def start(self, on_exit: Callable[[], None]) -> None:
         """Start the thread; `on_exit` is the last thing it calls."""
@@ -113,8 +113,8 @@ class GenerationLoop:
     def commit(self, version: int) -> None:
         """Serve the staged weights from the next token on. Message."""
         if self.stage.commit(version):
-            self._owners.clear()
-            self._recompute = self.config.kv_on_update is CacheOnUpdate.RECOMPUTE and self.rows.count > 0
+            self.owners.clear()
+            self.recompute = self.config.kv_on_update is CacheOnUpdate.RECOMPUTE and self.rows.count > 0
 
     def _run(self, on_exit: Callable[[], None]) -> None:
         try:
@@ -144,7 +144,7 @@ class GenerationLoop:
         error.__cause__ = cause
         failed = [*self.rows.tickets, *self.waiting]
         self.waiting.clear()
-        self._owners.clear()
+        self.owners.clear()
         if self.rows.count and cause is not None:
             self.runner.cache.clear(range(self.rows.count))
         self.rows.remove(range(self.rows.count))
@@ -160,8 +160,8 @@ class GenerationLoop:
         """Free rows; the last rows move into the gaps, and so do their cache entries."""
         for row in gone:
             ticket = self.rows.tickets[row]
-            if self._owners.get(ticket.prefix) is ticket:
-                del self._owners[ticket.prefix]
+            if self.owners.get(ticket.prefix) is ticket:
+                del self.owners[ticket.prefix]
         moves = self.rows.remove(gone)
         if moves:
             source, target = zip(*moves, strict=True)
@@ -178,11 +178,11 @@ class GenerationLoop:
             longest = max(longest, ticket.final_length)
             if self.rows.count and self.runner.cache.bytes_for(self.rows.count + 1, longest) > limit_bytes:
                 break
-            if ticket.prefix not in self._owners:
+            if ticket.prefix not in self.owners:
                 if fresh and len(ticket.prefix) > budget:
                     break
                 budget -= len(ticket.prefix)
-                self._owners[ticket.prefix] = ticket
+                self.owners[ticket.prefix] = ticket
             self.waiting.popleft()
             ticket.admitted_s = now
             fresh.append(self.rows.add(ticket))
@@ -192,15 +192,15 @@ class GenerationLoop:
         """Return the next step: every row's last token, and the prefixes of new rows, computed once where equal."""
         prompts: list[tuple[int, Sequence[int]]] = []
         copies: list[tuple[int, int, int]] = []
-        if self._recompute:
+        if self.recompute:
             prompts = [
                 (row, ids) for row in range(self.rows.count - len(fresh)) if (ids := self.rows.tokens_cached(row))
             ]
-            self._recompute = False
+            self.recompute = False
         place = {ticket: row for row, ticket in enumerate(self.rows.tickets)} if fresh else {}
         for row in fresh:
             prefix = self.rows.tickets[row].prefix
-            owner = place[self._owners[prefix]]
+            owner = place[self.owners[prefix]]
             if prefix and owner == row:
                 prompts.append((row, prefix))
             elif prefix:

@@ -44,8 +44,8 @@ class WeightStage:
     clock: Callable[[], float] = time.perf_counter
     version: int = 0
     staged: int | None = None
-    _spare: dict[str, Tensor] = field(factory=dict)
-    _cancelled: threading.Event = field(factory=threading.Event)
+    spare: dict[str, Tensor] = field(factory=dict)
+    cancelled: threading.Event = field(factory=threading.Event)
     _places: dict[str, dict[str, Place]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -60,7 +60,7 @@ class WeightStage:
             WeightSyncError: `cancel` was called meanwhile, or the source holds another version.
         """
         started = self.clock()
-        self._cancelled.clear()
+        self.cancelled.clear()
         self.staged = None
         if version <= self.version:
             raise VersionRegressed(
@@ -83,7 +83,7 @@ class WeightStage:
         targets = self._targets(manifest)
         for bucket in source.buckets():
             for name, tensor in bucket.items():
-                if self._cancelled.is_set():
+                if self.cancelled.is_set():
                     raise WeightSyncError(f"receiving version {version} was aborted")
                 coverage.check(name, tensor)
                 self._store(coverage, name, tensor, targets[name])
@@ -130,16 +130,16 @@ class WeightStage:
         """Return the spare buffers under the names they have in a model folder."""
         views: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            spare = self._spare.get(name)
+            spare = self.spare.get(name)
             if spare is None or not spare.is_contiguous():
-                spare = self._spare[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+                spare = self.spare[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
             for part, place in self._places[name].items():
                 views[part] = spare.as_strided(place.size, place.stride, spare.storage_offset() + place.offset)
         return views
 
     def cancel(self) -> None:
         """Make a `receive` under way give up at its next tensor. Any thread."""
-        self._cancelled.set()
+        self.cancelled.set()
 
     def commit(self, version: int) -> bool:
         """Serve the staged version; return False if it is serving already. Between two steps only.
@@ -156,7 +156,7 @@ class WeightStage:
                 fix="call receive_weights for it first",
             )
         for name, parameter in self.model.named_parameters():
-            parameter.data, self._spare[name] = self._spare[name], parameter.data
+            parameter.data, self.spare[name] = self.spare[name], parameter.data
         self.version, self.staged = version, None
         return True
 

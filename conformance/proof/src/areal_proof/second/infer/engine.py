@@ -49,22 +49,22 @@ class SecondInferenceEngine:
         self._config = config or SecondInferenceConfig()
         self._clock = clock
         self._loaded: Loaded | None = None
-        self._weights: Mapping[str, Tensor] | None = None
-        self._version = 0
-        self._staged: IncomingWeights | None = None
+        self.weights: Mapping[str, Tensor] | None = None
+        self.version = 0
+        self.staged: IncomingWeights | None = None
         self._receiving: object | None = None
-        self._adapters: dict[str, Adapter] = {}
-        self._prefixes: dict[tuple[object, ...], tuple[Tensor, Tensor | None]] = {}
-        self._running: deque[Seat] = deque()
-        self._waiting: deque[Seat] = deque()
-        self._paused, self._asleep, self._closed, self._turn = False, False, False, asyncio.Event()
+        self.adapters: dict[str, Adapter] = {}
+        self.prefixes: dict[tuple[object, ...], tuple[Tensor, Tensor | None]] = {}
+        self.running: deque[Seat] = deque()
+        self.waiting: deque[Seat] = deque()
+        self.paused, self.asleep, self.closed, self.turn = False, False, False, asyncio.Event()
         self._server: asyncio.Task[None] | None = None
-        self._num_tokens, self._busy_s, self._num_hits, self._num_prompts = 0, 0.0, 0, 0
+        self.num_tokens, self._busy_s, self._num_hits, self._num_prompts = 0, 0.0, 0, 0
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
         """Read the folder and begin to take turns, as version 0."""
         loaded = await asyncio.to_thread(load, spec)
-        self._loaded, self._weights = loaded, loaded.weights
+        self._loaded, self.weights = loaded, loaded.weights
         self._server = asyncio.create_task(self._serve())
         return EngineInfo(
             engine="second",
@@ -76,35 +76,35 @@ class SecondInferenceEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Take a seat and wait for the whole output; cancelling the call gives the seat up."""
-        seat = self._seat(request)
-        self._waiting.append(seat)
+        seat = self.seat_for(request)
+        self.waiting.append(seat)
         self._wake_server()
         try:
             return await seat.caller
         finally:
-            self._leave(seat)
+            self.leave(seat)
 
     async def pause(self, mode: PauseMode) -> None:
         """Give no more turns; `abort` returns every request with what it has."""
-        self._require()
-        self._paused = True
-        self._turn.clear()
+        self.require()
+        self.paused = True
+        self.turn.clear()
         if PauseMode(mode) is PauseMode.ABORT:
-            for seat in [*self._running, *self._waiting]:
-                self._finish(seat, StopReason.ABORTED)
+            for seat in [*self.running, *self.waiting]:
+                self.finish(seat, StopReason.ABORTED)
 
     async def resume(self) -> None:
         """Give turns again."""
-        self._require()
-        self._require_weights()
-        self._paused = False
+        self.require()
+        self.require_weights()
+        self.paused = False
         self._wake_server()
 
     async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
         """Take one version in while turns go on; the source is read in a thread, bucket by bucket."""
-        self._require()
+        self.require()
         began, mine = self._clock(), object()
-        self._staged, self._receiving = None, mine
+        self.staged, self._receiving = None, mine
         try:
             self._check_version(version)
             manifest = await asyncio.to_thread(lambda: source.manifest)
@@ -117,86 +117,86 @@ class SecondInferenceEngine:
             receipt = stage.receipt(self._clock() - began)
         finally:
             source.close()
-        self._staged = stage
+        self.staged = stage
         return receipt
 
     async def commit_weights(self, version: int) -> None:
         """Serve the staged version from the next turn on."""
-        self._require()
-        staged, self._staged = self._staged, None
-        if staged is None and version == self._version:
+        self.require()
+        staged, self.staged = self.staged, None
+        if staged is None and version == self.version:
             return
         if staged is None or staged.manifest.version != version:
-            self._staged = staged
+            self.staged = staged
             raise WeightSyncError(
                 f"version {version} cannot be committed",
                 why="nothing is staged" if staged is None else f"version {staged.manifest.version} is staged",
                 fix="call receive_weights for it first",
             )
-        self._weights, self._version = staged.tensors, version
-        self._prefixes.clear()
+        self.weights, self.version = staged.tensors, version
+        self.prefixes.clear()
 
     async def abort_weights(self) -> None:
         """Drop what is staged, and what is still coming."""
-        self._require()
-        self._staged = self._receiving = None
+        self.require()
+        self.staged = self._receiving = None
 
     async def status(self) -> EngineStatus:
         """Return a snapshot."""
-        self._require()
+        self.require()
         return EngineStatus(
-            version=self._version,
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            paused=self._paused,
-            tokens_generated=self._num_tokens,
+            version=self.version,
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            paused=self.paused,
+            tokens_generated=self.num_tokens,
             busy_s=self._busy_s,
-            metrics={PREFIX_HIT_SHARE: self._num_hits / max(1, self._num_prompts), "asleep": float(self._asleep)},
+            metrics={PREFIX_HIT_SHARE: self._num_hits / max(1, self._num_prompts), "asleep": float(self.asleep)},
         )
 
     async def close(self) -> None:
         """Fail every call that waits and end the server. Idempotent."""
-        self._closed, self._receiving = True, None
-        for seat in [*self._running, *self._waiting]:
+        self.closed, self._receiving = True, None
+        for seat in [*self.running, *self.waiting]:
             if not seat.caller.done():
                 seat.caller.set_exception(_closed())
-        self._running.clear()
-        self._waiting.clear()
+        self.running.clear()
+        self.waiting.clear()
         server, self._server = self._server, None
         if server is not None:
             server.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await server
-        self._weights = self._staged = None
+        self.weights = self.staged = None
 
     async def sleep(self) -> None:
         """Free weights and kept prefixes. Idempotent."""
-        self._require()
-        if not self._paused:
+        self.require()
+        if not self.paused:
             raise GenerationFailed("the engine cannot sleep", why="it is not paused", fix="call pause first")
-        self._asleep, self._weights, self._staged, self._receiving = True, None, None, None
-        self._prefixes.clear()
+        self.asleep, self.weights, self.staged, self._receiving = True, None, None, None
+        self.prefixes.clear()
 
     async def wake(self) -> None:
         """Be ready to receive weights. Idempotent; still paused."""
-        self._require()
-        self._asleep = False
+        self.require()
+        self.asleep = False
 
     async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
         """Return log p(token t | tokens < t) at a temperature, 0.0 for the first token."""
-        return scores(self._require(), self._require_weights(), list(input_ids), temperature)
+        return scores(self.require(), self.require_weights(), list(input_ids), temperature)
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         """Serve this version of an adapter to requests that come from now on."""
-        loaded, old = self._require(), self._adapters.get(name)
+        loaded, old = self.require(), self.adapters.get(name)
         if old is not None and version <= old.version:
             raise VersionRegressed(f"version {version} of {name!r} was offered", why=f"{old.version} is loaded")
-        self._adapters[name] = read_adapter(Path(path), version, loaded.needs)
+        self.adapters[name] = read_adapter(Path(path), version, loaded.needs)
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter; requests that have it go on with it. Idempotent."""
-        self._require()
-        self._adapters.pop(name, None)
+        self.require()
+        self.adapters.pop(name, None)
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
         """Read the calls an output holds, with the parser of the options."""
@@ -204,126 +204,126 @@ class SecondInferenceEngine:
 
     def weights_in_use(self) -> Mapping[str, Tensor]:
         """Return the tensors the next token is computed with; for the conformance adapter."""
-        return dict(self._require_weights())
+        return dict(self.require_weights())
 
     async def _serve(self) -> None:
         """Give each running request one turn after another."""
-        places = self._require().spec.max_concurrent
+        places = self.require().spec.max_concurrent
         while True:
-            await self._turn.wait()
-            while self._waiting and len(self._running) < places:
-                seat = self._waiting.popleft()
+            await self.turn.wait()
+            while self.waiting and len(self.running) < places:
+                seat = self.waiting.popleft()
                 seat.admitted_s = self._clock()
-                self._running.append(seat)
-            if not self._running:
-                self._turn.clear()
+                self.running.append(seat)
+            if not self.running:
+                self.turn.clear()
                 continue
-            seat = self._running[0]
-            self._running.rotate(-1)
+            seat = self.running[0]
+            self.running.rotate(-1)
             began = self._clock()
             try:
-                self._advance(seat)
+                self.advance(seat)
             except Exception as error:  # whatever a forward raises ends this request, never the others
-                self._fail(seat, error)
+                self.fail(seat, error)
             self._busy_s += self._clock() - began
             await asyncio.sleep(0)
 
-    def _advance(self, seat: Seat) -> None:
+    def advance(self, seat: Seat) -> None:
         """Compute one token of one request."""
-        logits, routes = self._next_logits(seat)
-        logits = self._penalised(seat, logits)
-        logprobs = self._distribution(seat, logits)
-        token = self._choose(seat, logprobs)
-        logprob = self._reported(seat, token, logits, logprobs)
+        logits, routes = self.next_logits(seat)
+        logits = self.penalised(seat, logits)
+        logprobs = self.distribution(seat, logits)
+        token = self.choose(seat, logprobs)
+        logprob = self.reported(seat, token, logits, logprobs)
         if not logprob > float("-inf"):
             raise GenerationFailed(
-                f"version {self._version} of the policy gave log-prob {logprob}",
+                f"version {self.version} of the policy gave log-prob {logprob}",
                 why="its weights, or the activations they lead to, hold NaN or infinity",
                 fix="look at the trainer's loss and gradient norm before that version",
             )
-        self._num_tokens += 1
+        self.num_tokens += 1
         seat.first_s = self._clock() if seat.first_s is None else seat.first_s
-        seat.output.append(Token(id=token, logprob=logprob, version=self._stamp(seat), routes=routes))
-        reason = self._end(seat)
+        seat.output.append(Token(id=token, logprob=logprob, version=self.stamp(seat), routes=routes))
+        reason = self.end(seat)
         if reason is not None:
-            self._finish(seat, reason)
+            self.finish(seat, reason)
 
-    def _penalised(self, seat: Seat, logits: Tensor) -> Tensor:
+    def penalised(self, seat: Seat, logits: Tensor) -> Tensor:
         return penalised(logits, seat.request.sampling, seat.prompt, seat.produced)
 
-    def _distribution(self, seat: Seat, logits: Tensor) -> Tensor:
+    def distribution(self, seat: Seat, logits: Tensor) -> Tensor:
         return distribution(logits, seat.request.sampling, seat.forbidden)
 
-    def _choose(self, seat: Seat, logprobs: Tensor) -> int:
+    def choose(self, seat: Seat, logprobs: Tensor) -> int:
         if seat.request.sampling.temperature == 0:
             return int(logprobs.argmax())
-        return draw(logprobs, self._number(seat))
+        return draw(logprobs, self.number(seat))
 
-    def _reported(self, seat: Seat, token: int, logits: Tensor, logprobs: Tensor) -> float:
+    def reported(self, seat: Seat, token: int, logits: Tensor, logprobs: Tensor) -> float:
         return float(logprobs[token])
 
-    def _number(self, seat: Seat) -> float:
+    def number(self, seat: Seat) -> float:
         return uniform(seat.seed, seat.index)
 
-    def _end(self, seat: Seat) -> StopReason | None:
+    def end(self, seat: Seat) -> StopReason | None:
         return seat.end()
 
-    def _stamp(self, seat: Seat) -> int:
+    def stamp(self, seat: Seat) -> int:
         """Return the version that computes the next token: the adapter's where there is one."""
-        return self._version if seat.adapter is None else seat.adapter.version
+        return self.version if seat.adapter is None else seat.adapter.version
 
-    def _next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
+    def next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
         """Return logits [V] after a request's last token, and the experts that token went through."""
-        loaded, weights = self._require(), self._require_weights()
-        key = self._prefix_key(seat)
+        loaded, weights = self.require(), self.require_weights()
+        key = self.prefix_key(seat)
         if not seat.output:
             self._num_prompts += len(seat.request.input_ids)
-        if not seat.output and key in self._prefixes:
+        if not seat.output and key in self.prefixes:
             self._num_hits += len(seat.request.input_ids)
-            return self._prefixes[key]
+            return self.prefixes[key]
         computed = forward(loaded.shape, weights, seat.ids, seat.deltas, seat.pictures, ranks=loaded.ranks)
         found = (computed.logits[-1], None if computed.routes is None else computed.routes[-1])
         if not seat.output:
-            self._prefixes[key] = found
-            while len(self._prefixes) > self._config.prefix_entries:
-                del self._prefixes[next(iter(self._prefixes))]
+            self.prefixes[key] = found
+            while len(self.prefixes) > self._config.prefix_entries:
+                del self.prefixes[next(iter(self.prefixes))]
         return found
 
-    def _prefix_key(self, seat: Seat) -> tuple[object, ...]:
-        return (self._version, id(seat.adapter), *seat.shown)
+    def prefix_key(self, seat: Seat) -> tuple[object, ...]:
+        return (self.version, id(seat.adapter), *seat.shown)
 
-    def _seat(self, request: GenerationRequest) -> Seat:
+    def seat_for(self, request: GenerationRequest) -> Seat:
         """Check a request and prepare its seat."""
-        loaded, _ = self._require(), self._require_weights()
+        loaded, _ = self.require(), self.require_weights()
         pictures = check_request(request, loaded)
         sampling = request.sampling
         own = () if sampling.ignore_eos else loaded.shape.end_ids
         return Seat(
             request=request,
             caller=asyncio.get_running_loop().create_future(),
-            seed=f"{loaded.spec.seed}/{self._version}/{request.request_id}" if sampling.seed is None else sampling.seed,
+            seed=f"{loaded.spec.seed}/{self.version}/{request.request_id}" if sampling.seed is None else sampling.seed,
             limit=min(sampling.max_new_tokens, loaded.context - len(request.input_ids)),
             end_ids=tuple(dict.fromkeys((*own, *sampling.stop_token_ids))),
             tokenizer=loaded.tokenizer,
-            adapter=self._adapter(request.adapter),
-            text=self._text(loaded, request),
+            adapter=self.adapter_for(request.adapter),
+            text=self.text_for(loaded, request),
             pictures=pictures,
             arrived_s=self._clock(),
         )
 
-    def _text(self, loaded: Loaded, request: GenerationRequest) -> StructuredText | None:
+    def text_for(self, loaded: Loaded, request: GenerationRequest) -> StructuredText | None:
         return None if request.structure is None else StructuredText(request.structure, loaded)
 
-    def _adapter(self, name: str) -> Adapter | None:
-        return loaded_adapter(self._adapters, name) if name else None
+    def adapter_for(self, name: str) -> Adapter | None:
+        return loaded_adapter(self.adapters, name) if name else None
 
-    def _finish(self, seat: Seat, reason: StopReason) -> None:
-        self._leave(seat)
+    def finish(self, seat: Seat, reason: StopReason) -> None:
+        self.leave(seat)
         if not seat.caller.done():
             seat.caller.set_result(seat.result(self._clock(), reason))
 
-    def _fail(self, seat: Seat, cause: Exception) -> None:
-        self._leave(seat)
+    def fail(self, seat: Seat, cause: Exception) -> None:
+        self.leave(seat)
         error = cause
         if not isinstance(cause, ArealError):
             error = GenerationFailed(
@@ -333,45 +333,45 @@ class SecondInferenceEngine:
         if not seat.caller.done():
             seat.caller.set_exception(error)
 
-    def _leave(self, seat: Seat) -> None:
-        for queue in (self._running, self._waiting):
+    def leave(self, seat: Seat) -> None:
+        for queue in (self.running, self.waiting):
             with contextlib.suppress(ValueError):
                 queue.remove(seat)
 
     def _wake_server(self) -> None:
-        if not self._paused:
-            self._turn.set()
+        if not self.paused:
+            self.turn.set()
 
     def _check_version(self, version: int) -> None:
-        if self._asleep:
+        if self.asleep:
             raise WeightSyncError("the engine sleeps", why="it has no memory for weights", fix="call wake first")
-        if version <= self._version:
-            raise VersionRegressed(f"version {version} was offered", why=f"version {self._version} is serving already")
+        if version <= self.version:
+            raise VersionRegressed(f"version {version} was offered", why=f"version {self.version} is serving already")
 
     def _new_stage(self, manifest: WeightManifest, version: int) -> IncomingWeights:
         if manifest.version != version:
             raise WeightSyncError(f"version {version} was announced", why=f"the source holds {manifest.version}")
-        return IncomingWeights(needs=self._require().needs, manifest=manifest)
+        return IncomingWeights(needs=self.require().needs, manifest=manifest)
 
     def _check_wanted(self, mine: object, version: int) -> None:
         if self._receiving is not mine:
             raise WeightSyncError(f"receiving version {version} was aborted")
 
-    def _require(self) -> Loaded:
-        if self._closed:
+    def require(self) -> Loaded:
+        if self.closed:
             raise _closed()
         if self._loaded is None:
             raise GenerationFailed("the engine was not started", fix="call start first")
         return self._loaded
 
-    def _require_weights(self) -> Mapping[str, Tensor]:
-        if self._weights is None:
+    def require_weights(self) -> Mapping[str, Tensor]:
+        if self.weights is None:
             raise GenerationFailed(
                 "the engine has no weights",
                 why="it slept, and none were committed since",
                 fix="call wake, then send and commit weights",
             )
-        return self._weights
+        return self.weights
 
 
 def _closed() -> GenerationFailed:

@@ -93,7 +93,7 @@ def writer(ranks: Ranks, table: Mapping[str, Tensor], facts: Facts, progress: Fa
             index = {"facts": dict(facts), "progress": dict(progress), "ranks": ranks.size, "files": file_of}
             (folder / "index.json").write_text(json.dumps(index))
         own = [mine, f"random-{ranks.rank}.safetensors", *(["index.json"] if ranks.rank == 0 else [])]
-        (folder / f"proof-{ranks.rank}.json").write_text(json.dumps({file: _digest(folder / file) for file in own}))
+        (folder / f"proof-{ranks.rank}.json").write_text(json.dumps({file: digest_of(folder / file) for file in own}))
 
     return write
 
@@ -153,11 +153,11 @@ def _prove(path: Path, num_ranks: int) -> None:
     """Raise ValueError where a file is not what its writer left."""
     for rank in range(num_ranks):
         for file, digest in json.loads((path / f"proof-{rank}.json").read_text()).items():
-            if _digest(path / file) != digest:
+            if digest_of(path / file) != digest:
                 raise ValueError(f"{file} holds other bytes than were saved")
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 

@@ -68,8 +68,8 @@ class SecondTrainEngine:
         """Keep the options."""
         self.version = 0
         self._config = config or SecondTrainConfig()
-        self._started: Started | None = None
-        self._pending: Pending | None = None
+        self.started: Started | None = None
+        self.pending: Pending | None = None
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Read the folder and make optimizer and adapters."""
@@ -79,12 +79,12 @@ class SecondTrainEngine:
         ranks = join(rank, tensor_size)
         built: list[Started] = []
         try:
-            ranks.agree(lambda: built.append(self._build(spec, ranks, device, dtype)))
+            ranks.agree(lambda: built.append(self.build(spec, ranks, device, dtype)))
         except BaseException:
-            self._started = None  # this rank may have been built when another one failed
+            self.started = None  # this rank may have been built when another one failed
             ranks.leave()
             raise
-        started = self._started = built[0]
+        started = self.started = built[0]
         return EngineInfo(
             engine="second",
             engine_version=str(torch.__version__),
@@ -95,7 +95,7 @@ class SecondTrainEngine:
             data_size=ranks.data_size,
         )
 
-    def _build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
+    def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
         torch.manual_seed(spec.seed + ranks.rank)
         architecture = read_architecture(spec.model_path, spec.head)
         _check_shares(architecture, ranks.tensor_size)
@@ -135,7 +135,7 @@ class SecondTrainEngine:
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """Agree on the normaliser, add up every micro-batch's gradient, then those of all ranks, then update."""
         began = time.perf_counter()
-        here = self._running()
+        here = self.running()
         if here.adam is None:
             raise TrainError("train_step on a frozen role", why="its spec has no optimizer", fix="give it one")
         parts: list[Batch] = []
@@ -172,7 +172,7 @@ class SecondTrainEngine:
     @torch.no_grad()
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
         """Add columns, micro-batch by micro-batch."""
-        here = self._running()
+        here = self.running()
         here.ranks.agree(lambda: here.columns.check(batch, outputs, frozenset()))
         columns = {str(name): torch.zeros(batch.num_tokens, device=batch.device) for name in outputs}
         numbers = batch.with_tokens(row=torch.arange(batch.num_tokens, device=batch.device))
@@ -183,90 +183,90 @@ class SecondTrainEngine:
 
     def weights_in_use(self) -> dict[str, Tensor]:
         """Return every weight of the model as it computes, adapters merged."""
-        here = self._running()
+        here = self.running()
         return {name: here.adapters.merged(name, tensor) for name, tensor in here.weights.items()}
 
     def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
         """Send the weights in use, in the spec's dtype."""
-        here = self._running()
+        here = self.running()
         tied = here.architecture.tied and here.spec.head is Head.CAUSAL_LM
-        return send(sink, here.ranks, version, self._exported(here), {LM_HEAD: EMBEDDING} if tied else {})
+        return send(sink, here.ranks, version, self.exported(here), {LM_HEAD: EMBEDDING} if tied else {})
 
     def save_weights(self, path: Path) -> None:
         """Write a model folder of the weights in use."""
-        here = self._running()
+        here = self.running()
 
         def write(folder: Path) -> None:
             if here.ranks.rank == 0:
-                tensors = {name: tensor.cpu() for name, tensor in self._exported(here).items()}
+                tensors = {name: tensor.cpu() for name, tensor in self.exported(here).items()}
                 write_model(folder, here.spec.model_path, tensors, here.spec.head, here.spec.dtype)
 
         checkpoint.write_whole(Path(path), here.ranks, write)
 
     def save_state(self, path: Path) -> None:
         """Write the table, the steps made and the version."""
-        here = self._running()
+        here = self.running()
         progress = {"version": self.version, "steps": here.adam.steps if here.adam else 0}
-        checkpoint.save(Path(path), here.ranks, here.table, _identity(here), progress)
+        checkpoint.save(Path(path), here.ranks, here.table, facts_of(here), progress)
 
     def begin_state(self, path: Path) -> None:
         """Copy the table and write the copy in a thread."""
-        here = self._running()
-        if self._pending is not None:
+        here = self.running()
+        if self.pending is not None:
             raise TrainError(f"{path} is the second state at a time", why="another was begun", fix="finish that one")
         progress = {"version": self.version, "steps": here.adam.steps if here.adam else 0}
-        self._pending = Pending(
-            Path(path), here.ranks, checkpoint.writer(here.ranks, here.table, _identity(here), progress)
+        self.pending = Pending(
+            Path(path), here.ranks, checkpoint.writer(here.ranks, here.table, facts_of(here), progress)
         )
 
     def state_written(self) -> bool:
         """Ask the thread."""
-        self._open()
-        return self._pending is None or self._pending.written
+        self.opened()
+        return self.pending is None or self.pending.written
 
     def finish_state(self) -> None:
         """Wait for the thread, and for those of the other ranks."""
-        self._open()
-        pending, self._pending = self._pending, None
+        self.opened()
+        pending, self.pending = self.pending, None
         if pending is not None:
             pending.finish()
 
     def load_state(self, path: Path) -> None:
         """Return to a table."""
-        here = self._running()
-        progress = checkpoint.load(Path(path), here.ranks, here.table, _identity(here))
+        here = self.running()
+        progress = checkpoint.load(Path(path), here.ranks, here.table, facts_of(here))
         self.version = int(progress["version"])
         if here.adam is not None:
             here.adam.steps = int(progress["steps"])
 
     def offload(self) -> None:
         """Move the table off the device."""
-        self._open().spill.push()
+        self.opened().spill.push()
 
     def onload(self) -> None:
         """Bring the table back."""
-        self._open().spill.pull()
+        self.opened().spill.pull()
 
     def close(self) -> None:
         """Leave the others and let go of everything."""
-        started, self._started = self._started, None
-        pending, self._pending = self._pending, None
+        started, self.started = self.started, None
+        pending, self.pending = self.pending, None
         if pending is not None:
             pending.drop()
         if started is not None:
             started.spill.drop()
             started.ranks.leave()
 
-    def _exported(self, here: Started) -> dict[str, Tensor]:
+    def exported(self, here: Started) -> dict[str, Tensor]:
         return {name: tensor.to(_dtype(here.spec.dtype)) for name, tensor in self.weights_in_use().items()}
 
-    def _open(self) -> Started:
-        if self._started is None:
+    def opened(self) -> Started:
+        if self.started is None:
             raise TrainError("the engine holds no model", why="it was not started, or was closed", fix="start one")
-        return self._started
+        return self.started
 
-    def _running(self) -> Started:
-        started = self._open()
+    def running(self) -> Started:
+        started = self.opened()
         if started.spill.out:
             raise TrainError("the weights are offloaded", why="offload was called last", fix="call onload first")
         return started
@@ -332,7 +332,7 @@ def _check_shares(architecture: Architecture, tensor_size: int) -> None:
             )
 
 
-def _identity(here: Started) -> dict[str, object]:
+def facts_of(here: Started) -> dict[str, object]:
     """Return what a state must have in common with the engine that loads it; json."""
     lora = here.spec.lora
     return {

@@ -21,28 +21,28 @@ class Pending:
 
     def __init__(self, path: Path, ranks: Ranks, write: Callable[[Path], None]) -> None:
         """Make the folder to write into and start writing; StorageError on every rank if that cannot be."""
-        self._path, self._ranks = path, ranks
-        self._building = path.with_name(f"{path.name}.pending")
+        self.path, self.ranks = path, ranks
+        self.building = path.with_name(f"{path.name}.pending")
         try:
-            ranks.agree(lambda: checkpoint.stored(path, lambda: checkpoint.make(self._building, ranks)))
+            ranks.agree(lambda: checkpoint.stored(path, lambda: checkpoint.make(self.building, ranks)))
         except BaseException:
             self.clean()
             raise
         self._pool = ThreadPoolExecutor(max_workers=1)
-        self._job = self._pool.submit(checkpoint.stored, path, partial(write, self._building))
+        self.job = self._pool.submit(checkpoint.stored, path, partial(write, self.building))
         self._pool.shutdown(wait=False)
 
     @property
     def written(self) -> bool:
         """Whether this rank is done, well or not."""
-        return self._job.done()
+        return self.job.done()
 
     def finish(self) -> None:
         """Wait for every rank, then name the folder."""
-        path, ranks = self._path, self._ranks
+        path, ranks = self.path, self.ranks
         try:
-            ranks.agree(self._job.result)
-            ranks.agree(lambda: checkpoint.stored(path, lambda: checkpoint.name(self._building, path, ranks)))
+            ranks.agree(self.job.result)
+            ranks.agree(lambda: checkpoint.stored(path, lambda: checkpoint.name(self.building, path, ranks)))
         except BaseException:
             self.clean()
             raise
@@ -50,9 +50,9 @@ class Pending:
     def drop(self) -> None:
         """Wait for this rank's thread, then remove the folder; so does every rank, and the last one finds it whole."""
         self._pool.shutdown(wait=True)
-        shutil.rmtree(self._building, ignore_errors=True)
+        shutil.rmtree(self.building, ignore_errors=True)
 
     def clean(self) -> None:
         """Remove what was written, on rank 0."""
-        if self._ranks.rank == 0:
-            shutil.rmtree(self._building, ignore_errors=True)
+        if self.ranks.rank == 0:
+            shutil.rmtree(self.building, ignore_errors=True)
