@@ -1,14 +1,23 @@
-"""Tiny models."""
+"""Tiny models, other weights for them, and a check that a test leaves nothing behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
+from areal_conformance.probes.processes import descendants
 from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.serving import FolderWeights
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +38,39 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 def model(model_folder: Callable[..., Path]) -> Path:
     """Return an untied model."""
     return model_folder(tied=False)
+
+
+@pytest.fixture
+def weights(model: Path) -> Callable[[int], FolderWeights]:
+    """Return a function that makes other weights for the model, as different as their seeds."""
+    base = FolderWeights.of(model)
+
+    def make(seed: int) -> FolderWeights:
+        generator = torch.Generator().manual_seed(seed)
+        return FolderWeights({n: torch.randn(t.shape, generator=generator) for n, t in base.tensors.items()}, base.tied)
+
+    return make
+
+
+def held() -> tuple[object, ...]:
+    """Return what this process has: children, threads of ours, descriptors, folders."""
+    gc.collect()
+    return (
+        descendants(os.getpid()),
+        sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("areal-")),
+        psutil.Process().num_fds(),
+        sorted(path.name for path in Path(tempfile.gettempdir()).glob("*areal-toy-*")),
+    )
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Check that a test leaves no process, thread, descriptor, folder or segment behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    subprocess.Popen(["true"]).wait()
+    before = held()
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("areal-"):
+            thread.join(10)
+    assert before == held()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -18,6 +20,7 @@ from areal_serving.engine import ServedEngine
 from areal_serving.http import Api
 from areal_serving.options import ServedOptions
 from areal_serving.server import free_port
+from areal_torch.testing.serving import FolderWeights
 
 from .toy_server import Toy
 
@@ -178,3 +181,19 @@ async def beside(model: Path, *, key: str = "", **options) -> AsyncIterator[tupl
 def ask_many(engine: ServedEngine, requests: list[GenerationRequest]) -> list[asyncio.Task]:
     """Begin to generate for each."""
     return [asyncio.ensure_future(engine.generate(request)) for request in requests]
+
+
+def other_weights(model: Path, added: float = 1.0) -> FolderWeights:
+    """Return the model's weights with a number added to each."""
+    weights = FolderWeights.of(model)
+    return FolderWeights({name: tensor + added for name, tensor in weights.tensors.items()}, weights.tied)
+
+
+async def kill_server(engine: ToyEngine) -> None:
+    """Kill the server as the kernel does when memory runs out."""
+    os.kill((await engine.facts())["pid"], signal.SIGKILL)
+
+
+def restarts(engine: ToyEngine) -> int:
+    """Return how often the server was started again."""
+    return engine.running.server.num_restarts
