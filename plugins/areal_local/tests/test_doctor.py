@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from areal_core.contract.device import Device, SeenDevice
 from areal_core.plugins.findings import Finding, Severity, exit_code
 from areal_core.testing.plugins import Run, manifest_source, write_distribution
 from areal_local.doctor import deep, host, packages
@@ -107,6 +109,43 @@ def test_the_machine_and_the_core_are_examined(areal: Run) -> None:
 
     assert subjects <= set(found)
     assert [subject for subject in subjects if f" {subject}: " not in text] == []
+
+
+def test_a_visible_kind_of_device_is_described(areal: Run, site: Path) -> None:
+    """Vendor, resource, IPC and attention kernel of every kind that is seen, and how many the environment leaves."""
+    device = """
+        from areal_core.contract.device import Device, SeenDevice
+        from areal_core.plugins.manifest import Manifest
+
+        MANIFEST = Manifest(role="device", name="paper", contract=(1, 0), factory=f"{__name__}:paper")
+
+        def paper():
+            sheets = [SeenDevice(id=str(number), name="sheet") for number in range(4)]
+            return Device(name="paper", vendor="Mill", torch_type="cpu", see=lambda environ: sheets, ipc=True,
+                          visible_variables=("PAPER_VISIBLE",), resource="SHEET", attention="mill.kernels:folded")
+        """
+    entry_points = {"areal.device": {"paper": "areal_paper:MANIFEST"}}
+    write_distribution(site, "areal-paper", entry_points=entry_points, modules={"areal_paper": dedent(device)})
+
+    _, found = findings(areal, "--backend", "disk", PAPER_VISIBLE="1,3")
+
+    assert found["device paper"]["level"] == "ok"
+    assert found["device paper"]["what"] == (
+        "2 of 4 visible to this process, vendor Mill, scheduler resource SHEET, "
+        "memory can be shared between processes (IPC), attention kernel mill.kernels:folded"
+    )
+
+
+def test_a_kind_of_device_that_declares_nothing_is_described_as_such() -> None:
+    """The defaults of the contract: no resource, no IPC, torch's attention."""
+    plain = Device(
+        name="paper", vendor="Mill", torch_type="cpu", see=lambda environ: [SeenDevice(id="0", name="sheet")]
+    )
+
+    assert host.describe_kind(plain).what == (
+        "1 of 1 visible to this process, vendor Mill, scheduler resource not named, "
+        "no memory shared between processes (IPC), attention kernel of torch"
+    )
 
 
 def test_text_shows_the_code_and_the_fix(areal: Run, site: Path) -> None:

@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -27,7 +27,7 @@ MIN_DISK = 5 * GIB
 MIN_SHARED_MEMORY = GIB
 
 
-def check_host(folder: Path, kinds: Iterable[Device] = (), root: Path = Path("/")) -> list[Finding]:
+def check_host(folder: Path, kinds: Sequence[Device] = (), root: Path = Path("/")) -> list[Finding]:
     """Run every check of the machine.
 
     Args:
@@ -43,6 +43,7 @@ def check_host(folder: Path, kinds: Iterable[Device] = (), root: Path = Path("/"
         check_shared_memory(root / "dev/shm"),
         check_port("127.0.0.1"),
         check_devices(kinds),
+        *(describe_kind(kind) for kind in kinds if kind.see(os.environ)),
     ]
 
 
@@ -148,6 +149,19 @@ def check_devices(kinds: Iterable[Device]) -> Finding:
         for (kind, name), count in counts.items()
     )
     return Finding(code="host.devices", level=Severity.OK, subject="devices", what=what or "no accelerator, cpu only")
+
+
+def describe_kind(kind: Device) -> Finding:
+    """Say what a kind of accelerator seen here declares about itself, and how many of it this process may use."""
+    seen, visible = len(kind.see(os.environ)), len(kind.visible(os.environ))
+    facts = (
+        f"{visible} of {seen} visible to this process",
+        f"vendor {kind.vendor}",
+        f"scheduler resource {kind.resource or 'not named'}",
+        "memory can be shared between processes (IPC)" if kind.ipc else "no memory shared between processes (IPC)",
+        f"attention kernel {kind.attention or 'of torch'}",
+    )
+    return Finding(code="host.device", level=Severity.OK, subject=f"device {kind.name}", what=", ".join(facts))
 
 
 def _gib(size: int) -> str:
