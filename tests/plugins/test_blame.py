@@ -56,3 +56,8 @@ def _raised(source: str, file: Path) -> Exception:
     except Exception as exc:
         return exc
     raise AssertionError("it did not raise")
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_sent() -> None:
+    """Escape sequences and torn characters in a message reach nobody's terminal."""
+    assert told(ValueError("a\x1b[2J\udc80b")) == r"ValueError: a\x1b[2J\udc80b"

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -19,7 +21,7 @@ from areal_local.rewards.child import RewardTarget, judge
 from areal_local.rewards.pool import RewardPool
 
 FILE = """
-import os, time
+import builtins, os, subprocess, time
 from areal_core.plugins.marks import reward
 
 @reward("scripted")
@@ -27,12 +29,22 @@ def scripted(prompt, completion, completion_ids, stop_reason, row):
     if completion == "hang":
         time.sleep(1000)
     if completion == "exit":
-        time.sleep(0.1)  # the pool tells a crash from a timeout only once it saw the call begin
         os._exit(3)
+    if completion == "exit well":
+        os._exit(0)
     if completion == "raise":
         raise KeyError("answer")
+    if completion in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
+        raise getattr(builtins, completion)(0)
+    if completion == "spawn":
+        return subprocess.Popen(["sleep", "1000"], start_new_session=row.get("apart", False)).pid
     if completion == "pid":
         return os.getpid()
+    if completion.startswith("killed "):
+        count = len(os.listdir(completion[7:]))
+        if count < row["times"]:
+            open(os.path.join(completion[7:], str(count)), "w").close()
+            os.kill(os.getpid(), 9)
     return {"value": len(completion) + row["bonus"], "length": len(completion_ids)}
 
 @reward("unbuildable", config=dict)
@@ -48,8 +60,24 @@ def user_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def value(completion: str) -> RewardInput:
-    return RewardInput(prompt="p", completion=completion, completion_ids=(4, 5), stop_reason="stop", row={"bonus": 0.5})
+def value(completion: str, **row: object) -> RewardInput:
+    row = {"bonus": 0.5, **row}
+    return RewardInput(prompt="p", completion=completion, completion_ids=(4, 5), stop_reason="stop", row=row)
+
+
+@asynccontextmanager
+async def scripted(
+    user_file: str, *, timeout_s: float = 30.0, tell: list[str] | None = None
+) -> AsyncIterator[RewardPool]:
+    """Yield a started pool of one process; `tell` gets the kinds of its events."""
+    target = RewardTarget(name="scripted", options={}, imports=(user_file,))
+    told = [] if tell is None else tell
+    pool = RewardPool(target, timeout_s=timeout_s, tell=lambda kind, **_: told.append(kind))
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
 
 
 @pytest.mark.parametrize("returned", [True, 1, 0.25, -3, RewardResult(value=2.0), {"value": 1, "part": False}])
@@ -144,9 +172,93 @@ def test_a_wrong_reward_is_refused_before_training(user_file: str, tmp_path: Pat
         asyncio.run(start("unbuildable", user_file))
 
 
+@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
+def test_a_reward_that_asks_to_stop_is_a_reward_that_raised(user_file: str, name: str) -> None:
+    """`sys.exit()` in a reward ends neither the run nor its process."""
+
+    async def test() -> None:
+        async with scripted(user_file) as pool:
+            pid = (await pool.score(value("pid"))).value
+            result = await pool.score(value(name))
+
+            assert (result.status, result.value) == (RewardStatus.RAISED, None)
+            assert name in result.detail
+            assert (await pool.score(value("pid"))).value == pid
+
+    asyncio.run(test())
+
+
+def test_a_process_that_ends_itself_well_has_crashed_all_the_same(user_file: str) -> None:
+    """`os._exit(0)` gave no number: it is told as what it is, at once, and not as a timeout."""
+
+    async def test() -> None:
+        async with scripted(user_file) as pool:
+            result = await pool.score(value("exit well"))
+
+            assert result.status == RewardStatus.CRASHED
+            assert "exit code 0" in result.detail
+
+    asyncio.run(test())
+
+
+def test_a_completion_whose_process_was_killed_is_scored_again_once(user_file: str, tmp_path: Path) -> None:
+    """Whoever killed it (for want of memory, say) did not judge the completion; a second time it is the reward's."""
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    once.mkdir()
+    twice.mkdir()
+
+    async def test() -> None:
+        told: list[str] = []
+        async with scripted(user_file, tell=told) as pool:
+            good = await pool.score(value(f"killed {once}", times=1))
+            bad = await pool.score(value(f"killed {twice}", times=2))
+            pid = int((await pool.score(value("pid"))).value or 0)
+            os.kill(pid, signal.SIGKILL)
+            after = await pool.score(value("abc"))
+
+        assert (good.status, after.value) == (RewardStatus.OK, 3.5)
+        assert bad.status == RewardStatus.CRASHED
+        assert "signal 9 (SIGKILL)" in bad.detail
+        assert told == ["reward_process_replaced"] * 4
+
+    asyncio.run(test())
+
+
+def test_what_a_reward_started_ends_with_its_process(user_file: str) -> None:
+    """A reward that leaves processes behind leaves none behind the run."""
+
+    async def test() -> None:
+        async with scripted(user_file) as pool:
+            started = [psutil.Process(int((await pool.score(value("spawn"))).value or 0)) for _ in range(3)]
+        _, alive = psutil.wait_procs(started, timeout=20)
+
+        assert not alive
+
+    asyncio.run(test())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_signal_to_the_group_of_a_run_does_not_reach_its_rewards(user_file: str) -> None:
+    """SIGTERM to the process group stops a run like Ctrl-C: rewards are scored to the end.
+
+    No process holds a named semaphore, which a killed run would leave behind.
+    """
+
+    async def test() -> None:
+        async with scripted(user_file) as pool:
+            pid = int((await pool.score(value("pid"))).value or 0)
+
+            assert os.getpgid(pid) not in (os.getpgid(0), 0)
+            assert os.getsid(pid) != os.getsid(0)
+            for process in (pid, os.getpid()):
+                assert not any("/sem." in mapped.path for mapped in psutil.Process(process).memory_maps())
+
+    asyncio.run(test())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
 def test_reward_processes_die_with_a_killed_controller(user_file: str) -> None:
-    """After kill -9 of the controller no reward process is left, not even one that hangs."""
+    """After kill -9 of the controller no reward process is left, not even one that hangs, nor what a reward started."""
     program = f"""
 import asyncio
 from areal_core.contract.workflow import RewardInput
@@ -159,7 +271,7 @@ def ask(completion):
 async def main():
     pool = RewardPool(RewardTarget(name="scripted", options={{}}, imports=({user_file!r},)), timeout_s=600)
     await pool.start()
-    print(int((await pool.score(ask("pid"))).value), flush=True)
+    print(int((await pool.score(ask("pid"))).value), int((await pool.score(ask("spawn"))).value), flush=True)
     await pool.score(ask("hang"))
 
 if __name__ == "__main__":
@@ -169,9 +281,9 @@ if __name__ == "__main__":
     path.write_text(program)
     with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as controller:
         assert controller.stdout is not None
-        child = psutil.Process(int(controller.stdout.readline()))
+        children = [psutil.Process(int(pid)) for pid in controller.stdout.readline().split()]
         os.kill(controller.pid, signal.SIGKILL)
         controller.wait()
-        _, alive = psutil.wait_procs([child], timeout=20)
+        _, alive = psutil.wait_procs(children, timeout=20)
 
     assert not alive

@@ -166,7 +166,7 @@ class Run:
         rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
         images = self._images()
         metrics = self._metrics(stack, events, progress.version if checkpoint else None)
-        rewards = self._rewards()
+        rewards = self._rewards(events)
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
         if self._plan.role("rollout").placement.together_with is not None:
@@ -354,10 +354,16 @@ class Run:
         support: ImageSupport = need("images", "a policy that takes images")
         return support.preparer(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
 
-    def _rewards(self) -> RewardPool:
+    def _rewards(self, events: EventLog) -> RewardPool:
         make: MakeRewardPool = need("rewards", "a run")
         reward, files = self._config.rollout.reward, [str(Path(file).absolute()) for file in self._config.imports]
-        return make(reward.name, reward.options, imports=files, workers=reward.workers, timeout_s=reward.timeout_s)
+        return make(
+            *(reward.name, reward.options),
+            imports=files,
+            workers=reward.workers,
+            timeout_s=reward.timeout_s,
+            tell=events.write,
+        )
 
 
 async def _while_workers_live(work: Coroutine[Any, Any, int], supervisor: Supervisor) -> int:

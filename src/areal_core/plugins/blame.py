@@ -25,7 +25,7 @@ def told(exc: BaseException) -> str:
 
     Frames of libraries and of areal are left out; where there are no others, the innermost one stands for all.
     """
-    message = str(exc)
+    message = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(exc)[: 2 * _MAX_MESSAGE])
     if len(message) > _MAX_MESSAGE:
         message = f"{message[:_MAX_MESSAGE]} ..."
     frames = traceback.extract_tb(exc.__traceback__)

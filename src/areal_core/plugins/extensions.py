@@ -148,12 +148,16 @@ class MakeRewardPool(Protocol):
     """Extension `rewards`: where reward functions run."""
 
     def __call__(
-        self, name: str, options: Mapping[str, Any], *, imports: Sequence[str], workers: int, timeout_s: float
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        imports: Sequence[str],
+        workers: int,
+        timeout_s: float,
+        tell: Callable[..., None],
     ) -> RewardPool:
-        """Return a pool, not started; `imports` may register the reward, `timeout_s` bounds one call.
-
-        Any: the reward's own options.
-        """
+        """Return a pool, not started; `imports` may register the reward, `timeout_s` bounds one call. Any: options."""
 
 
 class ScalableFleet(Protocol):

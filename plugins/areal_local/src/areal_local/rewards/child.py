@@ -1,16 +1,15 @@
-"""What runs in a reward process: find the function by name, call it, judge what it returns.
+"""A reward function in its process: find the function by name, call it, judge what it returns.
 
 Knows: one reward function per process, how its result becomes a `RewardResult`.
-Does not know: deadlines (the parent kills this process) or who asks.
+Does not know: deadlines (the controller kills this process), or how it is asked (`process_main`).
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import evolve, frozen
@@ -19,7 +18,6 @@ from areal_core.contract.errors import ArealError
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
 from areal_core.plugins.blame import told
 from areal_core.plugins.registry import Registry
-from areal_core.worker import watchdog
 
 
 @frozen(kw_only=True)
@@ -39,17 +37,6 @@ class Resolved:
     error: tuple[str, str, str, str] | None
 
 
-_resolved: Resolved | None = None  # a reward process is born for one function and keeps it
-
-
-def start(target: RewardTarget, parent: int) -> None:
-    """Prepare the process: die with the parent, ignore Ctrl-C, resolve the function. Called once, first."""
-    global _resolved
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    watchdog.die_with_parent(parent)
-    _resolved = resolve(target)
-
-
 def resolve(target: RewardTarget) -> Resolved:
     """Build the reward function from its name; an error is returned, so that it can be told to the parent."""
     try:
@@ -59,7 +46,7 @@ def resolve(target: RewardTarget) -> Resolved:
         function = registry.build("reward", target.name, target.options, "rollout.reward.options")
     except ArealError as exc:
         return Resolved(None, (type(exc).__name__, exc.what, exc.why, exc.fix))
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         return Resolved(None, ("RewardFailed", f"reward {target.name!r} cannot be built", told(exc), ""))
     if not callable(function):
         what = f"reward {target.name!r} gave {type(function).__name__}, which cannot be called"
@@ -67,33 +54,23 @@ def resolve(target: RewardTarget) -> Resolved:
     return Resolved(function, None)
 
 
-def check() -> tuple[str, str, str, str] | None:
-    """Return why there is no reward function, or None. The warm-up call."""
-    assert _resolved is not None, "start runs first"
-    return _resolved.error
-
-
-def score(value: RewardInput) -> RewardResult:
-    """Call the reward function and judge its result; never raises for what the function does."""
-    assert _resolved is not None and _resolved.function is not None, "check runs first"
+def score(function: Callable[..., object], value: RewardInput) -> RewardResult:
+    """Call the reward function and judge its result; never raises for what the function does, `sys.exit` included."""
     began = time.perf_counter()
     try:
-        returned = _resolved.function(
-            prompt=value.prompt,
-            completion=value.completion,
-            completion_ids=value.completion_ids,
-            stop_reason=value.stop_reason,
-            row=value.row,
+        result = judge(
+            function(
+                prompt=value.prompt,
+                completion=value.completion,
+                completion_ids=value.completion_ids,
+                stop_reason=value.stop_reason,
+                row=value.row,
+            )
         )
-        result = judge(returned)
-    except Exception as exc:
+    except BaseException as exc:  # SystemExit, KeyboardInterrupt, GeneratorExit: a reward that failed, not a stop
         result = RewardResult(value=None, status=RewardStatus.RAISED, detail=told(exc))
-    return evolve(result, seconds=time.perf_counter() - began)
-
-
-def score_all(values: Sequence[RewardInput]) -> list[RewardResult]:
-    """Call `score` on each; one trip for many quick rewards."""
-    return [score(value) for value in values]
+    detail = result.detail.encode(errors="backslashreplace").decode()  # the controller is told in plain UTF-8
+    return evolve(result, detail=detail, seconds=time.perf_counter() - began)
 
 
 def judge(returned: object) -> RewardResult:

@@ -1,26 +1,27 @@
 """Rewards, each in a process that can be killed.
 
-Knows: how to ask a pool of processes for a score, and every way that can end.
-Does not know: what the function computes; the processes find it by name (`child`).
+Knows: how completions are shared among processes, when one is replaced, and every way a call can end.
+Does not know: what the function computes (`child`), or how one process is asked (`process`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
+import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-from attrs import frozen
-from pebble import ProcessExpired, ProcessPool
+from attrs import define, frozen
 
 from areal_core.contract import errors
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
-from areal_local.rewards import child
+from areal_local.rewards import messages
 from areal_local.rewards.child import RewardTarget
+from areal_local.rewards.process import ProcessEnded, RewardProcess
 
 MAX_TRIP = 64
 """Completions that travel to a process at once, at most."""
@@ -34,102 +35,163 @@ class _Asked:
     answer: asyncio.Future[RewardResult]
 
 
+class _NoFunction(Exception):
+    """The function cannot be built: error class, what, why, fix."""
+
+
+@define
+class _Place:
+    """Where one process works at a time. It starts when it is needed, and another after its end."""
+
+    target: RewardTarget
+    start_timeout_s: float
+    process: RewardProcess | None = None
+
+    async def begin(self) -> None:
+        """Start a process and have it resolve the function.
+
+        Raises:
+            _NoFunction: there is none.
+            TimeoutError, ProcessEnded: it did not get so far.
+        """
+        async with self._lasting():
+            self.process = await RewardProcess.begin()
+            target = (self.target.name, dict(self.target.options), self.target.imports)
+            error = await self.process.ask(messages.encode(target), self.start_timeout_s)
+            if error is not None:
+                raise _NoFunction(*error)
+
+    async def score(self, values: Sequence[RewardInput], timeout_s: float) -> list[RewardResult]:
+        """Score completions one after the other, all within the time.
+
+        Raises:
+            TimeoutError, ProcessEnded: the process is gone.
+            RewardFailed: it was gone, and another one did not start.
+            CodecError: a row cannot travel.
+        """
+        message = messages.encode_completions(values)
+        if self.process is None:
+            try:
+                await self.begin()
+            except (_NoFunction, TimeoutError, ProcessEnded) as exc:
+                what = f"the process of reward {self.target.name!r} did not start again"
+                raise errors.RewardFailed(what, why=str(exc) or "it took too long") from exc
+        async with self._lasting():
+            assert self.process is not None
+            results: list[RewardResult] = await self.process.ask(message, timeout_s)
+            return results
+
+    async def close(self) -> None:
+        """End the process. Idempotent."""
+        process, self.process = self.process, None
+        if process is not None:
+            await process.end()
+
+    @asynccontextmanager
+    async def _lasting(self) -> AsyncIterator[None]:
+        """End the process when a call of it is broken off: what it answers later belongs to nobody."""
+        try:
+            yield
+        except BaseException:
+            await self.close()
+            raise
+
+
 class RewardPool:
     """Score completions in `workers` processes, each call within `timeout_s` seconds.
 
     A call that hangs has its process killed and another one started; the others are not disturbed.
+    A completion whose process was killed by somebody else (for want of memory, say) is scored once more.
     Quick rewards travel several at a time; if one of them then hangs or ends the process, all of
     that trip are scored again, each alone, so the function may see a completion twice.
     """
 
     def __init__(
-        self, target: RewardTarget, *, workers: int = 1, timeout_s: float = 15.0, start_timeout_s: float = 60.0
+        self,
+        target: RewardTarget,
+        *,
+        workers: int = 1,
+        timeout_s: float = 15.0,
+        start_timeout_s: float = 60.0,
+        tell: Callable[..., None] | None = None,
     ) -> None:
-        """Start nothing yet."""
+        """Start nothing yet. `tell` takes an event about every process that was killed by somebody else."""
         self.target = target
-        self._workers = workers
         self._timeout_s = timeout_s
-        self._start_timeout_s = start_timeout_s
-        self._pool: Any = None  # Any: pebble is not typed
+        self._tell = tell
+        self._places = [_Place(target, start_timeout_s) for _ in range(workers)]
+        self._free: list[_Place] = []
         self._waiting: deque[_Asked] = deque()
         self._trips: dict[asyncio.Task[None], Sequence[_Asked]] = {}
         self._usual_s = timeout_s
 
     async def start(self) -> None:
-        """Start the processes and resolve the function, so that its errors come before training does.
+        """Start a process and resolve the function, so that its errors come before training does.
+
+        The other processes start when there is work for them.
 
         Raises:
             ConfigError, PluginError: the name, an option or an imported file is wrong.
             RewardFailed: the function cannot be built, or not within the start timeout.
         """
-        if self._pool is not None:
+        if self._free or self._trips:
             return
-        self._pool = ProcessPool(
-            max_workers=self._workers,
-            context=multiprocessing.get_context("spawn"),
-            initializer=child.start,
-            initargs=(self.target, os.getpid()),
-        )
         try:
-            error = await self._call(child.check, (), self._start_timeout_s)
-        except (TimeoutError, ProcessExpired, RuntimeError) as exc:
-            await self.close()
+            await self._places[0].begin()
+        except _NoFunction as error:
+            kind, what, why, fix = error.args
+            raise getattr(errors, kind)(what, why=why, fix=fix) from None
+        except (TimeoutError, ProcessEnded) as exc:
             raise errors.RewardFailed(
                 f"the process of reward {self.target.name!r} did not start",
-                why=f"{type(exc).__name__}: {exc}",
+                why=str(exc) or "it took too long",
                 fix="build it alone in a Python shell; importing it must not hang or exit",
             ) from exc
-        except BaseException:
-            await self.close()
-            raise
-        if error is not None:
-            await self.close()
-            kind, what, why, fix = error
-            raise getattr(errors, kind)(what, why=why, fix=fix)
+        self._free = self._places[::-1]
 
     async def score(self, value: RewardInput) -> RewardResult:
         """Score one completion. A bad function never raises here: the result says how it ended."""
-        assert self._pool is not None, "start runs first"
+        assert self._free or self._trips, "start runs first"
         asked = _Asked(value, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         self._send()
         return await asked.answer
 
     async def close(self) -> None:
-        """Kill the processes and wait until they are gone; calls in flight are cancelled. Idempotent."""
-        pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        pool.stop()
+        """Kill the processes, with all they started, and wait until they are gone. Idempotent.
+
+        Calls in flight are cancelled.
+        """
+        while self._waiting:
+            self._waiting.popleft().answer.cancel()
         for trip in self._trips:
             trip.cancel()
         await asyncio.gather(*self._trips, return_exceptions=True)
-        while self._waiting:
-            self._waiting.popleft().answer.cancel()
-        await asyncio.to_thread(pool.join)
+        await asyncio.gather(*(place.close() for place in self._places))
 
     def _send(self) -> None:
         """Send what waits, as long as a process is free."""
-        while self._waiting and len(self._trips) < self._workers:
-            share = -(-len(self._waiting) // self._workers)
+        while self._waiting and self._free:
+            share = -(-len(self._waiting) // len(self._places))
             size = max(1, min(share, MAX_TRIP, int(TRIP_S / self._usual_s)))
             asked = [self._waiting.popleft() for _ in range(size)]
             asked = [one for one in asked if not one.answer.done()]
             if asked:
-                trip = asyncio.create_task(self._trip(asked))
+                place = self._free.pop()
+                trip = asyncio.create_task(self._trip(asked, place))
                 self._trips[trip] = asked
-                trip.add_done_callback(self._back)
+                trip.add_done_callback(partial(self._back, place))
 
-    def _back(self, trip: asyncio.Task[None]) -> None:
+    def _back(self, place: _Place, trip: asyncio.Task[None]) -> None:
+        self._free.append(place)
         for one in self._trips.pop(trip):
             one.answer.cancel()  # nothing to do for who was answered
-        if self._pool is not None:
-            self._send()
+        self._send()
 
-    async def _trip(self, asked: Sequence[_Asked]) -> None:
+    async def _trip(self, asked: Sequence[_Asked], place: _Place) -> None:
         """Answer everyone on a trip, whatever happens to it."""
         try:
-            results = await self._score_together([one.value for one in asked])
+            results = await self._score_together([one.value for one in asked], place)
             for one, result in zip(asked, results, strict=True):
                 if not one.answer.done():
                     one.answer.set_result(result)
@@ -138,34 +200,42 @@ class RewardPool:
                 if not one.answer.done():
                     one.answer.set_exception(exc)
 
-    async def _score_together(self, values: Sequence[RewardInput]) -> list[RewardResult]:
+    async def _score_together(
+        self, values: Sequence[RewardInput], place: _Place, *, again: bool = False
+    ) -> list[RewardResult]:
         began = time.perf_counter()
         try:
-            results: list[RewardResult] = await self._call(child.score_all, (values,), self._timeout_s)
-        except (TimeoutError, ProcessExpired) as exc:
+            results = await place.score(values, self._timeout_s)
+        except (TimeoutError, ProcessEnded) as exc:
             self._usual_s = self._timeout_s
-            if len(values) > 1:
-                return [result for value in values for result in await self._score_together([value])]
-            return [self._ended_badly(exc, time.perf_counter() - began)]
+            killed = isinstance(exc, ProcessEnded) and exc.code == -signal.SIGKILL
+            if killed and self._tell is not None:
+                self._tell("reward_process_replaced", reward=self.target.name, why=str(exc), completions=len(values))
+            if len(values) == 1 and (again or not killed):
+                return [self._ended_badly(exc, time.perf_counter() - began)]
+            alone = [await self._score_together([value], place, again=len(values) == 1) for value in values]
+            return [result for (result,) in alone]
         for result in results:
             self._usual_s = max(0.9 * self._usual_s + 0.1 * result.seconds, 1e-6)
         return results
 
-    async def _call(self, function: Any, arguments: tuple[Any, ...], timeout_s: float) -> Any:
-        """Run a function in the pool. Any: pebble is not typed."""
-        return await asyncio.wrap_future(self._pool.schedule(function, args=arguments, timeout=timeout_s))
-
     def _ended_badly(self, exc: Exception, seconds: float) -> RewardResult:
-        if isinstance(exc, ProcessExpired):
-            status, detail = RewardStatus.CRASHED, f"its process ended with exit code {exc.exitcode}"
+        if isinstance(exc, ProcessEnded):
+            status, detail = RewardStatus.CRASHED, str(exc)
         else:
             status, detail = RewardStatus.TIMEOUT, f"no answer within {self._timeout_s:g} s; its process was killed"
         return RewardResult(value=None, status=status, detail=f"reward {self.target.name!r}: {detail}", seconds=seconds)
 
 
 def make_pool(
-    name: str, options: Mapping[str, Any], *, imports: Sequence[str], workers: int, timeout_s: float
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    imports: Sequence[str],
+    workers: int,
+    timeout_s: float,
+    tell: Callable[..., None] | None = None,
 ) -> RewardPool:
     """Return the pool of a reward function, not started: the extension `rewards`. Any: the reward's own options."""
     target = RewardTarget(name=name, options=options, imports=tuple(imports))
-    return RewardPool(target, workers=workers, timeout_s=timeout_s)
+    return RewardPool(target, workers=workers, timeout_s=timeout_s, tell=tell)
