@@ -207,7 +207,7 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path: Path) -> None:
     """An index that asks for anything but an index's own classes is refused before it is built."""
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
 
-    with pytest.raises(CheckpointError, match="no part of an index"):
+    with pytest.raises(CheckpointError, match="not part of an index"):
         read_index(tmp_path / ".metadata")
 
 
@@ -228,7 +228,7 @@ def test_bad_input_is_refused_before_anything_is_written(model: Path, tmp_path: 
     (tmp_path / "there").mkdir()
     with pytest.raises(RunFolderError, match="nothing is overwritten"):
         run(model, tmp_path / "there", DCPFolder())
-    with pytest.raises(CheckpointError, match="is no checkpoint areal can read"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint areal can read"):
         run(tmp_path / "there", tmp_path / "new", DCPFolder())
     assert main(["convert", str(model), str(tmp_path / "new"), "--to", "zip"]) == 2
     assert "formats are dcp, hf" in capsys.readouterr().err

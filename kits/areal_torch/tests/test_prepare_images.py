@@ -169,7 +169,7 @@ class _Counting:
         (lambda: trajectory([7, (PLACEHOLDER,)], images=[picture(1, 1)]), "1 images for 0 placeholders"),
         (
             lambda: trajectory([PLACEHOLDER, PLACEHOLDER, (5,)], images=[picture(1, 1)] * 2),
-            r"side by side(.|\n)*vision_start",
+            r"adjacent(.|\n)*vision_start",
         ),
         (lambda: trajectory([b"no image", (5,)]), "image 0 of a trajectory cannot be read"),
         (lambda: trajectory([picture(1, 1), picture(1, 1)[:-30], (5,)]), "image 1 of a trajectory cannot be read"),

@@ -263,7 +263,7 @@ def test_a_rank_that_raises_alone_keeps_nobody_beyond_the_timeout(world: int, fo
 @pytest.mark.parametrize(
     ("case", "kind", "says"),
     [
-        ("no plan", "ModelError", "GPT2LMHeadModel cannot be cut over tensor ranks"),
+        ("no plan", "ModelError", "GPT2LMHeadModel cannot be sharded over tensor ranks"),
         ("heads c", "LayoutError", "c2 does not divide 3 attention heads"),
         ("heads t", "LayoutError", "t2 does not divide 3 attention heads"),
         ("replicas", "LayoutError", "3 replicas do not divide d2"),

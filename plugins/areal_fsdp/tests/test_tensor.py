@@ -120,7 +120,7 @@ def test_other_families_with_a_plan_are_taken(config: Any) -> None:
 )
 def test_plans_that_ask_for_more_are_refused(config: Any, says: str) -> None:
     """Rather than cut some other way than the plan's authors meant."""
-    with pytest.raises(ModelError, match="cannot be cut over tensor ranks") as refusal:
+    with pytest.raises(ModelError, match="cannot be sharded over tensor ranks") as refusal:
         check(empty(config), 2)
 
     assert says in str(refusal.value)

@@ -90,7 +90,7 @@ def test_a_fleet_that_falls_short_says_so(folder: RunFolder) -> None:
         answer = asking.answer(after=State.ACCEPTED, within_s=1.0)
 
     assert answer.state is State.FAILED
-    assert "was to have 3 replicas and has 2" in str(answer.error)
+    assert "3 replicas were requested and 2 are serving" in str(answer.error)
 
 
 def test_a_later_request_takes_over(folder: RunFolder) -> None:

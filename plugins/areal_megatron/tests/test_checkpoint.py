@@ -115,7 +115,7 @@ def test_no_code_of_a_checkpoint_runs(written: Path, tmp_path: Path) -> None:
     run(tmp_path / "trap", tmp_path / "hf", HFFolder())
     (tmp_path / "trap" / ".metadata").write_bytes(trap)
 
-    with pytest.raises(CheckpointError, match="no part of an index"):
+    with pytest.raises(CheckpointError, match="not part of an index"):
         MegatronFolder().open(tmp_path / "trap")
     assert not ran.exists()
 

@@ -128,7 +128,7 @@ def _check_reference(advantages: AdvantageConfig, has_reference: bool) -> None:
     if advantages.kl.coefficient > 0.0 and not has_reference:
         raise PlanError(
             f"algorithm.advantages.kl.coefficient is {advantages.kl.coefficient} and there is no reference model",
-            why="a KL penalty needs log-probs of the model it holds the policy to",
+            why="a KL penalty needs log-probs of a reference model",
             fix="add a `reference:` section, or set algorithm.advantages.kl.coefficient to 0",
         )
 

@@ -113,7 +113,7 @@ class WeightSync:
             async with self._lock:
                 if version <= self._version:
                     raise VersionRegressed(
-                        f"version {version} was to be sent to the fleet", why=f"it already serves {self._version}"
+                        f"version {version} cannot be sent to the fleet", why=f"it already serves {self._version}"
                     )
                 self._members = tuple(self._pool.replicas)
                 try:

@@ -191,7 +191,7 @@ def _unpack(node: Node, frames: Sequence[Frame]) -> Any:
 def _flat(node: Node) -> Any:
     (_, items) = node
     if type(items) is not list or not _SCALARS.issuperset(map(type, items)):
-        raise CodecError("a flat sequence holds something else than scalars")
+        raise CodecError("a flat sequence holds something other than scalars")
     return items
 
 
@@ -230,7 +230,7 @@ def _unpack_enum(node: Node, _frames: Sequence[Frame]) -> Any:
 def _unpack_error(node: Node, _frames: Sequence[Frame]) -> Any:
     (_, name, what, why, fix) = node
     if {type(what), type(why), type(fix)} != {str}:
-        raise CodecError("an error's texts are not texts")
+        raise CodecError("an error's texts are not strings")
     return schema.ERRORS[name](what, why=why, fix=fix)
 
 

@@ -24,7 +24,7 @@ def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """
     if not (folder / "adapter_config.json").is_file():
         raise ModelError(
-            f"{str(folder)!r} is no adapter",
+            f"{str(folder)!r} is not an adapter folder",
             why="it has no adapter_config.json",
             fix="name a folder that peft's save_pretrained wrote",
         )

@@ -107,7 +107,7 @@ class Launcher:
         return (ModelError if self.dialect.blames_model(tail) else kind)(
             f"the {self.dialect.name} server ended with code {code} before it served",
             why=process.tail(),
-            fix="read its lines in the worker's log",
+            fix="read its output in the worker's log",
         )
 
     async def _found(self) -> Up:

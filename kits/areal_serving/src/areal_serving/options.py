@@ -57,7 +57,7 @@ def none_of(own: Collection[str]) -> Callable[[object, Attribute[Any], tuple[str
             if argument.partition("=")[0].replace("_", "-") in own:
                 raise PlanError(
                     f"rollout.options.server_args holds {argument!r}",
-                    why="the plugin sets it itself, or could not keep its promises with it",
+                    why="the plugin sets it itself, or its claims would not hold with it",
                     fix="take it out; dtype, layout, context_length, seed and the options of the plugin say the same",
                 )
 

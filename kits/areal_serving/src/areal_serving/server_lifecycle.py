@@ -161,7 +161,7 @@ class ServerLifecycle:
         if up.process is None:
             await self._give_up(
                 GenerationFailed(
-                    f"the server at {self._options.url} does not answer as it must", fix="start it again, then the run"
+                    f"the server at {self._options.url} does not answer as expected", fix="start it again, then the run"
                 )
             )
             return
@@ -194,9 +194,9 @@ class ServerLifecycle:
             await up.drop()
             if isinstance(error, (ServerGone, ServerAnswer)):
                 raise WorkerError(
-                    f"the {self._name} server does not tell what it is",
+                    f"the {self._name} server did not say what it is",
                     why="\n".join((str(error), up.process.tail() if up.process else "")),
-                    fix="read its lines in the worker's log",
+                    fix="read its output in the worker's log",
                 ) from error
             raise
 

@@ -183,7 +183,7 @@ def test_only_environments_are_removed(tmp_path: Path, recipe: Recipe, whole: Ca
 
     build.remove(folder)
     for other in (tmp_path / "thesis", folder):
-        with pytest.raises(EngineMissing, match="no environment of areal"):
+        with pytest.raises(EngineMissing, match="not an environment made by areal"):
             build.remove(other)
 
     assert (folder.exists(), (tmp_path / "thesis").exists()) == (False, True)

@@ -34,7 +34,7 @@ def check_role(name: str, role: str, backend: str, model: ImageModel, registry: 
     if model.image_token_id is None:
         raise ModelError(
             f"model folder {str(model.path)!r} holds a {model.architecture} without a token for images",
-            why="config.json names no image_token_id: its prompts could not say where an image stands",
+            why="config.json names no image_token_id: prompts could not mark where an image belongs",
             fix="use a model whose architecture ends in ForCausalLM, or one of " + ", ".join(KINDS),
         )
     if name == "critic":
@@ -47,7 +47,7 @@ def check_role(name: str, role: str, backend: str, model: ImageModel, registry: 
         registry.require(role, backend, "images", device=device)
     except CapabilityError as error:
         raise CapabilityError(
-            f"{name}: {role} backend {backend!r} has no way to run {str(model.path)!r}, a model that takes images",
+            f"{name}: {role} backend {backend!r} cannot run {str(model.path)!r}, a model that takes images",
             why=error.why or error.what,
             fix=error.fix,
         ) from None

@@ -43,8 +43,8 @@ class Vision:
         if config.model_type not in KINDS:
             raise ModelError(
                 f"models of type {config.model_type!r} take images in a way that cannot be trained here",
-                why=f"understood are {', '.join(KINDS)}",
-                fix="choose one of these, or a model of text alone",
+                why=f"supported are {', '.join(KINDS)}",
+                fix="choose one of these, or a text-only model",
             )
         channels = getattr(vision, "in_channels", None) or vision.in_chans
         return cls(

@@ -42,7 +42,7 @@ def check_divides(letter: str, degree: int, size: int, what: str) -> None:
     if size % degree:
         raise LayoutError(
             f"{letter}{degree} does not divide {size} {what}",
-            why=f"every {LETTERS[letter]} rank takes as many",
+            why=f"every {LETTERS[letter]} rank takes equally many",
             fix=f"choose {letter} from {divisors(size)}",
         )
 
@@ -75,7 +75,7 @@ def check_shares(letter: str, degree: int, size: int, what: str) -> None:
     if not share_of(size, degree, degree - 1):
         raise LayoutError(
             f"{letter}{degree} leaves a {LETTERS[letter]} rank without any of {size} {what}",
-            why=f"each takes {largest_share(size, degree)}, and the last what is left",
+            why=f"each takes {largest_share(size, degree)}, and the last the rest",
             fix=f"choose a smaller {letter}",
         )
 

@@ -109,14 +109,14 @@ class ImagePreparer:
         if len(places) != num_images:
             raise BatchError(
                 f"a trajectory holds {num_images} images for {len(places)} placeholders",
-                why=f"every token {self._placeholder} that the policy did not make stands for one image, in order",
+                why=f"every token {self._placeholder} that the policy did not generate stands for one image, in order",
                 fix="give the trajectory the images of its requests: from_generation(.., images=images)",
             )
         if bool((places.diff() == 1).any()):
             raise BatchError(
-                "two placeholders of images stand side by side in a trajectory",
-                why="where one image ends and the next begins could not be told any more",
-                fix="put around each what the chat template puts there, <|vision_start|> and <|vision_end|>",
+                "two image placeholders are adjacent in a trajectory",
+                why="the boundary between the two images would be lost",
+                fix="surround each with the tokens of the chat template, <|vision_start|> and <|vision_end|>",
             )
 
     def _check_length(self, length: int, before: int, num_images: int) -> None:

@@ -26,7 +26,7 @@ def check_options(layout: Mapping[str, int], config: ArchonConfig) -> None:
     if layout.get("t", 1) > 1 and config.compile:
         raise CapabilityError(
             "compile does not work with t",
-            why="torch.compile does not follow the exchanges between tensor ranks inside a layer",
+            why="torch.compile does not trace the collectives between tensor ranks inside a layer",
             fix="turn compile off, or use c or d instead of t",
         )
     if layout.get("e", 1) > 1 and config.activation_checkpointing == "selective":

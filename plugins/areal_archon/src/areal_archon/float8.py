@@ -38,7 +38,7 @@ def check_options(config: ArchonConfig, schedule: Schedule | None) -> None:
         return
     if importlib.util.find_spec("torchao") is None:
         raise CapabilityError(
-            f"no fp8: {config.fp8}", why="torchao, which makes the products, is missing", fix=_INSTALL
+            f"no fp8: {config.fp8}", why="torchao, which computes the 8-bit products, is not installed", fix=_INSTALL
         )
     if schedule is not None and schedule.splits_backward:
         raise CapabilityError(

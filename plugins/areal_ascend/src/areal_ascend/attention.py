@@ -85,5 +85,5 @@ def _check_heads(query: Tensor) -> None:
         raise ModelError(
             f"attention of {heads} heads of width {width} does not fit an NPU's kernel",
             why=f"npu_fusion_attention takes {MOST_HEADS} heads of width {WIDEST_HEAD} at most",
-            fix="share the heads out over tensor ranks (t), or choose another model",
+            fix="shard the heads over tensor ranks (t), or choose another model",
         )

@@ -14,7 +14,7 @@ def _refuse(_: object, __: Attribute[Any], value: bool) -> None:
     if value:
         raise PlanError(
             "layers are not compiled on an NPU",
-            why="torch.compile needs a compiler of kernels for it, and none was tried",
+            why="torch.compile needs a kernel compiler for NPUs, and none has been tried",
             fix="leave out options.compile",
         )
 

@@ -21,7 +21,7 @@ MANIFEST = Manifest(
         "parallel.tensor": full(),
         "parallel.pipeline": unsupported("a transformers model runs in one piece; archon and megatron split layers"),
         "parallel.context": full(),
-        "parallel.expert": not_yet("tensor ranks share experts out (t); archon and megatron have expert ranks"),
+        "parallel.expert": not_yet("tensor ranks shard experts (t); archon and megatron have expert ranks"),
         "checkpoint.exact": full(),
         "checkpoint.background": full(),
         "checkpoint.reshard": full(),

@@ -89,7 +89,7 @@ def check(model: Model, layout: Mapping[str, int]) -> None:
     """Refuse a layout that does not fit an empty model.
 
     Raises:
-        LayoutError, ModelError: heads do not divide, or it cannot be cut over tensor ranks at all.
+        LayoutError, ModelError: heads do not divide, or it cannot be sharded over tensor ranks at all.
     """
     tensors, context = layout.get("t", 1), layout.get("c", 1)
     if tensors > 1:
@@ -112,7 +112,7 @@ def check_options(config: FSDPConfig, layout: Mapping[str, int]) -> None:
     if data % config.replicas:
         raise LayoutError(
             f"{config.replicas} replicas do not divide d{data}",
-            why="every replica of the model is cut over as many data ranks",
+            why="every replica of the model is sharded over equally many data ranks",
             fix="set options.replicas to a divisor of d, or leave it out",
         )
     if config.compile and layout.get("t", 1) > 1:

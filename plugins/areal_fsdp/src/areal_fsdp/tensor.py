@@ -163,8 +163,8 @@ def _planned(plan: Mapping[str, str], name: str) -> str | None:
 
 def _refused(model: Model, why: str) -> ModelError:
     return ModelError(
-        f"{type(model).__name__} cannot be cut over tensor ranks",
-        why=f"{why}; understood are {', '.join(_WORDS)}",
+        f"{type(model).__name__} cannot be sharded over tensor ranks",
+        why=f"{why}; supported are {', '.join(_WORDS)}",
         fix="leave t out of the layout: d and c work with every model",
     )
 

@@ -3,7 +3,7 @@
 Knows: what Megatron calls its parameters in a checkpoint, and that layers which are alike lie in one tensor.
 Does not know: optimizers, whose tensors are left where they are; how pieces are stored (`areal_torch.conversion.dcp`).
 
-Its index is a pickle and is read as that of a `dcp`: by a reader that refuses every name which is no part of an index.
+Its index is a pickle and is read as that of a `dcp`: by a reader that refuses every name which is not part of an index.
 `common.pt`, which holds no weights, is not read at all.
 """
 

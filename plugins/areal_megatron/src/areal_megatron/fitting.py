@@ -94,7 +94,7 @@ def _check_columns(columns: int, degree: int) -> None:
     if columns % degree:
         raise LayoutError(
             f"expert_tensor: {degree} does not divide the {columns} columns of an expert",
-            why="every rank that shares one takes as many",
+            why="every rank that shares one takes equally many",
             fix=f"choose expert_tensor from {divisors(columns)}",
         )
 

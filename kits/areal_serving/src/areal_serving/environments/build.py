@@ -103,7 +103,7 @@ def remove(folder: Path) -> None:
     """
     if places.read_marker(folder) is None and not (folder / "pyvenv.cfg").is_file():
         raise EngineMissing(
-            f"{folder} is no environment of areal",
+            f"{folder} is not an environment made by areal",
             why="it has no areal-env.json and no pyvenv.cfg" if folder.exists() else "there is no such folder",
             fix="areal env list",
         )
@@ -222,7 +222,7 @@ def _base_python(recipe: Recipe, python: str | None) -> str:
     if python is None or shutil.which(python) is None:
         raise EngineMissing(
             f"no Python {wanted} to make the environment of {recipe.name} from",
-            why=f"its lock was made for Python {wanted}, this is {here}",
+            why=f"its lock is for Python {wanted}, this is {here}",
             fix=f"install Python {wanted} and name it: "
             f"{lookup.create_command(recipe.name, recipe.device)} --python /path/to/python{wanted}",
         )

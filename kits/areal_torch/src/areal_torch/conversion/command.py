@@ -36,7 +36,7 @@ def convert(
     like: Annotated[
         Path | None, Parameter(help="a folder with config.json and tokenizer, if the source has none")
     ] = None,
-    prefix: Annotated[str, Parameter(help='what stands before the model\'s names in a dcp, for example "model."')] = "",
+    prefix: Annotated[str, Parameter(help='prefix of the model\'s tensor names in a dcp, for example "model."')] = "",
 ) -> int:
     """Convert a checkpoint between formats; every tensor is read back and compared.
 

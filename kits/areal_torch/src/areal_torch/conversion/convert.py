@@ -103,8 +103,8 @@ def _companions(reader: Reader, like: Path | None, partial: Path) -> Path:
     if not any(file.name == "config.json" for file in found):
         raise CheckpointError(
             f"{like or 'the source'} has no config.json",
-            why="a checkpoint without it cannot be made a model of",
-            fix="name with --like a folder of the same model that has one",
+            why="a model folder cannot be written without it",
+            fix="name a folder of the same model that has one: --like DIR",
         )
     for file in found:
         with storage_errors(partial / file.name):

@@ -173,7 +173,7 @@ class _IndexReader(pickle.Unpickler):
         if (module, name) in _PATHS:
             return pathlib.PurePosixPath  # where it was written once
         if (module, name) not in _KNOWN:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no part of an index")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not part of an index")
         return super().find_class(module, name)
 
 

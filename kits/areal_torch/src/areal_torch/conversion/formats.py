@@ -52,7 +52,7 @@ def detected(folder: Path, known: dict[str, Format]) -> Format:
             return form
     there = ", ".join(sorted(file.name for file in folder.iterdir())[:6]) or "nothing"
     raise CheckpointError(
-        f"{folder} is no checkpoint areal can read",
+        f"{folder} is not a checkpoint areal can read",
         why=f"formats are {', '.join(sorted(known))}; the folder holds {there}",
         fix="name the folder that holds the weight files themselves",
     )

@@ -257,7 +257,7 @@ def _write(path: Path, said: Mapping[str, object]) -> None:
 
 def _short(wanted: int, have: int) -> ArealError:
     return ResourceError(
-        f"the fleet was to have {wanted} replicas and has {have}",
+        f"{wanted} replicas were requested and {have} are serving",
         why="replicas were lost meanwhile; events.jsonl says which, and why",
         fix="ask again, or read the logs of the workers",
     )

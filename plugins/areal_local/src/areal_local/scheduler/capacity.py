@@ -59,7 +59,7 @@ class Capacity:
         beside = job.together_with
         if beside is not None and beside.role not in self._grants:
             raise ConfigError(
-                f"role {job.role!r} is to be together with {beside.role!r}, which is not running",
+                f"role {job.role!r} is placed together with {beside.role!r}, which is not running",
                 fix=f"submit {beside.role!r} first",
             )
         if beside is not None and beside.share is Share.DEVICES:

@@ -11,8 +11,8 @@ from attrs import field, frozen, validators
 def _one_address(_instance: object, _attribute: Any, value: str) -> None:  # Any: attrs's own
     if ip_address(value).is_unspecified:
         raise ValueError(
-            f"{value} is every address of the machine, and workers are told one; name one, "
-            "and set listen_on_all if they are to listen on every interface"
+            f"{value} is every address of the machine, but workers need one; name one, "
+            "and set listen_on_all to listen on every interface"
         )
 
 

@@ -54,7 +54,8 @@ class CollectiveTransport:
         """Tell who will receive; return an offer for each."""
         if not receivers or len(set(receivers)) < len(receivers):
             raise WeightSyncError(
-                f"version {offer.version} has no receivers, or one of them twice", why=f"named were {list(receivers)}"
+                f"version {offer.version} has no receivers, or one twice",
+                why=f"named: {list(receivers)}",
             )
         if self._store is None or not self._store.expect(str(offer.location["ticket"]), receivers):
             raise WeightSyncError(f"version {offer.version} is expected nowhere", why="the offer was released")
@@ -153,7 +154,7 @@ class Broadcaster:
             self._why = "it sent tensors in another order than it announced"
             raise CoverageError(
                 f"tensor {name!r} was sent before {expected!r}",
-                why="tensors are streamed in the order announced: a receiver cannot know another",
+                why="tensors are streamed in the announced order, which receivers rely on",
                 fix="announce tensors in the order they are written",
             )
         self._next += 1

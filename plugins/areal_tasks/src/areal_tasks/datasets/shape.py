@@ -86,7 +86,7 @@ def _template_names(shape: ShapeConfig) -> list[str]:
         raise DatasetError(
             f"the prompt template {shape.prompt!r} cannot be read",
             why=str(exc),
-            fix="write a brace that stands for itself twice: {{ and }}",
+            fix="double a literal brace: {{ and }}",
         ) from exc
     return [name.partition(".")[0].partition("[")[0] for name in fields]
 

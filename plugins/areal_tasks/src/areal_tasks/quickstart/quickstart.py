@@ -27,7 +27,7 @@ PRESETS = ("spell", "long_spell", "smollm2")
 def quickstart(
     *,
     model: Annotated[str, Parameter(help=f"What to train: {', '.join(PRESETS)}, or a model folder.")] = "spell",
-    out: Annotated[Path, Parameter(help="The run folder; an earlier run in it is moved away.")] = Path(
+    out: Annotated[Path, Parameter(help="The run folder; an earlier run in it is moved aside.")] = Path(
         "runs/quickstart"
     ),
     seed: int | None = None,
