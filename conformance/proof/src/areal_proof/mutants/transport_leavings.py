@@ -6,32 +6,35 @@ Does not know: which check sees it, but for the names of its killers.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
-from areal_core.contract.errors import StorageError, WeightSyncError
-from areal_core.contract.weights import Offer, Receipt, WeightManifest
+from areal_core.contract.errors import ResourceError, StorageError, WeightSyncError
+from areal_core.contract.weights import Offer
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, row, then
-from areal_proof.mutants.weight_parts import PassingSink, PassingSource
+from areal_proof.mutants.rows import Original, before, breaking, catches, row, subclass, then
+from areal_proof.mutants.weight_parts import PassingSink, PassingSource, breaking_ends, folder_of
 from areal_proof.second.transport import SecondTransport
 from areal_proof.second.transport_server import Server
 
 breaks = breaking("transport/disk", DiskTransport)
 breaks_second = breaking("transport/second", SecondTransport)
-breaks_shm = breaking("transport/shm", ShmTransport)
+breaks_ends, breaks_sink, breaks_source = breaking_ends("transport/disk", DiskTransport)
+_, breaks_shm_sink, _ = breaking_ends("transport/shm", ShmTransport)
 
 
 @breaks("close", "transport.close.clean")
@@ -49,44 +52,41 @@ ROWS = breaks.rows(
     row("SinkLeavesAThread", "Every sink starts a thread that waits for work that never comes.",
         "transport.close.clean", row="flat-memory",
         sink=before(lambda: threading.Thread(target=threading.Event().wait, args=(600.0,), daemon=True).start())),
+    row("TransportClosesOnce", "A second `close` raises.", "transport.close.clean", closed=False,
+        close=before(lambda self: WeightSyncError("the transport was closed already") if self.closed
+            else setattr(self, "closed", True))),
+    row("BreaksOnBadFiles", "A spoiled index shows as whatever the parser raised.", "transport.fault.anywhere",
+        source=before(lambda offer: json.loads((folder_of(offer) / "index.json").read_bytes().decode())
+            if (folder_of(offer) / "index.json").exists() else None)),
 )  # fmt: skip
 
 
-@breaks("close", "transport.close.clean", closed=False)
-def TransportClosesOnce(original: Original, self: Any) -> None:
-    """A second `close` raises."""
-    if self.closed:
-        raise WeightSyncError("the transport was closed already")
-    self.closed = True
-    original()
+class _Marked(PassingSource):
+    """Has a file beside its version for as long as it is read."""
 
-
-@mutant("transport/disk", killers=("transport.close.while_read",))
-class ClosesWhenReadersAre(DiskTransport):
-    """The controller's `close` leaves what somebody may still read."""
-
-    def source(self, offer: Offer) -> Any:
-        reading = Path(str(offer.location["folder"])).parent / ".reading"
-        reading.touch()
-
-        class Source(PassingSource):
-            def close(self) -> None:
-                reading.unlink(missing_ok=True)
-                super().close()
-
-        return Source(super().source(offer))
+    def __init__(self, inner: Any, transport: Any, offer: Offer) -> None:
+        super().__init__(inner, transport, offer)
+        self.mark = folder_of(offer).parent / f".reading-{os.getpid()}"
+        self.mark.touch()
 
     def close(self) -> None:
-        if self.folder is not None and (self.folder.path / ".reading").exists():
-            os.close(self.folder.lock)
-            self.folder = None
+        self.mark.unlink(missing_ok=True)
         super().close()
+
+
+@breaks_ends("close", "transport.close.while_read", Source=_Marked)
+def ClosesWhenReadersAre(original: Original, self: DiskTransport) -> None:
+    """The controller's `close` leaves what somebody may still read."""
+    if self.folder is not None and list(self.folder.path.glob(".reading-*")):
+        os.close(self.folder.lock)
+        self.folder = None
+    original()
 
 
 @breaks("release", "transport.release.frees", "transport.fault.no_room")
 def KeepsThePieces(original: Original, offer: Offer) -> None:
     """The files of a version that was not finished are moved aside for inspection."""
-    folder = Path(str(offer.location["folder"]))
+    folder = folder_of(offer)
     if folder.exists() and not (folder / "index.json").exists():
         kept = Path(tempfile.mkdtemp(dir=folder.parent, prefix="kept-"))
         for number in range(50_000 // 4096):
@@ -94,84 +94,46 @@ def KeepsThePieces(original: Original, offer: Offer) -> None:
     original()
 
 
-@breaks_shm("sink", "transport.room.refused")
-def RoomShowsAsMemoryError(original: Original) -> Any:
-    """Too little room shows as whatever the system raised."""
-
-    class Sink(PassingSink):
-        def begin(self, manifest: WeightManifest) -> None:
-            try:
-                super().begin(manifest)
-            except Exception as error:
-                if type(error).__name__ == "ResourceError":
-                    raise MemoryError(str(error)) from error
-                raise
-
-    return Sink(original())
+SHM_SINK_ROWS = breaks_shm_sink.rows(
+    row("RoomShowsAsMemoryError", "Too little room shows as whatever the system raised.", "transport.room.refused",
+        begin=catches(ResourceError, lambda error: MemoryError(str(error)))),
+)  # fmt: skip
 
 
-@breaks("sink", "transport.fault.no_room")
-def IgnoresFullDisks(original: Original, self: DiskTransport, offer: Offer) -> Any:
+@breaks_sink("write", "transport.fault.no_room")
+def IgnoresFullDisks(original: Original, self: Any, bucket: Mapping[str, Tensor]) -> None:
     """A write that failed for want of room is taken for done."""
-    outer = self
-
-    class Sink(PassingSink):
-        def begin(self, manifest: WeightManifest) -> None:
-            self.manifest = manifest
-            super().begin(manifest)
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            try:
-                super().write(bucket)
-            except StorageError:
-                specs = tuple(s for s in self.manifest.tensors if s.name not in bucket)
-                self.inner = DiskTransport.sink(outer, offer)
-                self.inner.begin(attrs.evolve(self.manifest, tensors=specs))
-                for spec in specs:
-                    self.inner.write({spec.name: _ones(spec)})
-
-    return Sink(original())
+    try:
+        original()
+    except StorageError:
+        specs = tuple(spec for spec in self.manifest.tensors if spec.name not in bucket)
+        self.anew(attrs.evolve(self.manifest, tensors=specs))
+        for spec in specs:
+            self.inner.write({spec.name: torch.ones(spec.shape, dtype=getattr(torch, spec.dtype))})
 
 
-def _ones(spec: Any) -> Tensor:
-    import torch
+class _Pickling(PassingSink):
+    def finish(self) -> Any:
+        (folder_of(self.offer) / "manifest.bin").write_bytes(pickle.dumps(self.manifest))
+        return super().finish()
 
-    return torch.ones(spec.shape, dtype=getattr(torch, spec.dtype))
 
-
-@mutant("transport/disk", killers=("transport.safe.unpickled", "transport.safe.bomb"))
-class PickledManifest(DiskTransport):
+@breaks_ends("source", "transport.safe.unpickled", "transport.safe.bomb", Sink=_Pickling)
+def PickledManifest(original: Original, offer: Offer) -> Any:
     """The manifest is stored as a pickle, and unpickled by every receiver."""
-
-    def sink(self, offer: Offer) -> Any:
-        stored = Path(str(offer.location["folder"])) / "manifest.bin"
-
-        class Sink(PassingSink):
-            def begin(self, manifest: WeightManifest) -> None:
-                super().begin(manifest)
-                self.manifest = manifest
-
-            def finish(self) -> Receipt:
-                stored.write_bytes(pickle.dumps(self.manifest))
-                return super().finish()
-
-        return Sink(super().sink(offer))
-
-    def source(self, offer: Offer) -> Any:
-        source = super().source(offer)
-        try:
-            pickle.loads((Path(str(offer.location["folder"])) / "manifest.bin").read_bytes())
-        except Exception as error:
-            raise WeightSyncError("the manifest cannot be read", why=str(error)) from error
-        return source
+    source = original()
+    try:
+        pickle.loads((folder_of(offer) / "manifest.bin").read_bytes())
+    except Exception as error:
+        raise WeightSyncError("the manifest cannot be read", why=str(error)) from error
+    return source
 
 
 @breaks("open", "transport.safe.private")
 def WeightsOpenToAll(original: Original) -> Any:
     """The folder of the weights can be read by every user of the machine."""
     offer = original()
-    folder = Path(str(offer.location["folder"]))
-    for path in (folder, folder.parent):
+    for path in (folder_of(offer), folder_of(offer).parent):
         path.chmod(0o755)
     return offer
 
@@ -201,49 +163,29 @@ class _TrustingServer(Server):
         return True
 
 
-@mutant("transport/disk", killers=("transport.fault.flip",))
-class ReadsFromItsOwnMemory(DiskTransport):
-    """A receiver in the sender's process is given the sender's tensors, not what was stored."""
-
-    def sink(self, offer: Offer) -> Any:
-        kept = _KEPT.setdefault(str(offer.location["folder"]), {})
-
-        class Sink(PassingSink):
-            def write(self, bucket: Mapping[str, Tensor]) -> None:
-                super().write(bucket)
-                kept.update({name: tensor.detach().clone() for name, tensor in bucket.items()})
-
-        return Sink(super().sink(offer))
-
-    def source(self, offer: Offer) -> Any:
-        kept = _KEPT.get(str(offer.location["folder"]), {})
-
-        class Source(PassingSource):
-            def alter(self, name: str, tensor: Tensor) -> Tensor:
-                return kept.get(name, tensor)
-
-        return Source(super().source(offer))
+_KEPT: dict[Path, dict[str, Tensor]] = {}
 
 
-_KEPT: dict[str, dict[str, Tensor]] = {}
+ENDS_ROWS = breaks_ends.rows(
+    row("ReadsFromItsOwnMemory",
+        "A receiver in the sender's process is given the sender's tensors, not what was stored.",
+        "transport.fault.flip",
+        Sink=subclass("Keeping", PassingSink, {
+            "write": then(lambda self, bucket: _KEPT.setdefault(folder_of(self.offer), {}).update(
+                {name: tensor.detach().clone() for name, tensor in bucket.items()}))}),
+        Source=subclass("Remembering", PassingSource, {
+            "alter": lambda self, name, tensor: _KEPT.get(folder_of(self.offer), {}).get(name, tensor)})),
+    row("ReadersHoldTheVersion", "A version is not deleted as long as a reader has not said that it is done.",
+        "transport.fault.receiver_killed", row="dead-peer", Source=_Marked,
+        release=before(lambda offer: WeightSyncError("the version is being read")
+            if list(folder_of(offer).parent.glob(".reading-*")) else None)),
+)  # fmt: skip
 
 
-@breaks("source", "transport.fault.anywhere")
-def BreaksOnBadFiles(original: Original, offer: Offer) -> Any:
-    """A spoiled index shows as whatever the parser raised."""
-    import json
-
-    index = Path(str(offer.location["folder"])) / "index.json"
-    if index.exists():
-        json.loads(index.read_bytes().decode())
-    return original()
-
-
-@breaks("source", "transport.fault.truncated", row="update-chain")
-def SkipsWhatItCannotRead(original: Original) -> Any:
+@breaks_source("buckets", "transport.fault.truncated", row="update-chain")
+def SkipsWhatItCannotRead(self: PassingSource) -> Any:
     """A bucket that cannot be read is left out."""
-    source = original()
-    read = source.read
+    read = self.inner.read
 
     def lenient(file: str, names: list[str]) -> Any:
         try:
@@ -251,33 +193,11 @@ def SkipsWhatItCannotRead(original: Original) -> Any:
         except WeightSyncError:
             return {}
 
-    source.read = lenient
-
-    class Source(PassingSource):
-        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-            try:
-                yield from (bucket for bucket in self.inner.buckets() if bucket)
-            except WeightSyncError:
-                return
-
-    return Source(source)
-
-
-@breaks("source", "transport.fault.receiver_killed", row="dead-peer",
-        release=before(lambda offer: WeightSyncError("the version is being read")
-            if list(Path(str(offer.location["folder"])).parent.glob(".reading-*")) else None))  # fmt: skip
-def ReadersHoldTheVersion(original: Original, offer: Offer) -> Any:
-    """A version is not deleted as long as a reader has not said that it is done."""
-    mark = Path(str(offer.location["folder"])).parent / f".reading-{os.getpid()}"
-    inner = original()
-    mark.touch()
-
-    class Source(PassingSource):
-        def close(self) -> None:
-            mark.unlink(missing_ok=True)
-            super().close()
-
-    return Source(inner)
+    self.inner.read = lenient
+    try:
+        yield from (bucket for bucket in self.inner.buckets() if bucket)
+    except WeightSyncError:
+        return
 
 
 @mutant("transport/disk", killers=("transport.fault.controller_killed",))

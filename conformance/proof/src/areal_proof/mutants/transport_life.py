@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, WeightManifest
@@ -22,36 +19,16 @@ from areal_local.transports import shm
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.layout import mark
 from areal_local.transports.shm import ShmTransport
-from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, gives, on, row
-from areal_proof.mutants.weight_parts import PassingSink, PassingSource
+from areal_proof.mutants.rows import Original, before, breaking, gives, on, put, row, then, within
+from areal_proof.mutants.weight_parts import PassingSource, breaking_ends, folder_of
 from areal_proof.second.transport import SecondTransport
 from areal_proof.second.transport_server import Server
 
 breaks = breaking("transport/disk", DiskTransport)
+_, breaks_sink, _ = breaking_ends("transport/disk", DiskTransport)
 breaks_shm = breaking("transport/shm", ShmTransport)
+_, breaks_shm_sink, breaks_shm_source = breaking_ends("transport/shm", ShmTransport)
 breaks_second = breaking("transport/second", SecondTransport)
-
-
-class _PatientSink(PassingSink):
-    """Knows the folder of its version."""
-
-    def __init__(self, inner: Any, offer: Offer) -> None:  # Any: the transport's own class
-        super().__init__(inner)
-        self.folder = Path(str(offer.location["folder"]))
-
-
-@breaks("sink", "transport.finish.makes_readable", "transport.machine")
-def ReadableWhenWritten(original: Original) -> Any:
-    """The version can be read as soon as the last byte is written, before `finish`."""
-
-    class Sink(PassingSink):
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            super().write(bucket)
-            if len(self.inner.coverage._fingerprints) == len(self.inner.coverage._specs):
-                self.inner.store.seal()
-
-    return Sink(original())
 
 
 SECOND_ROWS = breaks_second.rows(
@@ -71,79 +48,48 @@ class _HastyServer(Server):
         """Keep it."""
 
 
-@breaks("sink", "transport.finish.once")
-def WritesAfterFinish(original: Original, self: DiskTransport, offer: Offer) -> Any:
-    """A write that comes after `finish` begins the version anew."""
-    outer = self
-
-    class Sink(PassingSink):
-        def begin(self, manifest: WeightManifest) -> None:
-            self.manifest = manifest
-            super().begin(manifest)
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            if not self.inner.is_open:
-                self.inner = DiskTransport.sink(outer, offer)
-                self.inner.begin(self.manifest)
-            super().write(bucket)
-
-    return Sink(original())
+SINK_ROWS = breaks_sink.rows(
+    row("ReadableWhenWritten", "The version can be read as soon as the last byte is written, before `finish`.",
+        "transport.finish.makes_readable", "transport.machine",
+        write=then(lambda self: self.inner.store.seal() if self.complete else None)),
+    row("WritesAfterFinish", "A write that comes after `finish` begins the version anew.", "transport.finish.once",
+        write=before(lambda self: None if self.inner.is_open else self.anew(self.manifest))),
+    row("AbortKeepsWhatItHas", "An aborted version that was wholly written can be read.",
+        "transport.abort.unreadable", row="update-chain",
+        abort=before(lambda self: self.inner.finish() if self.complete and self.inner.is_open else None)),
+    row("AbortsForGood", "An end on which one version was aborted sends no other.", "transport.abort.then_works",
+        __init__=before(lambda transport: WeightSyncError("an update was aborted here") if hasattr(transport, "spoiled")
+            else None),
+        abort=before(lambda self: setattr(self.transport, "spoiled", True) if self.inner.is_open else None)),
+)  # fmt: skip
 
 
-@breaks("sink", "transport.abort.unreadable", row="update-chain")
-def AbortKeepsWhatItHas(original: Original) -> Any:
-    """An aborted version that was wholly written can be read."""
-
-    class Sink(PassingSink):
-        def abort(self) -> None:
-            coverage = self.inner.coverage
-            if coverage is not None and len(coverage._fingerprints) == len(coverage._specs) and self.inner.is_open:
-                self.inner.finish()
-            self.inner.abort()
-
-    return Sink(original())
+SHM_SINK_ROWS = breaks_shm_sink.rows(
+    row("TrustsStaleOffers", "A sink of a released offer writes wherever the memory is now.", "transport.sink.stale",
+        begin=within(lambda: put(shm, check_ticket=lambda *_: None))),
+)  # fmt: skip
 
 
-@breaks_shm("sink", "transport.version.follow", seen=None)
-def KeepsWhatLooksAlike(original: Original, self: Any) -> Any:
+@breaks_shm_sink("begin", "transport.version.follow", skip=False,
+    write=lambda original, self, bucket: original({n: torch.zeros_like(t) for n, t in bucket.items()} if self.skip
+        else bucket))  # fmt: skip
+def KeepsWhatLooksAlike(original: Original, self: Any, manifest: WeightManifest) -> None:
     """A version whose tensors are named and sized like those of the one before is cleared and not written again."""
-    outer = self
-
-    class Sink(PassingSink):
-        skip = False
-
-        def begin(self, manifest: WeightManifest) -> None:
-            names = tuple(manifest.tensors)
-            self.skip, outer.seen = outer.seen == names, names
-            super().begin(manifest)
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            super().write({n: torch.zeros_like(t) for n, t in bucket.items()} if self.skip else bucket)
-
-    return Sink(original())
-
-
-@mutant("transport/disk", killers=("transport.release.gone", "transport.release.frees", "transport.machine"))
-class ReleaseForgets(DiskTransport):
-    """`release` forgets the version and leaves its files until the end."""
-
-    def release(self, offer: Offer) -> None:
-        """Do nothing."""
+    names, known = tuple(manifest.tensors), vars(self.transport)
+    self.skip = known.get("seen") == names
+    known["seen"] = names
+    original()
 
 
 @breaks("open", "transport.version.apart", "transport.release.reopened")
 def OnePlaceForAVersion(original: Original, version: int) -> Any:
     """The place of a version follows from its number: opened again, it is the same one."""
     offer = original()
-    folder = Path(str(offer.location["folder"]))
+    folder = folder_of(offer)
     folder.rmdir()
     fixed = folder.parent / f"v{min(version, 7)}"
     fixed.mkdir(exist_ok=True)
     return attrs.evolve(offer, location={**offer.location, "folder": str(fixed)})
-
-
-def _no_ticket(offer: Offer) -> Offer:
-    return attrs.evolve(offer, location={**offer.location, "ticket": 1})
 
 
 @breaks_shm("open", "transport.release.reopened", "transport.release.while_read")
@@ -153,23 +99,18 @@ def OldNameNewBytes(original: Original, self: ShmTransport, version: int) -> Any
     segment = self.segments.pop(int(offer.location["ticket"]))
     self.segments[1] = segment
     mark(segment.descriptor, version, 1)
-    return _no_ticket(offer)
+    return attrs.evolve(offer, location={**offer.location, "ticket": 1})
 
 
-@breaks_shm("source", "transport.release.while_read", row="update-chain")
-def TornReading(original: Original) -> Any:
+@breaks_shm_source("buckets", "transport.release.while_read", row="update-chain")
+def TornReading(self: PassingSource) -> Any:
     """A source does not look, in the end, whether the memory still holds what it began to read."""
-
-    class Source(PassingSource):
-        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-            names = 0
-            for bucket in self.inner.buckets():
-                names += len(bucket)
-                yield bucket
-                if names == len(self.manifest.tensors):
-                    return
-
-    return Source(original())
+    names = 0
+    for bucket in self.inner.buckets():
+        names += len(bucket)
+        yield bucket
+        if names == len(self.manifest.tensors):
+            return
 
 
 @breaks_shm("release", "transport.sink.late")
@@ -184,76 +125,32 @@ def ReusesUnfinished(original: Original, self: ShmTransport, offer: Offer) -> No
         original()
 
 
-@breaks_shm("sink", "transport.sink.stale")
-def TrustsStaleOffers(original: Original) -> Any:
-    """A sink of a released offer writes wherever the memory is now."""
-    sink = original()
-    store = sink.store
-    begin = store.begin
-
-    def trusting(manifest: WeightManifest) -> None:
-        kept = shm.__dict__["check_ticket"]
-        shm.__dict__["check_ticket"] = lambda *_: None
-        try:
-            begin(manifest)
-        finally:
-            shm.__dict__["check_ticket"] = kept
-
-    store.begin = trusting
-    return sink
-
-
 ROWS = breaks.rows(
+    row("ReleaseForgets", "`release` forgets the version and leaves its files until the end.",
+        "transport.release.gone", "transport.release.frees", "transport.machine", release=lambda: None),
     row("ReleasesOnce", "A second `release` of one offer is an error.", "transport.release.gone",
-        release=before(lambda offer: WeightSyncError("there is no such offer")
-            if not Path(str(offer.location["folder"])).exists() else None)),
+        release=before(lambda offer: None if folder_of(offer).exists() else WeightSyncError("there is no such offer"))),
+    row("ReleasesOwnVersionsOnly", "`release` frees what was sent from the same end, and nothing else.",
+        "transport.process.controller", "transport.release.gone",
+        __init__=then(lambda self: setattr(self, "sent", set())),
+        sink=before(lambda self, offer: self.sent.add(str(folder_of(offer)))),
+        release=lambda original, self, offer: original() if str(folder_of(offer)) in self.sent else None),
     row("OfferHoldsAnObject", "The offer's location holds a path object.", "transport.offer.plain",
-        open=gives(location=lambda result: {**result.location, "folder": Path(str(result.location["folder"]))})),
+        open=gives(location=lambda result: {**result.location, "folder": folder_of(result)})),
     row("WaitsForTheSender", "A source of what was never finished waits for it, without an end.",
         "transport.finish.makes_readable", row="dead-peer",
         source=on(WeightSyncError, lambda: threading.Event().wait(40.0))),
 )  # fmt: skip
 
 
-@mutant("transport/disk", killers=("transport.offer.complete", "transport.finish.makes_readable"))
-class RemembersRefusals(DiskTransport):
+@breaks("source", "transport.offer.complete", "transport.finish.makes_readable")
+def RemembersRefusals(original: Original, self: DiskTransport, offer: Offer) -> Any:
     """An end that asked for a version too early is told the same for ever."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self.refused: set[str] = set()
-
-    def source(self, offer: Offer) -> Any:
-        folder = str(offer.location["folder"])
-        try:
-            if folder in self.refused:
-                raise WeightSyncError("the version was not finished")
-            return super().source(offer)
-        except WeightSyncError:
-            self.refused.add(folder)
-            raise
-
-
-@breaks("sink", "transport.abort.then_works", spoiled=False)
-def AbortsForGood(original: Original, self: Any) -> Any:
-    """An end on which one version was aborted sends no other."""
-    if self.spoiled:
-        raise WeightSyncError("an update was aborted here")
-    outer = self
-
-    class Sink(PassingSink):
-        def abort(self) -> None:
-            outer.spoiled = outer.spoiled or self.inner.is_open
-            super().abort()
-
-    return Sink(original())
-
-
-@breaks("__init__", "transport.process.controller", "transport.release.gone",
-        sink=before(lambda self, offer: self.sent.add(str(offer.location["folder"]))),
-        release=lambda original, self, offer: original()
-            if str(offer.location["folder"]) in self.sent else None)  # fmt: skip
-def ReleasesOwnVersionsOnly(original: Original, self: Any) -> None:
-    """`release` frees what was sent from the same end, and nothing else."""
-    original()
-    self.sent = set()
+    refused = vars(self).setdefault("refused", set())
+    try:
+        if folder_of(offer) in refused:
+            raise WeightSyncError("the version was not finished")
+        return original()
+    except WeightSyncError:
+        refused.add(folder_of(offer))
+        raise

@@ -11,114 +11,80 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
-from areal_core.contract.weights import Offer, Receipt, WeightManifest
+from areal_core.contract.weights import Offer, WeightManifest
 from areal_local.transports import collective
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.collective_source import CollectiveSource, GroupCache
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import Mapped, ShmTransport
 from areal_local.transports.sink import CheckedSink
-from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, then
-from areal_proof.mutants.weight_parts import PassingSink, PassingSource
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, row, subclass, then
+from areal_proof.mutants.weight_parts import PassingSink, PassingSource, breaking_ends, folder_of
 from areal_torch.collective.group import BroadcastGroup
 from areal_torch.collective.rendezvous import Rendezvous
 
 breaks = breaking("transport/disk", DiskTransport)
+breaks_ends, breaks_sink, breaks_source = breaking_ends("transport/disk", DiskTransport)
+_, _, breaks_shm_source = breaking_ends("transport/shm", ShmTransport)
 
 
 @breaks("source", "transport.version.offered", row="update-chain")
 def AnyVersionWillDo(original: Original, offer: Offer) -> Any:
     """What lies at the offer's place is read, whichever version it is."""
-    index = Path(str(offer.location["folder"])) / "index.json"
+    index = folder_of(offer) / "index.json"
     found = json.loads(index.read_text())["version"] if index.exists() else offer.version
     return original(attrs.evolve(offer, version=found))
 
 
-@mutant("transport/disk", killers=("transport.version.follow",), row="served-policy-changes")
-class RemembersTheFirst(DiskTransport):
+@breaks_source("buckets", "transport.version.follow", row="served-policy-changes")
+def RemembersTheFirst(original: Original, self: PassingSource) -> Any:
     """A receiver that has read tensors of these names once yields those again, update after update."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self.known: dict[tuple[Any, ...], list[dict[str, Tensor]]] = {}
-
-    def source(self, offer: Offer) -> Any:
-        known = self.known
-
-        class Source(PassingSource):
-            def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-                key = tuple(self.manifest.tensors)
-                if key not in known:
-                    known[key] = [{n: t.clone() for n, t in bucket.items()} for bucket in self.inner.buckets()]
-                yield from known[key]
-
-        return Source(super().source(offer))
+    known, key = vars(self.transport).setdefault("known", {}), tuple(self.manifest.tensors)
+    if key not in known:
+        known[key] = [{name: tensor.clone() for name, tensor in bucket.items()} for bucket in original()]
+    yield from known[key]
 
 
-@breaks("source", "transport.source.many")
-def OneReader(original: Original, offer: Offer) -> Any:
+@breaks_source("buckets", "transport.source.many")
+def OneReader(original: Original, self: PassingSource) -> Any:
     """A bucket is deleted once a receiver has read it."""
-    folder = Path(str(offer.location["folder"]))
-
-    class Source(PassingSource):
-        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-            for bucket in super().buckets():
-                yield {name: tensor.clone() for name, tensor in bucket.items()}
-            for file in folder.glob("*.safetensors"):
-                file.unlink()
-
-    return Source(original())
+    for bucket in original():
+        yield {name: tensor.clone() for name, tensor in bucket.items()}
+    for file in folder_of(self.offer).glob("*.safetensors"):
+        file.unlink()
 
 
-@mutant("transport/shm", killers=("transport.source.many",))
-class OneBufferForAll(ShmTransport):
-    """Every source of one process yields views of the same buffer, overwritten by whoever reads next."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self.buffers: dict[tuple[Any, ...], Tensor] = {}
-
-    def source(self, offer: Offer) -> Any:
-        buffers = self.buffers
-
-        class Source(PassingSource):
-            def alter(self, name: str, tensor: Tensor) -> Tensor:
-                key = (tensor.dtype, tuple(tensor.shape))
-                return buffers.setdefault(key, tensor.clone()).copy_(tensor)
-
-        return Source(super().source(offer))
+SHM_SOURCE_ROWS = breaks_shm_source.rows(
+    row("OneBufferForAll",
+        "Every source of one process yields views of the same buffer, overwritten by whoever reads next.",
+        "transport.source.many",
+        alter=lambda self, tensor: vars(self.transport).setdefault("buffers", {}).setdefault(
+            (tensor.dtype, tuple(tensor.shape)), tensor.clone()).copy_(tensor)),
+)  # fmt: skip
 
 
-@breaks("source", "transport.source.at_once")
-def SecondReaderWaits(original: Original, offer: Offer) -> Any:
+@breaks_source("__init__", "transport.source.at_once",
+    close=before(lambda self: (folder_of(self.offer) / "busy").unlink(missing_ok=True)))  # fmt: skip
+def SecondReaderWaits(original: Original, offer: Offer) -> None:
     """Who opens a source while another reads is turned away."""
-    busy = Path(str(offer.location["folder"])) / "busy"
-    inner = original()
     try:
-        busy.touch(exist_ok=False)
+        (folder_of(offer) / "busy").touch(exist_ok=False)
     except FileExistsError as error:
         raise WeightSyncError("somebody else reads this version") from error
     threading.Event().wait(0.2)
-
-    class Source(PassingSource):
-        def close(self) -> None:
-            busy.unlink(missing_ok=True)
-            super().close()
-
-    return Source(inner)
+    original()
 
 
 @breaks("close", "transport.source.left", "transport.process.receivers", reads=None,
-        source=then(lambda self, offer: setattr(self, "reads", Path(str(offer.location["folder"])))))  # fmt: skip
+        source=then(lambda self, offer: setattr(self, "reads", folder_of(offer))))  # fmt: skip
 def LastOneOutTakesAll(original: Original, self: Any) -> None:
     """A receiver that closes its end deletes the version it read."""
     if self.reads is not None:
@@ -127,23 +93,31 @@ def LastOneOutTakesAll(original: Original, self: Any) -> None:
     original()
 
 
-_PLACES: dict[str, str] = {}
+_FINISHED: set[Path] = set()
 """Known in one process only, which is the defect."""
 
 
-@breaks("sink", "transport.process.crosses",
-        source=before(lambda offer: WeightSyncError("nobody told where the version is")
-            if str(offer.location["folder"]) not in _PLACES else None))  # fmt: skip
-def KnownHereOnly(original: Original, offer: Offer) -> Any:
-    """Which versions are finished is known only in the process that sent them."""
+_NEWEST: list[str] = [""]
 
-    class Sink(PassingSink):
-        def finish(self) -> Receipt:
-            receipt = super().finish()
-            _PLACES[str(offer.location["folder"])] = "here"
-            return receipt
 
-    return Sink(original())
+ENDS_ROWS = breaks_ends.rows(
+    row("KnownHereOnly", "Which versions are finished is known only in the process that sent them.",
+        "transport.process.crosses",
+        Sink=subclass("Telling", PassingSink, {"finish": then(lambda self: _FINISHED.add(folder_of(self.offer)))}),
+        source=before(lambda offer: None if folder_of(offer) in _FINISHED
+            else WeightSyncError("nobody told where the version is"))),
+    row("AbortAfterwardsHurts", "`abort` of a sink long ended drops whatever its transport opened last.",
+        "transport.release.again", open=then(lambda result: _NEWEST.append(str(folder_of(result)))),
+        Sink=subclass("Hurting", PassingSink, {"ended": False,
+            "abort": before(lambda self: shutil.rmtree(_NEWEST[-1], ignore_errors=True) if self.ended
+                else setattr(self, "ended", True))})),
+)  # fmt: skip
+
+
+SINK_ROWS = breaks_sink.rows(
+    row("AbortWaitsForRelease", "`abort` makes a version unreadable and leaves its files to `release`.",
+        "transport.abort.frees", row="flat-memory", abort=lambda self: setattr(self.inner, "is_open", False)),
+)  # fmt: skip
 
 
 breaks_given_up = breaking("transport/shm", ShmTransport)
@@ -171,17 +145,6 @@ ROWS = breaks_given_up.rows(
 )  # fmt: skip
 
 
-@breaks("sink", "transport.abort.frees", row="flat-memory")
-def AbortWaitsForRelease(original: Original) -> Any:
-    """`abort` makes a version unreadable and leaves its files to `release`."""
-
-    class Sink(PassingSink):
-        def abort(self) -> None:
-            self.inner.is_open = False
-
-    return Sink(original())
-
-
 @breaks("release", "transport.release.again")
 def ReleasedForGood(offer: Offer) -> None:
     """An offer that was released already cannot be released."""
@@ -191,31 +154,8 @@ def ReleasedForGood(offer: Offer) -> None:
         raise WeightSyncError("the offer was released before") from error
 
 
-@mutant("transport/disk", killers=("transport.release.again",))
-class AbortAfterwardsHurts(DiskTransport):
-    """`abort` of a sink long ended drops whatever its transport opened last."""
-
-    newest: ClassVar[str] = ""
-
-    def open(self, version: int) -> Offer:
-        offer = super().open(version)
-        AbortAfterwardsHurts.newest = str(offer.location["folder"])
-        return offer
-
-    def sink(self, offer: Offer) -> Any:
-        class Sink(PassingSink):
-            ended = False
-
-            def abort(self) -> None:
-                if self.ended:
-                    shutil.rmtree(AbortAfterwardsHurts.newest, ignore_errors=True)
-                self.ended = True
-                super().abort()
-
-        return Sink(super().sink(offer))
-
-
 breaks_streams = breaking("transport/collective", CollectiveTransport)
+_, _, breaks_streams_source = breaking_ends("transport/collective", CollectiveTransport)
 
 
 @breaks_streams("source", "transport.stream.sender_stops")
@@ -229,19 +169,14 @@ def DoneWithTheLastByte(self: CollectiveTransport, offer: Offer) -> Any:
     return Source(Rendezvous(offer, self.connections), offer, self.cache)
 
 
-@breaks_streams("source", "transport.stream.sender_killed", "transport.stream.sender_stops")
-def EndsQuietly(original: Original) -> Any:
+@breaks_streams_source("buckets", "transport.stream.sender_killed", "transport.stream.sender_stops")
+def EndsQuietly(original: Original, self: PassingSource) -> Any:
     """A receiver whose sender is gone ends as if that had been all."""
-
-    class Source(PassingSource):
-        def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-            _ = self.manifest
-            try:
-                yield from super().buckets()
-            except WeightSyncError:
-                return
-
-    return Source(original())
+    _ = self.manifest
+    try:
+        yield from original()
+    except WeightSyncError:
+        return
 
 
 @breaks_streams("expect", "transport.stream.alone", "transport.stream.receiver_killed")
@@ -271,14 +206,6 @@ class _Deaf(collective.Broadcaster):
             return
 
 
-@mutant("transport/collective", killers=("transport.stream.released",))
-class ReleasesInSilence(CollectiveTransport):
-    """`release` tells nobody: who waits, waits until its own timeout."""
-
-    def release(self, offer: Offer) -> None:
-        """Leave the rendezvous as it is; `close` takes all of them."""
-
-
 class _Hoard(GroupCache):
     def __init__(self) -> None:
         super().__init__()
@@ -289,6 +216,8 @@ class _Hoard(GroupCache):
 
 
 STREAMS_ROWS = breaks_streams.rows(
+    row("ReleasesInSilence", "`release` tells nobody: who waits, waits until its own timeout.",
+        "transport.stream.released", release=lambda: None),
     row("WaitsForEver", "An end waits ten minutes for the others, whatever it was told.", "transport.stream.alone",
         row="dead-peer", open=gives(location=lambda result: {**result.location, "timeout_ms": 600000})),
     row("ExpectsAnything", "Takes a fleet of nobody, and one receiver for two.", "transport.stream.named",
