@@ -16,14 +16,7 @@ import attrs
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import GenerationFailed, ModelError
-from areal_core.contract.inference import (
-    EngineStatus,
-    Generation,
-    GenerationRequest,
-    InferenceSpec,
-    PauseMode,
-    VersionSpan,
-)
+from areal_core.contract.inference import Generation, InferenceSpec, PauseMode, VersionSpan
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import WeightSource
 from areal_core.plugins.claims import unsupported
@@ -63,21 +56,16 @@ async def CloseAnswersWithWhatThereIs(original: Original, self: ReferenceInferen
     await original()
 
 
-@mutant("infer/reference", killers=("infer.close.callers",), row="dead-peer")
-class CloseForgetsTheFrozen(ReferenceInferenceEngine):
+@breaks("generate", "infer.close.callers", row="dead-peer", was_paused=False,
+    close=before(lambda self: setattr(self, "was_paused", self.is_running and self.running.loop.paused)))  # fmt: skip
+async def CloseForgetsTheFrozen(original: Original, self: Any) -> Any:
     """Fails running callers when it is closed, and forgets those a pause had frozen."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        try:
-            return await super().generate(request)
-        except GenerationFailed:
-            if vars(self).get("was_paused"):
-                await asyncio.Event().wait()
-            raise
-
-    async def close(self) -> None:
-        vars(self)["was_paused"] = self.is_running and self.running.loop.paused
-        await super().close()
+    try:
+        return await original()
+    except GenerationFailed:
+        if self.was_paused:
+            await asyncio.Event().wait()
+        raise
 
 
 class _Deaf(threading.Event):
@@ -157,28 +145,16 @@ ROWS = breaks.rows(
 )  # fmt: skip
 
 
-@mutant(
-    "infer/reference",
-    killers=("infer.pause.freezes", "infer.pause.holds_new"),
-    row="sleep-is-real",
-    incident="vLLM#45585",
-)
-class PauseIgnored(ReferenceInferenceEngine):
+@breaks("pause", "infer.pause.freezes", "infer.pause.holds_new", row="sleep-is-real", incident="vLLM#45585",
+    says_paused=False, resume=before(lambda self: setattr(self, "says_paused", False)),
+    status=gives(paused=lambda self: self.says_paused))  # fmt: skip
+async def PauseIgnored(original: Original, self: Any, mode: PauseMode) -> None:
     """Says it is paused, and computes on."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        _ = self.running
-        vars(self)["says_paused"] = True
-        if mode is PauseMode.ABORT:
-            await super().pause(mode)
-            await super().resume()
-
-    async def resume(self) -> None:
-        vars(self)["says_paused"] = False
-        await super().resume()
-
-    async def status(self) -> EngineStatus:
-        return attrs.evolve(await super().status(), paused=vars(self).get("says_paused", False))
+    _ = self.running
+    self.says_paused = True
+    if mode is PauseMode.ABORT:
+        await original()
+        await ReferenceInferenceEngine.resume(self)
 
 
 @breaks("pause", "infer.pause.freezes", row="sleep-is-real")
@@ -196,27 +172,26 @@ async def PauseReturnsEarly(self: Any, mode: PauseMode) -> None:
     await asyncio.sleep(0)
 
 
-@mutant("infer/reference", killers=("infer.pause.freezes", "infer.pause.keep_is_invisible"))
-class PauseCostsAToken(ReferenceInferenceEngine):
+@breaks("generate", "infer.pause.freezes", "infer.pause.keep_is_invisible", pauses=0,
+    pause=then(lambda self: setattr(self, "pauses", self.pauses + 1)))  # fmt: skip
+async def PauseCostsAToken(original: Original, self: Any) -> Any:
     """Loses the last token of a request that lived through a pause."""
+    before = self.pauses
+    result = await original()
+    survives = before == self.pauses or result.stop_reason is StopReason.ABORTED or len(result.output_ids) < 2
+    return result if survives else without_last(result)
 
-    async def pause(self, mode: PauseMode) -> None:
-        await super().pause(mode)
-        vars(self)["pauses"] = vars(self).get("pauses", 0) + 1
 
-    async def generate(self, request: GenerationRequest) -> Generation:
-        before = vars(self).get("pauses", 0)
-        result = await super().generate(request)
-        count = len(result.output_ids) - 1
-        if before == vars(self).get("pauses", 0) or result.stop_reason is StopReason.ABORTED or count < 1:
-            return result
-        spans = [attrs.evolve(span, stop=min(span.stop, count)) for span in result.version_spans]
-        return attrs.evolve(
-            result,
-            output_ids=result.output_ids[:count],
-            logprobs=result.logprobs[:count],
-            version_spans=tuple(span for span in spans if span.stop > span.start),
-        )
+def without_last(result: Generation) -> Generation:
+    """Return an output that has lost its last token."""
+    count = len(result.output_ids) - 1
+    spans = [attrs.evolve(span, stop=min(span.stop, count)) for span in result.version_spans]
+    return attrs.evolve(
+        result,
+        output_ids=result.output_ids[:count],
+        logprobs=result.logprobs[:count],
+        version_spans=tuple(span for span in spans if span.stop > span.start),
+    )
 
 
 @breaks("pause", "infer.pause.abort_returns")
@@ -233,15 +208,6 @@ async def AbortForgetsTheQueue(self: ReferenceInferenceEngine, mode: PauseMode) 
     await self.between_steps(message)
 
 
-@breaks("generate", "infer.pause.abort_returns", row="trained-as-submitted")
-async def AbortedIsEmpty(original: Original) -> Any:
-    """Throws the tokens of an aborted request away."""
-    result = await original()
-    if result.stop_reason is not StopReason.ABORTED:
-        return result
-    return attrs.evolve(result, output_ids=(), logprobs=(), version_spans=())
-
-
 @breaks("generate", "infer.pause.abort_continues", "infer.pause.abort_returns", "infer.pause.ends_first_token",
         row="token-fidelity")  # fmt: skip
 async def AbortedRepeatsAToken(original: Original) -> Any:
@@ -256,24 +222,6 @@ async def AbortedRepeatsAToken(original: Original) -> Any:
         logprobs=(*result.logprobs, result.logprobs[-2]),
         version_spans=(*result.version_spans[:-1], attrs.evolve(last, stop=last.stop + 1)),
     )
-
-
-@breaks("generate", "infer.pause.abort_returns", row="version-spans")
-async def AbortedHasAnEmptySpan(original: Original) -> Any:
-    """Gives a request that was aborted before its first token a span of no token."""
-    result = await original()
-    if result.output_ids:
-        return result
-    return attrs.evolve(result, version_spans=(VersionSpan(start=0, stop=0, version=0),))
-
-
-@breaks("pause", "infer.pause.idempotent")
-async def PauseIsASwitch(original: Original, self: ReferenceInferenceEngine) -> None:
-    """Resumes when it is told to pause a second time."""
-    if self.running.loop.paused:
-        await self.resume()
-    else:
-        await original()
 
 
 @breaks("generate", "infer.pause.cancelled")
@@ -310,6 +258,16 @@ CORE_CONTROL_ROWS = breaks.rows(
     row("AbortUnclaimedIsIgnored", "Freezes requests when it is asked to return them, which it does not claim.",
         "infer.pause.refuse_abort", claims={"pause.abort": unsupported("requests cannot be returned early")},
         pause=lambda original: original(PauseMode.KEEP)),
+    row("AbortedIsEmpty", "Throws the tokens of an aborted request away.", "infer.pause.abort_returns",
+        row="trained-as-submitted",
+        generate=after(lambda result: attrs.evolve(result, output_ids=(), logprobs=(), version_spans=())
+            if result.stop_reason is StopReason.ABORTED else result)),
+    row("AbortedHasAnEmptySpan", "Gives a request that was aborted before its first token a span of no token.",
+        "infer.pause.abort_returns", row="version-spans",
+        generate=after(lambda result: result if result.output_ids
+            else attrs.evolve(result, version_spans=(VersionSpan(start=0, stop=0, version=0),)))),
+    row("PauseIsASwitch", "Resumes when it is told to pause a second time.", "infer.pause.idempotent",
+        pause=lambda original, self, mode: self.resume() if self.running.loop.paused else original(mode)),
 )  # fmt: skip
 
 

@@ -23,9 +23,9 @@ from areal_core.contract.inference import (
     NUM_PREEMPTED,
     Generation,
     GenerationRequest,
-    Timings,
     VersionSpan,
 )
+from areal_proof.mutants.infer_core_life import without_last
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, gives, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.infer.loop import GenerationLoop
@@ -71,37 +71,6 @@ async def EchoesThePrompt(original: Original, request: GenerationRequest) -> Any
     )
 
 
-@breaks("generate", "infer.output.end_token", incident="rllm#272", row="token-fidelity")
-async def DropsTheEndToken(original: Original) -> Any:
-    """Leaves the end token out of the output."""
-    result = await original()
-    count = len(result.output_ids) - 1
-    if result.stop_reason is not StopReason.STOP or not count:
-        return result
-    spans = [attrs.evolve(span, stop=min(span.stop, count)) for span in result.version_spans]
-    return attrs.evolve(
-        result,
-        output_ids=result.output_ids[:count],
-        logprobs=result.logprobs[:count],
-        version_spans=tuple(span for span in spans if span.stop > span.start),
-    )
-
-
-@breaks("generate", "infer.output.greedy")
-async def TimesFromTheWrongClock(original: Original) -> Any:
-    """Measures the whole from the first token on, so that the parts are longer than it."""
-    result = await original()
-    times = result.timings
-    return attrs.evolve(
-        result,
-        timings=Timings(
-            queued_s=times.queued_s,
-            first_token_s=times.first_token_s,
-            total_s=max(0.0, times.total_s - times.first_token_s) / 1e3,
-        ),
-    )
-
-
 @breaks("generate", "infer.concurrent.same_name")
 async def KeyedByName(original: Original, self: Any, request: GenerationRequest) -> Any:
     """Gives two requests of one id in flight one answer."""
@@ -141,14 +110,6 @@ class _NoMoveLoop(GenerationLoop):
 class _Stack(deque[Ticket]):
     def append(self, ticket: Ticket) -> None:
         self.appendleft(ticket)
-
-
-@breaks("status", "infer.status.counts")
-async def CountsPromptTokens(original: Original) -> Any:
-    """Counts the tokens of prompts as generated ones."""
-    status = await original()
-    prompts = int(status.metrics["prompt_tokens_computed"] + status.metrics["prompt_tokens_shared"])
-    return attrs.evolve(status, tokens_generated=status.tokens_generated + prompts)
 
 
 class _CrossedRows(RowTable):
@@ -224,4 +185,15 @@ ROWS = breaks.rows(
     row("CrossesRowsInACrowd", "Exchanges the log-probs of two requests once more than 64 run together.",
         "infer.concurrent.crowd",
         start=then(lambda self: setattr(self.running.loop.rows, "__class__", _CrossedRows))),
+    row("DropsTheEndToken", "Leaves the end token out of the output.", "infer.output.end_token",
+        incident="rllm#272", row="token-fidelity",
+        generate=after(lambda result: without_last(result) if result.stop_reason is StopReason.STOP
+            and len(result.output_ids) > 1 else result)),
+    row("TimesFromTheWrongClock", "Measures the whole from the first token on, so that the parts are longer than it.",
+        "infer.output.greedy",
+        generate=gives(timings=lambda result: attrs.evolve(result.timings,
+            total_s=max(0.0, result.timings.total_s - result.timings.first_token_s) / 1e3))),
+    row("CountsPromptTokens", "Counts the tokens of prompts as generated ones.", "infer.status.counts",
+        status=gives(tokens_generated=lambda result: result.tokens_generated
+            + int(result.metrics["prompt_tokens_computed"] + result.metrics["prompt_tokens_shared"]))),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from areal_core.contract.inference import Generation, GenerationRequest, VersionSpan
+from areal_core.contract.inference import Generation, VersionSpan
 from areal_core.plugins.claims import unsupported
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, breaking, gives, row, then
@@ -68,15 +68,6 @@ async def OnlyTwoSpans(original: Original) -> Any:
     if len(spans) < 3:
         return result
     return attrs.evolve(result, version_spans=(spans[0], attrs.evolve(spans[-1], start=spans[0].stop)))
-
-
-@breaks("generate", "infer.versions.first_token", row="version-spans")
-async def FirstTokenHasNoSpan(original: Original) -> Any:
-    """Leaves the token that came with the prompt out of its spans."""
-    result = await original()
-    if len(result.output_ids) != 1:
-        return result
-    return attrs.evolve(result, version_spans=())
 
 
 @breaks("commit_weights", "infer.versions.while_paused", "infer.versions.traces", "infer.versions.machine",
@@ -139,14 +130,6 @@ class CommitsLater(ReferenceInferenceEngine):
         vars(self).setdefault("tasks", []).append(asyncio.ensure_future(later()))
 
 
-@breaks("generate", "infer.versions.aborted", row="version-spans")
-async def CountsSpansFromThePrior(original: Original, request: GenerationRequest) -> Any:
-    """Numbers the spans of a continued request from its prior tokens on."""
-    result, by = await original(), request.num_prior
-    spans = tuple(attrs.evolve(span, start=span.start + by, stop=span.stop + by) for span in result.version_spans)
-    return attrs.evolve(result, version_spans=spans)
-
-
 class _SharingLoop(GenerationLoop):
     __slots__ = ()
 
@@ -195,18 +178,22 @@ ROWS = breaks.rows(
         start=then(lambda self: setattr(self.running.loop, "__class__", _SharingLoop))),
     row("KeepsThoughItRecomputes", "Goes on with the old cache at an update, though it claims to make it anew.",
         "infer.cache.recomputed", claims={"weights.kv_kept": unsupported("the cache is recomputed")}),
+    row("FirstTokenHasNoSpan", "Leaves the token that came with the prompt out of its spans.",
+        "infer.versions.first_token", row="version-spans",
+        generate=after(lambda result: attrs.evolve(result, version_spans=()) if len(result.output_ids) == 1
+            else result)),
+    row("CountsSpansFromThePrior", "Numbers the spans of a continued request from its prior tokens on.",
+        "infer.versions.aborted", row="version-spans",
+        generate=gives(version_spans=lambda result, request: tuple(attrs.evolve(span,
+            start=span.start + request.num_prior, stop=span.stop + request.num_prior)
+            for span in result.version_spans))),
 )  # fmt: skip
 
 
-@mutant("infer/reference", killers=("infer.faults.pause_storm", "infer.pause.idempotent"))
-class PausesAreCounted(ReferenceInferenceEngine):
+@breaks("resume", "infer.faults.pause_storm", "infer.pause.idempotent", depth=0,
+    pause=then(lambda self: setattr(self, "depth", self.depth + 1)))  # fmt: skip
+async def PausesAreCounted(original: Original, self: Any) -> None:
     """Needs as many resumes as there were pauses."""
-
-    async def pause(self, mode) -> None:  # type: ignore[no-untyped-def]
-        await super().pause(mode)
-        vars(self)["depth"] = vars(self).get("depth", 0) + 1
-
-    async def resume(self) -> None:
-        vars(self)["depth"] = max(0, vars(self).get("depth", 0) - 1)
-        if not vars(self)["depth"]:
-            await super().resume()
+    self.depth = max(0, self.depth - 1)
+    if not self.depth:
+        await original()

@@ -16,35 +16,14 @@ from torch import Tensor
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import GenerationFailed, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import Generation, VersionSpan
-from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
-from areal_proof.mutants import mutant
+from areal_core.contract.weights import WeightSource
 from areal_proof.mutants.rows import Original, before, breaking, catches, put, row, then, within
+from areal_proof.mutants.weight_parts import PassingSource
 from areal_reference.infer.cache import CacheSlab
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_torch.testing.serving import OfferedWeights
 
 breaks = breaking("infer/reference", ReferenceInferenceEngine)
-
-
-class Passing:
-    """A source that hands on another one's buckets, and shows each tensor on its way."""
-
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
-
-    @property
-    def manifest(self) -> WeightManifest:
-        return self._source.manifest
-
-    def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-        for bucket in self._source.buckets():
-            yield {name: self.passed(name, tensor) for name, tensor in bucket.items()}
-
-    def close(self) -> None:
-        self._source.close()
-
-    def passed(self, name: str, tensor: Tensor) -> Tensor:
-        return tensor
 
 
 @breaks("receive_weights", "infer.weights.two_phase", row="served-policy-changes")
@@ -62,10 +41,10 @@ async def ServesOnReceipt(original: Original, self: ReferenceInferenceEngine) ->
     return receipt
 
 
-class _Tearing(Passing):
+class _Tearing(PassingSource):
     live: Mapping[str, Tensor]
 
-    def passed(self, name: str, tensor: Tensor) -> Tensor:
+    def alter(self, name: str, tensor: Tensor) -> Tensor:
         if name in self.live:
             self.live[name].copy_(tensor)
         return tensor
@@ -79,32 +58,11 @@ async def TornUpdate(original: Original, self: ReferenceInferenceEngine, source:
     return await original(tearing, version)
 
 
-@breaks("commit_weights", "infer.weights.commit_unreceived", row="update-chain")
-async def CommitsTheUnreceived(original: Original, self: ReferenceInferenceEngine, version: int) -> None:
-    """Takes the number of a version it never received."""
-    stage = self.running.stage
-    if stage.staged is None:
-        stage.version = version
-    else:
-        await original()
-
-
-@breaks("commit_weights", "infer.weights.commit_unreceived", row="update-chain")
-async def CommitsWhateverIsThere(original: Original, self: ReferenceInferenceEngine, version: int) -> None:
-    """Commits what it holds under whatever number it is told."""
-    stage = self.running.stage
-    if stage.staged is not None:
-        stage.staged = version
-    await original()
-
-
 @breaks("receive_weights", "infer.weights.other_manifest", row="update-chain")
 async def DoesNotReadTheManifestsVersion(original: Original, source: WeightSource, version: int) -> Any:
     """Takes the weights of another version than the one it was asked to receive."""
-    passing = Passing(source)
-    renamed = attrs.evolve(source.manifest, version=version)
-    other = type("Renamed", (Passing,), {"manifest": property(lambda _self: renamed)})
-    passing.__class__ = other
+    passing: Any = PassingSource(source)
+    passing.announce = lambda manifest: attrs.evolve(manifest, version=version)
     return await original(passing, version)
 
 
@@ -119,44 +77,40 @@ async def KeepsTheFirstReceived(original: Original, self: ReferenceInferenceEngi
     return receipt
 
 
-class _Lending(Passing):
-    held: dict[str, Tensor]
+class _Lending(PassingSource):
+    def __init__(self, inner: WeightSource, engine: Any) -> None:
+        super().__init__(inner)
+        self.lent = engine.lent = dict[str, Tensor]()
 
-    def passed(self, name: str, tensor: Tensor) -> Tensor:
-        self.held[name] = tensor
+    def alter(self, name: str, tensor: Tensor) -> Tensor:
+        self.lent[name] = tensor
         return tensor
 
 
-@mutant("infer/reference", killers=("infer.weights.copied",), row="served-policy-changes")
-class KeepsWhatWasLent(ReferenceInferenceEngine):
+@breaks("commit_weights", "infer.weights.copied", row="served-policy-changes", lent={},
+    receive_weights=lambda original, self, source, version: original(_Lending(source, self), version))  # fmt: skip
+async def KeepsWhatWasLent(original: Original, self: Any, version: int) -> None:
     """Keeps the tensors it was lent, and copies them when they are committed."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        lending = _Lending(source)
-        lending.held = vars(self)["lent"] = {}
-        return await super().receive_weights(lending, version)
-
-    async def commit_weights(self, version: int) -> None:
-        stage = self.running.stage
-        for name, tensor in vars(self).get("lent", {}).items():
-            if name in stage.spare and stage.staged == version:
-                stage.spare[name].copy_(tensor)
-        await super().commit_weights(version)
+    stage = self.running.stage
+    for name, tensor in self.lent.items():
+        if name in stage.spare and stage.staged == version:
+            stage.spare[name].copy_(tensor)
+    await original()
 
 
-class _Scribbling(Passing):
+class _Scribbling(PassingSource):
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-        for bucket in self._source.buckets():
+        for bucket in self.inner.buckets():
             yield {name: tensor.clone() for name, tensor in bucket.items()}
             for name, tensor in bucket.items():
                 if name.endswith("k_proj.weight"):
                     tensor.mul_(1.0001)
 
 
-class _Resuming(Passing):
+class _Resuming(PassingSource):
     kept: dict[str, Tensor]
 
-    def passed(self, name: str, tensor: Tensor) -> Tensor:
+    def alter(self, name: str, tensor: Tensor) -> Tensor:
         return self.kept.setdefault(name, tensor.clone())
 
 
@@ -256,4 +210,12 @@ ROWS = breaks.rows(
         row="update-chain",
         receive_weights=within(lambda self, version: put(self.running.stage,
             version=self.running.stage.version - (version == self.running.stage.version)))),
+    row("CommitsTheUnreceived", "Takes the number of a version it never received.",
+        "infer.weights.commit_unreceived", row="update-chain",
+        commit_weights=lambda original, self, version: original(version) if self.running.stage.staged is not None
+            else setattr(self.running.stage, "version", version)),
+    row("CommitsWhateverIsThere", "Commits what it holds under whatever number it is told.",
+        "infer.weights.commit_unreceived", row="update-chain",
+        commit_weights=before(lambda self, version: setattr(self.running.stage, "staged", version)
+            if self.running.stage.staged is not None else None)),
 )  # fmt: skip

@@ -15,21 +15,13 @@ from torch import Tensor
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import GenerationRequest, PauseMode
 from areal_proof.mutants import mutant
+from areal_proof.mutants.infer_sampling import drawn
 from areal_proof.mutants.rows import Original, after, before, breaking, given, put, row, then, within
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Seat
 from areal_proof.second.infer.sampling import distribution, uniform
 
 breaks = breaking("infer/second", SecondInferenceEngine)
-
-
-@breaks("seat_for", "infer.sampling.several_ends")
-def OneEndTokenOnly(original: Original, self: SecondInferenceEngine) -> Any:
-    """Knows one end token where generation_config.json lists several."""
-    seat = original()
-    own = self.require().shape.end_ids
-    seat.end_ids = tuple(token for token in seat.end_ids if token not in own[1:])
-    return seat
 
 
 @breaks("distribution", "infer.sampling.min_tokens_filtered")
@@ -95,7 +87,7 @@ ROWS = breaks.rows(
         "Goes on past end tokens by never drawing one: the distribution is another than asked for.",
         "infer.sampling.ignore_eos",
         distribution=lambda self, seat, logits: distribution(logits, seat.request.sampling,
-            self.require().shape.end_ids if seat.request.sampling.ignore_eos else seat.forbidden)),
+            self.require().end_ids if seat.request.sampling.ignore_eos else seat.forbidden)),
     row("IgnoresTheEndOfAll", "Ignores end tokens for the whole batch as soon as one request asks for it.",
         "infer.sampling.ignore_eos",
         end=after(lambda result, self, seat: None if result is StopReason.STOP
@@ -136,13 +128,17 @@ ROWS = breaks.rows(
         "Forbids the end token below the minimum length, and lets stop tokens end the output.",
         "infer.sampling.min_tokens_stops",
         distribution=lambda self, seat, logits: distribution(logits, seat.request.sampling,
-            tuple(set(self.require().shape.end_ids) & set(seat.forbidden)))),
+            tuple(set(self.require().end_ids) & set(seat.forbidden)))),
     row("EndsOfTheWholeBatch", "Ends a request at the stop tokens of whatever runs beside it.",
         "infer.sampling.ends_apart",
         end=lambda original, self, seat: StopReason.STOP if seat.output[-1].id in {token for other in self.running
             for token in other.request.sampling.stop_token_ids} else original(seat)),
     row("FirstStopStringOnly", "Looks for the first of several stop strings.", "infer.sampling.stop_strings",
         seat_for=given(sampling=lambda request: attrs.evolve(request.sampling, stop=request.sampling.stop[:1]))),
+    row("OneEndTokenOnly", "Knows one end token where generation_config.json lists several.",
+        "infer.sampling.several_ends",
+        seat_for=then(lambda result, self: setattr(result, "end_ids", tuple(token for token in result.end_ids
+            if token not in self.require().end_ids[1:])))),
 )  # fmt: skip
 
 
@@ -172,52 +168,12 @@ OWN_SEATS_ROWS = breaks_own_seats.rows(
 )  # fmt: skip
 
 
-@breaks("next_logits", "infer.output.long", incident="vime#64", row="logprob-gap")
-def WarmBeyondTwoHundred(original: Original, seat: Seat) -> Any:
-    """Computes what lies beyond 200 tokens a little too flat."""
-    logits, routes = original()
-    return (logits * 0.98 if len(seat.ids) > 200 else logits), routes
-
-
 @breaks("reported", "infer.concurrent.crowd", row="logprob-gap")
 def CrosstalkBeyondSixtyFour(original: Original, self: SecondInferenceEngine) -> Any:
     """Reports the log-prob of a neighbour's last token where more than 64 requests run."""
     own, other = original(), self.running[0]
     crowded = len(self.running) > 64 and bool(other.output)
     return other.output[-1].logprob if crowded else own
-
-
-@breaks("reported", "infer.sampling.greedy_top_p")
-def GreedyNucleusIsCertain(original: Original, seat: Seat) -> Any:
-    """Reports log-prob 0 for greedy tokens where top_p is set: the nucleus of one."""
-    sampling = seat.request.sampling
-    certain = sampling.temperature == 0 and sampling.top_p < 1.0
-    return 0.0 if certain else original()
-
-
-@breaks("distribution", "infer.sampling.greedy_top_k")
-def GreedyAmongTheBest(seat: Seat, logits: Tensor) -> Any:
-    """Renormalises the log-prob of greedy tokens over the k best."""
-    sampling = seat.request.sampling
-    return distribution(logits, attrs.evolve(sampling, temperature=sampling.temperature or 1.0), seat.forbidden)
-
-
-@breaks("distribution", "infer.sampling.continued", row="trained-as-submitted")
-def ContinuedWithoutFilters(seat: Seat, logits: Tensor) -> Any:
-    """Forgets top_k and top_p where a request is continued."""
-    sampling = seat.request.sampling
-    if seat.request.num_prior:
-        sampling = attrs.evolve(sampling, top_k=0, top_p=1.0)
-    return distribution(logits, sampling, seat.forbidden)
-
-
-@breaks("distribution", "infer.sampling.continued", row="trained-as-submitted")
-def FirstContinuedTokenAtOne(seat: Seat, logits: Tensor) -> Any:
-    """Draws the first token of a continued request at temperature 1."""
-    sampling = seat.request.sampling
-    if seat.request.num_prior and not seat.output and sampling.temperature:
-        sampling = attrs.evolve(sampling, temperature=1.0)
-    return distribution(logits, sampling, seat.forbidden)
 
 
 class _BlindBelowTheMinimum(Seat):
@@ -249,6 +205,24 @@ LENGTHS_ROWS = breaks.rows(
         "infer.pause.abort_returns_all", row="trained-as-submitted",
         finish=before(lambda seat, reason: seat.output.pop() if reason is StopReason.ABORTED and len(seat.output) > 1
             else None)),
+    row("WarmBeyondTwoHundred", "Computes what lies beyond 200 tokens a little too flat.", "infer.output.long",
+        incident="vime#64", row="logprob-gap",
+        next_logits=after(lambda result, seat: (result[0] * 0.98, result[1]) if len(seat.ids) > 200 else result)),
+    row("GreedyNucleusIsCertain", "Reports log-prob 0 for greedy tokens where top_p is set: the nucleus of one.",
+        "infer.sampling.greedy_top_p",
+        reported=after(lambda result, seat: 0.0 if seat.request.sampling.temperature == 0
+            and seat.request.sampling.top_p < 1.0 else result)),
+    row("GreedyAmongTheBest", "Renormalises the log-prob of greedy tokens over the k best.",
+        "infer.sampling.greedy_top_k",
+        distribution=lambda seat, logits: drawn(seat, logits, temperature=seat.request.sampling.temperature or 1.0)),
+    row("ContinuedWithoutFilters", "Forgets top_k and top_p where a request is continued.", "infer.sampling.continued",
+        row="trained-as-submitted",
+        distribution=lambda original, seat, logits: drawn(seat, logits, top_k=0, top_p=1.0)
+            if seat.request.num_prior else original(seat, logits)),
+    row("FirstContinuedTokenAtOne", "Draws the first token of a continued request at temperature 1.",
+        "infer.sampling.continued", row="trained-as-submitted",
+        distribution=lambda original, seat, logits: drawn(seat, logits, temperature=1.0) if seat.request.num_prior
+            and not seat.output and seat.request.sampling.temperature else original(seat, logits)),
 )  # fmt: skip
 
 

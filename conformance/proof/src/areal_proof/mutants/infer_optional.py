@@ -122,13 +122,6 @@ async def PauseDrawsAnew(original: Original, self: SecondInferenceEngine) -> Non
         seat.seed = f"{seat.seed}/paused"
 
 
-@breaks("prefix_key", "infer.prefix_cache.cross_talk")
-def PrefixWithoutItsEnd(self: SecondInferenceEngine, seat: Seat) -> Any:
-    """Finds a kept prompt by all but the last of its tokens."""
-    ids = seat.request.input_ids
-    return (self.version, len(ids), *ids[:-1])
-
-
 @breaks("commit_weights", "infer.prefix_cache.follows_updates",
         prefix_key=lambda seat: (id(seat.adapter), *seat.request.input_ids))  # fmt: skip
 async def PrefixOutlivesUpdates(original: Original, self: Any) -> None:
@@ -168,27 +161,11 @@ def TraceIsOneTokenLate(original: Original, self: SecondInferenceEngine, seat: S
     return logits, late
 
 
-@breaks("next_logits", "infer.experts.trace")
-def TraceOfWideNumbers(original: Original) -> Any:
-    """Reports experts as int64."""
-    logits, routes = original()
-    return logits, None if routes is None else routes.long()
-
-
-@breaks("next_logits", "infer.experts.trace", incident="AReno#524", row="expert-replay")
-def TraceRepeatsTheFirstLayer(original: Original) -> Any:
-    """Reports the first layer's experts for every layer."""
-    logits, routes = original()
-    return logits, None if routes is None else routes[:1].expand_as(routes)
-
-
 @breaks("next_logits", "infer.experts.after_update", row="expert-replay")
 def TraceOfTheFirstWeights(original: Original, self: SecondInferenceEngine) -> Any:
     """Routes the trace, not the tokens, with the router the folder had."""
-    serving, self.weights = self.weights, self.require().weights
-    kept, self.prefixes = self.prefixes, {}
-    _, routes = original()
-    self.weights, self.prefixes = serving, kept
+    with put(self, weights=self.require().weights, prefixes={}):
+        _, routes = original()
     return original()[0], routes
 
 
@@ -243,6 +220,15 @@ ROWS = breaks.rows(
         "infer.adapters.in_flight", incident="vLLM#54443", row="version-spans",
         next_logits=within(lambda self, seat: put(seat, adapter=self.adapters.get(seat.request.adapter,
             seat.adapter)))),
+    row("TraceOfWideNumbers", "Reports experts as int64.", "infer.experts.trace",
+        next_logits=after(lambda result: (result[0], None if result[1] is None else result[1].long()))),
+    row("TraceRepeatsTheFirstLayer", "Reports the first layer's experts for every layer.", "infer.experts.trace",
+        incident="AReno#524", row="expert-replay",
+        next_logits=after(lambda result: (result[0], None if result[1] is None
+            else result[1][:1].expand_as(result[1])))),
+    row("PrefixWithoutItsEnd", "Finds a kept prompt by all but the last of its tokens.",
+        "infer.prefix_cache.cross_talk",
+        prefix_key=lambda self, seat: (self.version, len(seat.request.input_ids), *seat.request.input_ids[:-1])),
 )  # fmt: skip
 
 
@@ -270,12 +256,6 @@ async def NewVersionOldContent(original: Original, self: SecondInferenceEngine, 
         self.adapters[name] = attrs.evolve(old, version=version)
 
 
-@breaks("unload_adapter", "infer.adapters.unloaded")
-def UnloadsOnlyOnce(self: SecondInferenceEngine, name: str) -> None:
-    """Raises when a name is unloaded that is not loaded."""
-    del self.adapters[name]
-
-
 ADAPTERS_ROWS = breaks.rows(
     row("ScaleWithoutRank", "Scales an adapter by alpha instead of alpha / r.", "infer.adapters.applied",
         base=_Rewrites, rewritten=lambda delta: attrs.evolve(delta, scale=delta.scale * delta.down.shape[0])),
@@ -298,6 +278,8 @@ ADAPTERS_ROWS = breaks.rows(
         "infer.adapters.unloaded", adapter_for=lambda self, name: self.adapters.get(name)),
     row("UnloadsEverything", "Unloads every adapter when one is unloaded.", "infer.adapters.unloaded",
         unload_adapter=lambda self: self.adapters.clear()),
+    row("UnloadsOnlyOnce", "Raises when a name is unloaded that is not loaded.", "infer.adapters.unloaded",
+        unload_adapter=before(lambda self, name: None if name in self.adapters else KeyError(name))),
 )  # fmt: skip
 
 

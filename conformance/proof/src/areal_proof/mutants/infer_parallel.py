@@ -15,8 +15,8 @@ from torch import Tensor
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.weights import WeightSource
 from areal_proof.mutants import mutant
-from areal_proof.mutants.infer_core_weights import Passing
-from areal_proof.mutants.rows import Original, breaking
+from areal_proof.mutants.rows import Original, before, breaking, put
+from areal_proof.mutants.weight_parts import PassingSource
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.ranks import CUT_BY_INPUT
 from areal_proof.second.infer.requests import Seat
@@ -71,11 +71,8 @@ class OneRankIsLate(SecondInferenceEngine):
         if self._late is None or not self._turns:
             return super().next_logits(seat)
         self._turns -= 1
-        weights, self.weights = self.weights, self._late
-        try:
+        with put(self, weights=self._late):
             return super().next_logits(seat)
-        finally:
-            self.weights = weights
 
 
 @breaks("abort_weights", "infer.stages.abort_meanwhile", row="update-chain")
@@ -85,10 +82,10 @@ def AbortMissesWhatIsComing(self: SecondInferenceEngine) -> None:
     self.staged = None
 
 
-class _Keeping(Passing):
+class _Keeping(PassingSource):
     came: dict[str, Tensor]
 
-    def passed(self, name: str, tensor: Tensor) -> Tensor:
+    def alter(self, name: str, tensor: Tensor) -> Tensor:
         self.came[name] = tensor.clone()
         return tensor
 
@@ -109,18 +106,15 @@ async def BrokenTransferOverHeld(
         raise
 
 
-@mutant("infer/second", killers=("infer.stages.no_leftovers",), row="update-chain")
-class DroppedMatrixComesBack(SecondInferenceEngine):
+_MATRIX = "model.layers.0.mlp.up_proj.weight"
+
+
+@breaks("commit_weights", "infer.stages.no_leftovers", row="update-chain", left={},
+    abort_weights=before(lambda self: setattr(self, "left", {_MATRIX: self.staged.tensors[_MATRIX]})
+        if self.staged is not None else None))  # fmt: skip
+async def DroppedMatrixComesBack(original: Original, self: Any) -> None:
     """Serves one matrix of an aborted version with the next version that is committed."""
-
-    async def abort_weights(self) -> None:
-        if self.staged is not None:
-            name = "model.layers.0.mlp.up_proj.weight"
-            vars(self)["left"] = {name: self.staged.tensors[name]}
-        await super().abort_weights()
-
-    async def commit_weights(self, version: int) -> None:
-        left: dict[str, Tensor] = vars(self).pop("left", {})
-        if self.staged is not None:
-            self.staged.tensors.update(left)
-        await super().commit_weights(version)
+    if self.staged is not None:
+        self.staged.tensors.update(self.left)
+    self.left = {}
+    await original()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.inference import GenerationRequest, SamplingParams
-from areal_proof.mutants.rows import Original, breaking, row, then, without
+from areal_proof.mutants.rows import Original, after, breaking, row, then, without
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Seat
 from areal_proof.second.infer.sampling import distribution, draw, min_p, penalised, top_k, top_p, uniform
@@ -26,28 +26,21 @@ def asked(request: GenerationRequest, **sampling: Any) -> GenerationRequest:
     return attrs.evolve(request, sampling=attrs.evolve(request.sampling, **sampling))
 
 
+def drawn(seat: Seat, logits: Tensor, **sampling: Any) -> Tensor:
+    """Return what a seat is drawn from, were other parameters asked for. Any: whatever the parameters are."""
+    return distribution(logits, attrs.evolve(seat.request.sampling, **sampling), seat.forbidden)
+
+
+def lowered(seat: Seat, logits: Tensor, **sampling: Any) -> Tensor:
+    """Return the logits of a seat after penalties, were other ones asked for. Any: whatever the parameters are."""
+    return penalised(logits, attrs.evolve(seat.request.sampling, **sampling), seat.prompt, seat.produced)
+
+
 @breaks("choose", "infer.sampling.temperature", "infer.sampling.surprise")
 def DrawsAtTemperatureOne(original: Original, seat: Seat, logprobs: Tensor) -> Any:
     """Reports log-probs at the temperature asked for and draws at temperature 1."""
     heat = seat.request.sampling.temperature
     return original(seat, (logprobs * heat).log_softmax(-1) if heat else logprobs)
-
-
-@breaks("distribution", "infer.sampling.temperature", "infer.sampling.every_token")
-def TemperatureOfTheFirstRow(original: Original, self: SecondInferenceEngine, seat: Seat, logits: Tensor) -> Any:
-    """Applies one request's temperature to the whole batch."""
-    first = self.running[0].request.sampling.temperature
-    if not first or not seat.request.sampling.temperature:
-        return original()
-    return distribution(logits, attrs.evolve(seat.request.sampling, temperature=first), seat.forbidden)
-
-
-@breaks("distribution", "infer.sampling.top_k")
-def KeepsOneMoreThanK(seat: Seat, logits: Tensor) -> Any:
-    """Keeps k + 1 tokens."""
-    sampling = seat.request.sampling
-    more = sampling.top_k + 1 if sampling.top_k > 1 else sampling.top_k
-    return distribution(logits, attrs.evolve(sampling, top_k=more), seat.forbidden)
 
 
 @breaks("distribution", "infer.sampling.top_p")
@@ -65,11 +58,8 @@ def DropsTheTokenThatReachesP(seat: Seat, logits: Tensor) -> Any:
 @breaks("distribution", "infer.sampling.top_p", "infer.sampling.filters")
 def FiltersBeforeTemperature(original: Original, seat: Seat, logits: Tensor) -> Any:
     """Takes top_k and top_p of the distribution at temperature 1, and warms what is left."""
-    sampling = seat.request.sampling
-    if not sampling.temperature:
-        return original()
-    cold = distribution(logits, attrs.evolve(sampling, temperature=1.0), seat.forbidden)
-    return (cold / sampling.temperature).log_softmax(-1)
+    heat = seat.request.sampling.temperature
+    return (drawn(seat, logits, temperature=1.0) / heat).log_softmax(-1) if heat else original()
 
 
 @breaks("distribution", "infer.sampling.filters")
@@ -80,14 +70,6 @@ def TopPBeforeTopK(original: Original, seat: Seat, logits: Tensor) -> Any:
         return original()
     plain = distribution(logits, attrs.evolve(sampling, top_k=0, top_p=1.0), seat.forbidden)
     return top_k(top_p(plain, sampling.top_p), sampling.top_k).log_softmax(-1)
-
-
-@breaks("distribution", "infer.sampling.every_token")
-def FiltersTheFirstTokenOnly(seat: Seat, logits: Tensor) -> Any:
-    """Applies top_k and top_p to the first token of an output and to no other."""
-    sampling = seat.request.sampling
-    later = attrs.evolve(sampling, top_k=0, top_p=1.0) if seat.output else sampling
-    return distribution(logits, later, seat.forbidden)
 
 
 @breaks("choose", "infer.sampling.surprise")
@@ -110,8 +92,7 @@ ROWS = breaks.rows(
     row("LogprobsBeforeFilters", "Draws from the filtered distribution and reports log-probs of the whole one.",
         "infer.sampling.top_k", "infer.sampling.top_p", "infer.sampling.every_token", incident="vime#64",
         row="logprob-gap",
-        reported=lambda seat, token, logits: float(distribution(logits,
-            attrs.evolve(seat.request.sampling, top_k=0, top_p=1.0), seat.forbidden)[token])),
+        reported=lambda seat, token, logits: float(drawn(seat, logits, top_k=0, top_p=1.0)[token])),
     row("SeedPlusPlace", "Makes the random number of a token from seed + place: neighbouring seeds share all but one.",
         "infer.sampling.independent",
         number=lambda original, seat: uniform(seat.seed + seat.index, 0) if isinstance(seat.seed, int)
@@ -142,6 +123,21 @@ ROWS = breaks.rows(
         "infer.sampling.top_k",
         reported=lambda seat, token, logprobs: float(logprobs.max() if seat.request.sampling.top_k
             else logprobs[token])),
+    row("KeepsOneMoreThanK", "Keeps k + 1 tokens.", "infer.sampling.top_k",
+        distribution=lambda seat, logits: drawn(seat, logits,
+            top_k=seat.request.sampling.top_k + (seat.request.sampling.top_k > 1))),
+    row("FiltersTheFirstTokenOnly", "Applies top_k and top_p to the first token of an output and to no other.",
+        "infer.sampling.every_token",
+        distribution=lambda original, seat, logits: drawn(seat, logits, top_k=0, top_p=1.0) if seat.output
+            else original(seat, logits)),
+    row("TemperatureOfTheFirstRow", "Applies one request's temperature to the whole batch.",
+        "infer.sampling.temperature", "infer.sampling.every_token",
+        distribution=lambda self, seat, logits: drawn(seat, logits, temperature=seat.request.sampling.temperature
+            and (self.running[0].request.sampling.temperature or seat.request.sampling.temperature))),
+    row("GreedyAfterMinP", "Reports the log-prob of a greedy token among what min_p leaves.",
+        "infer.sampling.greedy_min_p",
+        distribution=after(lambda result, seat: result if seat.request.sampling.temperature
+            else min_p(result, seat.request.sampling.min_p).log_softmax(-1))),
 )  # fmt: skip
 
 
@@ -158,8 +154,7 @@ def MinPIsAbsolute(seat: Seat, logits: Tensor) -> Any:
 def MinPBeforeTemperature(seat: Seat, logits: Tensor) -> Any:
     """Takes min_p of the distribution at temperature 1, and warms what is left."""
     sampling = seat.request.sampling
-    kept = min_p(logits.double(), sampling.min_p) if sampling.temperature else logits
-    return distribution(kept, attrs.evolve(sampling, min_p=0.0), seat.forbidden)
+    return drawn(seat, min_p(logits.double(), sampling.min_p) if sampling.temperature else logits, min_p=0.0)
 
 
 @breaks("distribution", "infer.sampling.min_p_filters")
@@ -170,32 +165,6 @@ def MinPAfterTopP(original: Original, seat: Seat, logits: Tensor) -> Any:
         return original()
     plain = distribution(logits, attrs.evolve(sampling, min_p=0.0, top_k=0, top_p=1.0), seat.forbidden)
     return min_p(top_p(top_k(plain, sampling.top_k), sampling.top_p), sampling.min_p).log_softmax(-1)
-
-
-@breaks("distribution", "infer.sampling.greedy_min_p")
-def GreedyAfterMinP(original: Original, seat: Seat) -> Any:
-    """Reports the log-prob of a greedy token among what min_p leaves."""
-    sampling = seat.request.sampling
-    whole = original()
-    return whole if sampling.temperature else min_p(whole, sampling.min_p).log_softmax(-1)
-
-
-@breaks("penalised", "infer.sampling.penalties")
-def PresenceIsFrequency(seat: Seat, logits: Tensor) -> Any:
-    """Takes the presence penalty off as often as a token came."""
-    sampling = seat.request.sampling
-    both = sampling.frequency_penalty + sampling.presence_penalty
-    summed = attrs.evolve(sampling, frequency_penalty=both, presence_penalty=0.0)
-    return penalised(logits, summed, seat.prompt, seat.produced)
-
-
-@breaks("penalised", "infer.sampling.penalties")
-def NeverEncourages(seat: Seat, logits: Tensor) -> Any:
-    """Takes a negative penalty for none."""
-    asked = seat.request.sampling
-    frequency, presence = max(0.0, asked.frequency_penalty), max(0.0, asked.presence_penalty)
-    bounded = attrs.evolve(asked, frequency_penalty=frequency, presence_penalty=presence)
-    return penalised(logits, bounded, seat.prompt, seat.produced)
 
 
 class _TwoDistributions(SecondInferenceEngine):
@@ -272,4 +241,11 @@ PENALTIES_ROWS = breaks.rows(
         "Does not claim that seeds continue, and draws a continuation with the first part's random numbers.",
         "infer.sampling.continued_afresh", claims=without("sampling.seed_continues"),
         number=lambda seat: uniform(seat.seed, len(seat.output))),
+    row("PresenceIsFrequency", "Takes the presence penalty off as often as a token came.", "infer.sampling.penalties",
+        penalised=lambda seat, logits: lowered(seat, logits, presence_penalty=0.0,
+            frequency_penalty=seat.request.sampling.frequency_penalty + seat.request.sampling.presence_penalty)),
+    row("NeverEncourages", "Takes a negative penalty for none.", "infer.sampling.penalties",
+        penalised=lambda seat, logits: lowered(seat, logits,
+            frequency_penalty=max(0.0, seat.request.sampling.frequency_penalty),
+            presence_penalty=max(0.0, seat.request.sampling.presence_penalty))),
 )  # fmt: skip

@@ -193,13 +193,6 @@ REFUSE_ROWS = breaks_refuse.rows(
 )  # fmt: skip
 
 
-@breaks("next_logits", "infer.refuse.experts", row="expert-replay", claims=without("experts.trace"))
-def TracesZeros(original: Original) -> Any:
-    """Does not claim to trace experts and returns a trace of zeros."""
-    logits, routes = original()
-    return logits, None if routes is None else torch.zeros_like(routes)
-
-
 REFERENCE_ROWS = breaks_reference.rows(
     row("DropsTheLayout", "Does not claim tensor parallelism and starts on one device whatever the layout.",
         "infer.refuse.tensor_parallel", start=given(layout=dict)),
@@ -222,6 +215,9 @@ SECOND_ROWS = breaks.rows(
     row("RefusesWithoutAReason", "Does not claim top_p and refuses it with NotImplementedError.", "infer.refuse.top_p",
         claims=without("sampling.top_p"),
         seat_for=before(lambda request: NotImplementedError if request.sampling.top_p < 1.0 else None)),
+    row("TracesZeros", "Does not claim to trace experts and returns a trace of zeros.", "infer.refuse.experts",
+        row="expert-replay", claims=without("experts.trace"),
+        next_logits=after(lambda result: (result[0], None if result[1] is None else torch.zeros_like(result[1])))),
 )  # fmt: skip
 
 

@@ -88,17 +88,13 @@ ROWS = breaks.rows(
 )  # fmt: skip
 
 
-@mutant(_OF, side="infer", killers=("pair.fault.spoiled", "pair.fault.replica"), incident="NeMo-RL sparse delta")
-class ServesOnArrival(ReferenceInferenceEngine):
+@breaks("receive_weights", "pair.fault.spoiled", "pair.fault.replica", incident="NeMo-RL sparse delta",
+    commit_weights=lambda: None)  # fmt: skip
+async def ServesOnArrival(original: Original, self: ReferenceInferenceEngine, version: int) -> Any:
     """New weights are served as soon as they have arrived, before anybody compared them."""
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        receipt = await super().receive_weights(source, version)
-        await super().commit_weights(version)
-        return receipt
-
-    async def commit_weights(self, version: int) -> None:
-        """Do nothing: it is done."""
+    receipt = await original()
+    await ReferenceInferenceEngine.commit_weights(self, version)
+    return receipt
 
 
 @breaks("abort_weights", "pair.fault.spoiled", row="update-chain")
@@ -180,23 +176,15 @@ BOUNDARIES_ROWS = breaks.rows(
 )  # fmt: skip
 
 
-@mutant(_OF, side="infer", killers=("pair.fault.leftovers",), row="update-chain")
-class NormSurvivesAbort(ReferenceInferenceEngine):
+@breaks("commit_weights", "pair.fault.leftovers", row="update-chain", left=None,
+    abort_weights=before(lambda self: setattr(self, "left", self.running.stage.spare["model.norm.weight"].clone())
+        if self.running.stage.staged is not None else None))  # fmt: skip
+async def NormSurvivesAbort(original: Original, self: Any) -> None:
     """The last norm of an update that was dropped is served with the next one."""
-
-    left: Tensor | None = None
-
-    async def abort_weights(self) -> None:
-        stage = self.running.stage
-        if stage.staged is not None:
-            self.left = stage.spare["model.norm.weight"].clone()
-        await super().abort_weights()
-
-    async def commit_weights(self, version: int) -> None:
-        if self.left is not None:
-            self.running.stage.spare["model.norm.weight"].copy_(self.left)
-            self.left = None
-        await super().commit_weights(version)
+    if self.left is not None:
+        self.running.stage.spare["model.norm.weight"].copy_(self.left)
+        self.left = None
+    await original()
 
 
 class _Resumed(PassingSource):

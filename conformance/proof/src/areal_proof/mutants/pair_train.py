@@ -20,7 +20,8 @@ from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.train import EngineInfo, Output, RankContext, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, given, row, then
+from areal_proof.mutants.rows import Original, before, breaking, catches, given, row, subclass, then
+from areal_proof.mutants.weight_parts import PassingSink
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.bucketing import buckets
@@ -112,19 +113,8 @@ def LastTokenIsApart(batch: Batch, logprobs: Tensor) -> Any:
     return told
 
 
-class _Shrugging:
-    """A sink whose errors nobody hears of. Any: the transport's own class."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.bucket_bytes = inner.bucket_bytes
-        self.begin, self.finish, self.abort = inner.begin, inner.finish, inner.abort
-
-    def write(self, bucket: Mapping[str, Tensor]) -> None:
-        try:
-            self.inner.write(bucket)
-        except StorageError:
-            return
+_Shrugging = subclass("Shrugging", PassingSink, {"write": catches(StorageError, lambda: None)})
+"""A sink whose errors nobody hears of."""
 
 
 ROWS = breaks.rows(

@@ -70,25 +70,6 @@ class NeighboursDieToo(SecondScheduler):
         return workers
 
 
-@mutant("scheduler/local", killers=("scheduler.death.status",))
-class StatusOfTheStart(LocalScheduler):
-    """Tells of every worker what was true when it started."""
-
-    async def submit(self, job: Job) -> Sequence[Worker]:
-        workers = await super().submit(job)
-        self._told = {**self._told, job.role: super().poll(job.role)}
-        return workers
-
-    def poll(self, role: str) -> Sequence[WorkerStatus]:
-        return self._told.get(role, ())
-
-    async def cancel(self, role: str) -> None:
-        self._told = {name: told for name, told in self._told.items() if name != role}
-        await super().cancel(role)
-
-    _told: dict[str, Sequence[WorkerStatus]] = {}  # noqa: RUF012
-
-
 @breaks("close", "scheduler.log.lines")
 async def LogsGoWithClose(original: Original, self: LocalScheduler) -> None:
     """Removes the logs when it is closed."""
@@ -130,14 +111,6 @@ async def ChildrenStay(self: SecondWorker) -> None:
         await self.process.wait()
 
 
-@mutant("scheduler/second", killers=("scheduler.cancel.ends",))
-class CancelEndsEverybody(SecondScheduler):
-    """Ends every role of the run when one is cancelled."""
-
-    async def cancel(self, role: str) -> None:
-        await asyncio.gather(*(super(CancelEndsEverybody, self).cancel(name) for name in tuple(self.gangs)))
-
-
 @breaks("submit", "scheduler.cancel.anew", _first={})
 async def FirstJobAgain(original: Original, self: Any, job: Job) -> Any:
     """Starts a role that ran before as it was asked for the first time."""
@@ -169,6 +142,8 @@ async def SparesSurvivors(original: Original, self: SecondScheduler, role: str) 
 SECOND_ON_ONE_ROWS = breaks_second_on_one.rows(
     row("CloseForgetsTheFirst", "Ends all roles but the first when it is closed.", "scheduler.close.twice",
         close=lambda self: asyncio.gather(*(self.cancel(role) for role in tuple(self.gangs)[1:]))),
+    row("CancelEndsEverybody", "Ends every role of the run when one is cancelled.", "scheduler.cancel.ends",
+        cancel=lambda original, self: asyncio.gather(*(original(name) for name in tuple(self.gangs)))),
 )  # fmt: skip
 
 
@@ -186,6 +161,10 @@ ROWS = breaks.rows(
     row("PipesStayOpen", "Never closes the pipe each worker said its first word through.",
         "scheduler.close.leaves_nothing", incident="slime#205", row="flat-memory",
         start_worker=then(lambda result: setattr(result.process, "__class__", _OpenPipe))),
+    row("StatusOfTheStart", "Tells of every worker what was true when it started.", "scheduler.death.status",
+        __init__=then(lambda self: setattr(self, "told", {})),
+        submit=then(lambda self, job: self.told.update({job.role: LocalScheduler.poll(self, job.role)})),
+        poll=lambda self, role: self.told.get(role, ()), cancel=before(lambda self, role: self.told.pop(role, None))),
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from areal_core.contract.errors import ArealError, ConfigError, WorkerDied
-from areal_core.contract.scheduler import Job, Worker, WorkerStatus
+from areal_core.contract.scheduler import Job, Worker
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_local.scheduler.devices import DevicePool, Devices
@@ -27,21 +27,6 @@ from areal_proof.second.scheduler import SecondScheduler, SecondWorker
 
 breaks = breaking("scheduler/local", LocalScheduler)
 breaks_second = breaking("scheduler/second", SecondScheduler)
-
-
-@breaks_second("submit", "scheduler.submit.ranks")
-async def RankOneTwice(original: Original) -> Any:
-    """Gives the last handle twice."""
-    workers = list(await original())
-    return (*workers[:-1], workers[-2]) if len(workers) > 1 else tuple(workers)
-
-
-@mutant("scheduler/local", killers=("scheduler.submit.several_roles",))
-class PollTellsEverybody(LocalScheduler):
-    """Tells of every worker of the run, whichever role is asked for."""
-
-    def poll(self, role: str) -> Sequence[WorkerStatus]:
-        return tuple(status for name in self.gangs for status in super(PollTellsEverybody, self).poll(name))
 
 
 class _LendingPool(DevicePool):
@@ -86,6 +71,8 @@ SECOND_ROWS = breaks_second.rows(
         __init__=lambda original, job, rank, config: original(attrs.evolve(job,
             env={**({"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")} if job.device == "cpu"
             else {}), **job.env}), rank, config)),
+    row("RankOneTwice", "Gives the last handle twice.", "scheduler.submit.ranks",
+        submit=after(lambda result: (*result[:-1], result[-2]) if len(result) > 1 else tuple(result))),
 )  # fmt: skip
 
 
@@ -176,6 +163,9 @@ ROWS = breaks.rows(
     row("ForgetsTheFirst",
         "Of a job whose last worker cannot be started, those started before are forgotten while they run.",
         "scheduler.submit.late_failure", spawn=on(BaseException, lambda gang: gang.workers.clear())),
+    row("PollTellsEverybody", "Tells of every worker of the run, whichever role is asked for.",
+        "scheduler.submit.several_roles",
+        poll=lambda original, self: tuple(status for name in self.gangs for status in original(name))),
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from areal_core.contract.train import TrainSpec
 from areal_core.plugins.claims import not_yet
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, before, breaking, catches, row, then
+from areal_proof.mutants.train_parts import copied
 from areal_proof.second.train import checkpoint
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.pending import Pending
@@ -232,42 +233,27 @@ def OtherRanksForget(original: Original, self: SecondTrainEngine) -> None:
         _empty(here.adam.moments if here.adam is not None else {})
 
 
-@mutant(ENGINE, killers=("train.offload.exact", "train.offload.state"))
-class OnloadsTheFirstCopy(SecondTrainEngine):
+@breaks("onload", "train.offload.exact", "train.offload.state", first=None,
+    offload=before(lambda self: None if self.opened().spill.out
+        else setattr(self, "first", self.first or copied(self.opened().table))))  # fmt: skip
+def OnloadsTheFirstCopy(original: Original, self: Any) -> None:
     """Writes the weights out once, and brings that copy back ever after."""
-
-    _first: dict[str, Tensor] | None = None
-
-    def offload(self) -> None:
-        here = self.opened()
-        if self._first is None and not here.spill.out:
-            self._first = {name: tensor.detach().clone() for name, tensor in here.table.items()}
-        super().offload()
-
-    def onload(self) -> None:
-        out = self.opened().spill.out
-        super().onload()
-        if out and self._first is not None:
-            with torch.no_grad():
-                for name, tensor in self.running().table.items():
-                    tensor.copy_(self._first[name])
+    out = self.opened().spill.out
+    original()
+    if out and self.first is not None:
+        with torch.no_grad():
+            for name, tensor in self.running().table.items():
+                tensor.copy_(self.first[name])
 
 
-@mutant(ENGINE, killers=("train.offload.exact",))
-class SecondOffloadLosesAll(SecondTrainEngine):
+@breaks("onload", "train.offload.exact", calls=0,
+    offload=before(lambda self: setattr(self, "calls", self.calls + 1)))  # fmt: skip
+def SecondOffloadLosesAll(original: Original, self: Any) -> None:
     """Offloads what is already gone: a second `offload` overwrites the copy with nothing."""
-
-    _calls = 0
-
-    def offload(self) -> None:
-        self._calls += 1
-        super().offload()
-
-    def onload(self) -> None:
-        super().onload()
-        if self._calls > 1:
-            _empty(dict(self.running().table))
-        self._calls = 0
+    original()
+    if self.calls > 1:
+        _empty(dict(self.running().table))
+    self.calls = 0
 
 
 @mutant(ENGINE, killers=("train.offload.use",), row="sleep-is-real")

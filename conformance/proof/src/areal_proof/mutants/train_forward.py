@@ -19,24 +19,14 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import EngineInfo, Output, RankContext, TrainSpec
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, given, row
+from areal_proof.mutants.rows import Original, after, before, breaking, given, row, then, within
 from areal_proof.mutants.train_optimizer import OtherOptimizer, OtherSpec
-from areal_proof.mutants.train_parts import Columns, OtherModel, hugging_face, replace, replace_model
+from areal_proof.mutants.train_parts import Columns, OtherModel, hugging_face, replace_model, replaced
 from areal_reference.train.engine import PlainModel, ReferenceTrainEngine
-from areal_torch.model import PackedModel
 from areal_torch.optimizer import Optimizer
 
 ENGINE = "train/reference"
 breaks = breaking(ENGINE, ReferenceTrainEngine)
-
-
-@breaks("forward", "train.forward.entropy", "train.forward.temperature")
-def EntropyInBits(original: Original, outputs: frozenset[Output]) -> Any:
-    """Gives the entropy in bits."""
-    result = original()
-    if Output.ENTROPY in outputs:
-        result = result.with_tokens(entropy=result.tokens["entropy"] / math.log(2.0))
-    return result
 
 
 @breaks("columns", "train.forward.entropy", base=OtherModel, part=("kind", Columns))
@@ -66,33 +56,10 @@ def LastSequenceOfOneUnscored(original: Original, batch: Batch, outputs: frozens
     return result.with_tokens(**cut)
 
 
-@mutant(ENGINE, killers=("train.forward.full_length",))
-class PositionsWrap(ReferenceTrainEngine):
-    """Counts positions in a byte: beyond 127 they begin again."""
-
-    class _Batch(Batch):
-        @property
-        def positions(self) -> Tensor:
-            return super().positions % 128
-
-    class _Model(Columns):
-        def columns(self, batch: Batch, outputs: frozenset[Output]) -> Mapping[str, Tensor]:
-            wrapped = PositionsWrap._Batch(tokens=batch.tokens, sequences=batch.sequences, cu_seqlens=batch.cu_seqlens)
-            return super().columns(wrapped, outputs)
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        replace_model(self, self._Model)
-        return info
-
-
-@breaks("forward", "train.forward.outputs", "train.forward.entropy")
-def EntropyOnlyBesideLogprobs(original: Original, outputs: frozenset[Output]) -> Any:
-    """Leaves the entropy at 0 when it is asked for alone."""
-    result = original()
-    if outputs == {Output.ENTROPY}:
-        result = result.with_tokens(entropy=torch.zeros_like(result.tokens["entropy"]))
-    return result
+class _Wrapping(Batch):
+    @property
+    def positions(self) -> Tensor:
+        return super().positions % 128
 
 
 @breaks("forward", "train.forward.order", "train.forward.any_mask")
@@ -103,26 +70,14 @@ def RowsStaySorted(original: Original, batch: Batch, outputs: frozenset[Output])
     return batch.with_tokens(**{str(name): sorted_result.tokens[name] for name in outputs})
 
 
-@mutant(ENGINE, killers=("train.forward.budget", "train.forward.any_mask"))
-class LaterMicrobatchesUnscored(ReferenceTrainEngine):
-    """Scores only the first two micro-batches."""
+class _FirstTwo(Columns):
+    calls = 0
 
-    class _Model(Columns):
-        calls = 0
-
-        def columns(self, batch: Batch, outputs: frozenset[Output]) -> Mapping[str, Tensor]:
-            self.calls += 1
-            result = super().columns(batch, outputs)
-            return result if self.calls <= 2 else {name: column * 0.0 for name, column in result.items()}
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        assert self.trainer is not None
-        whole = self.trainer
-        replace_model(self, self._Model)
-        try:
-            return super().forward(batch, outputs)
-        finally:
-            self.trainer = whole
+    def columns(self, batch: Batch, outputs: frozenset[Output]) -> Mapping[str, Tensor]:
+        """Score what comes first."""
+        self.calls += 1
+        result = super().columns(batch, outputs)
+        return result if self.calls <= 2 else {name: column * 0.0 for name, column in result.items()}
 
 
 @breaks("forward", "train.forward.causal")
@@ -154,50 +109,24 @@ def DropoutLeftOn(original: Original, self: ReferenceTrainEngine) -> Any:
     return info
 
 
-@mutant(ENGINE, killers=("train.forward.fresh_tokens",))
-class RemembersByShape(ReferenceTrainEngine):
+@breaks("forward", "train.forward.fresh_tokens", start=before(lambda self: setattr(self, "seen", {})))
+def RemembersByShape(original: Original, self: Any, batch: Batch, outputs: frozenset[Output]) -> Any:
     """Gives a batch of known lengths the columns it computed for the first of that shape."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._seen: dict[Any, Batch] = {}
-        return super().start(spec, rank)
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        key = (tuple(batch.lengths.tolist()), outputs, self.version)
-        if key not in self._seen:
-            self._seen[key] = super().forward(batch, outputs)
-        return batch.with_tokens(**{str(name): self._seen[key].tokens[name] for name in outputs})
+    key = (tuple(batch.lengths.tolist()), outputs, self.version)
+    if key not in self.seen:
+        self.seen[key] = original()
+    return batch.with_tokens(**{str(name): self.seen[key].tokens[name] for name in outputs})
 
 
-@mutant(
-    ENGINE,
-    killers=("train.forward.follows_weights", "train.state.loaded_weights"),
-    incident="verl#3821",
-    row="served-policy-changes",
-)
-class ScoresWithCopy(ReferenceTrainEngine):
+@breaks("forward", "train.forward.follows_weights", "train.state.loaded_weights", incident="verl#3821",
+    row="served-policy-changes", scores=None, start=then(lambda self: setattr(self, "scores", None)),
+    close=before(lambda self: setattr(self, "scores", None)))  # fmt: skip
+def ScoresWithCopy(original: Original, self: Any) -> Any:
     """Scores with a copy of the model that it made when it scored first."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        self._copy: PlainModel | None = None
-        return info
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        assert self.trainer is not None
-        whole = self.trainer
-        if self._copy is None:
-            packed: PackedModel = copy.deepcopy(whole.model.packed)  # type: ignore[union-attr]
-            self._copy = PlainModel(packed)
-        replace(self, model=self._copy)
-        try:
-            return super().forward(batch, outputs)
-        finally:
-            self.trainer = whole
-
-    def close(self) -> None:
-        self._copy = None
-        super().close()
+    if self.scores is None:
+        self.scores = PlainModel(copy.deepcopy(self.trainer.model.packed))
+    with replaced(self, model=self.scores):
+        return original()
 
 
 ROWS = breaks.rows(
@@ -230,6 +159,20 @@ ROWS = breaks.rows(
     row("ColumnsInDouble", "Returns its columns in float64.", "train.forward.off_mask",
         forward=after(lambda result, outputs: result.with_tokens(**{str(name): result.tokens[name].double()
             for name in outputs}))),
+    row("EntropyInBits", "Gives the entropy in bits.", "train.forward.entropy", "train.forward.temperature",
+        forward=after(lambda result, outputs: result.with_tokens(entropy=result.tokens["entropy"] / math.log(2.0))
+            if Output.ENTROPY in outputs else result)),
+    row("EntropyOnlyBesideLogprobs", "Leaves the entropy at 0 when it is asked for alone.", "train.forward.outputs",
+        "train.forward.entropy",
+        forward=after(lambda result, outputs: result.with_tokens(entropy=torch.zeros_like(result.tokens["entropy"]))
+            if outputs == {Output.ENTROPY} else result)),
+    row("PositionsWrap", "Counts positions in a byte: beyond 127 they begin again.", "train.forward.full_length",
+        base=OtherModel, part=("kind", Columns),
+        columns=lambda original, batch, outputs: original(_Wrapping(tokens=batch.tokens, sequences=batch.sequences,
+            cu_seqlens=batch.cu_seqlens), outputs)),
+    row("LaterMicrobatchesUnscored", "Scores only the first two micro-batches.", "train.forward.budget",
+        "train.forward.any_mask",
+        forward=within(lambda self: replaced(self, model=_FirstTwo(self.trainer.model)))),
 )  # fmt: skip
 
 

@@ -12,12 +12,10 @@ import attrs
 import torch
 from torch import Tensor
 
-from areal_core.contract.batch import Batch
 from areal_core.contract.data import PIXEL_VALUES
-from areal_core.contract.train import Objective, Output, TrainReport, TrainSpec
+from areal_core.contract.train import TrainSpec
 from areal_core.plugins.claims import not_yet
-from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, breaking, given, gives, row, then
+from areal_proof.mutants.rows import breaking, given, gives, put, row, then, within
 from areal_proof.second.train import columns as columns_module
 from areal_proof.second.train import network
 from areal_proof.second.train.engine import SecondTrainEngine, Started
@@ -42,10 +40,10 @@ class Looks(network.Network):
         return shown
 
 
-class Looking(SecondTrainEngine):
-    """Has another network."""
+class OtherNetwork(SecondTrainEngine):
+    """The second trainer with another network. No defect by itself."""
 
-    Network: ClassVar[type[Looks]]
+    Network: ClassVar[type[network.Network]]
 
     def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
         here = super().build(spec, ranks, device, dtype)
@@ -54,7 +52,7 @@ class Looking(SecondTrainEngine):
         return attrs.evolve(here, columns=attrs.evolve(here.columns, network=self.Network(**fields)))
 
 
-breaks_looking = breaking(ENGINE, Looking, part=("Network", Looks))
+breaks_looking = breaking(ENGINE, OtherNetwork, part=("Network", Looks))
 
 
 @breaks_looking("looked", "train.images.scores", "train.images.with_sequences")
@@ -101,7 +99,7 @@ LOOKING_ROWS = breaks_looking.rows(
 
 
 ROWS = breaks.rows(
-    row("OtherRanksSeeNothing", "Looks at images on rank 0 only.", "train.images.ranks", base=Looking,
+    row("OtherRanksSeeNothing", "Looks at images on rank 0 only.", "train.images.ranks", base=OtherNetwork,
         part=("Network", Looks), ranks=2, looked=lambda self, shown: shown if self.ranks.rank == 0 else None),
     row("ImagesNotGivenBack", "Returns a scored batch without what its sequences showed.", "train.images.kept",
         forward=gives(media=dict)),
@@ -116,35 +114,16 @@ ROWS = breaks.rows(
 )  # fmt: skip
 
 
-@mutant(ENGINE, killers=("train.images.refused",))
-class ImagesUnchecked(SecondTrainEngine):
-    """Computes with whatever media it is given."""
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        result: Batch = _unchecked(super().forward, batch, outputs)
-        return result
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report: TrainReport = _unchecked(super().train_step, batch, objective)
-        return report
+_UNCHECKED = within(lambda: put(columns_module, check_shown=lambda batch, vision: None))
+"""Calls without looking at images; an error while computing counts as not refused."""
 
 
-@breaks("forward", "train.images.refused")
-def ImagesCheckedInTrainingOnly(original: Original, batch: Batch, outputs: frozenset[Output]) -> Any:
-    """Scores with whatever media it is given, and refuses to train on them."""
-    result: Batch = _unchecked(original, batch, outputs)
-    return result
-
-
-def _unchecked(call: Any, *arguments: Any) -> Any:
-    """Call without looking at images; an error while computing counts as not refused. Any: a method of the engine."""
-    held: Any = columns_module
-    whole = held.check_shown
-    held.check_shown = lambda batch, vision: None
-    try:
-        return call(*arguments)
-    finally:
-        held.check_shown = whole
+REFUSED_ROWS = breaks.rows(
+    row("ImagesUnchecked", "Computes with whatever media it is given.", "train.images.refused", forward=_UNCHECKED,
+        train_step=_UNCHECKED),
+    row("ImagesCheckedInTrainingOnly", "Scores with whatever media it is given, and refuses to train on them.",
+        "train.images.refused", forward=_UNCHECKED),
+)  # fmt: skip
 
 
 REFERENCE_ROWS = breaks_reference.rows(

@@ -37,16 +37,6 @@ def _join() -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 
-@breaks("start", "train.start.info")
-def TiedCountedTwice(original: Original, self: ReferenceTrainEngine) -> Any:
-    """Counts a tied head as parameters of its own."""
-    from areal_proof.mutants.train_parts import hugging_face
-
-    info = original()
-    every = hugging_face(self).named_parameters(remove_duplicate=False)
-    return attrs.evolve(info, num_parameters=sum(parameter.numel() for _, parameter in every))
-
-
 @breaks("start", "train.start.torn_model", incident="UniRL#166", row="one-destination")
 def MissingWeightsMadeUp(original: Original, spec: TrainSpec, rank: RankContext) -> Any:
     """Fills what a model folder lacks with random numbers."""
@@ -84,20 +74,6 @@ def ModelCodeRun(original: Original, spec: TrainSpec) -> Any:
     for file in sorted(Path(spec.model_path).glob("modeling_*.py")):
         exec(compile(file.read_text(), str(file), "exec"), {})
     return original()
-
-
-@breaks("close", "train.calls.after_close", "train.close.lets_go", incident="slime#205", row="flat-memory")
-def WorksAfterClose() -> None:
-    """Keeps the model when it is closed, and goes on working."""
-
-
-@breaks("close", "train.calls.after_close", "train.calls.before_start", _closed=False)
-def ClosesOnce(original: Original, self: Any) -> None:
-    """Raises when it is closed twice."""
-    if self._closed:
-        raise RuntimeError("already closed")
-    self._closed = True
-    original()
 
 
 @breaks("start", "train.start.failed")
@@ -138,6 +114,14 @@ ROWS = breaks.rows(
         train_step=lambda original, self, batch, objective: TrainReport(loss=0.0, grad_norm=0.0, lr=0.0, stepped=True,
             num_microbatches=1, num_tokens=1, seconds=0.1) if self.trainer is not None
             and self.trainer.optimizer is None else original(batch, objective)),
+    row("TiedCountedTwice", "Counts a tied head as parameters of its own.", "train.start.info",
+        start=gives(num_parameters=lambda self: sum(parameter.numel() for _,
+            parameter in hugging_face(self).named_parameters(remove_duplicate=False)))),
+    row("WorksAfterClose", "Keeps the model when it is closed, and goes on working.", "train.calls.after_close",
+        "train.close.lets_go", incident="slime#205", row="flat-memory", close=lambda: None),
+    row("ClosesOnce", "Raises when it is closed twice.", "train.calls.after_close", "train.calls.before_start",
+        closed=False, close=before(lambda self: RuntimeError("already closed") if self.closed
+            else setattr(self, "closed", True))),
 )  # fmt: skip
 
 

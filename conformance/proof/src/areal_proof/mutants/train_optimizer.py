@@ -7,18 +7,14 @@ Does not know: the checks beyond their names.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
 import torch
-from torch import Tensor
 
-from areal_core.contract.batch import Batch
-from areal_core.contract.train import EngineInfo, Objective, OptimizerSpec, RankContext, TrainReport, TrainSpec
-from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, gives, row
-from areal_proof.mutants.train_parts import parameters, replace_optimizer
+from areal_core.contract.train import EngineInfo, OptimizerSpec, RankContext, TrainSpec
+from areal_proof.mutants.rows import Original, before, breaking, gives, put, row, then, within
+from areal_proof.mutants.train_parts import copied, parameters, replace_optimizer
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
 
@@ -120,11 +116,8 @@ def ClipsEachTensor(original: Original, self: Optimizer, norm: float) -> Any:
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 parameter.grad.mul_(min(1.0, limit / (float(parameter.grad.norm()) + 1e-12)))
-    spec, self.spec = self.spec, attrs.evolve(self.spec, max_grad_norm=0.0)
-    try:
+    with put(self, spec=attrs.evolve(self.spec, max_grad_norm=0.0)):
         return original()
-    finally:
-        self.spec = spec
 
 
 @breaks_other_optimizer("step", "train.step.not_clipped")
@@ -151,14 +144,15 @@ class OtherRate(Optimizer):
         return self.rate()
 
 
-@breaks_other_optimizer("step", "train.step.schedule", "train.state.skipped_step")
-@torch.no_grad()
-def ScheduleCountsCalls(original: Original, self: Optimizer) -> Any:
-    """Counts the schedule by calls of `train_step`, skipped ones too."""
-    stepped = original()
-    if not stepped or self.steps == 2:
-        self.steps += 1
-    return stepped
+OPTIMIZER_ROWS = breaks_other_optimizer.rows(
+    row("ScheduleCountsCalls", "Counts the schedule by calls of `train_step`, skipped ones too.",
+        "train.step.schedule", "train.state.skipped_step",
+        step=then(lambda self, result: setattr(self, "steps", self.steps + (not result or self.steps == 2)))),
+    row("RateToldNotUsed", "Reports the rate of the schedule, and steps with the full one.", "train.step.schedule",
+        step=within(lambda self: put(self, spec=attrs.evolve(self.spec, schedule="constant", warmup_steps=0)))),
+    row("RateNeverZero", "Steps with a rate of at least 1e-7.", "train.step.zero_rate", incident="open-instruct#1473",
+        row="no-drift", step=within(lambda self: put(self, spec=attrs.evolve(self.spec, lr=max(self.spec.lr, 1e-7))))),
+)  # fmt: skip
 
 
 REFERENCE_ROWS = breaks_reference.rows(
@@ -177,28 +171,6 @@ REFERENCE_ROWS = breaks_reference.rows(
         rate=lambda original, self: self.spec.lr * self.steps / self.spec.warmup_steps
             if self.steps < self.spec.warmup_steps else original()),
 )  # fmt: skip
-
-
-@breaks_other_optimizer("step", "train.step.schedule")
-@torch.no_grad()
-def RateToldNotUsed(original: Original, self: Optimizer) -> Any:
-    """Reports the rate of the schedule, and steps with the full one."""
-    spec, self.spec = self.spec, attrs.evolve(self.spec, schedule="constant", warmup_steps=0)
-    try:
-        return original()
-    finally:
-        self.spec = spec
-
-
-@breaks_other_optimizer("step", "train.step.zero_rate", incident="open-instruct#1473", row="no-drift")
-@torch.no_grad()
-def RateNeverZero(original: Original, self: Optimizer) -> Any:
-    """Steps with a rate of at least 1e-7."""
-    spec, self.spec = self.spec, attrs.evolve(self.spec, lr=max(self.spec.lr, 1e-7))
-    try:
-        return original()
-    finally:
-        self.spec = spec
 
 
 breaks = breaking(ENGINE, OtherSpec)
@@ -222,23 +194,16 @@ ROWS = breaks.rows(
 )  # fmt: skip
 
 
-@mutant(ENGINE, killers=("train.step.everywhere", "train.step.gradient", "train.send.current"), row="one-destination")
-class NormsFrozen(ReferenceTrainEngine):
+@breaks_reference("train_step", "train.step.everywhere", "train.step.gradient", "train.send.current",
+    row="one-destination", start=then(lambda self: setattr(self, "kept", copied({name: tensor for name,
+        tensor in parameters(self).items() if name.endswith("norm.weight")}))))  # fmt: skip
+def NormsFrozen(original: Original, self: Any) -> Any:
     """Trains matrices only: norms stay what they were."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        info = super().start(spec, rank)
-        self._kept: Mapping[str, Tensor] = {
-            name: tensor.detach().clone() for name, tensor in parameters(self).items() if name.endswith("norm.weight")
-        }
-        return info
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        with torch.no_grad():
-            for name, tensor in self._kept.items():
-                parameters(self)[name].copy_(tensor)
-        return report
+    report = original()
+    with torch.no_grad():
+        for name, tensor in self.kept.items():
+            parameters(self)[name].copy_(tensor)
+    return report
 
 
 @breaks_reference("train_step", "train.step.adamw", "train.step.adamw_many", _count=0)

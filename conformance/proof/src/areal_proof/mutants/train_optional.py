@@ -22,6 +22,7 @@ from areal_core.contract.train import (
     TrainSpec,
 )
 from areal_proof.mutants.rows import Original, after, breaking, catches, given, put, row, within
+from areal_proof.mutants.train_parts import copied
 from areal_proof.second.train.adam import AdamW
 from areal_proof.second.train.adapters import Adapters
 from areal_proof.second.train.engine import SecondTrainEngine, Started
@@ -60,16 +61,6 @@ class Misread(SecondTrainEngine):
     def reseed(self, seed: int, ranks: Ranks) -> int:
         """Return the seed A is drawn from."""
         return seed
-
-
-@breaks("exported", "train.lora.targets", "train.lora.sent_is_used", row="served-policy-changes")
-def MergesOnce(original: Original, self: Any, here: Started) -> Any:
-    """Keeps the merged weights of the first send and sends them again."""
-    if here.spec.lora is None:
-        return original()
-    if not hasattr(self, "_merged"):
-        self._merged = {name: tensor.clone() for name, tensor in original().items()}
-    return self._merged
 
 
 @breaks("send_weights", "train.lora.send_disturbs_nothing")
@@ -207,16 +198,10 @@ REBUILT_ROWS = breaks_rebuilt.rows(
         "train.lora.state",
         spoil=lambda here: attrs.evolve(here, table={n: t for n, t in here.table.items()
             if not n.startswith("adapters/")})),
+    row("StateWithoutMomentsOfA", "Forgets the moments of every A in the saved state.", "train.lora.state",
+        spoil=lambda here: attrs.evolve(here, table={n: t for n, t in here.table.items()
+            if not (n.startswith(("first/", "second/")) and n.endswith(".A"))})),
 )  # fmt: skip
-
-
-@breaks_rebuilt("spoil", "train.lora.state")
-def StateWithoutMomentsOfA(here: Started) -> Any:
-    """Forgets the moments of every A in the saved state."""
-    lost = ("first/", "second/")
-    return attrs.evolve(
-        here, table={n: t for n, t in here.table.items() if not (n.startswith(lost) and n.endswith(".A"))}
-    )
 
 
 ROWS = breaks.rows(
@@ -234,4 +219,8 @@ ROWS = breaks.rows(
         "train.lora.state_of_another", load_state=catches(CheckpointError, lambda: None)),
     row("SavesBaseFolder", "Writes the base model to the folder, and sends the merged one.", "train.lora.folder",
         save_weights=within(lambda self: put(self, started=attrs.evolve(self.running(), adapters=Adapters())))),
+    row("MergesOnce", "Keeps the merged weights of the first send and sends them again.", "train.lora.targets",
+        "train.lora.sent_is_used", row="served-policy-changes",
+        exported=lambda original, self, here: original(here) if here.spec.lora is None
+            else self.__dict__.setdefault("merged", copied(original(here)))),
 )  # fmt: skip

@@ -7,6 +7,7 @@ Does not know: checks, beyond the names of those that must find each defect.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -15,15 +16,15 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
-from areal_core.contract.train import ROUTED_EXPERTS, Objective, Output, TrainReport, TrainSpec
-from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, gives, row
+from areal_core.contract.train import ROUTED_EXPERTS, Objective, Output, TrainReport
+from areal_proof.mutants.rows import Original, before, breaking, gives, put, row
+from areal_proof.mutants.train_images import OtherNetwork
+from areal_proof.mutants.train_parts import without_routes
 from areal_proof.second.train import columns as columns_module
 from areal_proof.second.train import network as network_module
 from areal_proof.second.train.columns import Columns
-from areal_proof.second.train.engine import SecondTrainEngine, Started
+from areal_proof.second.train.engine import SecondTrainEngine
 from areal_proof.second.train.network import Network
-from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.shown import Shown
 
 ENGINE = "train/second"
@@ -31,32 +32,19 @@ breaks_second = breaking(ENGINE, SecondTrainEngine)
 Routes = Callable[[Tensor], Tensor | None]
 
 
-class Routed(SecondTrainEngine):
+class Rerouting(Network):
     """Routes are changed on their way into the network, padded: [N, L, layers, K]."""
 
-    def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
-        here = super().build(spec, ranks, device, dtype)
-        self.ranks = ranks
-        whole = here.columns.network
-        fields = {field.name: getattr(whole, field.name) for field in attrs.fields(Network)}
-        network = _Rerouted(**fields, reroute=self.reroute)
-        return attrs.evolve(here, columns=attrs.evolve(here.columns, network=network))
+    def hidden(self, ids_NL: Tensor, routes_NLEK: Tensor | None = None, shown: Shown | None = None) -> Tensor:
+        """Change the routes first."""
+        return Network.hidden(self, ids_NL, self.reroute(routes_NLEK), shown)
 
     def reroute(self, routes: Tensor | None) -> Tensor | None:
         """Return the routes used."""
         return routes
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Rerouted(Network):
-    reroute: Callable[[Tensor | None], Tensor | None]
-
-    def hidden(self, ids_NL: Tensor, routes_NLEK: Tensor | None = None, shown: Shown | None = None) -> Tensor:
-        """Change the routes first."""
-        return Network.hidden(self, ids_NL, self.reroute(routes_NLEK), shown)
-
-
-breaks = breaking(ENGINE, Routed)
+breaks = breaking(ENGINE, OtherNetwork, part=("Network", Rerouting))
 ROWS = breaks.rows(
     row("RoutesDropped", "Loses the recorded routes on the way to the model, which routes freely.",
         "train.experts.recorded", "train.experts.own_row", "train.experts.gradient", incident="SkyRL#1908",
@@ -84,20 +72,20 @@ def OneFreeRowFreesAll(routes: Tensor | None) -> Any:
     return None if bool((free & later).any()) else routes
 
 
-@breaks("reroute", "train.experts.not_recorded", row="expert-replay", _kept=None)
-def LastRoutesAreKept(self: Any, routes: Tensor | None) -> Any:
+@breaks("reroute", "train.experts.not_recorded", row="expert-replay")
+def LastRoutesAreKept(self: Rerouting, routes: Tensor | None) -> Any:
     """Uses the routes of the batch before where a batch brings none."""
     if routes is not None:
-        self._kept = routes.clamp_min(0) * 0 + torch.arange(routes.shape[-1])
+        vars(self)["kept"] = routes.clamp_min(0) * 0 + torch.arange(routes.shape[-1])
         return routes
-    return None if self._kept is None else self._kept[:1, :1]
+    return vars(self)["kept"][:1, :1] if "kept" in vars(self) else None
 
 
 @breaks_second("train_step", "train.experts.gradient", row="expert-replay")
 def TrainsOnFreeRoutes(original: Original, self: SecondTrainEngine, batch: Batch, objective: Objective) -> Any:
     """Scores with the recorded routes, and drops them from the batch it trains on."""
     self.running().columns.check(batch, frozenset(), frozenset())
-    return original(_without(batch), objective)
+    return original(without_routes(batch), objective)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -120,29 +108,24 @@ class Replacing(SecondTrainEngine):
     """Runs every call with another function in the place of one of the network's or the columns' own."""
 
     place: Any = network_module  # Any: a module
-    name = "choose"
+    called = "choose"
 
     def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function used instead."""
         return right
 
-    def _replaced(self, call: Callable[[], Any]) -> Any:
-        right = getattr(self.place, self.name)
-        setattr(self.place, self.name, self.other(right))
-        try:
-            return call()
-        finally:
-            setattr(self.place, self.name, right)
+    def _replaced(self) -> AbstractContextManager[None]:
+        return put(self.place, **{self.called: self.other(getattr(self.place, self.called))})
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
         """Score with the other function."""
-        scored: Batch = self._replaced(lambda: SecondTrainEngine.forward(self, batch, outputs))
-        return scored
+        with self._replaced():
+            return super().forward(batch, outputs)
 
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """Step with the other function."""
-        report: TrainReport = self._replaced(lambda: SecondTrainEngine.train_step(self, batch, objective))
-        return report
+        with self._replaced():
+            return super().train_step(batch, objective)
 
 
 breaks_replacing = breaking(ENGINE, Replacing)
@@ -190,48 +173,37 @@ REPLACING_ROWS = breaks_replacing.rows(
 )  # fmt: skip
 
 
-@mutant(ENGINE, killers=("train.experts.refused",), incident="Megatron-LM#4168", row="expert-replay")
-class TakesRepeatedExperts(Replacing):
+@breaks_replacing("other", "train.experts.refused", incident="Megatron-LM#4168", row="expert-replay",
+    place=columns_module, called="check_routes")  # fmt: skip
+def TakesRepeatedExperts(right: Callable[..., Any]) -> Any:
     """Takes rows that name one expert twice, the zeros of a buffer never written among them."""
 
-    place = columns_module
-    name = "check_routes"
+    def check(routes: Tensor, *limits: int) -> None:
+        try:
+            right(routes, *limits)
+        except BatchError as error:
+            if "twice" not in error.what:
+                raise
 
-    def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
-
-        def check(routes: Tensor, *limits: int) -> None:
-            try:
-                right(routes, *limits)
-            except BatchError as error:
-                if "twice" not in error.what:
-                    raise
-
-        return check
+    return check
 
 
-@mutant(ENGINE, killers=("train.experts.refused",), row="expert-replay")
-class ClampsExperts(Replacing):
+@breaks_replacing("other", "train.experts.refused", row="expert-replay", place=columns_module, called="check_routes",
+    forward=lambda original, batch, outputs: original(batch if ROUTED_EXPERTS not in batch.tokens else
+        batch.with_tokens(**{ROUTED_EXPERTS: batch.tokens[ROUTED_EXPERTS].clamp(-1, 3)}), outputs))  # fmt: skip
+def ClampsExperts(right: Callable[..., Any]) -> Any:
     """Takes the nearest expert where a number is none."""
 
-    place = columns_module
-    name = "check_routes"
+    def check(routes: Tensor, layers: int, experts: int, per_token: int) -> None:
+        right(torch.full_like(routes, -1), layers, experts, per_token)
 
-    def other(self, right: Callable[..., Any]) -> Callable[..., Any]:
-
-        def check(routes: Tensor, layers: int, experts: int, per_token: int) -> None:
-            right(torch.full_like(routes, -1), layers, experts, per_token)
-
-        return check
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        if ROUTED_EXPERTS in batch.tokens:
-            batch = batch.with_tokens(**{ROUTED_EXPERTS: batch.tokens[ROUTED_EXPERTS].clamp(-1, 3)})
-        return super().forward(batch, outputs)
+    return check
 
 
 SECOND_ROWS = breaks_second.rows(
     row("OtherRanksRouteFreely", "Uses recorded routes on rank 0 only.", "train.experts.ranks", row="expert-replay",
-        base=Routed, ranks=2, reroute=lambda self, routes: routes if self.ranks.rank == 0 else None),
+        base=OtherNetwork, part=("Network", Rerouting), ranks=2,
+        reroute=lambda self, routes: routes if self.ranks.rank == 0 else None),
     row("RowsFromTheTop",
         "Cuts tokens into micro-batches, and takes their routes from the top of the whole column each time.",
         "train.experts.with_tokens", "train.experts.gradient", incident="AReno#524", row="expert-replay",
@@ -239,19 +211,13 @@ SECOND_ROWS = breaks_second.rows(
     row("DenseTakesRoutes", "Drops the routes silently where the model has no experts.", "train.experts.dense",
         row="expert-replay",
         forward=lambda original, self, batch, outputs: original(batch if self.running().architecture.num_experts
-            else _without(batch), outputs),
+            else without_routes(batch), outputs),
         train_step=lambda original, self, batch, objective: original(batch if self.running().architecture.num_experts
-            else _without(batch), objective)),
+            else without_routes(batch), objective)),
     row("RoutesNotReturned", "Gives the batch back without the routes it came with.", "train.experts.kept",
-        forward=lambda original, batch, outputs: _without(original(batch, outputs))),
+        forward=lambda original, batch, outputs: without_routes(original(batch, outputs))),
     row("RefusesAlone", "Looks at routes before it talks to the other ranks, and raises alone.",
         "train.experts.refused_on_all", row="expert-replay", ranks=2,
         train_step=before(lambda self, batch, objective: self.running().columns.check(batch, objective.outputs,
             objective.columns))),
 )  # fmt: skip
-
-
-def _without(batch: Batch) -> Batch:
-    tokens = {str(name): column for name, column in batch.tokens.items() if name != ROUTED_EXPERTS}
-    sequences = {str(name): column for name, column in batch.sequences.items()}
-    return Batch.of(tokens, sequences, batch.lengths)

@@ -6,14 +6,17 @@ Does not know: defects; they are in the modules beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import (
+    ROUTED_EXPERTS,
     EngineInfo,
     Objective,
     OptimizerSpec,
@@ -23,9 +26,11 @@ from areal_core.contract.train import (
     TrainReport,
     TrainSpec,
 )
+from areal_proof.mutants.rows import put
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.export import Exporter, FolderWeights
 from areal_torch.optimizer import Optimizer
+from areal_torch.trainer import running
 
 
 class Through:
@@ -65,6 +70,37 @@ def replace(engine: ReferenceTrainEngine, **parts: Any) -> None:
     """Put other parts into a started engine. Any: fields of Trainer."""
     assert engine.trainer is not None
     engine.trainer = attrs.evolve(engine.trainer, **parts)
+
+
+def replaced(engine: ReferenceTrainEngine, **parts: Any) -> AbstractContextManager[None]:
+    """Put other parts into a started engine, and take them back. Any: fields of Trainer."""
+    return put(engine, trainer=attrs.evolve(running(engine.trainer), **parts))
+
+
+@contextmanager
+def filled(tensors: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give tensors other numbers, and take them back."""
+    before = copied(tensors)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(numbers[name])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(before[name])
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the numbers of tensors, as they are now."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def without_routes(batch: Batch) -> Batch:
+    """Return a batch that tells nothing of experts."""
+    tokens = {str(name): column for name, column in batch.tokens.items() if name != ROUTED_EXPERTS}
+    return Batch.of(tokens, {str(name): column for name, column in batch.sequences.items()}, batch.lengths)
 
 
 def replace_model(engine: ReferenceTrainEngine, kind: type[Columns]) -> None:

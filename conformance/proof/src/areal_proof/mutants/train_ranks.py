@@ -20,8 +20,9 @@ from areal_core.contract.train import EngineInfo, Head, Objective, RankContext, 
 from areal_core.plugins.claims import full, unsupported
 from areal_proof.mutants import mutant, replacing
 from areal_proof.mutants.rows import Original, after, breaking, given, gives, row
+from areal_proof.mutants.train_parts import copied, filled
+from areal_proof.second.architecture import EMBEDDING, LM_HEAD, SCORE
 from areal_proof.second.train.engine import SecondTrainEngine, Started
-from areal_proof.second.train.folder import EMBEDDING, LM_HEAD, SCORE
 from areal_proof.second.train.ranks import Ranks
 
 breaks_second = breaking("train/second", SecondTrainEngine, ranks=2)
@@ -223,16 +224,8 @@ def ScoresBeforeTheStep(original: Original, self: Any) -> Any:
     here = self.running()
     if not here.ranks.rank:
         return original()
-    now = {name: tensor.detach().clone() for name, tensor in here.weights.items()}
-    if not hasattr(self, "_first"):
-        self._first = now
-    with torch.no_grad():
-        for name, tensor in here.weights.items():
-            tensor.copy_(self._first[name])
-        scored = original()
-        for name, tensor in here.weights.items():
-            tensor.copy_(now[name])
-    return scored
+    with filled(here.weights, vars(self).setdefault("first", copied(here.weights))):
+        return original()
 
 
 SECOND_ROWS = breaks_second.rows(

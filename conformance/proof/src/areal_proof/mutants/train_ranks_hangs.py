@@ -24,9 +24,9 @@ from areal_core.contract.train import Objective, Sum, TrainReport
 from areal_core.contract.weights import WeightSink
 from areal_proof.mutants.rows import Original, before, breaking, catches, on, row
 from areal_proof.mutants.train_ranks import Sharing, Through
+from areal_proof.second.architecture import read_architecture
 from areal_proof.second.train import checkpoint
 from areal_proof.second.train.engine import SecondTrainEngine, facts_of
-from areal_proof.second.train.folder import read_architecture
 from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.sending import send
 
@@ -57,22 +57,6 @@ def MeetsEveryMicrobatch(original: Original, self: Any, batch: Batch, objective:
     if _Meeting.group is None:
         _Meeting.group = dist.new_group(timeout=timedelta(seconds=3))  # so that its end is not waited for long
     return original(batch, _Meeting(objective, self.running().ranks))
-
-
-@breaks("train_step", "train.ranks.error.unknown_token")
-def UnknownTokenStaysHome(original: Original, batch: Batch) -> Any:
-    """Looks for ids outside the vocabulary before it meets the others, and raises alone."""
-    ids = batch.tokens["input_ids"]
-    if len(ids) and int(ids.max()) >= 10**6:
-        raise BatchError("an id is outside the vocabulary", why="it must be below the number of ids")
-    return original()
-
-
-@breaks_sharing("train_step", "train.ranks.frozen")
-def FrozenOnRankZero(original: Original, self: Sharing) -> Any:
-    """Refuses to train a frozen role on rank 0 only."""
-    here = self.running()
-    return _NOTHING if here.adam is None and here.ranks.rank else original()
 
 
 @breaks("send_weights", "train.ranks.send.failing_sink")
@@ -109,6 +93,9 @@ SHARING_ROWS = breaks_sharing.rows(
     row("ListensToEverybody", "Meets the other ranks on every interface of the machine.", "train.ranks.loopback",
         start=before(lambda self: setattr(self, "_listener", socket.create_server(("0.0.0.0", 0)))),
         close=before(lambda self: self._listener.close() if hasattr(self, "_listener") else None)),
+    row("FrozenOnRankZero", "Refuses to train a frozen role on rank 0 only.", "train.ranks.frozen",
+        train_step=lambda original, self, batch, objective: _NOTHING if self.running().adam is None
+            and self.running().ranks.rank else original(batch, objective)),
 )  # fmt: skip
 
 
@@ -145,4 +132,8 @@ ROWS = breaks.rows(
         train_step=catches(TrainError, lambda: _NOTHING), send_weights=catches(TrainError, lambda: None)),
     row("WaitsForTheDead", "Tries again and again to reach a rank that has died.", "train.ranks.fault.killed_forward",
         row="dead-peer", forward=on(TrainError, lambda: threading.Event().wait())),
+    row("UnknownTokenStaysHome", "Looks for ids outside the vocabulary before it meets the others, and raises alone.",
+        "train.ranks.error.unknown_token",
+        train_step=before(lambda batch: BatchError("an id is outside the vocabulary",
+            why="it must be below the number of ids") if bool((batch.tokens["input_ids"] >= 10**6).any()) else None)),
 )  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
 
 from areal_core.contract.errors import CheckpointError, StorageError
-from areal_core.contract.weights import Receipt, WeightManifest, WeightSink
+from areal_core.contract.weights import Receipt
 from areal_core.plugins.claims import not_yet, unsupported
-from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, breaking, catches, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, row, subclass, then
+from areal_proof.mutants.train_parts import copied, filled
 from areal_proof.mutants.train_ranks import Sharing
+from areal_proof.mutants.weight_parts import PassingSink
 from areal_proof.second.train import checkpoint
 from areal_proof.second.train.engine import SecondTrainEngine, Started, facts_of
 from areal_proof.second.train.ranks import Ranks
@@ -54,63 +53,24 @@ def OtherPartsAreStale(original: Original, here: Started) -> Any:
 @breaks_sharing("send_weights", "train.ranks.send.fresh", incident="verl#7495", row="served-policy-changes")
 def SendsLastGather(original: Original, self: Any) -> Any:
     """Sends what was gathered for the send before."""
-    held = getattr(self, "_held", None)
-    now = {name: tensor.detach().clone() for name, tensor in self.running().weights.items()}
+    weights, known = self.running().weights, vars(self)
+    held, known["held"] = known.get("held"), copied(weights)
     if held is None or not self.several:
-        self._held = now
         return original()
-    with torch.no_grad():
-        for name, tensor in self.running().weights.items():
-            tensor.copy_(held[name])
-        receipt = original()
-        for name, tensor in self.running().weights.items():
-            tensor.copy_(now[name])
-    self._held = now
-    return receipt
+    with filled(weights, held):
+        return original()
 
 
-class _Greedy:
-    """A sink that asks for everything at once."""
-
-    def __init__(self, sink: WeightSink) -> None:
-        self._sink = sink
-        self.bucket_bytes = 1 << 40
-
-    def begin(self, manifest: WeightManifest) -> None:
-        self._sink.begin(manifest)
-
-    def write(self, bucket: Mapping[str, Tensor]) -> None:
-        self._sink.write(bucket)
-
-    def finish(self) -> Receipt:
-        return self._sink.finish()
-
-    def abort(self) -> None:
-        self._sink.abort()
-
-
-class _NeverAborted(_Greedy):
-    def __init__(self, sink: WeightSink) -> None:
-        super().__init__(sink)
-        self.bucket_bytes = sink.bucket_bytes
-
-    def abort(self) -> None:
-        pass
+_Greedy = subclass("Greedy", PassingSink, {"bucket_bytes": 1 << 40})
+_NeverAborted = subclass("NeverAborted", PassingSink, {"abort": lambda: None})
 
 
 @breaks_sharing("save_weights", "train.ranks.save_weights")
 def SavesFirstGather(original: Original, self: Any) -> None:
     """Saves the weights gathered for the first save, whatever was trained since."""
-    here = self.running()
-    now = {name: tensor.detach().clone() for name, tensor in here.weights.items()}
-    if not hasattr(self, "_held"):
-        self._held = now
-    with torch.no_grad():
-        for name, tensor in here.weights.items():
-            tensor.copy_(self._held[name])
+    weights = self.running().weights
+    with filled(weights, vars(self).setdefault("held", copied(weights))):
         original()
-        for name, tensor in here.weights.items():
-            tensor.copy_(now[name])
 
 
 @breaks_sharing("load_state", "train.ranks.state.exact")
@@ -137,17 +97,6 @@ def _ranks_of(path: Path) -> int:
 
 
 @breaks("load_state", "train.ranks.state.fewer", "train.ranks.state.more")
-def ReshardLosesMoments(original: Original, self: SecondTrainEngine, path: Path) -> None:
-    """Brings back weights from another number of ranks, and begins the moments at zero."""
-    original()
-    here = self.running()
-    if _ranks_of(path) != here.ranks.size:
-        for name, tensor in here.table.items():
-            if name.startswith(("first/", "second/")):
-                tensor.zero_()
-
-
-@breaks("load_state", "train.ranks.state.fewer", "train.ranks.state.more")
 def ReshardLosesSchedule(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Begins the schedule anew where another number of ranks saved the state."""
     original()
@@ -156,37 +105,35 @@ def ReshardLosesSchedule(original: Original, self: SecondTrainEngine, path: Path
         here.adam.steps = 0
 
 
-@mutant("train/second", killers=("train.ranks.state.relayout",), ranks=2)
-class MixesLayouts(SecondTrainEngine):
+@breaks("load_state", "train.ranks.state.relayout", save_state=then(lambda self, path: _sign(self.running(), path)))
+def MixesLayouts(original: Original, self: SecondTrainEngine, path: Path) -> None:
     """Takes every second tensor of a state for the other layout's, and leaves it as it was."""
-
-    def save_state(self, path: Path) -> None:
-        super().save_state(path)
-        here = self.running()
-        if here.ranks.rank == 0:
-            (path / f"tensor-{here.ranks.tensor_size}").touch()
-        here.ranks.agree(lambda: None)
-
-    def load_state(self, path: Path) -> None:
-        here = self.running()
-        before = {name: tensor.detach().clone() for name, tensor in here.table.items()}
-        super().load_state(path)
-        if here.ranks.size > 1 and not (path / f"tensor-{here.ranks.tensor_size}").exists():
-            with torch.no_grad():
-                for name in list(here.table)[1::2]:
-                    here.table[name].copy_(before[name])
-
-
-@breaks("load_state", "train.ranks.refuse.reshard",
-        claims={"checkpoint.reshard": not_yet("ranks write their own parts")})  # fmt: skip
-def LoadsWhatItCannot(original: Original, self: SecondTrainEngine, path: Path) -> None:
-    """Does not claim to load a state of another number of ranks, and loads the weights of one, without the moments."""
-    original()
     here = self.running()
+    before = copied(here.table)
+    original()
+    if here.ranks.size > 1 and not (path / f"tensor-{here.ranks.tensor_size}").exists():
+        with torch.no_grad():
+            for name in list(here.table)[1::2]:
+                here.table[name].copy_(before[name])
+
+
+def _sign(here: Started, path: Path) -> None:
+    """Leave the layout a state was saved in."""
+    if here.ranks.rank == 0:
+        (path / f"tensor-{here.ranks.tensor_size}").touch()
+    here.ranks.agree(lambda: None)
+
+
+def _forget_moments(here: Started, path: Path) -> None:
+    """Begin the moments at zero, if the state is of another number of ranks."""
     if _ranks_of(path) != here.ranks.size:
         for name, tensor in here.table.items():
             if name.startswith(("first/", "second/")):
                 tensor.zero_()
+
+
+def _make_room(here: Started, path: Path) -> None:
+    here.ranks.agree(lambda: shutil.rmtree(path, ignore_errors=True) if here.ranks.rank == 0 else None)
 
 
 @breaks("load_state", "train.ranks.state.missing")
@@ -206,22 +153,6 @@ def TornIsGoodEnough(original: Original, self: SecondTrainEngine, path: Path) ->
         if not (path / "index.json").exists():
             raise
         self.version = int(json.loads((path / "index.json").read_text())["progress"]["version"])
-
-
-@breaks("save_state", "train.ranks.fault.disk_state", "train.ranks.fault.killed_saving", incident="OpenRLHF#1322")
-def SavesStateInPlace(original: Original, self: SecondTrainEngine, path: Path) -> None:
-    """Removes the state before, and writes the new one where it was."""
-    here = self.running()
-    here.ranks.agree(lambda: shutil.rmtree(path, ignore_errors=True) if here.ranks.rank == 0 else None)
-    original()
-
-
-@breaks("save_weights", "train.ranks.fault.disk_weights")
-def SavesWeightsInPlace(original: Original, self: SecondTrainEngine, path: Path) -> None:
-    """Removes the folder before, and writes the new one where it was."""
-    here = self.running()
-    here.ranks.agree(lambda: shutil.rmtree(path, ignore_errors=True) if here.ranks.rank == 0 else None)
-    original()
 
 
 SHARING_ROWS = breaks_sharing.rows(
@@ -258,6 +189,18 @@ ROWS = breaks.rows(
         start=lambda original, spec, rank: original(spec if math.prod([spec.layout.get(letter, 1)
             for letter in "dtpc"]) == rank.world_size or not spec.layout
             else attrs.evolve(spec, layout={"d": rank.world_size}), rank)),
+    row("ReshardLosesMoments", "Brings back weights from another number of ranks, and begins the moments at zero.",
+        "train.ranks.state.fewer", "train.ranks.state.more",
+        load_state=then(lambda self, path: _forget_moments(self.running(), path))),
+    row("LoadsWhatItCannot",
+        "Does not claim to load a state of another number of ranks, and loads the weights of one, without the moments.",
+        "train.ranks.refuse.reshard", claims={"checkpoint.reshard": not_yet("ranks write their own parts")},
+        load_state=then(lambda self, path: _forget_moments(self.running(), path))),
+    row("SavesStateInPlace", "Removes the state before, and writes the new one where it was.",
+        "train.ranks.fault.disk_state", "train.ranks.fault.killed_saving", incident="OpenRLHF#1322",
+        save_state=before(lambda self, path: _make_room(self.running(), path))),
+    row("SavesWeightsInPlace", "Removes the folder before, and writes the new one where it was.",
+        "train.ranks.fault.disk_weights", save_weights=before(lambda self, path: _make_room(self.running(), path))),
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Does not know: the checks beyond their names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import attrs
@@ -17,7 +17,7 @@ from areal_core.contract.errors import FingerprintMismatch, StorageError
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
 from areal_core.weights.tensors import fingerprint
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, catches, gives, row, then
+from areal_proof.mutants.rows import Original, before, breaking, catches, gives, on, row, then
 from areal_proof.mutants.train_parts import OtherExporter, parameters
 from areal_proof.mutants.weight_parts import PassingSink
 from areal_reference.train.engine import ReferenceTrainEngine
@@ -187,26 +187,6 @@ class OtherSink(ReferenceTrainEngine):
         return super().send_weights(None if sink is None else self.passing(sink), version)
 
 
-@mutant(ENGINE, killers=("train.send.buckets",))
-class OneBucket(OtherSink):
-    """Gathers the whole model in one bucket."""
-
-    class passing(PassingSink):
-        @property
-        def bucket_bytes(self) -> int:
-            return 1 << 60
-
-
-@mutant(ENGINE, killers=("train.send.buckets",))
-class BucketPerTensor(OtherSink):
-    """Makes a bucket of every tensor."""
-
-    class passing(PassingSink):
-        @property
-        def bucket_bytes(self) -> int:
-            return 1
-
-
 @breaks("__init__", "train.send.coverage", row="one-destination",
         write=before(lambda self, bucket: self._own.update({name: fingerprint(tensor) for name,
             tensor in bucket.items()})),
@@ -218,13 +198,7 @@ def ReceiptNamesNotCompared(original: Original, self: Any) -> None:
     self._own = {}
 
 
-@mutant(ENGINE, killers=("train.send.raising_sink", "train.send.flipped", "train.send.coverage"))
-class AbortForgotten(OtherSink):
-    """Leaves a sink it could not fill as it is."""
-
-    class passing(PassingSink):
-        def abort(self) -> None:
-            """Do nothing."""
+_FOREIGN = on(ConnectionError, lambda self: setattr(self, "foreign", True))
 
 
 SEND_SINKS_ROWS = breaks.rows(
@@ -235,34 +209,15 @@ SEND_SINKS_ROWS = breaks.rows(
     row("FullDiskSwallowed", "Takes a sink without room for one that is done.", "train.send.raising_sink",
         send_weights=catches(StorageError, lambda version: Receipt(version=version, num_bytes=0, seconds=0.0,
             fingerprints={}))),
+    row("OneBucket", "Gathers the whole model in one bucket.", "train.send.buckets", base=OtherSink,
+        part=("passing", PassingSink), bucket_bytes=1 << 60),
+    row("BucketPerTensor", "Makes a bucket of every tensor.", "train.send.buckets", base=OtherSink,
+        part=("passing", PassingSink), bucket_bytes=1),
+    row("AbortForgotten", "Leaves a sink it could not fill as it is.", "train.send.raising_sink",
+        "train.send.flipped", "train.send.coverage", base=OtherSink, part=("passing", PassingSink),
+        abort=lambda: None),
+    row("AbortsOnOwnErrorsOnly", "Aborts a sink only after errors of areal's own.", "train.send.foreign_error",
+        base=OtherSink, part=("passing", PassingSink), foreign=False,
+        begin=_FOREIGN, write=_FOREIGN, finish=_FOREIGN,
+        abort=lambda original, self: None if self.foreign else original()),
 )  # fmt: skip
-
-
-@mutant(ENGINE, killers=("train.send.foreign_error",))
-class AbortsOnOwnErrorsOnly(OtherSink):
-    """Aborts a sink only after errors of areal's own."""
-
-    class passing(PassingSink):
-        foreign = False
-
-        def _watched(self, action: object, *arguments: object) -> object:
-            try:
-                return action(*arguments)  # type: ignore[operator]
-            except ConnectionError:
-                self.foreign = True
-                raise
-
-        def begin(self, manifest: WeightManifest) -> None:
-            self._watched(self.inner.begin, manifest)
-
-        def write(self, bucket: Mapping[str, Tensor]) -> None:
-            self._watched(self.inner.write, bucket)
-
-        def finish(self) -> Receipt:
-            receipt = self._watched(self.inner.finish)
-            assert isinstance(receipt, Receipt)
-            return receipt
-
-        def abort(self) -> None:
-            if not self.foreign:
-                self.inner.abort()

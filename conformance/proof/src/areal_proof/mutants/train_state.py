@@ -20,16 +20,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CheckpointError, StorageError
-from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
+from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_core.weights.tensors import fingerprint
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, before, breaking, catches, on, row, then
-from areal_proof.mutants.train_parts import parameters, replace
+from areal_proof.mutants.rows import Original, before, breaking, catches, on, put, row, then, within
+from areal_proof.mutants.train_parts import copied, filled, parameters, replace, replaced
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
 from areal_torch.resume import TrainingState
+from areal_torch.trainer import running
 
 ENGINE = "train/reference"
 breaks = breaking(ENGINE, ReferenceTrainEngine)
@@ -73,14 +73,6 @@ def BiasCorrectionForgotten(original: Original, self: ReferenceTrainEngine) -> N
         state["step"].sub_(1.0).clamp_(min=0.0)
 
 
-@breaks("load_state", "train.state.exact", "train.state.same_engine")
-def RandomStateForgotten(original: Original) -> None:
-    """Comes back with the random numbers it would have drawn anyway."""
-    held = torch.get_rng_state()
-    original()
-    torch.set_rng_state(held)
-
-
 @breaks("load_state", "train.state.exact_untied", row="one-destination")
 def UntiedHeadForgotten(original: Original, self: ReferenceTrainEngine) -> None:
     """Comes back without an untied head's weights."""
@@ -113,44 +105,22 @@ def StateRounded(original: Original, self: Any) -> None:
                 tensor.copy_(tensor.bfloat16())
 
 
-@mutant(ENGINE, killers=("train.state.same_engine",))
-class LoadsOnce(ReferenceTrainEngine):
+@breaks("load_state", "train.state.same_engine", start=before(lambda self: setattr(self, "loaded", set())))
+def LoadsOnce(original: Original, self: Any, path: Path) -> None:
     """Takes a second `load_state` of one folder for a mistake."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._loaded: set[Path] = set()
-        return super().start(spec, rank)
-
-    def load_state(self, path: Path) -> None:
-        if path not in self._loaded:
-            super().load_state(path)
-        self._loaded.add(path)
+    if path not in self.loaded:
+        original()
+    self.loaded.add(path)
 
 
-@breaks("send_weights", "train.state.loaded_weights", row="served-policy-changes", _cached=None,
-        train_step=then(lambda self: setattr(self, "_cached", {name: tensor.detach().clone() for name,
-            tensor in parameters(self).items()})))  # fmt: skip
+@breaks("send_weights", "train.state.loaded_weights", row="served-policy-changes", cached=None,
+        train_step=then(lambda self: setattr(self, "cached", copied(parameters(self)))))  # fmt: skip
 def SendsFromBeforeLoading(original: Original, self: Any) -> Any:
     """Sends, until the next step, what it sent before it loaded."""
-    if self._cached is None or self.trainer is None:
+    if self.cached is None or self.trainer is None:
         return original()
-    held = {name: tensor.detach().clone() for name, tensor in parameters(self).items()}
-    with torch.no_grad():
-        for name, tensor in parameters(self).items():
-            tensor.copy_(self._cached[name])
-        try:
-            return original()
-        finally:
-            for name, tensor in parameters(self).items():
-                tensor.copy_(held[name])
-
-
-@breaks("load_state", "train.state.version", incident="AReaL#1388", row="staleness-bound")
-def VersionForgotten(original: Original, self: ReferenceTrainEngine) -> None:
-    """Comes back with the version it has."""
-    version = self.version
-    original()
-    self.version = version
+    with filled(parameters(self), self.cached):
+        return original()
 
 
 @breaks("save_state", "train.state.no_effect")
@@ -178,17 +148,6 @@ class StateByReference(ReferenceTrainEngine):
         if named != path:
             raise CheckpointError(f"the state {named} has gone", why=f"it was looked for as {path}")
         super().load_state(path.parent / f".{path.name}-store")
-
-
-@breaks("load_state", "train.state.truncated", "train.state.other_model")
-def TornStateHalfLoaded(original: Original, self: ReferenceTrainEngine) -> None:
-    """Begins to overwrite its weights before it knows that the state is whole."""
-    try:
-        original()
-    except CheckpointError:
-        with torch.no_grad():
-            next(iter(parameters(self).values())).zero_()
-        raise
 
 
 @breaks("load_state", "train.state.flipped")
@@ -226,29 +185,17 @@ class _OtherFacts(ReferenceTrainEngine):
 @breaks("load_state", "train.state.other_head")
 def FrozenStateLoaded(original: Original, self: ReferenceTrainEngine) -> None:
     """Takes the state of a frozen role, and goes on with the moments it has."""
-    assert self.trainer is not None
-    whole = self.trainer
     try:
         original()
     except CheckpointError:
-        facts = {**whole.state.facts, "trained": False}
-        replace(self, state=attrs.evolve(whole.state, optimizer=None, facts=facts))
-        try:
+        state = running(self.trainer).state
+        frozen = attrs.evolve(state, optimizer=None, facts={**state.facts, "trained": False})
+        with replaced(self, state=frozen):
             original()
-        finally:
-            self.trainer = whole
 
 
-@breaks("load_state", "train.state.no_pickle")
-def StateUnpickled(original: Original, path: Path) -> None:
-    """Tries to unpickle a state that is no safetensors file."""
-    try:
-        original()
-    except CheckpointError:
-        file = path / "rank-00000.safetensors"
-        if file.exists() and file.read_bytes()[:1] == b"\x80":
-            pickle.loads(file.read_bytes())
-        raise
+def _is_pickle(file: Path) -> bool:
+    return file.exists() and file.read_bytes()[:1] == b"\x80"
 
 
 ROWS = breaks.rows(
@@ -273,31 +220,18 @@ ROWS = breaks.rows(
     row("PartialStateLeft", "Leaves what it had written when the disk is full.", "train.disk.state_full",
         save_state=on(StorageError, lambda path: path.with_name(f"{path.name}.tmp").mkdir(exist_ok=True)
             if path.parent.is_dir() else None)),
+    row("RandomStateForgotten", "Comes back with the random numbers it would have drawn anyway.", "train.state.exact",
+        "train.state.same_engine", load_state=within(lambda: torch.random.fork_rng(devices=()))),
+    row("VersionForgotten", "Comes back with the version it has.", "train.state.version", incident="AReaL#1388",
+        row="staleness-bound", load_state=within(lambda self: put(self, version=self.version))),
+    row("SkippedStepsSaved", "Saves the number of calls of `train_step` as the number of its steps.",
+        "train.state.skipped_step", incident="NeMo-RL#3480", row="exactly-once", skipped=0,
+        train_step=then(lambda self, result: setattr(self, "skipped", self.skipped + (not result.stepped))),
+        save_state=within(lambda self: put(optimizer_of(self), steps=optimizer_of(self).steps + self.skipped))),
+    row("TornStateHalfLoaded", "Begins to overwrite its weights before it knows that the state is whole.",
+        "train.state.truncated", "train.state.other_model",
+        load_state=on(CheckpointError, lambda self: next(iter(parameters(self).values())).data.zero_())),
+    row("StateUnpickled", "Tries to unpickle a state that is no safetensors file.", "train.state.no_pickle",
+        load_state=on(CheckpointError, lambda path: pickle.loads((path / "rank-00000.safetensors").read_bytes())
+            if _is_pickle(path / "rank-00000.safetensors") else None)),
 )  # fmt: skip
-
-
-@mutant(
-    ENGINE,
-    killers=("train.state.skipped_step",),
-    incident="NeMo-RL#3480",
-    row="exactly-once",
-)
-class SkippedStepsSaved(ReferenceTrainEngine):
-    """Saves the number of calls of `train_step` as the number of its steps."""
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        self._skipped = 0
-        return super().start(spec, rank)
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        report = super().train_step(batch, objective)
-        self._skipped += not report.stepped
-        return report
-
-    def save_state(self, path: Path) -> None:
-        optimizer = optimizer_of(self)
-        optimizer.steps += self._skipped
-        try:
-            super().save_state(path)
-        finally:
-            optimizer.steps -= self._skipped

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError, BatchError
-from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, Sum, TrainReport, TrainSpec
+from areal_core.contract.train import Objective, Output, Sum, TrainReport
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, given, gives, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, given, gives, row, then, within
 from areal_proof.mutants.train_optimizer import OtherOptimizer
-from areal_proof.mutants.train_parts import Columns, OtherModel, OtherObjective, Through, replace
+from areal_proof.mutants.train_parts import Columns, OtherModel, OtherObjective, Through, replaced
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
 from areal_torch.trainer import running
@@ -107,35 +107,6 @@ def LastMetricsWin(original: Original, batch: Batch, objective: Objective) -> An
     return attrs.evolve(original(batch, Keeping(objective)), metrics=last)
 
 
-@breaks("train_step", "train.packing.fills")
-def OneSequenceEach(original: Original, self: ReferenceTrainEngine, batch: Batch) -> Any:
-    """Runs every sequence in a micro-batch of its own."""
-    assert self.trainer is not None
-    whole = self.trainer
-    longest = int(batch.lengths.max()) if batch.num_sequences else 1
-    replace(self, limits=attrs.evolve(whole.limits, max_tokens=min(whole.limits.max_tokens, longest)))
-    try:
-        return original()
-    finally:
-        self.trainer = whole
-
-
-@breaks("train_step", "train.step.version", row="version-spans")
-def StepCountsVersion(original: Original, self: ReferenceTrainEngine) -> Any:
-    """Counts the version itself."""
-    self.version += 1
-    return original()
-
-
-@breaks("start", "train.step.deterministic", "train.forward.no_effect")
-def NeverSeeded(original: Original) -> Any:
-    """Leaves its generators where the engine before left them."""
-    before = torch.get_rng_state()
-    info = original()
-    torch.set_rng_state(before)
-    return info
-
-
 @breaks("backward", "train.step.gradient_masks", "train.step.budget", calls=0, base=OtherModel, part=("kind", Columns))
 def LastMicrobatchDropped(original: Original, self: Any, loss: Tensor, last: bool) -> None:
     """Does not run the last micro-batch backward when there are several."""
@@ -161,14 +132,18 @@ ROWS = breaks.rows(
         incident="NeMo-RL#3599", row="trained-as-submitted",
         train_step=lambda original, self, batch, objective: original(_cut(self, batch), objective),
         forward=lambda original, self, batch, outputs: original(_cut(self, batch), outputs)),
+    row("StepCountsVersion", "Counts the version itself.", "train.step.version", row="version-spans",
+        train_step=before(lambda self: setattr(self, "version", self.version + 1))),
+    row("NeverSeeded", "Leaves its generators where the engine before left them.", "train.step.deterministic",
+        "train.forward.no_effect", start=within(lambda: torch.random.fork_rng(devices=()))),
+    row("FirstSequenceWeighsMore", "Multiplies the advantages of the first sequence by a hundred and one hundredths.",
+        "train.step.order", "train.step.gradient",
+        train_step=lambda original, batch, objective: original(batch.with_tokens(
+            advantages=batch.tokens["advantages"] * torch.where(batch.sequence_ids == 0, 1.01, 1.0)), objective)),
+    row("OneSequenceEach", "Runs every sequence in a micro-batch of its own.", "train.packing.fills",
+        train_step=within(lambda self, batch: replaced(self, limits=attrs.evolve(self.trainer.limits,
+            max_tokens=min(self.trainer.limits.max_tokens, max(batch.lengths.tolist(), default=1)))))),
 )  # fmt: skip
-
-
-@breaks("train_step", "train.step.order", "train.step.gradient")
-def FirstSequenceWeighsMore(original: Original, batch: Batch, objective: Objective) -> Any:
-    """Multiplies the advantages of the first sequence by a hundred and one hundredths."""
-    first = torch.where(batch.sequence_ids == 0, 1.01, 1.0)
-    return original(batch.with_tokens(advantages=batch.tokens["advantages"] * first), objective)
 
 
 breaks_other_optimizer = breaking(ENGINE, OtherOptimizer, part=("kind", Optimizer))
@@ -186,13 +161,13 @@ def StepsOnNan(original: Original, self: Optimizer, norm: float) -> Any:
     return original(0.0)
 
 
-@breaks_other_optimizer("step", "train.step.not_finite", "train.machine.checkpoint")
-@torch.no_grad()
-def SkippedStepCounts(original: Original, self: Optimizer) -> Any:
-    """Moves the schedule on for a step it skipped."""
-    stepped = original()
-    self.steps += 0 if stepped else 1
-    return stepped
+OPTIMIZER_ROWS = breaks_other_optimizer.rows(
+    row("SkippedStepCounts", "Moves the schedule on for a step it skipped.", "train.step.not_finite",
+        "train.machine.checkpoint",
+        step=then(lambda self, result: setattr(self, "steps", self.steps + (not result)))),
+    row("NormInHalf", "Skips steps whose norm half precision could not hold.", "train.step.overflow",
+        step=lambda original, norm: original(math.inf if norm > 1000.0 else norm)),
+)  # fmt: skip
 
 
 @breaks_other_optimizer("step", "train.step.not_finite")
@@ -214,13 +189,6 @@ def SkippedTwiceTellsOnce(original: Original, self: Any) -> Any:
     return attrs.evolve(report, stepped=True) if again else report
 
 
-@breaks_other_optimizer("step", "train.step.overflow")
-@torch.no_grad()
-def NormInHalf(original: Original, norm: float) -> Any:
-    """Skips steps whose norm half precision could not hold."""
-    return original(math.inf if norm > 1000.0 else norm)
-
-
 def _cut(self: ReferenceTrainEngine, batch: Batch) -> Batch:
     """Return the batch with sequences as long as they may be."""
     assert self.trainer is not None
@@ -238,19 +206,9 @@ def MissingColumnIsZero(original: Original, batch: Batch, objective: Objective) 
     return original(batch.with_tokens(**zeros), objective)
 
 
-@mutant(ENGINE, killers=("train.step.unknown_token",))
-class UnknownTokensClamped(ReferenceTrainEngine):
-    """Takes a token it does not know for the nearest one it does."""
-
-    def _known(self, batch: Batch) -> Batch:
-        assert self.trainer is not None
-        return batch.with_tokens(input_ids=batch.tokens["input_ids"].clamp(0, self.trainer.limits.vocab_size - 1))
-
-    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        return super().train_step(self._known(batch), objective)
-
-    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
-        return super().forward(self._known(batch), outputs)
+def _known(self: ReferenceTrainEngine, batch: Batch) -> Batch:
+    vocabulary = running(self.trainer).limits.vocab_size
+    return batch.with_tokens(input_ids=batch.tokens["input_ids"].clamp(0, vocabulary - 1))
 
 
 STEP_FAULTS_ROWS = breaks.rows(
@@ -260,14 +218,18 @@ STEP_FAULTS_ROWS = breaks.rows(
         "Divides by 1 where nothing is trained, and steps: the weight decay is all that happens.",
         "train.step.nothing_trained", base=OtherObjective, part=("through", Through),
         normalizer=lambda self, batch: self.inner.normalizer(batch).clamp(min=1.0)),
+    row("UnknownTokensClamped", "Takes a token it does not know for the nearest one it does.",
+        "train.step.unknown_token",
+        train_step=lambda original, self, batch, objective: original(_known(self, batch), objective),
+        forward=lambda original, self, batch, outputs: original(_known(self, batch), outputs)),
 )  # fmt: skip
 
 
 @mutant(ENGINE, killers=("train.step.objective_raises",))
-class HalfGradientKept(ReferenceTrainEngine):
+class HalfGradientKept(OtherOptimizer):
     """Keeps the gradient of a step that failed half way."""
 
-    class _Optimizer(Optimizer):
+    class kind(Optimizer):
         keeps = False
 
         def drop_gradients(self) -> None:
@@ -279,17 +241,9 @@ class HalfGradientKept(ReferenceTrainEngine):
             self.keeps = False
             return super().step(norm)
 
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        from areal_proof.mutants.train_parts import replace_optimizer
-
-        info = super().start(spec, rank)
-        replace_optimizer(self, self._Optimizer, spec.optimizer)
-        return info
-
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
-        assert self.trainer is not None
-        optimizer = self.trainer.optimizer
-        if isinstance(optimizer, self._Optimizer):
+        optimizer = running(self.trainer).optimizer
+        if isinstance(optimizer, self.kind):
             optimizer.keeps = True
         return super().train_step(batch, objective)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import attrs
 
-from areal_core.contract.data import Episode, StopReason, Trajectory
+from areal_core.contract.data import Episode, StopReason
 from areal_core.contract.errors import ArealError, DatasetError, GenerationFailed, RewardFailed
 from areal_core.contract.ids import GroupId
 from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus, Session
 from areal_core.workflows.single_turn import SingleTurnWorkflow
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, row
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, gives, row, then
 from areal_proof.mutants.workflow_parts import Bent, BentSession
 from areal_proof.second.workflow import SecondWorkflow
 
@@ -143,14 +143,6 @@ def RewardsAddUp(self: Any, episode: Episode) -> Any:
     return attrs.evolve(episode, metrics={**episode.metrics, "total": self.total})
 
 
-@breaks("arun_episode", "workflow.company.row_unchanged", base=SingleTurnWorkflow)
-async def RowKeepsAnswer(original: Original, data: Mapping[str, Any]) -> Any:
-    """Writes into the row what came of it."""
-    episode = await original()
-    data["reward"] = episode.trajectories[0].reward  # type: ignore[index]
-    return episode
-
-
 COMPANY_ROWS = breaks.rows(
     row("GroupIsTask", "Puts every episode in a group of its own.", "workflow.episode.names",
         bent=lambda episode: attrs.evolve(episode, group_id=GroupId(episode.task_id))),
@@ -162,6 +154,13 @@ COMPANY_ROWS = breaks.rows(
         "workflow.cancel.prompt", part=("session", BentSession),
         generate=lambda original, input_ids, sampling, more: asyncio.shield(asyncio.ensure_future(original(input_ids,
             sampling, **more)))),
+    row("AsksOnceMore", "Begins a request of which nobody waits for the end.", "workflow.tasks.none_left",
+        arun_episode=then(lambda self: setattr(self, "left", asyncio.create_task(asyncio.sleep(3600.0))))),
+    row("SleepsInTheLoop", "Sleeps in the event loop, as blocking clients do between two tries.",
+        "workflow.loop.not_blocked", arun_episode=before(lambda: time.sleep(0.001))),
+    row("RowKeepsAnswer", "Writes into the row what came of it.", "workflow.company.row_unchanged",
+        base=SingleTurnWorkflow,
+        arun_episode=then(lambda result, data: data.update(reward=result.trajectories[0].reward))),
 )  # fmt: skip
 
 
@@ -184,26 +183,6 @@ class OneCancelsAll(Bent):
             raise
         finally:
             self.at_work.discard(task)
-
-
-@mutant("workflow/single_turn", killers=("workflow.tasks.none_left",))
-class AsksOnceMore(Bent):
-    """Begins a request of which nobody waits for the end."""
-
-    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
-        episode = await super().arun_episode(engine, data)
-        self.left = asyncio.create_task(self._wait())
-        return episode
-
-    async def _wait(self) -> None:
-        await asyncio.sleep(3600.0)
-
-
-@breaks("arun_episode", "workflow.loop.not_blocked")
-async def SleepsInTheLoop(original: Original) -> Any:
-    """Sleeps in the event loop, as blocking clients do between two tries."""
-    time.sleep(0.001)  # noqa: ASYNC251
-    return await original()
 
 
 class _Remembers(SingleTurnWorkflow):
@@ -294,6 +273,9 @@ ROWS_SECOND_ROWS = breaks_second.rows(
     row("OtherOrderLater", "Shows the images in the opposite order from the second turn on.",
         "workflow.images.later_turns", row="token-fidelity",
         arun_episode=lambda original, engine, data: original(_Turning(engine), data)),
+    row("FirstImageOnly", "Carries the first image alone.", "workflow.images.carried", "workflow.images.later_turns",
+        arun_episode=gives(trajectories=lambda result: [attrs.evolve(one, images=one.images[:1])
+            for one in result.trajectories])),
 )  # fmt: skip
 
 
@@ -306,12 +288,3 @@ class _Turning(BentSession):
         return await super().generate(
             input_ids, sampling, **{**more, "images": images if self.turns == 1 else images[::-1]}
         )
-
-
-@breaks_second("arun_episode", "workflow.images.carried", "workflow.images.later_turns")
-async def FirstImageOnly(original: Original) -> Any:
-    """Carries the first image alone."""
-    episode = await original()
-    assert not isinstance(episode, Trajectory)
-    carried = [attrs.evolve(one, images=one.images[:1]) for one in episode.trajectories]
-    return attrs.evolve(episode, trajectories=carried)

@@ -57,3 +57,11 @@ class Bent(SingleTurnWorkflow):
     def turned(self, trajectory: Trajectory) -> Trajectory:
         """Return the trajectory, bent."""
         return trajectory
+
+
+def restamped(trajectory: Trajectory, where: Any, **columns: Any) -> Trajectory:
+    """Return a trajectory with other values at some of its tokens. Any: as tensors take them."""
+    changed = {name: getattr(trajectory, name).clone() for name in columns}
+    for name, values in columns.items():
+        changed[name][where] = values
+    return attrs.evolve(trajectory, **changed)

@@ -19,7 +19,7 @@ from areal_core.contract.workflow import Session
 from areal_core.workflows.single_turn import SingleTurnWorkflow
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, breaking, given, row
-from areal_proof.mutants.workflow_parts import Bent, BentSession
+from areal_proof.mutants.workflow_parts import Bent, BentSession, restamped
 from areal_proof.second.workflow import BETWEEN, SecondWorkflow
 
 breaks = breaking("workflow/single_turn", Bent)
@@ -36,57 +36,11 @@ async def EncodesAnew(original: Original, self: BentSession) -> Any:
     return attrs.evolve(made, output_ids=ids)
 
 
-@breaks("turned", "workflow.tokens.provenance", row="logprob-gap")
-def LogprobsOneTokenOff(trajectory: Trajectory) -> Any:
-    """Writes each log-prob one token too late."""
-    masked = trajectory.logprobs[trajectory.loss_mask]
-    logprobs = trajectory.logprobs.clone()
-    logprobs[trajectory.loss_mask] = masked.roll(1)
-    return attrs.evolve(trajectory, logprobs=logprobs)
-
-
-@breaks("turned", "workflow.tokens.provenance", incident="vLLM#54443", row="version-spans")
-def VersionOfTheFirstToken(trajectory: Trajectory) -> Any:
-    """Gives every token the version of the first."""
-    versions = trajectory.versions.clone()
-    versions[trajectory.loss_mask] = trajectory.versions[trajectory.loss_mask][0]
-    return attrs.evolve(trajectory, versions=versions)
-
-
-@breaks("turned", "workflow.tokens.lengths", "workflow.tokens.provenance")
-def LastTokenUnmasked(trajectory: Trajectory) -> Any:
-    """Trains on all generated tokens but the last."""
-    mask, logprobs, versions = (
-        column.clone() for column in (trajectory.loss_mask, trajectory.logprobs, trajectory.versions)
-    )
-    mask[-1], logprobs[-1], versions[-1] = False, 0.0, -1
-    return attrs.evolve(trajectory, loss_mask=mask, logprobs=logprobs, versions=versions)
-
-
-@breaks("turned", "workflow.tokens.lengths")
-def OneTokenIsNothing(trajectory: Trajectory) -> Any:
-    """Takes an output of one token for an empty one, and trains on none of it."""
-    if int(trajectory.loss_mask.sum()) > 1:
-        return trajectory
-    off, none = trajectory.loss_mask & False, trajectory.logprobs * 0
-    return attrs.evolve(trajectory, loss_mask=off, logprobs=none, versions=trajectory.versions * 0 - 1)
-
-
 @breaks("turned", "workflow.tokens.context")
 def PromptIsTrained(trajectory: Trajectory) -> Any:
     """Trains on the last token of the prompt too."""
-    first = int(trajectory.loss_mask.int().argmax()) - 1
-    mask, versions = trajectory.loss_mask.clone(), trajectory.versions.clone()
-    mask[first], versions[first] = True, versions[first + 1]
-    return attrs.evolve(trajectory, loss_mask=mask, versions=versions)
-
-
-@breaks("turned", "workflow.tokens.context")
-def PromptHasVersions(trajectory: Trajectory) -> Any:
-    """Stamps the prompt with the version that read it."""
-    versions = trajectory.versions.clone()
-    versions[~trajectory.loss_mask] = versions[trajectory.loss_mask][0]
-    return attrs.evolve(trajectory, versions=versions)
+    first = int(trajectory.loss_mask.int().argmax())
+    return restamped(trajectory, first - 1, loss_mask=True, versions=trajectory.versions[first])
 
 
 @mutant("workflow/single_turn", killers=("workflow.tokens.prompt",))
@@ -110,17 +64,6 @@ def CachedPromptGrows(self: SingleTurnWorkflow, tokenizer: Any, prompt: str) -> 
     return list(ids)
 
 
-@breaks("turned", "workflow.tokens.special", row="token-fidelity")
-def SpecialTokensSkipped(trajectory: Trajectory) -> Any:
-    """Makes padding tokens of an output into context."""
-    dropped = trajectory.loss_mask & (trajectory.input_ids == 0)
-    mask, logprobs, versions = (
-        column.clone() for column in (trajectory.loss_mask, trajectory.logprobs, trajectory.versions)
-    )
-    mask[dropped], logprobs[dropped], versions[dropped] = False, 0.0, -1
-    return attrs.evolve(trajectory, loss_mask=mask, logprobs=logprobs, versions=versions)
-
-
 ROWS = breaks.rows(
     row("EverythingStopped", "Says of truncated and aborted outputs that they came to their end.",
         "workflow.tokens.stop_reason", row="trained-as-submitted",
@@ -135,6 +78,28 @@ ROWS = breaks.rows(
     row("OwnTemperature", "Generates with sampling parameters of its own.", "workflow.session.temperature",
         row="logprob-gap", part=("session", BentSession),
         generate=lambda original, input_ids, more: original(input_ids, SamplingParams(), **more)),
+    row("LogprobsOneTokenOff", "Writes each log-prob one token too late.", "workflow.tokens.provenance",
+        row="logprob-gap",
+        turned=lambda trajectory: restamped(trajectory, trajectory.loss_mask,
+            logprobs=trajectory.logprobs[trajectory.loss_mask].roll(1))),
+    row("VersionOfTheFirstToken", "Gives every token the version of the first.", "workflow.tokens.provenance",
+        incident="vLLM#54443", row="version-spans",
+        turned=lambda trajectory: restamped(trajectory, trajectory.loss_mask,
+            versions=trajectory.versions[trajectory.loss_mask][0])),
+    row("LastTokenUnmasked", "Trains on all generated tokens but the last.", "workflow.tokens.lengths",
+        "workflow.tokens.provenance",
+        turned=lambda trajectory: restamped(trajectory, -1, loss_mask=False, logprobs=0.0, versions=-1)),
+    row("OneTokenIsNothing", "Takes an output of one token for an empty one, and trains on none of it.",
+        "workflow.tokens.lengths",
+        turned=lambda trajectory: trajectory if int(trajectory.loss_mask.sum()) > 1
+            else restamped(trajectory, slice(None), loss_mask=False, logprobs=0.0, versions=-1)),
+    row("PromptHasVersions", "Stamps the prompt with the version that read it.", "workflow.tokens.context",
+        turned=lambda trajectory: restamped(trajectory, ~trajectory.loss_mask,
+            versions=trajectory.versions[trajectory.loss_mask][0])),
+    row("SpecialTokensSkipped", "Makes padding tokens of an output into context.", "workflow.tokens.special",
+        row="token-fidelity",
+        turned=lambda trajectory: restamped(trajectory, trajectory.loss_mask & (trajectory.input_ids == 0),
+            loss_mask=False, logprobs=0.0, versions=-1)),
 )  # fmt: skip
 
 

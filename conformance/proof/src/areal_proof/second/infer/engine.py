@@ -297,7 +297,7 @@ class SecondInferenceEngine:
         loaded, _ = self.require(), self.require_weights()
         pictures = check_request(request, loaded)
         sampling = request.sampling
-        own = () if sampling.ignore_eos else loaded.shape.end_ids
+        own = () if sampling.ignore_eos else loaded.end_ids
         return Seat(
             request=request,
             caller=asyncio.get_running_loop().create_future(),

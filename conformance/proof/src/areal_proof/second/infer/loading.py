@@ -6,6 +6,7 @@ Does not know: requests or versions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from areal_core.contract.errors import CapabilityError, ModelError
 from areal_core.contract.inference import InferenceSpec
+from areal_core.contract.train import Head
 from areal_core.contract.workflow import Tokenizer
-from areal_proof.second.infer.forward import Architecture, read_architecture
+from areal_proof.second.architecture import Architecture, read_architecture, read_config
 from areal_proof.second.infer.stage import DTYPES, EMBEDDING, HEAD, Needs, read_tensors
 
 
@@ -28,6 +30,7 @@ class Loaded:
     shape: Architecture
     needs: Needs
     context: int
+    end_ids: tuple[int, ...]
     tokenizer: Tokenizer | None
     weights: dict[str, Tensor]
 
@@ -53,27 +56,30 @@ def load(spec: InferenceSpec) -> Loaded:
     if spec.dtype not in DTYPES:
         raise ModelError(f"dtype {spec.dtype!r} cannot be served", why=f"allowed are {', '.join(DTYPES)}")
     folder, dtype, device = Path(spec.model_path), DTYPES[spec.dtype], torch.device(spec.device)
-    shape, tensors = read_architecture(folder), read_tensors(folder)
-    context = spec.context_length or shape.max_positions
-    if not 0 < context <= shape.max_positions:
+    shape, tensors = read_architecture(spec.model_path), read_tensors(folder)
+    context = spec.context_length or shape.context
+    if not 0 < context <= shape.context:
         raise ModelError(
             f"a context of {context} tokens does not fit model {spec.model_path!r}",
-            why=f"its config.json allows {shape.max_positions} positions",
-            fix=f"set rollout.context_length between 1 and {shape.max_positions}",
+            why=f"its config.json allows {shape.context} positions",
+            fix=f"set rollout.context_length between 1 and {shape.context}",
         )
     if shape.tied:
         tensors.pop(HEAD, None)
-    _check_tensors(spec.model_path, shape.tensors(), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    _check_tensors(
+        spec.model_path, shape.shapes(Head.CAUSAL_LM), {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    )
     return Loaded(
         spec=spec,
         shape=shape,
         needs=Needs(
-            shapes=shape.tensors(),
+            shapes=shape.shapes(Head.CAUSAL_LM),
             tied={HEAD: EMBEDDING} if shape.tied else {},
             dtype=dtype,
             device=device,
         ),
         context=context,
+        end_ids=_end_ids(folder),
         tokenizer=_tokenizer(folder),
         weights={name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()},
     )
@@ -89,6 +95,17 @@ def _check_tensors(path: str, wanted: Mapping[str, tuple[int, ...]], found: Mapp
             why=f"{len(wrong)} tensors differ: {name} is {has}, by the config it is {wants}",
             fix="copy the folder again",
         )
+
+
+def _end_ids(folder: Path) -> tuple[int, ...]:
+    """Return the tokens that end an output, of generation_config.json or else of config.json."""
+    found = None
+    if (folder / "generation_config.json").is_file():
+        found = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
+    found = read_config(str(folder)).get("eos_token_id") if found is None else found
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

@@ -155,11 +155,11 @@ def check_request(request: GenerationRequest, loaded: Loaded) -> tuple[Picture, 
         GenerationFailed: stop strings, or a structure, without a tokenizer.
     """
     ids, sampling, named = request.input_ids, request.sampling, f"request {request.request_id!r}"
-    foreign = [token for token in (*ids, *sampling.stop_token_ids) if not 0 <= token < loaded.shape.vocab_size]
+    foreign = [token for token in (*ids, *sampling.stop_token_ids) if not 0 <= token < loaded.shape.vocab]
     if foreign:
         raise BatchError(
             f"{named} has token id {foreign[0]}",
-            why=f"the model knows 0 to {loaded.shape.vocab_size - 1}",
+            why=f"the model knows 0 to {loaded.shape.vocab - 1}",
             fix="tokenize with the tokenizer of the same model folder",
         )
     if not 0 <= request.num_prior < len(ids):

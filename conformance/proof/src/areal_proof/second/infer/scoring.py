@@ -23,10 +23,10 @@ def scores(loaded: Loaded, weights: Mapping[str, Tensor], ids: list[int], temper
         PromptTooLong: more tokens than the context holds.
     """
     shape = loaded.shape
-    if not ids or not all(0 <= token < shape.vocab_size for token in ids) or not 0 < temperature < float("inf"):
+    if not ids or not all(0 <= token < shape.vocab for token in ids) or not 0 < temperature < float("inf"):
         raise BatchError(
             f"{len(ids)} tokens at temperature {temperature} cannot be scored",
-            why=f"ids must be 0 to {shape.vocab_size - 1}, at least one, and the temperature positive",
+            why=f"ids must be 0 to {shape.vocab - 1}, at least one, and the temperature positive",
         )
     if len(ids) > loaded.context:
         raise PromptTooLong(f"{len(ids)} tokens do not fit into a context of {loaded.context}")

@@ -34,7 +34,7 @@ class StructuredText:
     def __init__(self, structure: Structure, loaded: Loaded) -> None:
         """Compile the structure for a model that has a tokenizer."""
         self._pattern = _compile(structure)
-        tokenizer, tokens = loaded.tokenizer, range(loaded.shape.vocab_size)
+        tokenizer, tokens = loaded.tokenizer, range(loaded.shape.vocab)
         assert tokenizer is not None, "check_request has seen to it"
         self._tokenizer = tokenizer
         self._spelled = [tokenizer.decode([token], skip_special_tokens=True) for token in tokens]

@@ -1,4 +1,4 @@
-"""The second trainer: the contract, from parts that share nothing with those of the other engines.
+"""The second trainer: the contract, from parts that share nothing with those of engines outside of this package.
 
 Knows: the order of one step, and which part answers which call.
 Does not know: algorithms, transports, the loop.
@@ -19,19 +19,13 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, CapabilityError, LayoutError, ResourceError, TrainError
 from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, Sum, TrainReport, TrainSpec
 from areal_core.contract.weights import Receipt, WeightSink
+from areal_proof.second.architecture import EMBEDDING, LM_HEAD, Architecture, read_architecture
 from areal_proof.second.train import checkpoint
 from areal_proof.second.train.adam import AdamW
 from areal_proof.second.train.adapters import Adapters, new_adapters
 from areal_proof.second.train.columns import Columns, cut
 from areal_proof.second.train.config import SecondTrainConfig
-from areal_proof.second.train.folder import (
-    EMBEDDING,
-    LM_HEAD,
-    Architecture,
-    read_architecture,
-    read_tensors,
-    write_model,
-)
+from areal_proof.second.train.folder import read_tensors, write_model
 from areal_proof.second.train.network import Network
 from areal_proof.second.train.pending import Pending
 from areal_proof.second.train.ranks import Ranks, degrees, join

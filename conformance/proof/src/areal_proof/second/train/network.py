@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from areal_proof.second.architecture import EMBEDDING, LM_HEAD, SCORE, Architecture
 from areal_proof.second.train.adapters import Adapters
 from areal_proof.second.train.experts import choose
-from areal_proof.second.train.folder import EMBEDDING, LM_HEAD, SCORE, Architecture
 from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.shown import Shown
 from areal_proof.second.vision import seen
