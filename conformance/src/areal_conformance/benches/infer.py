@@ -12,21 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import torch
 from attrs import define
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from areal_conformance.adapter import Tolerance, Witness
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.infer_truth import Oracle
-from areal_conformance.benches.models import one_thread, quiet, tiny_model
-from areal_conformance.outcome import HarnessError, Inconclusive, Violation
+from areal_conformance.benches.models import make_endless, one_thread, quiet, tiny_model
+from areal_conformance.outcome import Inconclusive, Violation
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import (
     Generation,
@@ -36,7 +35,7 @@ from areal_core.contract.inference import (
     PauseMode,
     SamplingParams,
 )
-from areal_core.contract.weights import WeightSource
+from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.contract.workflow import Tokenizer
 from areal_torch.testing.serving import FolderWeights
 
@@ -53,10 +52,6 @@ POLL_S = 0.001
 ROOM = 8192
 LONG = ROOM - 512
 """Tokens no check waits for: what asks for them is still running whenever the check looks."""
-TEXT_IDS = 64
-"""Ids of a tiny model that stand for text; what comes after them stands for images."""
-MERGER = "visual.merger.mlp.2.weight"
-"""What writes the features of an image."""
 COARSE = 0.15
 """Absolute gap allowed between an engine that has no float32 and the float32 truth."""
 
@@ -97,7 +92,7 @@ class InferBench(Bench):
         if key not in self._models:
             path = tiny_model(self.shared_folder / f"model-{len(self._models):02d}", **wanted)
             if not ends:
-                _make_endless(path)
+                make_endless(path)
             self._models[key] = path
         return self._models[key]
 
@@ -206,11 +201,33 @@ class InferBench(Bench):
             request_id=RequestId(name), input_ids=ids, sampling=SamplingParams(**given), num_prior=num_prior
         )
 
+    def asks(
+        self, prompts: Iterable[Sequence[int]], *, name: str = "r", seed: int | None = None, **sampling: Any
+    ) -> list[GenerationRequest]:
+        """Return a request of each prompt, named by its number; in `sampling` a list takes turns, a function is asked.
+
+        From `seed` on each has a seed of its own, where the target takes seeds.
+        """
+        made = []
+        for number, ids in enumerate(prompts):
+            own = {key: _of_number(value, number) for key, value in sampling.items()}
+            seeded = {} if seed is None else self.seeded(seed + number)
+            made.append(self.ask(*ids, name=f"{name}{number}", **seeded, **own))
+        return made
+
+    def seeded(self, seed: int) -> dict[str, int]:
+        """Return the seed of a request, for a target that takes seeds."""
+        return {"seed": seed} if self.target.claimed("sampling.seed") else {}
+
     def call(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a call and go on; whatever still runs when the check ends is cancelled."""
         task = asyncio.ensure_future(coroutine)
         self._calls.add(task)
         return task
+
+    def start(self, engine: InferenceEngine, requests: Iterable[GenerationRequest]) -> list[asyncio.Task[Generation]]:
+        """Start a call of `generate` for each request."""
+        return [self.call(engine.generate(request)) for request in requests]
 
     async def until(
         self, condition: Callable[[], Awaitable[bool] | bool], what: str, *, seconds: float = WAIT_S
@@ -224,10 +241,7 @@ class InferBench(Bench):
         deadline, turns = time.monotonic() + patient_s, 0
         while True:
             held = condition()
-            if isinstance(held, bool):
-                if held:
-                    return
-            elif await held:
+            if held if isinstance(held, bool) else await held:
                 return
             if time.monotonic() > deadline and turns > POLLS_PER_S * patient_s:
                 raise Violation(f"nothing hangs (law 9), yet this was waited for in vain: {what}")
@@ -242,6 +256,15 @@ class InferBench(Bench):
             return (await engine.status()).tokens_generated >= goal
 
         await self.until(reached, f"{tokens} more tokens in status().tokens_generated")
+
+    async def until_shown(self, engine: InferenceEngine, running: int, waiting: int, when: str) -> None:
+        """Wait until status shows so many requests running and waiting."""
+
+        async def shown() -> bool:
+            status = await engine.status()
+            return (status.num_running, status.num_waiting) == (running, waiting)
+
+        await self.until(shown, f"status to show {running} running and {waiting} waiting {when}")
 
     async def ended(self, calls: Iterable[asyncio.Task[T]], what: str) -> list[T | BaseException]:
         """Wait until every call has returned or raised; Violation naming `what` if one does neither."""
@@ -259,10 +282,19 @@ class InferBench(Bench):
         await self.until(lambda: all(task.done() for task in waiting), "every generate to return")
         return [task.result() for task in waiting]
 
+    async def together(self, engine: InferenceEngine, requests: Iterable[GenerationRequest]) -> list[Generation]:
+        """Generate for requests that run at once and must all succeed."""
+        return await self.results(self.start(engine, requests))
+
     async def turns(self, number: int = 200) -> None:
         """Let the event loop turn, and a little time pass for engines whose work is elsewhere."""
         for turn in range(number):
             await asyncio.sleep(POLL_S if turn % 20 == 0 else 0)
+
+    @property
+    def resting(self) -> PauseMode:
+        """Return the mode to pause the target in where any will do."""
+        return PauseMode.KEEP if self.target.claimed("pause.keep") else PauseMode.ABORT
 
     def settling(self) -> PauseMode | None:
         """Return how the target must be paused for a commit, as the core would choose; None where it need not be."""
@@ -277,17 +309,29 @@ class InferBench(Bench):
         await self.take(engine, weights.offer(version), version)
         return version
 
-    async def take(self, engine: InferenceEngine, source: WeightSource, version: int) -> None:
-        """As `update`, from a source of the check's own."""
+    async def take(self, engine: InferenceEngine, source: WeightSource, version: int) -> Receipt:
+        """As `update`, from a source of the check's own; return the receipt."""
         mode, paused = self.settling(), (await engine.status()).paused
         early = not self.target.claimed("weights.staged")
         if mode is not None and early:
             await engine.pause(mode)
-        await engine.receive_weights(source, version)
+        receipt = await engine.receive_weights(source, version)
         if mode is not None and not early:
             await engine.pause(mode)
         await engine.commit_weights(version)
         if mode is not None and not paused:
+            await engine.resume()
+        return receipt
+
+    @contextlib.asynccontextmanager
+    async def receiving(self, engine: InferenceEngine) -> AsyncIterator[None]:
+        """For weights that will not be committed: pause a target that takes none while it runs, then let it go on."""
+        mode = None if self.target.claimed("weights.staged") else self.settling()
+        if mode is not None:
+            await engine.pause(mode)
+        yield
+        if mode is not None:
+            await engine.abort_weights()
             await engine.resume()
 
     async def serving(self, engine: InferenceEngine) -> int:
@@ -312,18 +356,13 @@ class InferBench(Bench):
 
     async def aclose(self) -> None:
         """Close every engine."""
-        engines = [*self._open, *(kept.engine for kept in self._kept)]
-        self._open, self._kept = [], []
-        for engine in engines:
-            with contextlib.suppress(Exception):  # checks of close have judged what close does
-                await engine.close()
+        await self.end(passed=False)  # checks of close have judged what close does
 
     def _take(self, key: str) -> _Kept | None:
-        for kept in self._kept:
-            if kept.key == key:
-                self._kept.remove(kept)
-                return kept
-        return None
+        found = next((kept for kept in self._kept if kept.key == key), None)
+        if found is not None:
+            self._kept.remove(found)
+        return found
 
     async def _rests(self, kept: _Kept, version_before: int) -> bool:
         """Bring an engine to rest with the weights of its folder; False if it does not come to rest."""
@@ -333,16 +372,12 @@ class InferBench(Bench):
         if (await engine.status()).version != version_before:
             await self.update(engine, self.weights(kept.model))
 
-        async def rests() -> bool:
-            status = await engine.status()
-            return not (status.num_running or status.num_waiting or status.paused)
-
         try:
-            await self.until(rests, "an engine at rest")
+            await self.until_shown(engine, 0, 0, "in an engine at rest")
         except Violation as violation:
             self.notes.append(str(violation))
             return False
-        return True
+        return not (await engine.status()).paused
 
     async def _drop_calls(self) -> None:
         calls, self._calls = self._calls, set()
@@ -357,30 +392,8 @@ class InferBench(Bench):
                 raise Violation(f"{len(stuck)} calls did not end when cancelled")
 
 
-def _make_endless(path: Path) -> None:
-    """Change a tiny model so that id 1, and ids of no text, are never generated: one hidden number is always the same.
-
-    No layer writes to that number, nor what sees images, and only these tokens' rows of the head read it, with a
-    large negative weight.
-    """
-    file = path / "model.safetensors"
-    if not file.is_file():
-        raise HarnessError(f"{file} is not there: tiny models are expected in one file")
-    tensors = load_file(file)
-    last = tensors["model.embed_tokens.weight"].shape[1] - 1
-    for name, tensor in tensors.items():
-        if name.startswith("visual."):
-            continue
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor[last] = 0.0
-        elif name.endswith("lm_head.weight"):
-            tensor[:, last] = 0.0
-    tensors["model.embed_tokens.weight"][:, last] = 1.0
-    tensors["model.norm.weight"][last] = 1.0
-    if MERGER in tensors:
-        tensors[MERGER][last] = 0.0
-        tensors[MERGER.replace("weight", "bias")][last] = 1.0
-    head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
-    for token in (1, *range(TEXT_IDS, len(head))):
-        head[token, last] = -100.0
-    save_file(tensors, file, metadata={"format": "pt"})
+def _of_number(value: Any, number: int) -> Any:
+    """Return a sampling parameter of request `number`. Any: as SamplingParams has it."""
+    if isinstance(value, list):
+        return value[number % len(value)]
+    return value(number) if callable(value) else value

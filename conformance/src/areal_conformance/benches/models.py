@@ -1,6 +1,6 @@
-"""Tiny models for benches, each made once per process and copied for whoever wants one; sharpened for pairs.
+"""Tiny models for benches, each made once per process and copied for whoever wants one; sharpened, made endless.
 
-Knows: where the originals are, until the process ends, and which tensors set the scale of attention.
+Knows: where the originals are, until the process ends, and which tensors set the scale of attention and the end.
 Does not know: what else is in them (`areal_torch.testing.models`).
 """
 
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
+from areal_conformance.outcome import HarnessError
 from areal_torch.testing.models import make_tiny_model
 
 
@@ -51,6 +52,10 @@ def _store() -> Path:
     return path
 
 
+TEXT_IDS = 64
+"""Ids of a tiny model that stand for text; what comes after them stands for images."""
+MERGER = "visual.merger.mlp.2.weight"
+"""What writes the features of an image."""
 SHARPNESS = 3.0
 _SCALES = ("q_norm.weight", "q_proj.weight", "q_proj.bias")
 
@@ -68,3 +73,32 @@ def sharpen(folder: Path) -> Path:
             tensors[name] = tensor * SHARPNESS
     save_file(tensors, file, metadata={"format": "pt"})
     return folder
+
+
+def make_endless(path: Path) -> None:
+    """Change a tiny model so that id 1, and ids of no text, are never generated: one hidden number is always the same.
+
+    No layer writes to that number, nor what sees images, and only these tokens' rows of the head read it, with a
+    large negative weight.
+    """
+    file = path / "model.safetensors"
+    if not file.is_file():
+        raise HarnessError(f"{file} is not there: tiny models are expected in one file")
+    tensors = load_file(file)
+    last = tensors["model.embed_tokens.weight"].shape[1] - 1
+    for name, tensor in tensors.items():
+        if name.startswith("visual."):
+            continue
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor[last] = 0.0
+        elif name.endswith("lm_head.weight"):
+            tensor[:, last] = 0.0
+    tensors["model.embed_tokens.weight"][:, last] = 1.0
+    tensors["model.norm.weight"][last] = 1.0
+    if MERGER in tensors:
+        tensors[MERGER][last] = 0.0
+        tensors[MERGER.replace("weight", "bias")][last] = 1.0
+    head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+    for token in (1, *range(TEXT_IDS, len(head))):
+        head[token, last] = -100.0
+    save_file(tensors, file, metadata={"format": "pt"})

@@ -6,16 +6,20 @@ Does not know: how it was obtained.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 
+import attrs
 import torch
 from torch import Tensor
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import StopReason
+from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import Generation, GenerationRequest
 from areal_torch.testing.serving import FolderWeights
 
@@ -123,10 +127,11 @@ def expect_policy(
     generation: Generation,
     request: GenerationRequest,
     *,
+    model: Path | None = None,
     weights: FolderWeights | None = None,
     told: str = "",
 ) -> None:
-    """Expect an output to be that of the default model (or `weights`) for this prompt, alone and from the beginning.
+    """Expect an output to be that of a model (or other `weights` of it) for this prompt, alone and from the beginning.
 
     Greedy tokens must be the best ones up to the tolerance of their logits; their log-probs those of temperature 1.
     Sampled ones are judged by their log-probs.
@@ -136,7 +141,7 @@ def expect_policy(
         return
     told = told or f"request {request.request_id!r}"
     tensors = None if weights is None else weights.tensors
-    oracle, prompt, output = bench.oracle(), request.input_ids, generation.output_ids
+    oracle, prompt, output = bench.oracle(model), request.input_ids, generation.output_ids
     temperature = request.sampling.temperature
     logits = oracle.logits([*prompt, *output], tensors)[len(prompt) - 1 : -1]
     logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)
@@ -161,6 +166,21 @@ def expect_policies(
         expect_policy(bench, generation, request, weights=weights)
 
 
+def expect_survivors(
+    bench: InferBench, outcomes: Sequence[Generation | BaseException], requests: Sequence[GenerationRequest]
+) -> int:
+    """Expect every call but those that were cancelled to give its own prompt's output; return how many did."""
+    survived = 0
+    for outcome, request in zip(outcomes, requests, strict=True):
+        if isinstance(outcome, asyncio.CancelledError):
+            continue
+        if isinstance(outcome, BaseException):
+            raise outcome
+        survived += 1
+        expect_policy(bench, outcome, request)
+    return survived
+
+
 async def raises(expected: type[Exception], action: Callable[[], Awaitable[object]], told: str) -> Exception:
     """Expect a call to raise an error of a kind, and return it."""
     try:
@@ -181,6 +201,17 @@ def same(bench: InferBench, left: Generation, right: Generation) -> bool:
         return False
     allowed = bench.tolerance(atol=SAME_ATOL).atol
     return all(abs(a - b) <= allowed for a, b in zip(left.logprobs, right.logprobs, strict=True))
+
+
+def rest_of(request: GenerationRequest, output: Sequence[int], cut: int) -> GenerationRequest:
+    """Return the request that continues one after the first `cut` tokens of its output, within its budget."""
+    return attrs.evolve(
+        request,
+        request_id=RequestId(f"{request.request_id}+{cut}"),
+        input_ids=(*request.input_ids, *output[:cut]),
+        num_prior=cut,
+        sampling=attrs.evolve(request.sampling, max_new_tokens=request.sampling.max_new_tokens - cut),
+    )
 
 
 def prompts(count: int, *, seed: int = 0, longest: int = 40) -> list[tuple[int, ...]]:

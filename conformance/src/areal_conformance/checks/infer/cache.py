@@ -7,6 +7,7 @@ Does not know: how an engine caches, or how much.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch import Tensor
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.benches.infer_truth import Segment
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.sampling import draw
 from areal_conformance.checks.infer.versions import harvest
 from areal_conformance.oracles.infer_judging import (
     expect_logprobs,
@@ -32,20 +32,19 @@ KEPT = "weights.kv_kept"
 RECOMPUTED = "weights.kv_recomputed"
 """Key of an adapter's options that switch from keeping to recomputing, for engines that can do both."""
 TOKENS = 150
+Tensors = dict[int, dict[str, Tensor]]
+"""The tensors of each version."""
 
 
 async def _through_updates(
     bench: InferBench, engine: InferenceEngine
-) -> tuple[list[GenerationRequest], list[Generation], dict[int, dict[str, Tensor]]]:
+) -> tuple[list[GenerationRequest], list[Generation], Tensors]:
     """Run requests through two updates; return them, their outputs, and the tensors of each version."""
     first = await bench.serving(engine)
     tensors = {first: bench.weights().tensors}
     asked = lasting = LONG if bench.target.claimed("pause.abort") else 4 * TOKENS
-    requests = [
-        bench.ask(*ids, name=f"r{n}", temperature=1.0, max_new_tokens=asked)
-        for n, ids in enumerate(prompts(3, seed=4, longest=12))
-    ]
-    calls = [bench.call(engine.generate(request)) for request in requests]
+    requests = bench.asks(prompts(3, seed=4, longest=12), temperature=1.0, max_new_tokens=asked)
+    calls = bench.start(engine, requests)
     for seed in (5, 6):
         await bench.until_generated(engine, 60)
         weights = bench.weights(bench.model(seed=seed))
@@ -57,18 +56,16 @@ async def _through_updates(
     return requests, results, tensors
 
 
-def _kept(bench: InferBench, request: GenerationRequest, result: Generation, tensors: dict[int, dict[str, Tensor]]):  # type: ignore[no-untyped-def]
+def _kept(bench: InferBench, request: GenerationRequest, result: Generation, tensors: Tensors) -> Tensor:
     segments = [Segment(span.start, span.stop, tensors[span.version]) for span in result.version_spans]
     return bench.oracle().kept(request.input_ids, result.output_ids, segments)
 
 
-def _anew(bench: InferBench, request: GenerationRequest, result: Generation, tensors: dict[int, dict[str, Tensor]]):  # type: ignore[no-untyped-def]
-    parts = [
-        bench.oracle().logprobs(request.input_ids, result.output_ids, weights=tensors[span.version])[
-            span.start : span.stop
-        ]
-        for span in result.version_spans
-    ]
+def _anew(bench: InferBench, request: GenerationRequest, result: Generation, tensors: Tensors) -> Tensor:
+    parts = []
+    for span in result.version_spans:
+        whole = bench.oracle().logprobs(request.input_ids, result.output_ids, weights=tensors[span.version])
+        parts.append(whole[span.start : span.stop])
     return torch.cat(parts)
 
 
@@ -112,18 +109,15 @@ async def new_requests(bench: InferBench) -> None:
     asked = [ids, ids[:24], (*ids[:24], 9, 9, 9), ids[:47]]
     in_flight = bench.target.claimed("weights.in_flight")
     async with bench.engine() as engine:
-        requests = [
-            bench.ask(*prompt, name=f"r{n}", temperature=float(n % 2), max_new_tokens=6)
-            for n, prompt in enumerate(asked)
-        ]
+        requests = bench.asks(asked, temperature=[0.0, 1.0], max_new_tokens=6)
         for seed in (5, 6, 0):
             running = []
             if in_flight:
                 running = [bench.call(engine.generate(bench.ask(*ids, name="running", max_new_tokens=LONG)))]
-            await bench.results([bench.call(engine.generate(request)) for request in requests])
+            await bench.together(engine, requests)
             weights = bench.weights(bench.model(seed=seed))
             await bench.update(engine, weights)
-            results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+            results = await bench.together(engine, requests)
             for call in running:
                 call.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -140,7 +134,7 @@ async def waiting_requests(bench: InferBench) -> None:
         running = bench.call(engine.generate(bench.ask(*shared, name="running", max_new_tokens=LONG)))
         await bench.until_generated(engine, 2)
         requests = [bench.ask(*shared, n, name=f"waiting-{n}", temperature=1.0, max_new_tokens=7) for n in (3, 4)]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        calls = bench.start(engine, requests)
         await bench.until_generated(engine, 5)
         weights = bench.weights(bench.model(seed=5))
         await bench.update(engine, weights)
@@ -150,10 +144,11 @@ async def waiting_requests(bench: InferBench) -> None:
 
 
 PREFIX = ("prefix_cache",)
+rule = partial(check, level=Level.SINGLE, spec="infer#prefix-cache", requires=PREFIX)
 PROMPT = tuple(2 + (7 * place) % 61 for place in range(48))
 
 
-@check("infer.prefix_cache.cross_talk", level=Level.SINGLE, law=1, spec="infer#prefix-cache", requires=PREFIX)
+@rule("infer.prefix_cache.cross_talk", law=1)
 async def cross_talk(bench: InferBench) -> None:
     """Prompts that share a beginning of any length get each their own output, in any order, again and again."""
     cuts = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48)
@@ -162,13 +157,13 @@ async def cross_talk(bench: InferBench) -> None:
     shared += [(*PROMPT[:place], 63, *PROMPT[place + 1 :]) for place in (0, 1, 16, 30, 46, 47)]
     async with bench.engine(*PREFIX) as engine:
         for turn in (shared, shared[::-1]):
-            requests = [bench.ask(*ids, name=f"r{n}", max_new_tokens=3) for n, ids in enumerate(turn)]
+            requests = bench.asks(turn, max_new_tokens=3)
             expect_policies(bench, [(await engine.generate(request), request) for request in requests])
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        calls = bench.start(engine, requests)
         expect_policies(bench, zip(await bench.results(calls), requests, strict=True))
 
 
-@check("infer.prefix_cache.follows_updates", level=Level.SINGLE, law=7, spec="infer#prefix-cache", requires=PREFIX)
+@rule("infer.prefix_cache.follows_updates", law=7)
 async def follows_updates(bench: InferBench) -> None:
     """After an update nothing kept under the old weights serves a new request, also when they come back."""
     other, third = (FolderWeights.of(bench.model(seed=seed)) for seed in (21, 22))
@@ -177,20 +172,12 @@ async def follows_updates(bench: InferBench) -> None:
         for weights in (bench.weights(), other, third, bench.weights(), other):
             await bench.update(engine, weights)
             for again in range(2):
-                for number, ids in enumerate(asked):
-                    request = bench.ask(*ids, name=f"r{number}", max_new_tokens=3)
-                    result = await engine.generate(request)
-                    told = f"prompt {number} asked {('first', 'again')[again]} after an update"
-                    expect_policy(bench, result, request, weights=weights, told=told)
+                for request in bench.asks(asked, max_new_tokens=3):
+                    told = f"prompt {request.request_id!r} asked {('first', 'again')[again]} after an update"
+                    expect_policy(bench, await engine.generate(request), request, weights=weights, told=told)
 
 
-@check(
-    "infer.prefix_cache.update_in_flight",
-    level=Level.SINGLE,
-    law=7,
-    spec="infer#prefix-cache",
-    requires=("prefix_cache", "weights.in_flight"),
-)
+@rule("infer.prefix_cache.update_in_flight", law=7, requires=(*PREFIX, "weights.in_flight"))
 async def update_in_flight(bench: InferBench) -> None:
     """What a request that lived through an update leaves behind serves no new request of the same tokens."""
     other = FolderWeights.of(bench.model(seed=21))
@@ -206,14 +193,14 @@ async def update_in_flight(bench: InferBench) -> None:
             expect_policy(bench, await engine.generate(request), request, weights=other, told=told)
 
 
-@check("infer.prefix_cache.not_the_output", level=Level.SINGLE, law=1, spec="infer#prefix-cache", requires=PREFIX)
+@rule("infer.prefix_cache.not_the_output", law=1)
 async def not_the_output(bench: InferBench) -> None:
     """A prompt asked again is drawn anew, at its own temperature: prompts are kept, outputs are not."""
     async with bench.engine(*PREFIX) as engine:
         results = []
         for number in range(6):
             heat = (1.0, 0.5)[number % 2]
-            request = bench.ask(*PROMPT, name=f"t{number}", temperature=heat, max_new_tokens=16, **draw(bench, number))
+            request = bench.ask(*PROMPT, name=f"t{number}", temperature=heat, max_new_tokens=16, **bench.seeded(number))
             results.append(await engine.generate(request))
             expect_policy(bench, results[-1], request)
     distinct = len({result.output_ids for result in results})

@@ -16,7 +16,8 @@ import psutil
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.benches.process import listening, pooled_threads
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.infer_judging import expect_policies, prompts, raises
+from areal_conformance.checks.infer.life import controls
+from areal_conformance.oracles.infer_judging import expect_policies, expect_survivors, prompts, raises
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, ModelError
 from areal_core.contract.inference import InferenceEngine, PauseMode
@@ -49,25 +50,22 @@ async def idempotent(bench: InferBench) -> None:
 async def callers(bench: InferBench) -> None:
     """`close` fails every waiting call with GenerationFailed: running, queued, and frozen by a pause."""
     for paused in (False, True):
-        mode = PauseMode.KEEP if bench.target.claimed("pause.keep") else PauseMode.ABORT
         engine = bench.new()
         await engine.start(bench.spec(max_concurrent=2))
         requests = [bench.ask(5, 2 + n, name=f"r{n}", max_new_tokens=LONG) for n in range(5)]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        calls = bench.start(engine, requests)
         await bench.until_generated(engine, 6)
-        if paused and mode is PauseMode.KEEP:
-            await engine.pause(mode)
+        if paused and bench.resting is PauseMode.KEEP:
+            await engine.pause(bench.resting)
         late = bench.ask(6, 6, name="late", max_new_tokens=LONG)
         calls.append(bench.call(engine.generate(late)))
         await bench.turns(20)
         await engine.close()
         outcomes = await bench.ended(calls, f"callers to be told of close ({'paused' if paused else 'running'})")
         for number, outcome in enumerate(outcomes):
-            expect(
-                isinstance(outcome, GenerationFailed),
-                f"call {number} of 6 ({'paused' if paused else 'running'}, max_concurrent 2) waited when close came: "
-                f"it must get GenerationFailed, got {outcome!r:.200}",
-            )
+            told = f"call {number} of 6 ({'paused' if paused else 'running'}, max_concurrent 2) waited when close came"
+            failed = isinstance(outcome, GenerationFailed)
+            expect(failed, f"{told}: it must get GenerationFailed, got {outcome!r:.200}")
 
 
 @check("infer.close.after", level=Level.SINGLE, law=10, spec="infer#close")
@@ -78,12 +76,8 @@ async def after(bench: InferBench) -> None:
     await engine.close()
     source = bench.weights().offer(1)
     call = bench.call(raises(GenerationFailed, lambda: engine.generate(bench.ask(5)), "generate after close"))
-    controls = [
-        ("pause", lambda: engine.pause(PauseMode.KEEP)),
-        ("receive_weights", lambda: engine.receive_weights(source, 1)),
-        ("commit_weights", lambda: engine.commit_weights(1)),
-    ]
-    calls = [call, *(bench.call(raises(ArealError, act, f"{name} after close")) for name, act in controls)]
+    refused = [raises(ArealError, act, f"{name} after close") for name, act in controls(engine, source).items()]
+    calls = [call, *map(bench.call, refused)]
     for outcome in await bench.ended(calls, "calls to a closed engine to be refused"):
         if isinstance(outcome, BaseException) and not isinstance(outcome, ArealError):
             raise outcome
@@ -163,16 +157,8 @@ async def frees_slot(bench: InferBench) -> None:
         queued.cancel()
         stuck.cancel()
         request = bench.ask(7, 9, name="next")
-        result = await bench.ended([bench.call(engine.generate(request))], "the request after a cancelled one")
-        if isinstance(result[0], BaseException):
-            raise result[0]
-        expect_policies(bench, [(result[0], request)])
-
-        async def idle() -> bool:
-            status = await engine.status()
-            return status.num_running == 0 and status.num_waiting == 0
-
-        await bench.until(idle, "status to show no request running or waiting after all were cancelled or done")
+        expect_policies(bench, [(await bench.generate(engine, request), request)])
+        await bench.until_shown(engine, 0, 0, "after all were cancelled or done")
         made = (await engine.status()).tokens_generated
         await bench.turns()
         more = (await engine.status()).tokens_generated - made
@@ -184,20 +170,13 @@ async def leaves_others(bench: InferBench) -> None:
     """Cancelling some of many requests changes no token of the others, and what comes after is right too."""
     doomed = (0, 5, 7, 11, 6)
     async with bench.engine() as engine:
-        requests = [
-            bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=LONG if n in doomed else 60)
-            for n, ids in enumerate(prompts(12))
-        ]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        lengths = [LONG if number in doomed else 60 for number in range(12)]
+        requests = bench.asks(prompts(12), temperature=[0.0, 1.0], max_new_tokens=lengths)
+        calls = bench.start(engine, requests)
         for number in doomed:  # which still run then, however fast the engine is
             await bench.until_generated(engine, 12)
             calls[number].cancel()
-        more = [bench.ask(*ids, name=f"m{n}", max_new_tokens=20) for n, ids in enumerate(prompts(6, seed=1))]
-        calls += [bench.call(engine.generate(request)) for request in more]
+        more = bench.asks(prompts(6, seed=1), name="m", max_new_tokens=20)
+        calls += bench.start(engine, more)
         outcomes = await bench.ended(calls, "the requests that were not cancelled")
-    for outcome, request in zip(outcomes, [*requests, *more], strict=True):
-        if isinstance(outcome, asyncio.CancelledError):
-            continue
-        if isinstance(outcome, BaseException):
-            raise outcome
-        expect_policies(bench, [(outcome, request)])
+    expect_survivors(bench, outcomes, [*requests, *more])

@@ -20,10 +20,8 @@ from areal_core.contract.inference import FLEET_METRICS, KV_USED_SHARE, NUM_PREE
 async def alone(bench: InferBench) -> None:
     """Requests that run together get what each would get alone: no output crosses, whatever joins and leaves."""
     async with bench.engine(max_concurrent=8) as engine:
-        requests = [
-            bench.ask(*ids, name=f"r{n}", temperature=(0.0, 1.0, 0.8)[n % 3], max_new_tokens=3 + (11 * n) % 37)
-            for n, ids in enumerate(prompts(24, seed=5))
-        ]
+        lengths = [3 + (11 * number) % 37 for number in range(24)]
+        requests = bench.asks(prompts(24, seed=5), temperature=[0.0, 1.0, 0.8], max_new_tokens=lengths)
         calls = []
         for number, request in enumerate(requests):
             calls.append(bench.call(engine.generate(request)))
@@ -31,11 +29,8 @@ async def alone(bench: InferBench) -> None:
                 await bench.until_generated(engine, 8)
         results = await bench.results(calls)
     for result, request in zip(results, requests, strict=True):
-        wanted = request.sampling.max_new_tokens
-        expect(
-            len(result.output_ids) == wanted,
-            f"{request.request_id!r} asked for {wanted} tokens and got {len(result.output_ids)}",
-        )
+        got, wanted = len(result.output_ids), request.sampling.max_new_tokens
+        expect(got == wanted, f"{request.request_id!r} asked for {wanted} tokens and got {got}")
     expect_policies(bench, zip(results, requests, strict=True))
 
 
@@ -43,11 +38,8 @@ async def alone(bench: InferBench) -> None:
 async def crowd(bench: InferBench) -> None:
     """Two hundred requests at once, of more than a hundred that run together, each get their own output."""
     async with bench.engine(max_concurrent=144) as engine:
-        requests = [
-            bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=2 + n % 5)
-            for n, ids in enumerate(prompts(200, seed=8))
-        ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        requests = bench.asks(prompts(200, seed=8), temperature=[0.0, 1.0], max_new_tokens=[2, 3, 4, 5, 6])
+        results = await bench.together(engine, requests)
     expect_policies(bench, zip(results, requests, strict=True))
 
 
@@ -57,11 +49,8 @@ async def shared_prompts(bench: InferBench) -> None:
     long = tuple(2 + (5 * place) % 61 for place in range(40))
     asked = [long, long, long[:20], long[:39], (*long, 7), (*long[:39], 50), long, (*long[:20], 9, 9)]
     async with bench.engine() as engine:
-        requests = [
-            bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=12 + n)
-            for n, ids in enumerate(asked)
-        ]
-        together = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        requests = bench.asks(asked, temperature=[0.0, 1.0], max_new_tokens=lambda number: 12 + number)
+        together = await bench.together(engine, requests)
         after = [await bench.generate(engine, request) for request in requests]
     expect_policies(bench, zip([*together, *after], [*requests, *requests], strict=True))
 
@@ -71,7 +60,7 @@ async def more_than_slots(bench: InferBench) -> None:
     """More requests than `max_concurrent` all finish, and never more than that run at once."""
     async with bench.engine(max_concurrent=3) as engine:
         requests = [bench.ask(*ids, name=f"r{n}", max_new_tokens=4 + n) for n, ids in enumerate(prompts(14, seed=6))]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        calls = bench.start(engine, requests)
         most = waited = 0
 
         async def done() -> bool:
@@ -113,13 +102,11 @@ async def same_name(bench: InferBench) -> None:
     """Requests that share an id are still different requests: each caller gets its own prompt's output."""
     async with bench.engine() as engine:
         requests = [bench.ask(*ids, name="one-name", max_new_tokens=6 + n) for n, ids in enumerate(prompts(5, seed=7))]
-        results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        results = await bench.together(engine, requests)
         again = [await bench.generate(engine, request) for request in reversed(requests)]
     for result, request in zip([*results, *reversed(again)], [*requests, *requests], strict=True):
-        expect(
-            len(result.output_ids) == request.sampling.max_new_tokens,
-            f"a request for {request.sampling.max_new_tokens} tokens got {len(result.output_ids)}: another one's?",
-        )
+        got, wanted = len(result.output_ids), request.sampling.max_new_tokens
+        expect(got == wanted, f"a request for {wanted} tokens got {got}: another one's?")
         expect_policies(bench, [(result, request)])
 
 
@@ -130,25 +117,13 @@ async def counts(bench: InferBench) -> None:
         before = await engine.status()
         calls = [bench.call(engine.generate(bench.ask(5, n, max_new_tokens=4000))) for n in (3, 4, 5, 6, 7)]
         await bench.until_generated(engine, 20)
-
-        async def full() -> bool:
-            status = await engine.status()
-            return (status.num_running, status.num_waiting) == (2, 3)
-
-        await bench.until(full, "status to show 2 running and 3 waiting of 5 requests with max_concurrent 2")
+        await bench.until_shown(engine, 2, 3, "of 5 requests with max_concurrent 2")
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-
-        async def empty() -> bool:
-            status = await engine.status()
-            return (status.num_running, status.num_waiting) == (0, 0)
-
-        await bench.until(empty, "status to show nothing after every request was cancelled")
+        await bench.until_shown(engine, 0, 0, "after every request was cancelled")
         start = await engine.status()
-        results = await bench.results(
-            [bench.call(engine.generate(bench.ask(5, n, max_new_tokens=9))) for n in (3, 4, 5, 6)]
-        )
+        results = await bench.together(engine, [bench.ask(5, n, max_new_tokens=9) for n in (3, 4, 5, 6)])
         end = await engine.status()
     made, counted = sum(len(result.output_ids) for result in results), end.tokens_generated - start.tokens_generated
     expect(made == counted, f"{made} tokens came out of 4 requests, tokens_generated grew by {counted}")
@@ -164,10 +139,8 @@ async def metrics(bench: InferBench) -> None:
     async with bench.engine() as engine:
         seen = [(await engine.status()).metrics]
         for part in range(3):
-            calls = [
-                bench.call(engine.generate(bench.ask(*range(5, 45), n % 3 + 5, name=f"{part}/{n}", max_new_tokens=40)))
-                for n in range(6)
-            ]
+            shared = [(*range(5, 45), last) for last in (5, 6, 7, 5, 6, 7)]
+            calls = bench.start(engine, bench.asks(shared, name=f"{part}/", max_new_tokens=40))
             await bench.until_generated(engine, 30)
             seen.append((await engine.status()).metrics)
             await bench.results(calls)

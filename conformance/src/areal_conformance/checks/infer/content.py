@@ -6,20 +6,21 @@ Does not know: versions and phases.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
-from attrs import define
+from torch import Tensor
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sources import FailingSource
-from areal_conformance.oracles.infer_judging import expect_logprobs, expect_policy, gap, prompts, well_formed
-from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_conformance.oracles.infer_judging import expect_policy, gap, prompts, raises, well_formed
+from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import InferenceEngine
-from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.serving import FolderWeights
 
@@ -33,14 +34,24 @@ def nudged(weights: FolderWeights, name: str, *, seed: int = 0) -> FolderWeights
     return attrs.evolve(weights, tensors={**weights.tensors, name: tensor + 0.5 * tensor.std() * noise + 0.1 * noise})
 
 
+def other_values(weights: FolderWeights, seen: Mapping[str, Tensor]) -> list[str]:
+    """Name the tensors of `weights` that an engine serves with another value."""
+    pairs = ((name, tensor.float(), seen[name].float()) for name, tensor in weights.tensors.items())
+    return [name for name, offered, served in pairs if fingerprint(offered) != fingerprint(served)]
+
+
+def in_dtypes(weights: FolderWeights, *dtypes: str) -> FolderWeights:
+    """Return weights in these dtypes, taking turns."""
+    turns = zip(weights.tensors.items(), itertools.cycle(dtypes), strict=False)
+    return FolderWeights(
+        {name: tensor.to(getattr(torch, dtype)) for (name, tensor), dtype in turns}, dict(weights.tied)
+    )
+
+
 async def computes(bench: InferBench, engine: InferenceEngine, folder: Path, weights: FolderWeights, told: str) -> None:
     """Expect an engine to compute with exactly these weights: its log-probs are theirs."""
-    oracle = bench.oracle(folder)
     request = bench.ask(*PROMPT, temperature=1.0, max_new_tokens=6)
-    result = await bench.generate(engine, request)
-    well_formed(result, request)
-    truth = oracle.logprobs(PROMPT, result.output_ids, weights=weights.tensors)
-    expect_logprobs(bench, result, truth, told)
+    expect_policy(bench, await bench.generate(engine, request), request, model=folder, weights=weights, told=told)
 
 
 @check("infer.weights.every_tensor", level=Level.SINGLE, law=7, spec="infer#weights")
@@ -63,20 +74,13 @@ async def by_witness(bench: InferBench) -> None:
     for tied in (False, True):
         folder = bench.model(tied=tied)
         async with bench.engine(model=folder) as engine:
-            for weights in (
-                bench.weights(folder),
-                bench.weights(bench.model(tied=tied, seed=5)),
-                bench.weights(folder),
-            ):
+            for source in (folder, bench.model(tied=tied, seed=5), folder):
+                weights = bench.weights(source)
                 await bench.update(engine, weights)
                 seen = bench.witness(engine).tensors()
                 names = set(seen) ^ set(weights.tensors)
                 expect(not names, f"offered and served tensors differ by name: {sorted(names)[:4]}")
-                wrong = [
-                    name
-                    for name, tensor in weights.tensors.items()
-                    if fingerprint(seen[name].to(torch.float32)) != fingerprint(tensor.to(torch.float32))
-                ]
+                wrong = other_values(weights, seen)
                 expect(not wrong, f"{len(wrong)} of {len(seen)} tensors served are not those offered: {wrong[:4]}")
 
 
@@ -89,11 +93,9 @@ async def kinds(bench: InferBench) -> None:
             async with bench.engine(model=folder) as engine:
                 await bench.update(engine, bench.weights(new))
                 told = f"{kind}, {'tied' if tied else 'untied'}: after an update"
-                for number, ids in enumerate(prompts(3, seed=8)):
-                    request = bench.ask(*ids, name=f"r{number}", temperature=1.0)
+                for request in bench.asks(prompts(3, seed=8), temperature=1.0):
                     result = await bench.generate(engine, request)
-                    truth = bench.oracle(new).logprobs(ids, result.output_ids)
-                    expect_logprobs(bench, result, truth, f"{told}, request {number}")
+                    expect_policy(bench, result, request, model=new, told=f"{told}, request {request.request_id!r}")
 
 
 @check("infer.weights.one_by_one", level=Level.SINGLE, law=7, spec="infer#weights")
@@ -128,12 +130,9 @@ async def after_abort(bench: InferBench) -> None:
         for at in (1, count // 2, count - 1):
             version = await bench.serving(engine) + 1
             source = FailingSource(other, version, at=at, error=OSError("the sender went away"))
-            try:
-                await engine.receive_weights(source, version)
-            except Exception as error:
-                bench.numbers[f"refused at {at}"] = float(isinstance(error, OSError))
-            else:
-                raise Violation(f"the source raised before tensor {at}, yet receive_weights returned")
+            told = f"receive_weights from a source that raised before tensor {at}"
+            error = await raises(Exception, partial(engine.receive_weights, source, version), told)
+            bench.numbers[f"refused at {at}"] = float(isinstance(error, OSError))
             await engine.abort_weights()
             await computes(bench, engine, bench.model(), base, f"an update that broke off at tensor {at}")
             base = nudged(base, "model.norm.weight", seed=at)
@@ -144,12 +143,9 @@ async def after_abort(bench: InferBench) -> None:
 @check("infer.weights.cast", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.cast",))
 async def cast(bench: InferBench) -> None:
     """Weights of another floating dtype are fingerprinted as they came, and served as cast."""
-    new = bench.weights(bench.model(seed=5))
-    dtype = torch.bfloat16 if bench.dtype == "float32" else torch.float32
-    sent = FolderWeights({name: tensor.to(dtype) for name, tensor in new.tensors.items()}, dict(new.tied))
-    served = FolderWeights(
-        {name: tensor.to(getattr(torch, bench.dtype)) for name, tensor in sent.tensors.items()}, dict(new.tied)
-    )
+    dtype = "bfloat16" if bench.dtype == "float32" else "float32"
+    sent = in_dtypes(bench.weights(bench.model(seed=5)), dtype)
+    served = in_dtypes(sent, bench.dtype)
     async with bench.engine() as engine:
         version = await bench.serving(engine) + 1
         receipt = await engine.receive_weights(sent.offer(version), version)
@@ -162,9 +158,7 @@ async def cast(bench: InferBench) -> None:
 @check("infer.weights.cast_refused", level=Level.SINGLE, law=8, spec="infer#weights", unless=("weights.cast",))
 async def cast_refused(bench: InferBench) -> None:
     """An engine that does not claim to cast refuses weights of another dtype."""
-    new = bench.weights(bench.model(seed=5))
-    dtype = torch.bfloat16 if bench.dtype == "float32" else torch.float32
-    sent = FolderWeights({name: tensor.to(dtype) for name, tensor in new.tensors.items()}, dict(new.tied))
+    sent = in_dtypes(bench.weights(bench.model(seed=5)), "bfloat16" if bench.dtype == "float32" else "float32")
     async with bench.engine(fresh=True) as engine:
         await bench.arefuses("weights.cast", lambda: engine.receive_weights(sent.offer(1), 1))
 
@@ -176,41 +170,18 @@ COARSE = 0.2
 
 def recast(bench: InferBench, *dtypes: str, seed: int = 21) -> tuple[FolderWeights, FolderWeights]:
     """Return other weights in these dtypes, taking turns, and what they are worth in float32."""
-    whole = FolderWeights.of(bench.model(seed=seed))
-    sent = {
-        name: tensor.to(getattr(torch, dtypes[number % len(dtypes)]))
-        for number, (name, tensor) in enumerate(whole.tensors.items())
-    }
-    worth = {name: tensor.float() for name, tensor in sent.items()}
-    return FolderWeights(sent, dict(whole.tied)), FolderWeights(worth, dict(whole.tied))
-
-
-@define
-class _Remembering:
-    """An engine whose last receipt can be looked at."""
-
-    engine: Any  # Any: whatever else the engine has passes through
-    receipt: Receipt | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
-        """Receive, and keep the receipt."""
-        self.receipt = await self.engine.receive_weights(source, version)
-        return self.receipt
+    sent = in_dtypes(FolderWeights.of(bench.model(seed=seed)), *dtypes)
+    return sent, in_dtypes(sent, "float32")
 
 
 async def proved_update(bench: InferBench, engine: InferenceEngine, sent: FolderWeights) -> None:
     """Update, and expect the receipt to prove the bytes that were sent."""
-    watched: Any = _Remembering(engine)
-    await bench.update(watched, sent)
-    proved = watched.receipt.fingerprints
+    version = await bench.serving(engine) + 1
+    receipt = await bench.take(engine, sent.offer(version), version)
     for name, tensor in sent.tensors.items():
-        expect(
-            proved.get(name) == fingerprint(tensor),
-            f"the receipt of {name}, sent as {tensor.dtype}, is {proved.get(name)}: not of the bytes that were sent",
-        )
+        proved = receipt.fingerprints.get(name)
+        told = f"the receipt of {name}, sent as {tensor.dtype}, is {proved}: not of the bytes that were sent"
+        expect(proved == fingerprint(tensor), told)
 
 
 @check("infer.cast.bfloat16_sent", level=Level.SINGLE, law=7, spec="infer#weights", requires=CAST)

@@ -7,6 +7,7 @@ Does not know: faults of the source itself (`faults`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +36,21 @@ async def refused(bench: InferBench, told: str, spoil: Spoil, *, tied: bool = Fa
     """Expect an unfit update to be refused with CoverageError, to leave no trace, and a fit one to work after it."""
     folder: Path = bench.model(tied=tied)
     new = bench.weights(bench.model(tied=tied, seed=5))
-    requests = [bench.ask(*ids, name=f"r{n}", temperature=0.0) for n, ids in enumerate(prompts(3))]
+    requests = bench.asks(prompts(3), temperature=0.0)
     async with bench.engine(model=folder) as engine:
         version = await bench.serving(engine) + 1
         before = [await bench.generate(engine, request) for request in requests]
-        mode = None if bench.target.claimed("weights.staged") else bench.settling()
         for _ in range(2):
-            if mode is not None:
-                await engine.pause(mode)
-            await raises(
-                CoverageError, lambda: engine.receive_weights(spoil(new, version), version), f"an update with {told}"
-            )
-            await raises(WeightSyncError, lambda: engine.commit_weights(version), f"commit of an update with {told}")
-            if mode is not None:
-                await engine.abort_weights()
-                await engine.resume()
+            async with bench.receiving(engine):
+                refused = partial(engine.receive_weights, spoil(new, version), version)
+                await raises(CoverageError, refused, f"an update with {told}")
+                await raises(
+                    WeightSyncError, partial(engine.commit_weights, version), f"commit of an update with {told}"
+                )
         for request, old in zip(requests, before, strict=True):
             now = await bench.generate(engine, request)
-            expect(
-                same(bench, old, now), f"an update with {told} was refused, yet the output changed: {old} became {now}"
-            )
+            changed = f"the output changed: {old} became {now}"
+            expect(same(bench, old, now), f"an update with {told} was refused, yet {changed}")
         expect(await bench.serving(engine) == version - 1, f"an update with {told} was refused, the version changed")
         await bench.update(engine, new)
         after = [await bench.generate(engine, request) for request in requests]

@@ -6,7 +6,6 @@ Does not know: faults of a backend's own (its adapter's), which other checks ask
 
 from __future__ import annotations
 
-import asyncio
 import random
 from functools import partial
 
@@ -17,11 +16,19 @@ from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.content import computes
 from areal_conformance.checks.infer.pause import modes
-from areal_conformance.checks.infer.sources import FailingSource, GatedSource
-from areal_conformance.checks.infer.updates import serves, told_engine
-from areal_conformance.checks.infer.versions import harvest
-from areal_conformance.oracles.infer_judging import expect_policies, expect_policy, prompts, teller, true_to_versions
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.checks.infer.sources import FailingSource, stalled
+from areal_conformance.checks.infer.updates import serves
+from areal_conformance.checks.infer.versions import harvest, told_engine
+from areal_conformance.oracles.infer_judging import (
+    expect_policies,
+    expect_policy,
+    expect_survivors,
+    prompts,
+    raises,
+    teller,
+    true_to_versions,
+)
+from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, StorageError, WeightSyncError
 from areal_core.contract.inference import Generation, PauseMode
 from areal_core.weights.tensors import fingerprint
@@ -38,24 +45,11 @@ async def failing_source(bench: InferBench) -> None:
         old = await told_engine(bench, engine)
         for number, at in enumerate((0, 1, count // 2, count - 1)):
             source = FailingSource(teller(bench, 50), old + 1, at=at, error=errors[number])
-            mode = None if bench.target.claimed("weights.staged") else bench.settling()
-            if mode is not None:
-                await engine.pause(mode)
-            try:
-                await engine.receive_weights(source, old + 1)
-            except Exception:
-                bench.numbers["failed"] = bench.numbers.get("failed", 0.0) + 1.0
-            else:
-                raise Violation(f"the source raised before tensor {at} of {count}, receive_weights returned a receipt")
-            try:
-                await engine.commit_weights(old + 1)
-            except ArealError:
-                pass
-            else:
-                raise Violation(f"a version that broke off at tensor {at} of {count} was committed")
-            if mode is not None:
-                await engine.abort_weights()
-                await engine.resume()
+            told = f"a version that broke off at tensor {at} of {count}"
+            async with bench.receiving(engine):
+                await raises(Exception, partial(engine.receive_weights, source, old + 1), f"receive_weights of {told}")
+                bench.numbers["failed"] = number + 1.0
+                await raises(ArealError, partial(engine.commit_weights, old + 1), f"commit of {told}")
             await serves(bench, engine, old, f"the source failed at tensor {at} of {count}")
             old = await told_engine(bench, engine)
             await serves(bench, engine, old, f"the update after a source that failed at tensor {at}")
@@ -66,26 +60,17 @@ async def stalled_source(bench: InferBench) -> None:
     """While a source stalls the engine generates and answers status; aborted, the transfer ends and leaves nothing."""
     async with bench.engine() as engine:
         old = await told_engine(bench, engine)
-        source = GatedSource(teller(bench, 50), old + 1, at=3)
-        receiving = bench.call(engine.receive_weights(source, old + 1))
-        try:
-            await bench.until(source.inside.is_set, "the transfer to begin")
+        async with stalled(bench, engine, teller(bench, 50), at=3) as (source, receiving):
             await serves(bench, engine, old, "the source stalls")
             aborting = bench.call(engine.abort_weights())
             await bench.turns(20)
             await serves(bench, engine, old, "the source stalls and the update is being aborted")
-        finally:
-            source.open()
         expect(not source.timed_out, "the engine did not generate while the source stalled")
         outcomes = await bench.ended([receiving, aborting], "an aborted transfer to end")
         expect(outcomes[1] is None, f"abort_weights must return, raised {outcomes[1]!r}")
         await engine.abort_weights()
-        try:
-            await engine.commit_weights(old + 1)
-        except ArealError:
-            await serves(bench, engine, old, "a transfer aborted while it stalled")
-        else:
-            raise Violation("a version whose transfer was aborted was committed")
+        await raises(ArealError, partial(engine.commit_weights, old + 1), "commit of an aborted transfer")
+        await serves(bench, engine, old, "a transfer aborted while it stalled")
         await told_engine(bench, engine)
         await serves(bench, engine, old + 1, "the update after an aborted one")
 
@@ -96,15 +81,9 @@ async def receive_cancelled(bench: InferBench) -> None:
     base = bench.weights()
     async with bench.engine() as engine:
         for at in (2, -2):
-            version = await bench.serving(engine) + 1
-            source = GatedSource(bench.weights(bench.model(seed=5)), version, at=at)
-            receiving = bench.call(engine.receive_weights(source, version))
-            try:
-                await bench.until(source.inside.is_set, "the transfer to begin")
+            async with stalled(bench, engine, bench.weights(bench.model(seed=5)), at=at) as (_, receiving):
                 receiving.cancel()
                 await computes(bench, engine, bench.model(), base, "receive_weights was cancelled")
-            finally:
-                source.open()
             await bench.ended([receiving], "a cancelled receive_weights to end")
             await engine.abort_weights()
             await computes(bench, engine, bench.model(), base, "a cancelled transfer was aborted")
@@ -118,16 +97,11 @@ async def close_while_receiving(bench: InferBench) -> None:
     """`close` during a transfer ends it: close returns, the caller of `receive_weights` gets an error, nobody hangs."""
     engine = bench.new()
     await engine.start(bench.spec())
-    source = GatedSource(bench.weights(), 1, at=2)
-    receiving = bench.call(engine.receive_weights(source, 1))
-    generating = bench.call(engine.generate(bench.ask(5, max_new_tokens=LONG)))
-    try:
-        await bench.until(source.inside.is_set, "the transfer to begin")
+    async with stalled(bench, engine, bench.weights(), at=2) as (_, receiving):
+        generating = bench.call(engine.generate(bench.ask(5, max_new_tokens=LONG)))
         await bench.until_generated(engine, 3)
         closing = bench.call(engine.close())
         await bench.turns(50)
-    finally:
-        source.open()
     received, generated, closed = await bench.ended([receiving, generating, closing], "close during a transfer")
     expect(closed is None, f"close must return, raised {closed!r}")
     expect(isinstance(received, Exception), f"receive_weights of a closed engine must fail, returned {received!r:.200}")
@@ -139,10 +113,8 @@ async def cancel_storm(bench: InferBench) -> None:
     """Two hundred requests, most cancelled at any moment: the others are right, and nothing is left running."""
     draw = random.Random(0)
     async with bench.engine(max_concurrent=6) as engine:
-        requests = [
-            bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=draw.randint(1, 30))
-            for n, ids in enumerate(prompts(200, seed=40, longest=20))
-        ]
+        crowd = prompts(200, seed=40, longest=20)
+        requests = bench.asks(crowd, temperature=[0.0, 1.0], max_new_tokens=lambda _: draw.randint(1, 30))
         calls = []
         for number, request in enumerate(requests):
             calls.append(bench.call(engine.generate(request)))
@@ -152,20 +124,8 @@ async def cancel_storm(bench: InferBench) -> None:
                 draw.choice(calls).cancel()
                 draw.choice(calls[-5:]).cancel()
         outcomes = await bench.ended(calls, "200 requests, most cancelled, to end")
-
-        async def idle() -> bool:
-            status = await engine.status()
-            return (status.num_running, status.num_waiting) == (0, 0)
-
-        await bench.until(idle, "status to show nothing after a storm of cancellations")
-    survived = 0
-    for outcome, request in zip(outcomes, requests, strict=True):
-        if isinstance(outcome, asyncio.CancelledError):
-            continue
-        if isinstance(outcome, BaseException):
-            raise outcome
-        survived += 1
-        expect_policies(bench, [(outcome, request)])
+        await bench.until_shown(engine, 0, 0, "after a storm of cancellations")
+    survived = expect_survivors(bench, outcomes, requests)
     expect(survived > 10, f"only {survived} of 200 requests survived: the check has nothing to look at")
 
 
@@ -174,8 +134,8 @@ async def crossing_calls(bench: InferBench) -> None:
     """Pause, commit and resume that cross leave a running engine whose every stamp is true."""
     async with bench.engine(max_concurrent=3) as engine:
         await told_engine(bench, engine)
-        requests = [bench.ask(*ids, name=f"r{n}", max_new_tokens=400) for n, ids in enumerate(prompts(5, seed=41))]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        requests = bench.asks(prompts(5, seed=41), max_new_tokens=400)
+        calls = bench.start(engine, requests)
         for number in range(8):
             version = await bench.serving(engine) + 1
             await engine.receive_weights(teller(bench, version).offer(version), version)
@@ -230,13 +190,11 @@ async def not_finite(bench: InferBench) -> None:
         await bench.update(engine, attrs.evolve(weights, tensors=poison))
         calls = [bench.call(engine.generate(request)) for _ in range(3)]
         for outcome in await bench.ended(calls, "requests to weights that are not finite"):
-            expect(
-                isinstance(outcome, GenerationFailed),
-                f"NaN weights must fail the request with GenerationFailed, got {outcome!r:.200}",
-            )
+            failed = isinstance(outcome, GenerationFailed)
+            expect(failed, f"NaN weights must fail the request with GenerationFailed, got {outcome!r:.200}")
         await bench.update(engine, weights)
-        requests = [bench.ask(*ids, name=f"r{n}", temperature=1.0) for n, ids in enumerate(prompts(5))]
-        results = await bench.results([bench.call(engine.generate(each)) for each in requests])
+        requests = bench.asks(prompts(5), temperature=1.0)
+        results = await bench.together(engine, requests)
         for result, each in zip(results, requests, strict=True):
             expect_policy(bench, result, each, told="after the weights were finite again")
 
@@ -253,13 +211,9 @@ async def flipped_bit(bench: InferBench) -> None:
             flipped.view(torch.uint8).view(-1)[-1] ^= 1
             offer = weights.offer(version)
             tensors = [(each, flipped if each == name else tensor) for each, tensor in offer.tensors]
-            mode = None if bench.target.claimed("weights.staged") else bench.settling()
-            if mode is not None:
-                await engine.pause(mode)
-            receipt = await engine.receive_weights(attrs.evolve(offer, tensors=tensors), version)
-            await engine.abort_weights()
-            if mode is not None:
-                await engine.resume()
+            async with bench.receiving(engine):
+                receipt = await engine.receive_weights(attrs.evolve(offer, tensors=tensors), version)
+                await engine.abort_weights()
             wrong = [each for each in truth if receipt.fingerprints.get(each) != truth[each]]
             expect(wrong == [name], f"a bit flipped in {name} on the way; fingerprints differ in {wrong or 'nothing'}")
 
@@ -269,8 +223,8 @@ async def pause_storm(bench: InferBench) -> None:
     """Pauses and resumes from many callers at once end, and leave an engine that serves."""
     claimed = modes(bench)
     async with bench.engine(max_concurrent=3) as engine:
-        requests = [bench.ask(*ids, name=f"r{n}", max_new_tokens=60) for n, ids in enumerate(prompts(8, seed=42))]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        requests = bench.asks(prompts(8, seed=42), max_new_tokens=60)
+        calls = bench.start(engine, requests)
         for number in range(10):
             await bench.turns(3)
             storm = [engine.pause(claimed[number % len(claimed)]), engine.resume(), engine.pause(claimed[0])]

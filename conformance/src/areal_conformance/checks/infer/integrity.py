@@ -13,11 +13,11 @@ from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import (
     VOCABULARY,
-    expect_logprobs,
     expect_policies,
     expect_policy,
     prompts,
     raises,
+    rest_of,
     well_formed,
 )
 from areal_conformance.outcome import expect
@@ -29,8 +29,7 @@ from areal_core.contract.errors import ArealError, PromptTooLong
 async def greedy(bench: InferBench) -> None:
     """Temperature 0 gives the likeliest token every time, for prompts of any length, and never the prompt itself."""
     async with bench.engine() as engine:
-        for number, ids in enumerate(prompts(9)):
-            request = bench.ask(*ids, name=f"r{number}", max_new_tokens=1 + 3 * number)
+        for request in bench.asks(prompts(9), max_new_tokens=lambda number: 1 + 3 * number):
             expect_policy(bench, await bench.generate(engine, request), request)
 
 
@@ -38,22 +37,18 @@ async def greedy(bench: InferBench) -> None:
 async def logprobs(bench: InferBench) -> None:
     """Reported log-probs are those of the policy for the tokens drawn, at temperature 1, first and last included."""
     async with bench.engine() as engine:
-        for number, ids in enumerate(prompts(8, seed=2, longest=70)):
-            request = bench.ask(*ids, name=f"r{number}", temperature=1.0, max_new_tokens=1 + 10 * number)
+        lengths = [1 + 10 * number for number in range(8)]
+        for request in bench.asks(prompts(8, seed=2, longest=70), temperature=1.0, max_new_tokens=lengths):
             expect_policy(bench, await bench.generate(engine, request), request)
 
 
 @check("infer.output.temperature", level=Level.SINGLE, law=1, spec="infer#generate")
 async def temperature(bench: InferBench) -> None:
     """Log-probs are of the distribution drawn from: after the temperature, each request's own, in one batch too."""
-    temperatures = (0.7, 1.0, 1.6, 0.0, 0.3, 0.7)
     async with bench.engine() as engine:
-        requests = [
-            bench.ask(*ids, name=f"r{n}", temperature=heat, max_new_tokens=24)
-            for n, (ids, heat) in enumerate(zip(prompts(6, seed=3), temperatures, strict=True))
-        ]
+        requests = bench.asks(prompts(6, seed=3), temperature=[0.7, 1.0, 1.6, 0.0, 0.3, 0.7], max_new_tokens=24)
         alone = [await bench.generate(engine, request) for request in requests]
-        together = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        together = await bench.together(engine, requests)
     expect_policies(bench, zip([*alone, *together], [*requests, *requests], strict=True))
 
 
@@ -63,7 +58,7 @@ async def budget(bench: InferBench) -> None:
     async with bench.engine() as engine:
         budgets = (1, 2, 3, 16, 63, 64, 65)
         requests = [bench.ask(5, 9, 4 + n, name=f"r{n}", max_new_tokens=count) for n, count in enumerate(budgets)]
-        together = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        together = await bench.together(engine, requests)
         results = [await bench.generate(engine, requests[0]), *together]
     for result, request in zip(results, [requests[0], *requests], strict=True):
         wanted = request.sampling.max_new_tokens
@@ -80,11 +75,9 @@ async def context_end(bench: InferBench) -> None:
             ids = tuple(2 + (7 * place) % 60 for place in range(length))
             request = bench.ask(*ids, name=f"prompt-{length}", max_new_tokens=64, temperature=1.0)
             result = await bench.generate(engine, request)
-            got = (len(result.output_ids), result.stop_reason)
-            expect(
-                got == (32 - length, StopReason.LENGTH),
-                f"a prompt of {length} in a context of 32 leaves {32 - length} tokens, ended by length; got {got}",
-            )
+            got, left = (len(result.output_ids), result.stop_reason), 32 - length
+            told = f"a prompt of {length} in a context of 32 leaves {left} tokens, ended by length; got {got}"
+            expect(got == (left, StopReason.LENGTH), told)
             expect_policy(bench, result, request)
 
 
@@ -130,24 +123,20 @@ async def end_token(bench: InferBench) -> None:
     """The model's end token ends the output, is its last token, and is what the stop reason `stop` says."""
     folder = bench.model(ends=True)
     async with bench.engine(model=folder) as engine:
-        requests = [
-            bench.ask(*ids, name=f"r{n}", temperature=1.0, max_new_tokens=48) for n, ids in enumerate(prompts(16))
-        ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        requests = bench.asks(prompts(16), temperature=1.0, max_new_tokens=48)
+        results = await bench.together(engine, requests)
         await bench.update(engine, bench.weights(folder).tell(1))
         ending = bench.ask(5, 9, name="ending")
         last = await bench.generate(engine, ending)
     for result, request in zip(results, requests, strict=True):
         well_formed(result, request)
-        place = result.output_ids.index(1) + 1 if 1 in result.output_ids else None
-        if place is not None:
-            got = (len(result.output_ids), result.stop_reason)
+        got = (len(result.output_ids), result.stop_reason)
+        if 1 in result.output_ids:
+            place = result.output_ids.index(1) + 1
             expect(got == (place, StopReason.STOP), f"token {place} is the end token: must stop there, got {got}")
         else:
-            got = (len(result.output_ids), result.stop_reason)
             expect(got == (48, StopReason.LENGTH), f"no end token came, so 48 tokens and length; got {got}")
-        truth = bench.oracle(folder).logprobs(request.input_ids, result.output_ids)
-        expect_logprobs(bench, result, truth, f"request {request.request_id!r}")
+        expect_policy(bench, result, request, model=folder)
     expect(any(result.stop_reason is StopReason.STOP for result in results), "no output of 16 met its end token")
     got_last = (last.output_ids, last.stop_reason)
     expect(got_last == ((1,), StopReason.STOP), f"only the end token can come: (1,) and stop expected, got {got_last}")
@@ -157,17 +146,14 @@ async def end_token(bench: InferBench) -> None:
 async def continued(bench: InferBench) -> None:
     """A request continued with what it had gives the rest of the whole, and does not return the part it was given."""
     async with bench.engine() as engine:
-        whole = await bench.generate(engine, bench.ask(5, 9, 30, max_new_tokens=30))
+        request = bench.ask(5, 9, 30, max_new_tokens=30)
+        whole = await bench.generate(engine, request)
         for cut in (1, 7, 29):
-            prior = whole.output_ids[:cut]
-            request = bench.ask(5, 9, 30, *prior, num_prior=cut, max_new_tokens=30 - cut)
-            rest = await bench.generate(engine, request)
-            expect_policy(bench, rest, request)
-            expect(
-                len(rest.output_ids) == 30 - cut,
-                f"{cut} of 30 tokens were prior, max_new_tokens is {30 - cut}: so many must come, "
-                f"got {len(rest.output_ids)}",
-            )
+            more = rest_of(request, whole.output_ids, cut)
+            rest = await bench.generate(engine, more)
+            expect_policy(bench, rest, more)
+            got, due = len(rest.output_ids), 30 - cut
+            expect(got == due, f"{cut} of 30 tokens were prior, max_new_tokens is {due}: so many must come, got {got}")
 
 
 @check("infer.output.request_unchanged", level=Level.SINGLE, law=1, spec="infer#generate")
@@ -178,8 +164,6 @@ async def request_unchanged(bench: InferBench) -> None:
         before = copy.deepcopy(request)
         results = [await bench.generate(engine, request) for _ in range(3)]
     expect(request == before, f"the request was {before}, after generate it is {request}")
-    expect(
-        len({result.output_ids for result in results}) == 1,
-        f"one greedy request sent three times gave {[result.output_ids for result in results]}",
-    )
+    outputs = [result.output_ids for result in results]
+    expect(len({*outputs}) == 1, f"one greedy request sent three times gave {outputs}")
     expect_policies(bench, ((result, request) for result in results))

@@ -12,7 +12,7 @@ import torch
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.sampling import IMPROBABLE, draw
+from areal_conformance.checks.infer.sampling import IMPROBABLE
 from areal_conformance.checks.infer.sampling_ends import END
 from areal_conformance.oracles.infer_judging import VOCABULARY, expect_policies, well_formed
 from areal_conformance.oracles.sampling import improbability
@@ -37,11 +37,11 @@ async def long(bench: InferBench) -> None:
                 name=f"{prompt}+{output}",
                 temperature=1.0,
                 max_new_tokens=output,
-                **draw(bench, prompt),
+                **bench.seeded(prompt),
             )
             for prompt, output in lengths
         ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        results = await bench.together(engine, asked)
     expect_policies(bench, zip(results, asked, strict=True))
     for result, (prompt, output) in zip(results, lengths, strict=True):
         got = len(result.output_ids)
@@ -54,11 +54,9 @@ async def stream(bench: InferBench) -> None:
     folder = bench.model(layers=1)
     async with bench.engine(model=folder) as engine:
         await bench.update(engine, even(bench.weights(folder)))
-        asked = [
-            bench.ask(5, 9, number, name=f"r{number}", temperature=1.0, max_new_tokens=STREAM, **draw(bench, number))
-            for number in (7, 8, 1000 % VOCABULARY)
-        ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        shared = [(5, 9, last) for last in (7, 8, 1000 % VOCABULARY)]
+        asked = bench.asks(shared, temperature=1.0, max_new_tokens=STREAM, seed=7)
+        results = await bench.together(engine, asked)
     for request, result in zip(asked, results, strict=True):
         well_formed(result, request)
     rows = [result.output_ids for result in results]
@@ -67,11 +65,8 @@ async def stream(bench: InferBench) -> None:
             for lag in range(one == two, STREAM - OVERLAP):
                 alike = sum(a == b for a, b in zip(left[lag:], right, strict=False))
                 pairs = STREAM - lag
-                expect(
-                    alike < pairs / 2,
-                    f"every token is equally likely, yet {alike} of {pairs} tokens of request {one} are those of "
-                    f"request {two} {lag} places before: random numbers are used twice",
-                )
+                told = f"{alike} of {pairs} tokens of request {one} are those of request {two} {lag} places before"
+                expect(alike < pairs / 2, f"every token is equally likely, yet {told}: random numbers are used twice")
     likely = torch.full((VOCABULARY,), 1.0 / (VOCABULARY - 1), dtype=torch.float64)
     likely[END] = 0.0
     half = STREAM // 2

@@ -82,16 +82,15 @@ async def requests_flat(bench: InferBench) -> None:
         after, status = _held(), await engine.status()
     expect(after[1] <= before[1] + 4, f"1,000 requests: {before[1]} descriptors became {after[1]}")
     expect(after[2] <= before[2] + 2, f"1,000 requests: {before[2]} threads became {after[2]}")
-    expect(
-        after[0] - before[0] < 32 << 20, f"1,000 requests of 3 tokens grew the process by {after[0] - before[0]} bytes"
-    )
+    grown = after[0] - before[0]
+    expect(grown < 32 << 20, f"1,000 requests of 3 tokens grew the process by {grown} bytes")
     expect((status.num_running, status.num_waiting) == (0, 0), f"nothing is asked for any more, status shows {status}")
 
 
 @check("infer.many.no_drift", level=Level.LOOP, law=7, spec="infer#weights")
 async def no_drift(bench: InferBench) -> None:
     """The same weights sent fifty times compute the same as the first time: nothing accumulates."""
-    requests = [bench.ask(*ids, name=f"r{n}", max_new_tokens=12) for n, ids in enumerate(prompts(4))]
+    requests = bench.asks(prompts(4), max_new_tokens=12)
     async with bench.engine() as engine:
         first: list[Generation] = []
         for number in range(50):
@@ -102,10 +101,8 @@ async def no_drift(bench: InferBench) -> None:
             first = first or results
             for request, result, old in zip(requests, results, first, strict=True):
                 expect_policy(bench, result, request)
-                expect(
-                    same(bench, result, old),
-                    f"{request.request_id!r} after {number + 1} updates of equal bytes: {result}, first it was {old}",
-                )
+                told = f"{request.request_id!r} after {number + 1} updates of equal bytes: {result}, first it was {old}"
+                expect(same(bench, result, old), told)
 
 
 @check("infer.many.far_apart", level=Level.LOOP, law=7, spec="infer#weights")

@@ -7,33 +7,27 @@ Does not know: which numbers are right (`integrity`, `sampling`).
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from functools import partial
+
+import attrs
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.sampling import draw
-from areal_conformance.oracles.infer_judging import prompts, well_formed
+from areal_conformance.oracles.infer_judging import prompts, rest_of, well_formed
 from areal_conformance.outcome import Violation
 from areal_core.contract.inference import Generation, GenerationRequest, PauseMode
 
 DETERMINISTIC = ("deterministic",)
+rule = partial(check, level=Level.SINGLE, law=3, spec="infer#sampling", requires=DETERMINISTIC)
 
 
 def _requests(
     bench: InferBench, *, count: int = 6, length: int = 20, claim: str = "sampling.seed"
 ) -> list[GenerationRequest]:
     """Return requests of different lengths and temperatures; seeded, or greedy where that is not claimed."""
-    seeded = bench.target.claimed(claim)
-    return [
-        bench.ask(
-            *ids,
-            name=f"r{number}",
-            temperature=(0.0, 1.0, 0.7)[number % 3] if seeded else 0.0,
-            max_new_tokens=length + 7 * (number % 4),
-            **draw(bench, number),
-        )
-        for number, ids in enumerate(prompts(count, seed=15, longest=70))
-    ]
+    heats = [0.0, 1.0, 0.7] if bench.target.claimed(claim) else 0.0
+    lengths = [length + more for more in (0, 7, 14, 21)]
+    return bench.asks(prompts(count, seed=15, longest=70), temperature=heats, max_new_tokens=lengths, seed=0)
 
 
 def _expect_same(left: Generation, right: Generation, told: str) -> None:
@@ -47,7 +41,7 @@ def _expect_same(left: Generation, right: Generation, told: str) -> None:
     raise Violation(f"{told}: token {place} is {a} with log-prob {p!r}, the other time {b} with {q!r}")
 
 
-@check("infer.deterministic.company", level=Level.SINGLE, law=3, spec="infer#sampling", requires=DETERMINISTIC)
+@rule("infer.deterministic.company")
 async def company(bench: InferBench) -> None:
     """Tokens and log-probs are the same bits alone, again, together, in other orders, and in a changing crowd."""
     async with bench.engine(*DETERMINISTIC) as engine:
@@ -55,10 +49,8 @@ async def company(bench: InferBench) -> None:
         alone = [await engine.generate(request) for request in requests]
         again = [await engine.generate(request) for request in reversed(requests)][::-1]
         together = await asyncio.gather(*(engine.generate(request) for request in requests))
-        crowd: list[Any] = [
-            bench.call(engine.generate(bench.ask(*ids, name=f"c{n}", temperature=0.9, max_new_tokens=3 + 5 * n)))
-            for n, ids in enumerate(prompts(7, seed=16, longest=90))
-        ]
+        lengths, beside = [3 + 5 * number for number in range(7)], prompts(7, seed=16, longest=90)
+        crowd = bench.start(engine, bench.asks(beside, name="c", temperature=0.9, max_new_tokens=lengths))
         crowded = (await asyncio.gather(*(engine.generate(request) for request in reversed(requests))))[::-1]
         await bench.results(crowd)
     for number, request in enumerate(requests):
@@ -69,19 +61,13 @@ async def company(bench: InferBench) -> None:
         _expect_same(alone[number], crowded[number], f"{told}, alone and in a crowd of strangers")
 
 
-@check(
-    "infer.deterministic.paused",
-    level=Level.SINGLE,
-    law=3,
-    spec="infer#sampling",
-    requires=("deterministic", "pause.keep"),
-)
+@rule("infer.deterministic.paused", requires=("deterministic", "pause.keep"))
 async def paused(bench: InferBench) -> None:
     """A pause changes no bit of what is frozen by it."""
     async with bench.engine("deterministic", "pause.keep") as engine:
         requests = _requests(bench, count=4, length=60)
         alone = [await engine.generate(request) for request in requests]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        calls = bench.start(engine, requests)
         for _ in range(3):
             await bench.until_generated(engine, 9)
             await engine.pause(PauseMode.KEEP)
@@ -92,31 +78,13 @@ async def paused(bench: InferBench) -> None:
         _expect_same(left, right, f"request {number}, undisturbed and paused three times")
 
 
-@check("infer.deterministic.continued", level=Level.SINGLE, law=3, spec="infer#sampling", requires=DETERMINISTIC)
+@rule("infer.deterministic.continued")
 async def continued(bench: InferBench) -> None:
     """A request continued from any of its tokens gives the bits it would have given uninterrupted."""
     async with bench.engine(*DETERMINISTIC) as engine:
         for request in _requests(bench, count=3, length=40, claim="sampling.seed_continues"):
             whole = await engine.generate(request)
             for cut in (1, 3, 17, 39):
-                rest = await engine.generate(_after(bench, request, whole, cut))
-                left = Generation(
-                    output_ids=whole.output_ids[cut:],
-                    logprobs=whole.logprobs[cut:],
-                    version_spans=(),
-                    stop_reason=whole.stop_reason,
-                )
+                rest = await engine.generate(rest_of(request, whole.output_ids, cut))
+                left = attrs.evolve(whole, output_ids=whole.output_ids[cut:], logprobs=whole.logprobs[cut:])
                 _expect_same(left, rest, f"{request.request_id!r} uninterrupted, and continued after {cut} tokens")
-
-
-def _after(bench: InferBench, request: GenerationRequest, whole: Generation, cut: int) -> GenerationRequest:
-    sampling = request.sampling
-    return bench.ask(
-        *request.input_ids,
-        *whole.output_ids[:cut],
-        name=f"{request.request_id}+1",
-        num_prior=cut,
-        temperature=sampling.temperature,
-        seed=sampling.seed,
-        max_new_tokens=sampling.max_new_tokens - cut,
-    )

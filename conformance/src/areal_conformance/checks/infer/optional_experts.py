@@ -19,7 +19,7 @@ from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.experts import Routers
 from areal_conformance.oracles.infer_judging import prompts, well_formed
-from areal_conformance.outcome import Inconclusive, expect
+from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest, PauseMode
 from areal_core.contract.train import ROUTED_EXPERTS
@@ -38,10 +38,6 @@ def model_with_experts(bench: InferBench, *, seed: int = 0) -> Path:
     return bench.model(kind=KIND, seed=seed)
 
 
-def _routers(bench: InferBench, folder: Path) -> Routers:
-    return Routers(folder)
-
-
 def _expect_trace(routers: Routers, prompt: Sequence[int], result: Generation, told: str) -> None:
     """Expect the rows of a trace to be the experts of the forward passes the tokens were drawn from."""
     count = len(result.output_ids)
@@ -58,25 +54,22 @@ def _expect_trace(routers: Routers, prompt: Sequence[int], result: Generation, t
     if bool(wrong.any()):
         token, layer = (int(number) for number in wrong.nonzero()[0])
         given, right = trace[token, layer].tolist(), experts[token, layer].tolist()
-        expect(
-            False,
+        raise Violation(
             f"{told}: output token {token} of {count}, layer {layer}: experts {sorted(given)} are reported, "
-            f"{right} computed it; {int(wrong.any(-1).sum())} tokens are wrong",
+            f"{right} computed it; {int(wrong.any(-1).sum())} tokens are wrong"
         )
 
 
 def _requests(bench: InferBench, *, count: int, length: int) -> list[GenerationRequest]:
-    return [
-        bench.ask(*ids, name=f"r{n}", temperature=(0.0, 1.0)[n % 2], max_new_tokens=length + 3 * (n % 4))
-        for n, ids in enumerate(prompts(count, seed=19, longest=25))
-    ]
+    lengths = [length + more for more in (0, 3, 6, 9)]
+    return bench.asks(prompts(count, seed=19, longest=25), temperature=[0.0, 1.0], max_new_tokens=lengths)
 
 
 @rule("infer.experts.trace")
 async def trace(bench: InferBench) -> None:
     """Every output token comes with the experts that computed it, alone and in a batch, the first and last included."""
     folder = model_with_experts(bench)
-    routers = _routers(bench, folder)
+    routers = Routers(folder)
     async with bench.engine(*TRACE, model=folder, fresh=True) as engine:
         requests = [*_requests(bench, count=6, length=9), bench.ask(5, 9, name="one", max_new_tokens=1)]
         alone = [await engine.generate(request) for request in requests]
@@ -98,7 +91,7 @@ async def after_update(bench: InferBench) -> None:
         await bench.update(engine, FolderWeights(load_file(other / "model.safetensors"), {}))
         for request in requests:
             result = await engine.generate(request)
-            _expect_trace(_routers(bench, other), request.input_ids, result, f"{request.request_id!r} after an update")
+            _expect_trace(Routers(other), request.input_ids, result, f"{request.request_id!r} after an update")
 
 
 @rule("infer.experts.paused", requires=("experts.trace", "pause.keep"))
@@ -107,7 +100,7 @@ async def paused(bench: InferBench) -> None:
     folder = model_with_experts(bench)
     async with bench.engine("experts.trace", "pause.keep", model=folder, fresh=True) as engine:
         requests = _requests(bench, count=3, length=40)
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        calls = bench.start(engine, requests)
         for _ in range(3):
             await bench.until_generated(engine, 7)
             await engine.pause(PauseMode.KEEP)
@@ -115,7 +108,7 @@ async def paused(bench: InferBench) -> None:
             await engine.resume()
         results = await bench.results(calls)
     for request, result in zip(requests, results, strict=True):
-        _expect_trace(_routers(bench, folder), request.input_ids, result, f"{request.request_id!r} after three pauses")
+        _expect_trace(Routers(folder), request.input_ids, result, f"{request.request_id!r} after three pauses")
 
 
 @rule("infer.experts.continued", requires=("experts.trace", "pause.abort"))
@@ -138,10 +131,8 @@ async def continued(bench: InferBench) -> None:
             for number, part in zip(calls, await bench.results(calls.values()), strict=True):
                 results[number] = whole[number].add(part)
             await engine.resume()
-    routers = _routers(bench, folder)
+    routers = Routers(folder)
     for request, result in zip(requests, results, strict=True):
-        expect(
-            result is not None and result.stop_reason is StopReason.LENGTH, "a continued request must come to its end"
-        )
-        assert result is not None
+        if result is None or result.stop_reason is not StopReason.LENGTH:
+            raise Violation("a continued request must come to its end")
         _expect_trace(routers, request.input_ids, result, f"{request.request_id!r} aborted and continued")

@@ -6,8 +6,9 @@ Does not know: how an engine looks at images.
 
 from __future__ import annotations
 
-import functools
 import io
+import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,32 @@ from PIL import Image
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.images import ImageOracle
-from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, VOCABULARY, expect_logprobs, raises, well_formed
+from areal_conformance.oracles.infer_judging import (
+    LOGPROB_ATOL,
+    VOCABULARY,
+    expect_logprobs,
+    raises,
+    rest_of,
+    well_formed,
+)
 from areal_conformance.outcome import HarnessError, Inconclusive, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, BatchError, CapabilityError
-from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
 
 SHOWN = ("images",)
+rule = partial(check, level=Level.SINGLE, spec="infer#images", since=(1, 2), requires=SHOWN)
 LONG = tuple(2 + (7 * place) % 61 for place in range(24))
 
 
-@check("infer.images.truth", level=Level.SINGLE, law=1, spec="infer#images", since=(1, 2), requires=SHOWN)
+@rule("infer.images.truth", law=1)
 async def truth(bench: InferBench) -> None:
     """Outputs are the model's own for the images sent: of any size, PNG or JPEG, alone and beside text alone.
 
     Also where nothing stands around the placeholder that a chat template would put there.
     """
     folder = model_with_images(bench)
-    oracle = oracle_of(folder)
+    oracle = ImageOracle(folder)
     requests = [
         show(bench, 5, picture(1), 9, 7, name="square"),
         show(bench, 5, picture(2), 9, 7, name="another"),
@@ -50,22 +58,20 @@ async def truth(bench: InferBench) -> None:
     need_apart(oracle, *requests[:2])
     async with bench.engine(*SHOWN, model=folder) as engine:
         alone = [await bench.generate(engine, request) for request in requests]
-        together = await bench.results(bench.call(engine.generate(request)) for request in requests)
+        together = await bench.together(engine, requests)
     for told, results in (("alone", alone), ("in a batch", together)):
         for request, result in zip(requests, results, strict=True):
             expect_shown(bench, oracle, result, request, f"{request.request_id!r} {told}")
-            expect(
-                result.stop_reason is StopReason.LENGTH and len(result.output_ids) == request.sampling.max_new_tokens,
-                f"{request.request_id!r} {told}: an image takes nothing of the budget of "
-                f"{request.sampling.max_new_tokens} tokens, got {len(result.output_ids)}, {result.stop_reason}",
-            )
+            got, budget = (len(result.output_ids), result.stop_reason), request.sampling.max_new_tokens
+            whole = f"{request.request_id!r} {told}: an image takes nothing of the budget of {budget} tokens, got {got}"
+            expect(got == (budget, StopReason.LENGTH), whole)
 
 
-@check("infer.images.order", level=Level.SINGLE, law=1, spec="infer#images", since=(1, 2), requires=SHOWN)
+@rule("infer.images.order", law=1)
 async def order(bench: InferBench) -> None:
     """Several images stand where their placeholders stand, in the order they were sent."""
     folder = model_with_images(bench)
-    oracle, one, two, three = oracle_of(folder), picture(1), picture(2, 3, 1), picture(3)
+    oracle, one, two, three = ImageOracle(folder), picture(1), picture(2, 3, 1), picture(3)
     orders = ((one, two, three), (three, two, one), (one, three, two), (one, one, three), (one, three, three))
     requests = [show(bench, 5, a, 9, b, 7, c, 8, name=f"r{n}") for n, (a, b, c) in enumerate(orders)]
     requests.append(show(bench, one, three, 9, name="side by side"))
@@ -75,11 +81,11 @@ async def order(bench: InferBench) -> None:
             expect_shown(bench, oracle, await bench.generate(engine, request), request)
 
 
-@check("infer.images.not_by_tokens", level=Level.SINGLE, law=1, spec="infer#images", since=(1, 2), requires=SHOWN)
+@rule("infer.images.not_by_tokens", law=1)
 async def not_by_tokens(bench: InferBench) -> None:
     """Equal tokens with other images are another prompt: nothing kept of the one serves the other."""
     folder = model_with_images(bench)
-    oracle, one, two = oracle_of(folder), picture(1), picture(2)
+    oracle, one, two = ImageOracle(folder), picture(1), picture(2)
     pairs = ((one, one), (two, one), (one, two), (two, two), (one, one), (one, two))
     requests = [show(bench, *LONG, a, *LONG, b, 9, name=f"r{n}") for n, (a, b) in enumerate(pairs)]
     need_apart(oracle, *requests[:4])
@@ -88,51 +94,43 @@ async def not_by_tokens(bench: InferBench) -> None:
             for request in requests:
                 result = await bench.generate(engine, request)
                 expect_shown(bench, oracle, result, request, f"{request.request_id!r} of equal tokens, {told}")
-        results = await bench.results(bench.call(engine.generate(request)) for request in requests)
+        results = await bench.together(engine, requests)
         for request, result in zip(requests, results, strict=True):
             expect_shown(bench, oracle, result, request, f"{request.request_id!r} of equal tokens, in a batch")
 
 
-@check("infer.images.follows_updates", level=Level.SINGLE, law=7, spec="infer#images", since=(1, 2), requires=SHOWN)
+@rule("infer.images.follows_updates", law=7)
 async def follows_updates(bench: InferBench) -> None:
     """After an update images are seen with the new weights, also those that were seen before."""
     folder, other = model_with_images(bench), model_with_images(bench, seed=21)
     request = show(bench, 5, picture(1), 9, 7)
     async with bench.engine(*SHOWN, model=folder) as engine:
-        expect_shown(bench, oracle_of(folder), await bench.generate(engine, request), request, "before an update")
+        expect_shown(bench, ImageOracle(folder), await bench.generate(engine, request), request, "before an update")
         for told, served in (("after an update", other), ("after the first weights came back", folder)):
             await bench.update(engine, bench.weights(served))
             for again in ("", " again"):
                 result = await bench.generate(engine, request)
-                expect_shown(bench, oracle_of(served), result, request, f"an image seen before, {told}{again}")
+                expect_shown(bench, ImageOracle(served), result, request, f"an image seen before, {told}{again}")
 
 
-@check("infer.images.continued", level=Level.SINGLE, law=1, spec="infer#images", since=(1, 2), requires=SHOWN)
+@rule("infer.images.continued", law=1)
 async def continued(bench: InferBench) -> None:
     """A continued request goes on from its prompt, its images and its tokens as if it had not been interrupted."""
     folder = model_with_images(bench)
-    oracle = oracle_of(folder)
+    oracle = ImageOracle(folder)
     whole = show(bench, 5, picture(1, 3, 1), 9, picture(2), 7, max_new_tokens=10)
     async with bench.engine(*SHOWN, model=folder) as engine:
         made = await bench.generate(engine, whole)
         expect_shown(bench, oracle, made, whole, "the whole request")
         for done in (1, 4, 9):
-            request = attrs.evolve(
-                whole,
-                request_id=RequestId(f"part-{done}"),
-                input_ids=(*whole.input_ids, *made.output_ids[:done]),
-                sampling=attrs.evolve(whole.sampling, max_new_tokens=10 - done),
-                num_prior=done,
-            )
+            request = rest_of(whole, made.output_ids, done)
             result = await bench.generate(engine, request)
             expect_shown(bench, oracle, result, request, f"continued after {done} of 10 tokens")
-            expect(
-                len(result.output_ids) == 10 - done,
-                f"continued after {done} of 10 tokens: {10 - done} are left, got {len(result.output_ids)}",
-            )
+            got = len(result.output_ids)
+            expect(got == 10 - done, f"continued after {done} of 10 tokens: {10 - done} are left, got {got}")
 
 
-@check("infer.images.refused", level=Level.SINGLE, law=8, spec="infer#images", since=(1, 2), requires=SHOWN)
+@rule("infer.images.refused", law=8)
 async def refused(bench: InferBench) -> None:
     """More or fewer images than placeholders, and files that are no images, are refused with reasons; it serves on."""
     folder = model_with_images(bench)
@@ -152,17 +150,17 @@ async def refused(bench: InferBench) -> None:
         "a name in place of a file": attrs.evolve(asked, extras={IMAGES: ("image.png",)}),
     }
     assert PLACEHOLDER in asked.input_ids
-    oracle = oracle_of(folder)
+    oracle = ImageOracle(folder)
     async with bench.engine(*SHOWN, model=folder) as engine:
         for told, request in bad.items():
-            error = await raises(BatchError, functools.partial(engine.generate, request), told)
+            error = await raises(BatchError, partial(engine.generate, request), told)
             expect(isinstance(error, ArealError) and bool(error.why), f"{told}: the error must say why, got {error}")
             expect_shown(bench, oracle, await bench.generate(engine, asked), asked, f"after {told} was refused")
         unknown = attrs.evolve(asked, extras={IMAGES: (good,), "no_such_extra": 1})
         await raises(CapabilityError, lambda: engine.generate(unknown), "an unknown extra beside images")
 
 
-@check("infer.images.text_model", level=Level.SINGLE, law=8, spec="infer#images", since=(1, 2), requires=SHOWN)
+@rule("infer.images.text_model", law=8)
 async def text_model(bench: InferBench) -> None:
     """A model that takes no images refuses them; an answer as if there were none would be trained on."""
     async with bench.engine(*SHOWN) as engine:
@@ -205,11 +203,6 @@ def show(bench: InferBench, *parts: int | bytes, name: str = "r", **arguments: A
     return attrs.evolve(request, extras={IMAGES: images}) if images else request
 
 
-def oracle_of(folder: Path) -> ImageOracle:
-    """Return the truth of a folder."""
-    return ImageOracle(folder)
-
-
 def expect_shown(
     bench: InferBench, oracle: ImageOracle, result: Generation, request: GenerationRequest, told: str = ""
 ) -> None:
@@ -234,10 +227,8 @@ def expect_shown(
 
 def need_apart(oracle: ImageOracle, *requests: GenerationRequest) -> None:
     """Make sure that the truth tells these requests apart, by the distribution of their first tokens."""
-    first = [
-        oracle.logits([*request.input_ids, 0], request.extras.get(IMAGES, ()), 1).log_softmax(-1)
-        for request in requests
-    ]
-    near = min(float((one - other).abs().max()) for place, one in enumerate(first) for other in first[place + 1 :])
+    given = [([*request.input_ids, 0], request.extras.get(IMAGES, ())) for request in requests]
+    first = [oracle.logits(ids, images, 1).log_softmax(-1) for ids, images in given]
+    near = min(float((one - other).abs().max()) for one, other in itertools.combinations(first, 2))
     if near < APART:
         raise HarnessError(f"two of {len(requests)} prompts differ by {near:.4f} in log-probability only")

@@ -12,8 +12,8 @@ from functools import partial
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.content import proved_update
-from areal_conformance.checks.infer.versions import harvest, start_all
-from areal_conformance.oracles.infer_judging import expect_policy, prompts, teller, true_to_versions, versions_of
+from areal_conformance.checks.infer.versions import harvest, start_all, told_engine
+from areal_conformance.oracles.infer_judging import expect_policy, prompts, true_to_versions, versions_of
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.config.backend import parse_backend
 from areal_core.contract.inference import GenerationRequest
@@ -32,10 +32,8 @@ def _layouts(bench: InferBench) -> Sequence[Mapping[str, int]]:
 
 
 def _requests(bench: InferBench, *, length: int) -> list[GenerationRequest]:
-    return [
-        bench.ask(*ids, name=f"r{n}", temperature=(0.0, 1.0, 0.6)[n % 3], max_new_tokens=length + n)
-        for n, ids in enumerate(prompts(6, seed=29, longest=40))
-    ]
+    lengths = [length + number for number in range(6)]
+    return bench.asks(prompts(6, seed=29, longest=40), temperature=[0.0, 1.0, 0.6], max_new_tokens=lengths)
 
 
 @rule("infer.parallel.tokens")
@@ -45,7 +43,7 @@ async def tokens(bench: InferBench) -> None:
         async with bench.engine(*TENSOR, layout=layout) as engine:
             requests = _requests(bench, length=12)
             alone = [await bench.generate(engine, request) for request in requests]
-            together = await bench.results([bench.call(engine.generate(request)) for request in requests])
+            together = await bench.together(engine, requests)
         for told, results in (("alone", alone), ("in a batch", together)):
             for request, result in zip(requests, results, strict=True):
                 expect_policy(bench, result, request, told=f"{layout}: request {request.request_id!r} {told}")
@@ -70,11 +68,11 @@ async def in_flight(bench: InferBench) -> None:
     """While tokens are generated all ranks change weights between the same two tokens: every stamp is true."""
     for layout in _layouts(bench):
         async with bench.engine("parallel.tensor", "weights.in_flight", layout=layout) as engine:
-            first = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+            first = await told_engine(bench, engine)
             requests, calls = start_all(bench, engine, 3)
             for _ in range(2):
                 await bench.until_generated(engine, 20)
-                await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+                await told_engine(bench, engine)
             await bench.until_generated(engine, 20)
             results = await harvest(bench, engine, calls)
         for request, result in zip(requests, results, strict=True):

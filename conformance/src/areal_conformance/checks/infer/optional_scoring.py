@@ -36,10 +36,8 @@ def _expect_scores(
     wanted = bench.oracle().logprobs(ids[:1], ids[1:], temperature=temperature, weights=tensors).tolist()
     allowed = bench.tolerance(atol=LOGPROB_ATOL).atol
     for place, (got, right) in enumerate(zip(given[1:], wanted, strict=True), start=1):
-        expect(
-            abs(got - right) <= allowed,
-            f"{told}: token {place} (id {ids[place]}) scores {got:.5f}, the policy gives it {right:.5f}",
-        )
+        scored = f"token {place} (id {ids[place]}) scores {got:.5f}, the policy gives it {right:.5f}"
+        expect(abs(got - right) <= allowed, f"{told}: {scored}")
 
 
 @check("infer.scoring.oracle", level=Level.SINGLE, law=1, spec="infer#scoring", requires=SCORING)
@@ -92,11 +90,8 @@ async def beside_generation(bench: InferBench) -> None:
     """Many scores and many requests at once get each their own, and the requests do not notice."""
     async with bench.engine(*SCORING) as engine:
         scorer: Any = engine
-        requests = [
-            bench.ask(*ids, name=f"r{n}", temperature=0.0 if n % 2 else 1.0, max_new_tokens=20)
-            for n, ids in enumerate(prompts(6, seed=13))
-        ]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        requests = bench.asks(prompts(6, seed=13), temperature=[1.0, 0.0], max_new_tokens=20)
+        calls = bench.start(engine, requests)
         await bench.until_generated(engine, 6)
         asked = [(ids, TEMPERATURES[n % 3]) for n, ids in enumerate(prompts(9, seed=14))]
         scores = await bench.ended([bench.call(scorer.score(*question)) for question in asked], "every score to return")

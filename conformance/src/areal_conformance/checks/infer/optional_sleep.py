@@ -7,21 +7,19 @@ Does not know: how much memory it is.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.infer_judging import expect_policy, well_formed
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.oracles.infer_judging import expect_policy, raises, well_formed
+from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
 from areal_torch.testing.serving import FolderWeights
 
 SLEEP = ("memory.sleep",)
-
-
-def _pause(bench: InferBench) -> PauseMode:
-    return PauseMode.KEEP if bench.target.claimed("pause.keep") else PauseMode.ABORT
+rule = partial(check, level=Level.SINGLE, spec="infer#sleep", requires=SLEEP)
 
 
 def _other(bench: InferBench) -> FolderWeights:
@@ -39,7 +37,7 @@ async def _wake_with(bench: InferBench, engine: InferenceEngine, weights: Folder
     return version
 
 
-@check("infer.sleep.round_trip", level=Level.SINGLE, law=7, spec="infer#sleep", requires=SLEEP)
+@rule("infer.sleep.round_trip", law=7)
 async def round_trip(bench: InferBench) -> None:
     """After sleep, wake and an update the engine serves the new weights, again and again; both calls are idempotent."""
     sizes = [_other(bench), bench.weights(), _other(bench)]
@@ -48,7 +46,7 @@ async def round_trip(bench: InferBench) -> None:
         request = bench.ask(5, 9, 7, max_new_tokens=12)
         expect_policy(bench, await engine.generate(request), request)
         for weights in sizes:
-            await engine.pause(_pause(bench))
+            await engine.pause(bench.resting)
             for _ in range(3):
                 await sleeper.sleep()
             status = await engine.status()
@@ -61,7 +59,7 @@ async def round_trip(bench: InferBench) -> None:
             expect(stamped == {version}, f"after waking with version {version} tokens are stamped {stamped}")
 
 
-@check("infer.sleep.only_paused", level=Level.SINGLE, law=8, spec="infer#sleep", requires=SLEEP)
+@rule("infer.sleep.only_paused", law=8)
 async def only_paused(bench: InferBench) -> None:
     """sleep of an engine that is not paused is refused, and requests go on unharmed."""
     async with bench.engine(*SLEEP, fresh=True) as engine:
@@ -69,22 +67,18 @@ async def only_paused(bench: InferBench) -> None:
         request = bench.ask(5, 9, 7, max_new_tokens=100)
         call = bench.call(engine.generate(request))
         await bench.until_generated(engine, 2)
-        try:
-            await sleeper.sleep()
-        except ArealError as error:
-            expect(error.why or error.fix, f"sleep without a pause is refused without a reason: {error}")
-        else:
-            raise Violation("sleep of an engine that is not paused returned; it must be refused with an ArealError")
+        error: Any = await raises(ArealError, sleeper.sleep, "sleep of an engine that is not paused")
+        expect(error.why or error.fix, f"sleep without a pause is refused without a reason: {error}")
         expect_policy(bench, (await bench.results([call]))[0], request)
 
 
-@check("infer.sleep.computes_nothing", level=Level.SINGLE, law=7, spec="infer#sleep", requires=SLEEP)
+@rule("infer.sleep.computes_nothing", law=7)
 async def computes_nothing(bench: InferBench) -> None:
     """From sleep until weights are committed no token is computed; generate waits or fails with a typed error."""
     async with bench.engine(*SLEEP, fresh=True) as engine:
         sleeper: Any = engine
         before = await bench.serving(engine)
-        await engine.pause(_pause(bench))
+        await engine.pause(bench.resting)
         count = (await engine.status()).tokens_generated
         await sleeper.sleep()
         requests = [bench.ask(5, 9, 7, name=f"r{n}", max_new_tokens=6) for n in range(3)]
@@ -130,13 +124,7 @@ async def _judge(
         expect_policy(bench, ended, request, weights=weights, told=told)
 
 
-@check(
-    "infer.sleep.frozen_requests",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sleep",
-    requires=("memory.sleep", "pause.keep"),
-)
+@rule("infer.sleep.frozen_requests", law=1, requires=("memory.sleep", "pause.keep"))
 async def frozen_requests(bench: InferBench) -> None:
     """A request frozen before sleep goes on under the new weights, its stamps true, or fails with a typed error."""
     weights = bench.weights()

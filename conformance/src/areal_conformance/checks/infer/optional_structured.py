@@ -20,7 +20,7 @@ import attrs
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.sampling import draw, drawn_from
+from areal_conformance.checks.infer.sampling import drawn_from
 from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, expect_policies, prompts, raises, well_formed
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
@@ -61,7 +61,7 @@ async def regex(bench: InferBench) -> None:
             for number, (ids, pattern) in enumerate(zip(prompts(12, seed=31, longest=9), 3 * [*LANGUAGES], strict=True))
             for heat in (0.0, 1.0, 2.0)
         ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        results = await bench.together(engine, asked)
     for request, result in zip(asked, results, strict=True):
         _judge(bench, request, result)
         expect(result.stop_reason is StopReason.STOP, f"{_told(request)}: ended by {result.stop_reason}, not whole")
@@ -74,18 +74,11 @@ async def json_schema(bench: InferBench) -> None:
     """Every whole output is one JSON value that the schema allows."""
     async with bench.engine(*STRUCTURED, model=_folder(bench)) as engine:
         asked = [
-            _structured(
-                bench,
-                ids,
-                json.dumps(SCHEMAS[number % 3]),
-                f"{number}",
-                temperature=heat,
-                seed=_seed(bench, 80 + number),
-            )
-            for number, ids in enumerate(prompts(9, seed=32, longest=9))
+            _structured(bench, ids, json.dumps(schema), f"{number}", temperature=heat, seed=_seed(bench, 80 + number))
+            for number, (ids, schema) in enumerate(zip(prompts(9, seed=32, longest=9), 3 * SCHEMAS, strict=True))
             for heat in (0.0, 1.0)
         ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        results = await bench.together(engine, asked)
     num_whole = 0
     for request, result in zip(asked, results, strict=True):
         well_formed(result, request, vocabulary=WIDE)
@@ -102,16 +95,13 @@ async def json_schema(bench: InferBench) -> None:
 async def company(bench: InferBench) -> None:
     """A structure binds its own request alone: its neighbours, before, beside and after it, are the policy's own."""
     async with bench.engine(*STRUCTURED) as engine:
-        plain = [
-            bench.ask(*ids, name=f"plain-{number}", max_new_tokens=20)
-            for number, ids in enumerate(prompts(8, seed=33, longest=9))
-        ]
+        plain = bench.asks(prompts(8, seed=33, longest=9), name="plain-", max_new_tokens=20)
         bound = [
             _structured(bench, ids, pattern, f"bound-{number}", temperature=1.0, seed=_seed(bench, number))
             for number, (ids, pattern) in enumerate(zip(prompts(8, seed=34, longest=9), 2 * [*LANGUAGES], strict=True))
         ]
         mixed = [request for pair in zip(plain, bound, strict=True) for request in pair]
-        results = await bench.results([bench.call(engine.generate(request)) for request in mixed])
+        results = await bench.together(engine, mixed)
         after = [await bench.generate(engine, request) for request in plain[:3]]
     expect_policies(bench, zip([*results[::2], *after], [*plain, *plain[:3]], strict=True))
     for request, result in zip(bound, results[1::2], strict=True):
@@ -136,21 +126,16 @@ async def continued(bench: InferBench) -> None:
     """A continued request goes on with the text its prior tokens began; an engine that cannot refuses it."""
     folder = _folder(bench)
     async with bench.engine(*STRUCTURED, model=folder) as engine:
+        begun = dict(zip(LANGUAGES, ("ma", "c", "ab", "aaa"), strict=True))
         asked = [
-            _structured(bench, (5, 9, 7), pattern, f"prior {begun!r}", begun=begun)
-            for pattern, begun in (
-                ("yes|no|maybe", "ma"),
-                ("[a-e]{2}[0-9]", "c"),
-                ("(ab|abc)d?", "ab"),
-                ("a{7}", "aaa"),
-            )
+            _structured(bench, (5, 9, 7), pattern, f"prior {text!r}", begun=text) for pattern, text in begun.items()
         ]
         try:
             await engine.generate(asked[0])
         except CapabilityError as error:
             bench.notes.append(f"continued requests with a structure are refused: {error.what}")
             return
-        results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        results = await bench.together(engine, asked)
     for request, result in zip(asked, results, strict=True):
         _judge(bench, request, result)
 
@@ -168,7 +153,7 @@ async def broken(bench: InferBench) -> None:
 
 
 def _seed(bench: InferBench, number: int) -> int | None:
-    return draw(bench, number).get("seed")
+    return bench.seeded(number).get("seed")
 
 
 def _folder(bench: InferBench) -> Path:
@@ -200,11 +185,9 @@ def _judge(bench: InferBench, request: GenerationRequest, result: Generation) ->
         expect(token in allowed, f"{_told(request)}: token {token} after {text!r}, only {sorted(allowed)} may follow")
         ruled_out = set(range(len(row))) - allowed
         wanted = drawn_from(row, request.sampling, ids[:first], [*ids[first:], *output[:place]], ruled_out).logprobs
-        expect(
-            abs(given - float(wanted[token])) <= allowed_gap,
-            f"{_told(request)}: token {token} after {text!r} is reported with log-prob {given:.5f}; among the "
-            f"{len(allowed)} allowed tokens it has {float(wanted[token]):.5f}",
-        )
+        right = f"among the {len(allowed)} allowed tokens it has {float(wanted[token]):.5f}"
+        told = f"{_told(request)}: token {token} after {text!r} is reported with log-prob {given:.5f}; {right}"
+        expect(abs(given - float(wanted[token])) <= allowed_gap, told)
         if request.sampling.temperature == 0:
             behind = float(wanted.max() - wanted[token])
             expect(behind <= allowed_gap, f"{_told(request)}: greedy token {token} after {text!r} is not the best one")
@@ -246,10 +229,6 @@ def _fits(text: str, schema: dict[str, Any]) -> bool:
         return value in schema["enum"]
     if schema["type"] == "array":
         return isinstance(value, list) and all(isinstance(item, bool) for item in value)
-    names = schema["properties"]["name"]["enum"]
-    return (
-        isinstance(value, dict)
-        and set(value) == {"name", "ok"}
-        and value["name"] in names
-        and value["ok"] in (True, False)
-    )
+    if not isinstance(value, dict) or set(value) != {"name", "ok"}:
+        return False
+    return value["name"] in schema["properties"]["name"]["enum"] and value["ok"] in (True, False)

@@ -7,18 +7,17 @@ Does not know: updates during a pause (`versions`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, Row, check, family
 from areal_conformance.oracles.infer_judging import (
     expect_policies,
     expect_policy,
+    expect_survivors,
     prompts,
     teller,
     true_to_versions,
     versions_of,
-    well_formed,
 )
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import StopReason
@@ -37,11 +36,8 @@ def started(
     bench: InferBench, engine: InferenceEngine, count: int, *, tokens: int = LONG, seed: int = 21
 ) -> tuple[list[GenerationRequest], list[asyncio.Task[Generation]]]:
     """Start requests of different prompts, greedy and sampled in turn."""
-    requests = [
-        bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=tokens)
-        for n, ids in enumerate(prompts(count, seed=seed))
-    ]
-    return requests, [bench.call(engine.generate(request)) for request in requests]
+    requests = bench.asks(prompts(count, seed=seed), temperature=[0.0, 1.0], max_new_tokens=tokens)
+    return requests, bench.start(engine, requests)
 
 
 async def stands_still(bench: InferBench, engine: InferenceEngine, told: str) -> None:
@@ -88,11 +84,9 @@ async def keep_is_invisible(bench: InferBench) -> None:
             await engine.resume()
         frozen = (await bench.results([call]))[0]
     expect_policies(bench, [(alone, request), (frozen, request)])
-    expect(
-        frozen.output_ids == alone.output_ids and frozen.stop_reason is StopReason.LENGTH,
-        f"left alone the request gives {alone.output_ids[:12]}..., frozen four times {frozen.output_ids[:12]}..., "
-        f"{len(frozen.output_ids)} tokens, {frozen.stop_reason}",
-    )
+    told = f"frozen four times {frozen.output_ids[:12]}..., {len(frozen.output_ids)} tokens, {frozen.stop_reason}"
+    unhurt = frozen.output_ids == alone.output_ids and frozen.stop_reason is StopReason.LENGTH
+    expect(unhurt, f"left alone the request gives {alone.output_ids[:12]}..., {told}")
 
 
 @check("infer.pause.abort_returns", level=Level.SINGLE, law=7, spec="infer#pause", requires=("pause.abort",))
@@ -106,17 +100,13 @@ async def abort_returns(bench: InferBench) -> None:
         parts = await bench.results(calls)
         await stands_still(bench, engine, "after pause(abort)")
         status = await engine.status()
-        expect(
-            (status.num_running, status.num_waiting) == (0, 0),
-            f"everything was returned, yet status shows {status.num_running} running, {status.num_waiting} waiting",
-        )
+        left = status.num_running, status.num_waiting
+        expect(left == (0, 0), f"everything was returned, yet status shows {left[0]} running, {left[1]} waiting")
         expect(status.tokens_generated == counted, "tokens were counted after pause(abort) had returned")
         await engine.resume()
     for part, request in zip(parts, requests, strict=True):
-        expect(
-            part.stop_reason is StopReason.ABORTED,
-            f"{request.request_id!r} was cut short by a pause: stop reason aborted expected, got {part.stop_reason}",
-        )
+        told = f"{request.request_id!r} was cut short by a pause: stop reason aborted expected, got {part.stop_reason}"
+        expect(part.stop_reason is StopReason.ABORTED, told)
     expect_policies(bench, zip(parts, requests, strict=True))
     with_tokens = sum(bool(part.output_ids) for part in parts)
     expect(with_tokens == 3, f"max_concurrent is 3 and all had begun; {with_tokens} of 7 came back with tokens")
@@ -138,14 +128,10 @@ async def abort_continues(bench: InferBench) -> None:
         whole_request = bench.ask(5, 9, 30, max_new_tokens=len(prior) + 20)
         whole = await bench.generate(engine, whole_request)
     expect_policies(bench, [(part, request), (rest, more), (whole, whole_request)])
-    expect(
-        rest.stop_reason is StopReason.LENGTH and len(rest.output_ids) == 20,
-        f"the continuation must give 20 tokens, got {len(rest.output_ids)}, {rest.stop_reason}",
-    )
-    expect(
-        bench.dtype != "float32" or (*prior, *rest.output_ids) == whole.output_ids,
-        f"{len(prior)} tokens returned early and 20 more differ from the {len(whole.output_ids)} of one call",
-    )
+    got = (len(rest.output_ids), rest.stop_reason)
+    expect(got == (20, StopReason.LENGTH), f"the continuation must give 20 tokens, got {got}")
+    alike = bench.dtype != "float32" or (*prior, *rest.output_ids) == whole.output_ids
+    expect(alike, f"{len(prior)} tokens returned early and 20 more differ from the {len(whole.output_ids)} of one call")
 
 
 @check("infer.pause.holds_new", level=Level.SINGLE, law=7, spec="infer#pause")
@@ -161,16 +147,11 @@ async def holds_new(bench: InferBench) -> None:
             calls[1].cancel()
             await engine.resume()
             outcomes = await bench.ended(calls, f"requests that came during pause({mode}) to be served after resume")
-        for number, (outcome, request) in enumerate(zip(outcomes, requests, strict=True)):
-            if number == 1:
-                continue
-            if isinstance(outcome, BaseException):
-                raise outcome
-            expect(
-                outcome.stop_reason is StopReason.LENGTH and len(outcome.output_ids) == 9,
-                f"a request that came during pause({mode}) must be served whole, got {outcome}",
-            )
-            expect_policies(bench, [(outcome, request)])
+        del outcomes[1], requests[1]  # which was cancelled
+        expect_survivors(bench, outcomes, requests)
+        for outcome in outcomes:
+            whole = isinstance(outcome, Generation) and len(outcome.output_ids) == 9
+            expect(whole, f"a request that came during pause({mode}) must be served whole, got {outcome!r}")
 
 
 @check("infer.pause.idempotent", level=Level.SINGLE, law=10, spec="infer#pause")
@@ -233,27 +214,15 @@ async def cancelled(bench: InferBench) -> None:
         await bench.turns(20)
         await engine.resume()
         outcomes = await bench.ended(calls, "the requests that were not cancelled")
-        for number, (outcome, request) in enumerate(zip(outcomes, requests, strict=True)):
-            if number in (0, 4):
-                continue
-            if isinstance(outcome, BaseException):
-                raise outcome
-            expect_policies(bench, [(outcome, request)])
-
-        async def idle() -> bool:
-            status = await engine.status()
-            return (status.num_running, status.num_waiting) == (0, 0)
-
-        await bench.until(idle, "status to show nothing running or waiting", seconds=3.0)
+        survived = expect_survivors(bench, outcomes[1:4], requests[1:4])
+        expect(survived == 3, f"of 5 frozen requests two were cancelled, {survived} came to their end")
+        await bench.until_shown(engine, 0, 0, "after every request was cancelled or done")
 
 
 async def _goes_on(bench: InferBench, engine: InferenceEngine, told: str) -> None:
     """Expect an engine to answer a new request and to keep generating for a running one."""
     request = bench.ask(5, 9, max_new_tokens=12)
-    outcome = (await bench.ended([bench.call(engine.generate(request))], f"{told}: the other engine to go on"))[0]
-    if isinstance(outcome, BaseException):
-        raise outcome
-    expect_policy(bench, outcome, request, told=told)
+    expect_policy(bench, await bench.generate(engine, request), request, told=told)
     await bench.until_generated(engine, 10)
 
 
@@ -281,10 +250,8 @@ async def tenants(bench: InferBench) -> None:
         await one.resume()
     version = await bench.update(one, teller(bench, 1))
     await _goes_on(bench, two, "the first engine has new weights")
-    expect(
-        (await one.status()).version == version and (await two.status()).version == 0,
-        f"the first serves version {version}, the second 0; got {await one.status()} and {await two.status()}",
-    )
+    served = [await bench.serving(engine) for engine in (one, two)]
+    expect(served == [version, 0], f"the first serves version {version}, the second 0; got {served}")
     request = bench.ask(5, 9)
     told = await bench.generate(one, request)
     true_to_versions(told, request)
@@ -305,25 +272,15 @@ async def ends_first_token(bench: InferBench) -> None:
             await bench.turns(number)
             if number > 4:
                 await bench.until_generated(engine, 2 * number)
-            await engine.pause(PauseMode.ABORT)
-            # A request the engine had not heard of when the pause came waits for resume; ended by a second abort.
+            # A request the engine had not heard of when a pause came waits for resume; ended by a later abort.
+            for turns in (2, 5, 0):
+                await engine.pause(PauseMode.ABORT)
+                if turns:
+                    await engine.resume()
+                    await bench.turns(turns)
+            parts = await bench.results(calls)
             await engine.resume()
-            await bench.turns(2)
-            await engine.pause(PauseMode.ABORT)
-            parts = await _returned(bench, engine, calls)
-            await engine.resume()
-            for part, request in zip(parts, requests, strict=True):
-                well_formed(part, request)
-                expect_policy(bench, part, request)
-
-
-async def _returned(
-    bench: InferBench, engine: InferenceEngine, calls: Sequence[asyncio.Task[Generation]]
-) -> list[Generation]:
-    await engine.resume()
-    await bench.turns(5)
-    await engine.pause(PauseMode.ABORT)
-    return await bench.results(calls)
+            expect_policies(bench, zip(parts, requests, strict=True))
 
 
 @family(

@@ -34,11 +34,8 @@ async def abort_returns_all(bench: InferBench) -> None:
             counted = (await engine.status()).tokens_generated - before
             returned = [len(part.output_ids) for part in parts]
             await engine.resume()
-            expect(
-                sum(returned) == counted,
-                f"{counted} tokens were computed until pause(abort), requests came back with {returned}, "
-                f"{sum(returned)} in all",
-            )
+            told = f"{counted} tokens were computed until pause(abort), requests came back with {returned}"
+            expect(sum(returned) == counted, f"{told}, {sum(returned)} in all")
             expect_policies(bench, zip(parts, requests, strict=True))
 
 
@@ -46,10 +43,7 @@ async def abort_returns_all(bench: InferBench) -> None:
 async def while_paused(bench: InferBench) -> None:
     """A request cancelled during a pause gives its place up during the pause, not with the next `resume`."""
     async with bench.engine(max_concurrent=3) as engine:
-        calls = [
-            bench.call(engine.generate(bench.ask(*ids, name=f"r{number}", max_new_tokens=LONG)))
-            for number, ids in enumerate(prompts(5, seed=29))
-        ]
+        calls = bench.start(engine, bench.asks(prompts(5, seed=29), max_new_tokens=LONG))
         await bench.until_generated(engine, 12)
         await engine.pause(PauseMode.KEEP)
         for number, doomed in enumerate((calls[1], calls[4], calls[0], calls[2], calls[3])):
@@ -64,11 +58,9 @@ async def while_paused(bench: InferBench) -> None:
             with contextlib.suppress(Violation):  # said below in the words of the law it is about
                 await bench.until(freed, "a place to be free", seconds=2.0)
             status = await engine.status()
-            expect(
-                await freed(),
-                f"{number + 1} of 5 requests were cancelled during a pause: {left} are left, "
-                f"status shows {status.num_running} running and {status.num_waiting} waiting",
-            )
+            told = f"{number + 1} of 5 requests were cancelled during a pause: {left} are left"
+            shown = f"status shows {status.num_running} running and {status.num_waiting} waiting"
+            expect(await freed(), f"{told}, {shown}")
         expect((await engine.status()).paused, "the engine was not resumed, its status must show paused")
         await engine.resume()
         request = bench.ask(5, 9)

@@ -17,7 +17,7 @@ from areal_conformance.check import Level, Row, check, family
 from areal_conformance.checks.infer.optional_experts import KIND
 from areal_conformance.outcome import NotRefused
 from areal_core.contract.errors import ArealError
-from areal_core.contract.inference import IMAGES, Grammar, PauseMode, Structure
+from areal_core.contract.inference import IMAGES, Grammar, Structure
 from areal_core.contract.train import ROUTED_EXPERTS
 
 _ASKED: dict[str, Row] = {
@@ -63,6 +63,7 @@ _METHODS: dict[str, Row] = {
 """Ability -> its claim, its method, and arguments of that."""
 _FACTS: dict[str, Any] = {"level": Level.SINGLE, "law": 8}
 """Any: facts of `check`."""
+rule = functools.partial(check, level=Level.SINGLE, law=8)
 
 
 @family("infer.refuse.{field}", _ASKED, spec="infer#sampling", unless=("sampling.{field}",), **_FACTS)
@@ -90,14 +91,7 @@ async def method(bench: InferBench, case: tuple[Any, ...]) -> None:
         await engine.generate(bench.ask(5, 9, 7, max_new_tokens=2))
 
 
-@check(
-    "infer.refuse.structured",
-    level=Level.SINGLE,
-    law=8,
-    spec="infer#structure",
-    unless=("sampling.structured",),
-    since=(1, 2),
-)
+@rule("infer.refuse.structured", spec="infer#structure", unless=("sampling.structured",), since=(1, 2))
 async def structured(bench: InferBench) -> None:
     """A structure is refused where it is not claimed: text that only happens to fit is worth nothing."""
     async with bench.engine() as engine:
@@ -108,15 +102,14 @@ async def structured(bench: InferBench) -> None:
         await engine.generate(request)
 
 
-@check("infer.refuse.sleep", level=Level.SINGLE, law=8, spec="infer#sleep", unless=("memory.sleep",))
+@rule("infer.refuse.sleep", spec="infer#sleep", unless=("memory.sleep",))
 async def sleep(bench: InferBench) -> None:
     """sleep is refused, or is not there, where it is not claimed."""
     async with bench.engine(fresh=True) as engine:
         method: Any = getattr(engine, "sleep", None)
         if method is None:
             return
-        mode = PauseMode.KEEP if bench.target.claimed("pause.keep") else PauseMode.ABORT
-        await engine.pause(mode)
+        await engine.pause(bench.resting)
         try:
             await bench.arefuses("memory.sleep", method)
         finally:
@@ -124,7 +117,7 @@ async def sleep(bench: InferBench) -> None:
                 await engine.resume()
 
 
-@check("infer.refuse.adapters", level=Level.SINGLE, law=8, spec="infer#adapters", unless=("lora.adapters",))
+@rule("infer.refuse.adapters", spec="infer#adapters", unless=("lora.adapters",))
 async def adapters(bench: InferBench) -> None:
     """A request that names an adapter is refused where adapters are not claimed, and so is loading one."""
     async with bench.engine(fresh=True) as engine:
@@ -136,7 +129,7 @@ async def adapters(bench: InferBench) -> None:
         await engine.generate(attrs.evolve(request, adapter=""))
 
 
-@check("infer.refuse.extras", level=Level.SINGLE, law=8, spec="infer#images")
+@rule("infer.refuse.extras", spec="infer#images")
 async def extras(bench: InferBench) -> None:
     """Extras of a request that no claim stands for are refused, not dropped."""
     async with bench.engine() as engine:
@@ -149,7 +142,7 @@ async def extras(bench: InferBench) -> None:
         await engine.generate(request)
 
 
-@check("infer.refuse.experts", level=Level.SINGLE, law=8, spec="infer#experts", unless=("experts.trace",))
+@rule("infer.refuse.experts", spec="infer#experts", unless=("experts.trace",))
 async def experts(bench: InferBench) -> None:
     """Without the claim no trace of experts comes: a column nobody vouches for would be trained on."""
     model = bench.model(kind=KIND) if KIND in bench.target.adapter.models else bench.model()
@@ -159,7 +152,7 @@ async def experts(bench: InferBench) -> None:
         raise NotRefused("experts.trace")
 
 
-@check("infer.refuse.tensor_parallel", level=Level.SINGLE, law=8, spec="infer#start", unless=("parallel.tensor",))
+@rule("infer.refuse.tensor_parallel", spec="infer#start", unless=("parallel.tensor",))
 async def tensor_parallel(bench: InferBench) -> None:
     """A layout that splits one replica is refused at start where it is not claimed."""
     engine = bench.new()

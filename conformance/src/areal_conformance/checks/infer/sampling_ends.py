@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,20 +85,14 @@ async def several_ends(bench: InferBench) -> None:
     whole = bench.model()
     async with bench.engine(model=whole) as engine:
         paths = {prompt: await _path(bench, engine, prompt) for prompt in PATHS}
-    late = {
-        prompt: next((token for token in path[3:] if token not in path[:3]), None) for prompt, path in paths.items()
-    }
-    ends = sorted({END, *(token for token in late.values() if token is not None)})
+    late = [next((token for token in path[3:] if token not in path[:3]), END) for path in paths.values()]
+    ends = sorted({END, *late})
     if len(ends) < 3:
         raise Inconclusive("no greedy path has a token that can serve as a second end")
     folder = _with_ends(bench, whole, ends)
     async with bench.engine(model=folder, fresh=True) as engine:
         for prompt, path in paths.items():
-            place = next((n for n, token in enumerate(path) if token in ends), None)
-            if place is None:
-                await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH)
-            else:
-                await _ask_and_expect(bench, engine, prompt, path[: place + 1], StopReason.STOP)
+            await _ask_and_expect(bench, engine, prompt, *ended_by(path, ends))
 
 
 def _with_ends(bench: InferBench, whole: Path, ends: list[int]) -> Path:
@@ -117,11 +112,8 @@ async def ignore_eos(bench: InferBench) -> None:
         for count in (1, 6):
             ends = (END,) * count
             await _ask_and_expect(bench, engine, (5, 9), ends, StopReason.LENGTH, ignore_eos=True, max_new_tokens=count)
-        calls = [
-            bench.call(engine.generate(bench.ask(5, 9, n, name=f"r{n}", ignore_eos=n % 2 == 1, max_new_tokens=5)))
-            for n in range(6)
-        ]
-        lengths = [len(result.output_ids) for result in await bench.results(calls)]
+        asked = bench.asks([(5, 9, n) for n in range(6)], ignore_eos=[False, True], max_new_tokens=5)
+        lengths = [len(result.output_ids) for result in await bench.together(engine, asked)]
     expect(lengths == [1, 5] * 3, f"every second request of a batch ignores the end: lengths [1, 5] * 3, got {lengths}")
 
 
@@ -133,10 +125,7 @@ async def stop_tokens(bench: InferBench) -> None:
             path = await _path(bench, engine, prompt)
             never = next(token for token in range(63, 1, -1) if token not in path)
             for ids in ((path[0],), (path[5],), (never, path[-1]), (path[9], path[4], never), (never,), ()):
-                place = next((n for n, token in enumerate(path) if token in ids), None)
-                wanted = path if place is None else path[: place + 1]
-                reason = StopReason.LENGTH if place is None else StopReason.STOP
-                judged = await _ask_and_expect(bench, engine, prompt, wanted, reason, stop_token_ids=ids)
+                judged = await _ask_and_expect(bench, engine, prompt, *ended_by(path, ids), stop_token_ids=ids)
                 expect_policy(bench, *judged)
             place = path.index(path[6])
             asked = {"stop_token_ids": (path[6],), "max_new_tokens": place + 1}
@@ -167,14 +156,9 @@ async def min_tokens(bench: InferBench) -> None:
         await bench.update(engine, weights)
         for prior, least in ((0, 0), (0, 1), (0, 2), (0, 7), (1, 7), (4, 7), (6, 7), (7, 7), (9, 7)):
             for heat in (0.0, 1.0):
-                request = bench.ask(
-                    *(5, 9, 7, *range(30, 30 + prior)),
-                    name=f"{prior}/{least}/{heat}",
-                    num_prior=prior,
-                    min_new_tokens=least,
-                    temperature=heat,
-                    max_new_tokens=12,
-                )
+                given: dict[str, Any] = {"min_new_tokens": least, "temperature": heat, "max_new_tokens": 12}
+                ids = (5, 9, 7, *range(30, 30 + prior))
+                request = bench.ask(*ids, name=f"{prior}/{least}/{heat}", num_prior=prior, **given)
                 result = await engine.generate(request)
                 early = max(0, least - prior)
                 told = f"min_new_tokens {least} with {prior} prior tokens, temperature {heat:g}"
@@ -219,10 +203,9 @@ async def min_tokens_filtered(bench: InferBench) -> None:
             asked: dict[str, Any] = {"min_new_tokens": 6, "top_k": top_k, "temperature": heat, "max_new_tokens": 9}
             request = bench.ask(5, 9, 7, name=f"r{number}", **asked)
             result = await engine.generate(request)
-            expect(
-                END not in result.output_ids[:6] and len(result.output_ids) > 6,
-                f"min_new_tokens 6 with top_k {top_k}: no end token before place 6, got {result.output_ids}",
-            )
+            output = result.output_ids
+            told = f"min_new_tokens 6 with top_k {top_k}: no end token before place 6, got {output}"
+            expect(END not in output[:6] and len(output) > 6, told)
             judge_output(bench, request, result, forbidden=(END,), until=6, tensors=weights.tensors)
 
 
@@ -316,13 +299,16 @@ async def stop_strings_min(bench: InferBench) -> None:
                 await _ask_and_expect(bench, engine, prompt, path[: places[0]], StopReason.STOP, **asked)
 
 
+def ended_by(path: tuple[int, ...], tokens: Sequence[int]) -> tuple[tuple[int, ...], StopReason]:
+    """Return what is left of a path that ends with the first of these tokens, and why it ends."""
+    place = next((number for number, token in enumerate(path) if token in tokens), None)
+    return (path, StopReason.LENGTH) if place is None else (path[: place + 1], StopReason.STOP)
+
+
 def _text_ends(bench: InferBench, path: tuple[int, ...]) -> list[str]:
     """Return the text of the first 0, 1, 2, ... tokens of a path."""
     tokenizer = load_tokenizer(bench.model())
-    return [
-        tokenizer.decode(list(path[:count]), skip_special_tokens=False) if count else ""
-        for count in range(len(path) + 1)
-    ]
+    return ["", *(tokenizer.decode(list(path[: n + 1]), skip_special_tokens=False) for n in range(len(path)))]
 
 
 def _cut(draw: random.Random, ends: list[str]) -> str:

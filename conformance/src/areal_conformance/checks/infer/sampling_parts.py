@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from areal_conformance.benches.infer import InferBench
-from areal_conformance.check import Level, Row, check, family
-from areal_conformance.checks.infer.sampling import draw, judge_output
-from areal_conformance.checks.infer.sampling_ends import PATHS, _path
+from areal_conformance.check import Level, Row, family
+from areal_conformance.checks.infer.sampling import claimed_cases, judge_output, rule
+from areal_conformance.checks.infer.sampling_ends import PATHS, _path, ended_by
 from areal_conformance.checks.infer.stop_texts import Case, end_as_told
 from areal_conformance.oracles.infer_judging import expect_policies, prompts
 from areal_conformance.outcome import expect
-from areal_core.contract.data import StopReason
 
 _FILTERS: dict[str, Any] = {
     "top_k": [{"top_k": top_k} for top_k in (1, 2, 40, 0)],
@@ -35,27 +34,19 @@ _FILTERS: dict[str, Any] = {
 async def greedy(bench: InferBench, cases: list[dict[str, Any]]) -> None:
     """With temperature 0 {knob} changes nothing: the best token, and its log-prob at temperature 1 without filters."""
     async with bench.engine(*(f"sampling.{name}" for name in cases[0])) as engine:
-        asked = [
-            bench.ask(*ids, name=f"{case}/{number}", **case)
-            for number, ids in enumerate(prompts(3, seed=12, longest=8))
-            for case in cases
-        ]
-        together = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        each = [(ids, case) for ids in prompts(3, seed=12, longest=8) for case in cases]
+        asked = [bench.ask(*ids, name=f"r{number}", **case) for number, (ids, case) in enumerate(each)]
+        together = await bench.together(engine, asked)
         alone = [await bench.generate(engine, request) for request in asked[: len(cases)]]
     expect_policies(bench, zip([*together, *alone], [*asked, *asked[: len(cases)]], strict=True))
 
 
-@check("infer.sampling.continued", level=Level.SINGLE, law=1, spec="infer#sampling")
+@rule("infer.sampling.continued")
 async def continued(bench: InferBench) -> None:
     """A continued request is drawn as it asks, from its first new token to its last: temperature, top_k and top_p."""
-    cases: list[dict[str, Any]] = [{"temperature": 0.3}, {"temperature": 1.0}, {"temperature": 2.5}]
-    claims = [claim for claim in ("sampling.top_k", "sampling.top_p") if bench.target.claimed(claim)]
-    if "sampling.top_k" in claims:
-        cases += [{"temperature": 2.5, "top_k": 2}, {"temperature": 1.0, "top_k": 5}]
-    if "sampling.top_p" in claims:
-        cases += [{"temperature": 2.5, "top_p": 0.4}]
-    if len(claims) == 2:
-        cases += [{"temperature": 2.0, "top_k": 8, "top_p": 0.7}]
+    drawn: list[dict[str, Any]] = [{"temperature": 0.3}, {"temperature": 1.0}, {"temperature": 2.5}]
+    drawn += [{"temperature": 2.5, "top_k": 2}, {"temperature": 1.0, "top_k": 5}, {"temperature": 2.5, "top_p": 0.4}]
+    claims, cases = claimed_cases(bench, [*drawn, {"temperature": 2.0, "top_k": 8, "top_p": 0.7}])
     async with bench.engine(*claims) as engine:
         asked = [
             bench.ask(
@@ -64,25 +55,19 @@ async def continued(bench: InferBench) -> None:
                 num_prior=prior,
                 max_new_tokens=10,
                 **case,
-                **draw(bench, 70 + number),
+                **bench.seeded(70 + number),
             )
             for number, (ids, case) in enumerate(zip(prompts(len(cases), seed=13, longest=9), cases, strict=True))
             for prior in (1, 7, 40)
         ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        results = await bench.together(engine, asked)
     for request, result in zip(asked, results, strict=True):
         judge_output(bench, request, result)
         got = len(result.output_ids)
         expect(got == 10, f"{request.num_prior} prior tokens and 10 more asked for: {got} came, {result.stop_reason}")
 
 
-@check(
-    "infer.sampling.continued_stop_tokens",
-    level=Level.SINGLE,
-    law=1,
-    spec="infer#sampling",
-    requires=("sampling.stop_tokens",),
-)
+@rule("infer.sampling.continued_stop_tokens", requires=("sampling.stop_tokens",))
 async def continued_stop_tokens(bench: InferBench) -> None:
     """Stop tokens end a continued request where they come anew; those among its prior tokens do not count."""
     async with bench.engine("sampling.stop_tokens") as engine:
@@ -92,9 +77,6 @@ async def continued_stop_tokens(bench: InferBench) -> None:
             for prior in (1, 5):
                 for token in dict.fromkeys((path[prior], path[prior + 4], path[-1], path[0])):
                     rest = path[prior:]
-                    place = next((number for number, found in enumerate(rest) if found == token), None)
-                    wanted = rest if place is None else rest[: place + 1]
-                    reason = StopReason.LENGTH if place is None else StopReason.STOP
                     asked = {"num_prior": prior, "stop_token_ids": (token,), "max_new_tokens": len(rest)}
-                    cases.append(((*prompt, *path[:prior]), asked, wanted, reason))
+                    cases.append(((*prompt, *path[:prior]), asked, *ended_by(rest, (token,))))
         await end_as_told(bench, engine, cases)

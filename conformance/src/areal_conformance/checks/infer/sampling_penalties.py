@@ -15,7 +15,7 @@ from attrs import frozen
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.sampling import PENALTIES, draw, drawn_from, hot, judge_draws, judge_output
+from areal_conformance.checks.infer.sampling import PENALTIES, drawn_from, hot, judge_draws, judge_output
 from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, prompts
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CapabilityError
@@ -86,7 +86,7 @@ async def penalties_paused(bench: InferBench) -> None:
     """What was counted before a pause still counts after it."""
     async with bench.engine("sampling.penalties", "pause.keep") as engine:
         asked = _crowd(bench, COUNTED, length=45)
-        calls = [bench.call(engine.generate(request)) for request in asked]
+        calls = bench.start(engine, asked)
         for _ in range(2):
             await bench.until_generated(engine, 8 * len(asked))
             await engine.pause(PauseMode.KEEP)
@@ -105,7 +105,7 @@ async def penalties_continued(bench: InferBench) -> None:
         if first is not None:
             bench.notes.append(f"continued requests with penalties are refused: {first}")
             return
-        results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        results = await bench.together(engine, asked)
     _judge(bench, asked, results)
 
 
@@ -121,7 +121,7 @@ async def _refusal(engine: InferenceEngine, request: GenerationRequest) -> str |
 async def _judge_crowd(bench: InferBench, cases: Sequence[dict[str, Any]], claim: str) -> None:
     async with bench.engine(claim) as engine:
         asked = _crowd(bench, cases, length=LENGTH)
-        together = await bench.results([bench.call(engine.generate(request)) for request in asked])
+        together = await bench.together(engine, asked)
         alone = [await bench.generate(engine, request) for request in asked[: len(cases)]]
     _judge(bench, asked, together)
     _judge(bench, asked[: len(cases)], alone)
@@ -138,7 +138,7 @@ def _crowd(
             name=f"{number}/{case}",
             num_prior=len(prior),
             max_new_tokens=length,
-            **draw(bench, 900 + number),
+            **bench.seeded(900 + number),
             **hot(case),
         )
         for number, (ids, case) in enumerate(zip(prompts(len(many), seed=21, longest=16), many, strict=True))
@@ -186,11 +186,8 @@ def _leaning(bench: InferBench, request: GenerationRequest, result: Generation) 
         wanted = drawn_from(row, sampling, *before).logprobs
         if sampling.temperature == 0:
             behind = float(wanted.max() - wanted[token])
-            expect(
-                behind <= allowed,
-                f"request {request.request_id!r}: greedy token {place} is {token}, the best one after penalties is "
-                f"{int(wanted.argmax())} by {behind:.4f} in log-probability",
-            )
+            best = f"the best one after penalties is {int(wanted.argmax())} by {behind:.4f} in log-probability"
+            expect(behind <= allowed, f"request {request.request_id!r}: greedy token {place} is {token}, {best}")
             continue
         chances, gain = wanted.exp(), wanted - drawn_from(row, free, *before).logprobs
         due = float((chances * gain).sum())

@@ -7,15 +7,17 @@ Does not know: what distribution is drawn from (`sampling`).
 from __future__ import annotations
 
 import asyncio
+import itertools
 from functools import partial
+from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sampling import SLOTS
-from areal_conformance.oracles.infer_judging import prompts, well_formed
+from areal_conformance.oracles.infer_judging import prompts, rest_of, well_formed
 from areal_conformance.oracles.sampling import correlation, middle
 from areal_conformance.outcome import expect
-from areal_core.contract.inference import Generation, InferenceEngine
+from areal_core.contract.inference import InferenceEngine
 
 NUM_PAIRS = 600
 MANY_DEVIATIONS = 7.0
@@ -38,10 +40,9 @@ async def seed(bench: InferBench) -> None:
     async with bench.engine(*SEEDED, max_concurrent=8) as engine:
         wanted = {number: await _ids(bench, engine, number) for number in range(6)}
         again = {number: await _ids(bench, engine, number, name=f"other-{number}") for number in reversed(range(6))}
-        crowd = [
-            bench.call(engine.generate(bench.ask(*ids, name=f"c{n}", temperature=0.8, max_new_tokens=20 + n, seed=n)))
-            for n, ids in enumerate(prompts(9, seed=4, longest=30))
-        ]
+        beside = prompts(9, seed=4, longest=30)
+        lengths = [20 + number for number in range(9)]
+        crowd = bench.start(engine, bench.asks(beside, name="c", temperature=0.8, max_new_tokens=lengths, seed=0))
         together = await asyncio.gather(*(_ids(bench, engine, number, name=f"t{number}") for number in range(6)))
         await bench.results(crowd)
     for number in range(6):
@@ -67,35 +68,14 @@ async def seed_continues(bench: InferBench) -> None:
     """A request continued from any of its tokens gives the tokens it would have given uninterrupted."""
     async with bench.engine(*SEEDED, "sampling.seed_continues") as engine:
         for number, ids in enumerate(prompts(3, seed=5, longest=12)):
-            whole = await _whole(bench, engine, ids, number)
+            request = bench.ask(*ids, temperature=1.0, seed=number, max_new_tokens=24)
+            whole = (await engine.generate(request)).output_ids
             for cut in (1, 2, 9, 23):
-                rest = await _rest(bench, engine, ids, whole, cut, number)
-                expect(
-                    rest.output_ids == whole.output_ids[cut:],
-                    f"seed {number}: continued after {cut} tokens it gives {rest.output_ids}, "
-                    f"uninterrupted {whole.output_ids[cut:]}",
-                )
-
-
-async def _whole(bench: InferBench, engine: InferenceEngine, ids: tuple[int, ...], seed: int) -> Generation:
-    return await engine.generate(bench.ask(*ids, temperature=1.0, seed=seed, max_new_tokens=24))
-
-
-async def _rest(
-    bench: InferBench, engine: InferenceEngine, ids: tuple[int, ...], whole: Generation, cut: int, seed: int
-) -> Generation:
-    more = bench.ask(
-        *ids,
-        *whole.output_ids[:cut],
-        name="request+1",
-        num_prior=cut,
-        temperature=1.0,
-        seed=seed,
-        max_new_tokens=24 - cut,
-    )
-    rest = await engine.generate(more)
-    well_formed(rest, more)
-    return rest
+                more = rest_of(request, whole, cut)
+                rest = await engine.generate(more)
+                well_formed(rest, more)
+                told = f"seed {number}: continued after {cut} tokens it gives {rest.output_ids}"
+                expect(rest.output_ids == whole[cut:], f"{told}, uninterrupted {whole[cut:]}")
 
 
 @rule("infer.sampling.continued_afresh", spec="infer#continued-requests", requires=SEEDED, since=(1, 2))
@@ -121,9 +101,8 @@ async def continued_afresh(bench: InferBench) -> None:
 async def _part(bench: InferBench, engine: InferenceEngine, seed: int, prior: tuple[int, ...]) -> int:
     """Draw one token after prior ones."""
     ids = (*AFRESH, *prior)
-    request = bench.ask(
-        *ids, name=f"{seed}/{len(prior)}", num_prior=len(prior), temperature=1.0, max_new_tokens=1, seed=seed
-    )
+    asked: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 1, "seed": seed}
+    request = bench.ask(*ids, name=f"{seed}/{len(prior)}", num_prior=len(prior), **asked)
     return (await engine.generate(request)).output_ids[0]
 
 
@@ -131,10 +110,8 @@ async def _part(bench: InferBench, engine: InferenceEngine, seed: int, prior: tu
 async def unseeded(bench: InferBench) -> None:
     """Without a seed every request of a group has draws of its own: equal prompts give different outputs."""
     async with bench.engine() as engine:
-        requests = [
-            bench.ask(5, 9, 7, name=f"t/0/{number}", temperature=1.0, max_new_tokens=24) for number in range(12)
-        ]
-        results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+        requests = bench.asks(12 * [AFRESH], name="t/0/", temperature=1.0, max_new_tokens=24)
+        results = await bench.together(engine, requests)
     distinct = len({result.output_ids for result in results})
     expect(distinct == 12, f"12 requests without a seed for one prompt gave {distinct} different outputs of 24 tokens")
 
@@ -143,12 +120,8 @@ async def unseeded(bench: InferBench) -> None:
 async def independent(bench: InferBench) -> None:
     """Draws at different places of an output, and of neighbouring seeds, know nothing of each other."""
     heat = 0.6
-    claimed = bench.target.claimed("sampling.seed")
     async with bench.engine(max_concurrent=SLOTS) as engine:
-        requests = [
-            bench.ask(5, 9, 7, name=f"r{number}", temperature=heat, max_new_tokens=3, seed=number if claimed else None)
-            for number in range(NUM_PAIRS)
-        ]
+        requests = bench.asks(NUM_PAIRS * [AFRESH], temperature=heat, max_new_tokens=3, seed=0)
         results = await asyncio.gather(*(engine.generate(request) for request in requests))
     known: dict[tuple[int, ...], list[float]] = {}
     for result in results:
@@ -158,18 +131,10 @@ async def independent(bench: InferBench) -> None:
             known[result.output_ids] = [middle(row, token) for row, token in zip(rows, result.output_ids, strict=True)]
     table = [known[result.output_ids] for result in results]
     places = list(zip(*table, strict=True))
-    for left in range(3):
-        for right in range(3):
-            for step in (0, 1, 2):
-                if step == 0 and left >= right:
-                    continue
-                pairs = (places[left][: NUM_PAIRS - step], places[right][step:])
-                deviations = correlation(*pairs)
-                where = (
-                    f"request n and token {right} of request n + {step}" if step else f"and token {right} of a request"
-                )
-                expect(
-                    abs(deviations) < MANY_DEVIATIONS,
-                    f"the draws of token {left} of {where} are correlated, {deviations:+.1f} standard deviations: "
-                    f"they share random numbers",
-                )
+    for left, right, step in itertools.product(range(3), range(3), range(3)):
+        if step == 0 and left >= right:
+            continue
+        deviations = correlation(places[left][: NUM_PAIRS - step], places[right][step:])
+        where = f"request n and token {right} of request n + {step}" if step else f"and token {right} of a request"
+        told = f"the draws of token {left} of {where} are correlated, {deviations:+.1f} standard deviations"
+        expect(abs(deviations) < MANY_DEVIATIONS, f"{told}: they share random numbers")

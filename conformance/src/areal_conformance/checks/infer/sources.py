@@ -1,19 +1,23 @@
 """Ends of a weight transfer that do what real ones may: reuse their buffers, stall, fail halfway.
 
-Knows: the contract of a WeightSource.
-Does not know: engines.
+Knows: the contract of a WeightSource, and how a transfer that stalls is begun.
+Does not know: what an engine must do then.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from areal_core.contract.weights import WeightManifest
+from areal_conformance.benches.infer import InferBench
+from areal_core.contract.inference import InferenceEngine
+from areal_core.contract.weights import Receipt, WeightManifest
 from areal_torch.testing.serving import FolderWeights
 
 STALL_S = 10.0
@@ -83,6 +87,21 @@ class GatedSource(_Source):
         if number == self._at:
             self.inside.set()
             self.timed_out = not self._opened.wait(STALL_S)
+
+
+@contextlib.asynccontextmanager
+async def stalled(
+    bench: InferBench, engine: InferenceEngine, weights: FolderWeights, *, at: int
+) -> AsyncIterator[tuple[GatedSource, asyncio.Task[Receipt]]]:
+    """Begin to receive `weights` as the next version, and hold the transfer before tensor `at` for the block."""
+    version = await bench.serving(engine) + 1
+    source = GatedSource(weights, version, at=at)
+    receiving = bench.call(engine.receive_weights(source, version))
+    try:
+        await bench.until(source.inside.is_set, f"a transfer to come to its tensor {at}")
+        yield source, receiving
+    finally:
+        source.open()
 
 
 class FailingSource(_Source):

@@ -32,7 +32,7 @@ async def end_as_told(bench: InferBench, engine: InferenceEngine, cases: Sequenc
         bench.ask(*prompt, name=f"r{number}", **{"max_new_tokens": LENGTH, **given})
         for number, (prompt, given, _, _) in enumerate(cases)
     ]
-    results = await bench.results([bench.call(engine.generate(request)) for request in asked])
+    results = await bench.together(engine, asked)
     for result, request, (_, _, wanted, reason) in zip(results, asked, cases, strict=True):
         _expect_end(result, request, wanted, reason)
 

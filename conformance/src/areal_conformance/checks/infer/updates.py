@@ -11,9 +11,9 @@ from functools import partial
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.content import computes, nudged
-from areal_conformance.checks.infer.sources import FailingSource, GatedSource, ScratchSource
-from areal_conformance.checks.infer.versions import harvest
+from areal_conformance.checks.infer.content import computes, nudged, other_values
+from areal_conformance.checks.infer.sources import FailingSource, ScratchSource, stalled
+from areal_conformance.checks.infer.versions import harvest, told_engine
 from areal_conformance.oracles.infer_judging import (
     expect_policy,
     prompts,
@@ -24,7 +24,7 @@ from areal_conformance.oracles.infer_judging import (
     true_to_versions,
     versions_of,
 )
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import InferenceEngine
 from areal_core.weights.tensors import fingerprint
@@ -41,11 +41,6 @@ async def serves(bench: InferBench, engine: InferenceEngine, version: int, told:
         f"{told}: version {version} must serve, whose weights emit {telling(version)}; "
         f"status says {stated}, spans {result.version_spans}, tokens {result.output_ids}",
     )
-
-
-async def told_engine(bench: InferBench, engine: InferenceEngine) -> int:
-    """Give an engine telling weights as its next version and return that."""
-    return await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
 
 
 @check("infer.weights.two_phase", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.staged",))
@@ -180,20 +175,12 @@ async def torn(bench: InferBench) -> None:
     async with bench.engine() as engine:
         whole = await bench.generate(engine, request)
         for at in (1, count // 2, count - 1):
-            version = await bench.serving(engine) + 1
-            source = GatedSource(bench.weights(bench.model(seed=5)), version, at=at)
-            receiving = bench.call(engine.receive_weights(source, version))
-            try:
-                await bench.until(source.inside.is_set, f"bucket {at} of {count} to be asked for")
-                during = await bench.results([bench.call(engine.generate(request))])
-            finally:
-                source.open()
+            async with stalled(bench, engine, bench.weights(bench.model(seed=5)), at=at) as (source, receiving):
+                during = await bench.generate(engine, request)
             await bench.ended([receiving], "receive_weights to return")
             expect(not source.timed_out, "weights.staged is claimed, yet no request was served while weights arrived")
-            expect(
-                same(bench, whole, during[0]),
-                f"after {at} of {count} tensors of the next version: output {during[0]}, it must still be {whole}",
-            )
+            told = f"after {at} of {count} tensors of the next version"
+            expect(same(bench, whole, during), f"{told}: output {during}, it must still be {whole}")
             await engine.abort_weights()
             after = await bench.generate(engine, request)
             expect(same(bench, whole, after), f"received and aborted: output {after}, it must still be {whole}")
@@ -207,7 +194,7 @@ async def receipt(bench: InferBench) -> None:
             for seed in (5, 6, 5):
                 weights = bench.weights(bench.model(tied=tied, seed=seed))
                 version = await bench.serving(engine) + 1
-                got = await _received(bench, engine, weights, version)
+                got = await bench.take(engine, weights.offer(version), version)
                 truth = {name: fingerprint(tensor) for name, tensor in weights.tensors.items()}
                 expect(got.version == version, f"version {version} was received, the receipt says {got.version}")
                 size = sum(tensor.nbytes for tensor in weights.tensors.values())
@@ -219,17 +206,6 @@ async def receipt(bench: InferBench) -> None:
                 expect(not wrong, f"{len(wrong)} of {len(truth)} fingerprints are not of what was sent: {wrong[:4]}")
 
 
-async def _received(bench: InferBench, engine: InferenceEngine, weights: FolderWeights, version: int):  # type: ignore[no-untyped-def]
-    mode = bench.settling()
-    if mode is not None:
-        await engine.pause(mode)
-    got = await engine.receive_weights(weights.offer(version), version)
-    await engine.commit_weights(version)
-    if mode is not None:
-        await engine.resume()
-    return got
-
-
 @check("infer.weights.copied", level=Level.SINGLE, law=7, spec="infer#weights")
 async def copied(bench: InferBench) -> None:
     """Tensors are copied while they are lent, and never written to: a source may reuse its buffer."""
@@ -239,8 +215,7 @@ async def copied(bench: InferBench) -> None:
         for per_bucket in (3, 1, 100):
             version = await bench.serving(engine) + 1
             await bench.take(engine, ScratchSource(weights, version, per_bucket=per_bucket), version)
-            for number, ids in enumerate(prompts(3)):
-                request = bench.ask(*ids, name=f"r{number}", temperature=1.0)
+            for request in bench.asks(prompts(3), temperature=1.0):
                 told = f"weights that came through a reused buffer, {per_bucket} tensors at a time"
                 expect_policy(bench, await bench.generate(engine, request), request, weights=weights, told=told)
         await bench.update(engine, weights)
@@ -260,13 +235,8 @@ async def holds(bench: InferBench, engine: InferenceEngine, weights: FolderWeigh
     """Expect an engine to serve exactly these weights: tensor by tensor where they can be seen, and as computed."""
     witness = bench.target.adapter.witness(engine)
     if witness is not None:
-        seen = witness.tensors()
-        wrong = [
-            name
-            for name, tensor in weights.tensors.items()
-            if fingerprint(seen[name].float()) != fingerprint(tensor.float())
-        ]
-        expect(not wrong, f"{told}: {len(wrong)} of {len(seen)} tensors served are of another version: {wrong[:4]}")
+        wrong = other_values(weights, witness.tensors())
+        expect(not wrong, f"{told}: {len(wrong)} of the tensors served are of another version: {wrong[:4]}")
     await computes(bench, engine, bench.model(), weights, told)
 
 
@@ -277,22 +247,15 @@ async def abort_meanwhile(bench: InferBench) -> None:
     async with bench.engine() as engine:
         for number, at in enumerate((0, count // 2, count - 1)):
             old = await bench.serving(engine)
-            source = GatedSource(all_changed(bench.weights(), number), old + 1, at=at)
-            receiving = bench.call(engine.receive_weights(source, old + 1))
-            try:
-                await bench.until(source.inside.is_set, "the transfer to begin")
+            async with stalled(bench, engine, all_changed(bench.weights(), number), at=at) as (_, receiving):
                 aborting = bench.call(engine.abort_weights())
                 await bench.turns(20)
-            finally:
-                source.open()
             outcomes = await bench.ended([receiving, aborting], "an aborted transfer to end")
             expect(outcomes[1] is None, f"abort_weights must return, raised {outcomes[1]!r}")
             told = f"a transfer aborted before tensor {at} of {count}"
-            await raises(ArealError, lambda version=old + 1: engine.commit_weights(version), f"{told}: its commit")  # type: ignore[misc]
-            expect(
-                await bench.serving(engine) == old,
-                f"{told}: version {old} must still serve, status says {await bench.serving(engine)}",
-            )
+            await raises(ArealError, partial(engine.commit_weights, old + 1), f"{told}: its commit")
+            stated = await bench.serving(engine)
+            expect(stated == old, f"{told}: version {old} must still serve, status says {stated}")
             await holds(bench, engine, base, told)
             base = all_changed(bench.weights(), 10 + number)
             await bench.update(engine, base)
@@ -311,14 +274,10 @@ async def broken_over_held(bench: InferBench) -> None:
             later = old + 1 + number % 2
             source = FailingSource(torn, later, at=at, error=OSError("the sender went away"))
             told = f"version {old + 1} received, then {later} broken off before tensor {at} of {count}"
-            try:
-                await engine.receive_weights(source, later)
-            except Exception as error:
-                bench.numbers[f"broke off at {at}"] = float(isinstance(error, OSError))
-            else:
-                raise Violation(f"{told}: the source raised, yet receive_weights returned")
+            error = await raises(Exception, partial(engine.receive_weights, source, later), f"{told}: receive_weights")
+            bench.numbers[f"broke off at {at}"] = float(isinstance(error, OSError))
             if later != old + 1:
-                await raises(ArealError, lambda version=later: engine.commit_weights(version), f"{told}: its commit")  # type: ignore[misc]
+                await raises(ArealError, partial(engine.commit_weights, later), f"{told}: its commit")
             try:
                 await engine.commit_weights(old + 1)
             except ArealError:

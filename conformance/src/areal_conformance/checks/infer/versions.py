@@ -22,6 +22,11 @@ SHORT = 600
 rule = partial(check, level=Level.SINGLE, law=1, spec="infer#weights")
 
 
+async def told_engine(bench: InferBench, engine: InferenceEngine) -> int:
+    """Give an engine telling weights as its next version and return that."""
+    return await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+
+
 def lasting(bench: InferBench) -> int:
     """Return how many tokens to ask for when a request shall outlive some updates and is then harvested."""
     return LONG if bench.target.claimed("pause.abort") else SHORT
@@ -43,11 +48,8 @@ def start_all(
     bench: InferBench, engine: InferenceEngine, count: int, **sampling: float
 ) -> tuple[list[GenerationRequest], list[asyncio.Task[Generation]]]:
     """Start `count` lasting requests of different prompts; every second one is sampled, the others greedy."""
-    requests = [
-        bench.ask(*ids, name=f"r{n}", temperature=float(n % 2), max_new_tokens=lasting(bench))
-        for n, ids in enumerate(prompts(count, seed=11))
-    ]
-    return requests, [bench.call(engine.generate(request)) for request in requests]
+    requests = bench.asks(prompts(count, seed=11), temperature=[0.0, 1.0], max_new_tokens=lasting(bench))
+    return requests, bench.start(engine, requests)
 
 
 @rule("infer.versions.at_rest", law=7)
@@ -58,10 +60,8 @@ async def at_rest(bench: InferBench) -> None:
         for step in (1, 1, 5, 2, 11):
             version += step
             await bench.take(engine, teller(bench, version).offer(version), version)
-            expect(
-                await bench.serving(engine) == version,
-                f"version {version} was committed, status shows {await bench.serving(engine)}",
-            )
+            stated = await bench.serving(engine)
+            expect(stated == version, f"version {version} was committed, status shows {stated}")
             for temperature in (0.0, 1.0):
                 request = bench.ask(5, 9, temperature=temperature)
                 result = await bench.generate(engine, request)
@@ -85,11 +85,11 @@ async def same_bytes(bench: InferBench) -> None:
 async def in_flight(bench: InferBench) -> None:
     """A request that lives through updates is stamped, token by token, with the version that computed each."""
     async with bench.engine() as engine:
-        first = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+        first = await told_engine(bench, engine)
         requests, calls = start_all(bench, engine, 6)
         for _ in range(4):
             await bench.until_generated(engine, 30)
-            await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+            await told_engine(bench, engine)
         await bench.until_generated(engine, 30)
         results = await harvest(bench, engine, calls)
     for result, request in zip(results, requests, strict=True):
@@ -108,7 +108,7 @@ async def in_flight(bench: InferBench) -> None:
 async def from_next_token(bench: InferBench) -> None:
     """From the next token after `commit_weights` returned, no token is computed by the old weights."""
     async with bench.engine() as engine:
-        old = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+        old = await told_engine(bench, engine)
         start = (await engine.status()).tokens_generated
         requests, calls = start_all(bench, engine, 4)
         await bench.until_generated(engine, 16)
@@ -119,22 +119,20 @@ async def from_next_token(bench: InferBench) -> None:
     for result, request in zip(results, requests, strict=True):
         true_to_versions(result, request)
     late = sum(versions_of(result).count(old) for result in results)
-    expect(
-        late <= upto + len(calls),
-        f"when commit returned {upto} tokens had been generated, yet {late} were made by the old weights",
-    )
+    told = f"when commit returned {upto} tokens had been generated, yet {late} were made by the old weights"
+    expect(late <= upto + len(calls), told)
 
 
 @rule("infer.versions.many_in_one", requires=("weights.in_flight",))
 async def many_in_one(bench: InferBench) -> None:
     """One request lives through eight updates, some a single token apart, and every stamp is true."""
     async with bench.engine() as engine:
-        await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+        await told_engine(bench, engine)
         request = bench.ask(5, 9, max_new_tokens=lasting(bench))
         call = bench.call(engine.generate(request))
         for number in range(8):
             await bench.until_generated(engine, 1 + number % 3)
-            await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+            await told_engine(bench, engine)
         await bench.until_generated(engine, 1)
         result = (await harvest(bench, engine, [call]))[0]
     true_to_versions(result, request)
@@ -148,37 +146,35 @@ async def new_requests(bench: InferBench) -> None:
     ids = tuple(2 + place % 60 for place in range(33))
     keep = bench.target.claimed("weights.in_flight")
     async with bench.engine() as engine:
-        await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+        await told_engine(bench, engine)
         for number in range(4):
             requests = [bench.ask(*ids, name=f"{number}-{n}", max_new_tokens=5 + n) for n in range(3)]
             background = bench.ask(*ids, name="background", max_new_tokens=LONG)
             running = bench.call(engine.generate(background)) if keep else None
-            await bench.results([bench.call(engine.generate(request)) for request in requests])
-            version = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
-            results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+            await bench.together(engine, requests)
+            version = await told_engine(bench, engine)
+            results = await bench.together(engine, requests)
             if running is not None:
                 running.cancel()
             for result, request in zip(results, requests, strict=True):
                 true_to_versions(result, request)
-                stamps = set(versions_of(result))
-                expect(
-                    stamps == {version}, f"asked after version {version} was committed, the output is stamped {stamps}"
-                )
+                stamps, told = set(versions_of(result)), f"asked after version {version} was committed"
+                expect(stamps == {version}, f"{told}, the output is stamped {stamps}")
 
 
 @rule("infer.versions.queued", requires=("weights.in_flight",))
 async def queued(bench: InferBench) -> None:
     """A request that waits for a slot through an update is computed by, and stamped with, the new version only."""
     async with bench.engine(max_concurrent=1) as engine:
-        await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+        await told_engine(bench, engine)
         running = bench.call(engine.generate(bench.ask(5, name="running", max_new_tokens=LONG)))
         await bench.until_generated(engine, 5)
         requests = [bench.ask(5, 9, n, name=f"queued-{n}", max_new_tokens=6) for n in (3, 4, 5)]
-        calls = [bench.call(engine.generate(request)) for request in requests]
+        calls = bench.start(engine, requests)
         await bench.until_generated(engine, 5)
         version = 0
         for _ in range(2):
-            version = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+            version = await told_engine(bench, engine)
         running.cancel()
         results = await bench.results(calls)
     for result, request in zip(results, requests, strict=True):
@@ -192,7 +188,7 @@ async def while_paused(bench: InferBench) -> None:
     """Updates during a pause show exactly at the token where the pause was; the version that never computed, never."""
     for updates in (1, 2):
         async with bench.engine() as engine:
-            old = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+            old = await told_engine(bench, engine)
             start = (await engine.status()).tokens_generated
             requests, calls = start_all(bench, engine, 3)
             await bench.until_generated(engine, 20)
@@ -205,10 +201,8 @@ async def while_paused(bench: InferBench) -> None:
             waiting = bench.ask(6, 6, name="came while paused", max_new_tokens=5)
             late = bench.call(engine.generate(waiting))
             new = old + updates
-            expect(
-                await bench.serving(engine) == new,
-                f"version {new} was committed while paused, status shows {await bench.serving(engine)}",
-            )
+            stated = await bench.serving(engine)
+            expect(stated == new, f"version {new} was committed while paused, status shows {stated}")
             await engine.resume()
             await bench.until_generated(engine, 20)
             fresh = (await bench.results([late]))[0]
@@ -226,7 +220,7 @@ async def while_paused(bench: InferBench) -> None:
 async def aborted(bench: InferBench) -> None:
     """What a pause returns early carries true stamps, and its continuation the version that continues it."""
     async with bench.engine() as engine:
-        old = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
+        old = await told_engine(bench, engine)
         requests, calls = start_all(bench, engine, 3)
         await bench.until_generated(engine, 12)
         await engine.pause(PauseMode.ABORT)
@@ -242,10 +236,8 @@ async def aborted(bench: InferBench) -> None:
             more = bench.ask(*request.input_ids, *prior, num_prior=len(prior), max_new_tokens=6)
             rest = await bench.generate(engine, more)
             true_to_versions(rest, more)
-            expect(
-                versions_of(rest) == [new] * 6,
-                f"6 tokens of version {new} must continue it, numbered from 0; got {rest.version_spans}",
-            )
+            told = f"6 tokens of version {new} must continue it, numbered from 0; got {rest.version_spans}"
+            expect(versions_of(rest) == [new] * 6, told)
 
 
 @rule("infer.versions.first_token")
@@ -253,15 +245,13 @@ async def first_token(bench: InferBench) -> None:
     """Outputs of one token are stamped as truly as long ones, many at once, version after version."""
     async with bench.engine() as engine:
         for _ in range(3):
-            version = await bench.update(engine, teller(bench, await bench.serving(engine) + 1))
-            requests = [bench.ask(*ids, name=f"r{n}", max_new_tokens=1) for n, ids in enumerate(prompts(5))]
-            results = await bench.results([bench.call(engine.generate(request)) for request in requests])
+            version = await told_engine(bench, engine)
+            requests = bench.asks(prompts(5), max_new_tokens=1)
+            results = await bench.together(engine, requests)
             for result, request in zip(results, requests, strict=True):
                 true_to_versions(result, request)
-                expect(
-                    (result.output_ids, versions_of(result)) == ((telling(version),), [version]),
-                    f"one token {telling(version)} of version {version} was due, got {result}",
-                )
+                told = f"one token {telling(version)} of version {version} was due, got {result}"
+                expect((result.output_ids, versions_of(result)) == ((telling(version),), [version]), told)
 
 
 SEQUENCES = 60
