@@ -47,7 +47,7 @@ def train_command(
     Parameters
     ----------
     config:
-        The run's yaml file. Left out with --resume, where the run's own is taken.
+        The run's yaml file. Optional with --resume, which uses the run's own config.yaml.
     overrides:
         Values that replace those of the file: rollout.max_staleness=0 actor.backend=fsdp:d8
     """

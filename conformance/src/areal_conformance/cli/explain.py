@@ -19,7 +19,7 @@ from areal_core.contract.errors import ConfigError, EngineMissing
 
 
 def explain(check: str) -> int:
-    """Say everything about one check.
+    """Explain one check in full.
 
     Args:
         check: Its id; areal conformance list shows them.

@@ -55,19 +55,19 @@ def run(
     ledger: Path | None = None,
     mutant: Word = "",
 ) -> int:
-    """Make the checks of a backend; say the verdict.
+    """Check a backend and report the verdict.
 
     Exit codes: 0 success, 1 failure, 2 bad input, 3 partial, 4 incomplete.
 
     Args:
         backend: Name of an installed plugin: a train or inference engine, scheduler, transport, workflow or device.
-        role: Where the name plays several roles: train, infer, scheduler, transport, workflow, device.
+        role: Needed if the name has several roles: train, infer, scheduler, transport, workflow, device.
         pair: Two engines together, as TRAIN+INFER.
         device: Kind of device: cpu, cuda, ...
-        ranks: Ranks at most, 1 if not given; checks that need more are not in the profile.
+        ranks: Maximum number of ranks, 1 by default; checks that need more are not in the profile.
         level: 0 static, 1 single, 2 distributed, 3 loop, 4 faults, 5 numbers; levels above are not in the profile.
         report: Write report.json, report.md and report.html into this folder.
-        check: Make only this check, or these; the verdict is then incomplete at best.
+        check: Run only these checks; the verdict is then incomplete at best.
         imports: Register this .py file first, or these.
         ledger: Known failures; conformance.toml in the plugin's package if not given.
         mutant: Check this deliberately broken backend instead.

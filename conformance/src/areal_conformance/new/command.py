@@ -46,7 +46,7 @@ def backend(
     """Write a plugin package that installs and passes the static conformance checks.
 
     Args:
-        name: one lower-case word, as it will stand in a yaml: `backend: NAME`.
+        name: one lower-case word, as written in a run file: `backend: NAME`.
     """
     target = write_backend(name, role, folder)
     print(f"wrote {target}")

@@ -40,7 +40,7 @@ def create(
     python: Annotated[str | None, Parameter(help="the interpreter to build with")] = None,
     force: Annotated[bool, Parameter(negative=(), help="recreate it even if it is up to date")] = False,
 ) -> int:
-    """Make the environment of an engine, with the versions its plugin was tested with.
+    """Create an engine's environment, with the versions its plugin was tested with.
 
     Args:
         name: An inference backend: vllm, sglang.
@@ -64,7 +64,7 @@ def create(
 
 @app.command(name="list")
 def list_(*, folder: Within = None) -> int:
-    """List the environments that are there."""
+    """List existing environments."""
     found = environments(default_registry(), folder)
     if not found:
         print(f"none in {folder or places.root()}; make one with: areal env create NAME")
@@ -115,7 +115,7 @@ def path(name: str, *, device: OnDevice = None, folder: Within = None) -> int:
 
 @app.command
 def lock(name: str, *, device: OnDevice = None) -> int:
-    """Resolve an engine's packages again and write its plugin's lock file; for those who keep the plugin.
+    """Resolve an engine's packages again and write its plugin's lock file; for plugin maintainers.
 
     Args:
         name: An inference backend: vllm, sglang.

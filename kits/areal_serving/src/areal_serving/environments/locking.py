@@ -1,4 +1,4 @@
-"""Resolving a lock from its recipe, for those who keep a plugin: `areal env lock NAME --device DEVICE`.
+"""Resolving a lock from its recipe, for plugin maintainers: `areal env lock NAME --device DEVICE`.
 
 Knows: how a recipe becomes the input of `uv pip compile`.
 Does not know: whether the packages work together; that is tested, and the recipe's `status` says so.

@@ -43,7 +43,7 @@ def convert(
     Run it again after an interruption: files that are whole are not written again.
 
     Args:
-        source: The checkpoint's folder; its format is found by itself.
+        source: The checkpoint's folder; its format is detected.
         target: A new folder.
     """
     known = formats(prefix)

@@ -30,7 +30,7 @@ def scale(
     run_folder:
         The folder the run writes into.
     replicas:
-        How many replicas there shall be, 1 or more.
+        Number of replicas to run, 1 or more.
     """
     console = Console()
     asking = Asking(RunFolder(run_folder), replicas)
