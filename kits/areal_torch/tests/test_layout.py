@@ -10,8 +10,17 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from areal_core.contract.errors import LayoutError
-from areal_torch.layout import check_shares, largest_share, share_of
+from areal_torch.layout import check_shares, coordinates, largest_share, share_of
 from areal_torch.pieces import runs_of
+
+
+@pytest.mark.parametrize("axes", ["pt", "dt", "pd", "dc", "ct"])
+def test_ranks_are_counted_along_tensor_then_context_then_data_ranks_then_stages(axes: str) -> None:
+    """Ranks that talk most are neighbours."""
+    places = [coordinates(dict.fromkeys(axes, 2), rank) for rank in range(4)]
+
+    assert [tuple(place[axis] for axis in axes) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(set(place) == {"p", "d", "c", "t"} for place in places)
 
 
 @given(size=st.integers(1, 200), degree=st.integers(1, 9))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from areal_archon.config import ArchonConfig
 from areal_archon.engine import ArchonEngine
-from areal_torch.testing.axes.program import SMALL, Case, Plan, main, on_drawn_routes, plain
+from areal_torch.testing.axes.plan import SMALL, Case, Plan, on_drawn_routes, plain
+from areal_torch.testing.axes.program import main
 
 FULL = {"wrap": "layer", "activation_checkpointing": "full"}
 SELECTED = {"wrap": "layer", "activation_checkpointing": "selective"}
@@ -52,7 +53,6 @@ PLAN = Plan(
     make=lambda options: ArchonEngine(ArchonConfig(**options)),
     cases={1: ON_ONE, 2: ON_TWO, 4: ON_FOUR},
     options={"wrap": "layer"},
-    away={1: "qwen3/d1", 2: "qwen3/d2 qwen3/t2 qwen3/p2 moe/d2e2", 4: "moe/d2t2e2"},
     reshards={
         1: [("2-qwen3-t2", "d1", {}), ("4-qwen3-d2t2", "d1", {}), ("2-odd-t2", "d1", {})],
         2: [

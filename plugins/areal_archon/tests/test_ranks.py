@@ -40,5 +40,6 @@ class TestArchon(HeldToAPlainLoop):
         """Several micro-batches where several are wanted."""
         counts = {n: case["steps"][0]["microbatches"] for world in WORLDS for n, case in cases(folder, world).items()}
 
+        assert counts["qwen3/d2"] == 1
         assert counts["once_a_step"] == 2
         assert counts["zero_bubble"] == 4

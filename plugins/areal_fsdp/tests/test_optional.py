@@ -1,4 +1,4 @@
-"""Adapters, recorded routes, images and offload on one, two and four real ranks, against a plain loop."""
+"""Adapters and images on one, two and four real ranks, against a plain loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from areal_core.contract.train import TrainSpec
 from areal_core.weights.tensors import fingerprint
 from areal_torch import lora
-from areal_torch.experts import replay_routing
+from areal_torch.testing.axes.oracle import Oracle
 from areal_torch.testing.models import WITH_IMAGES, make_tiny_model
 from areal_torch.testing.ranks import run_ranks
 from areal_torch.testing.serving import model_of
@@ -29,15 +29,16 @@ def _script(name: str) -> Any:
         return importlib.import_module(name)
 
 
+pytestmark = pytest.mark.timeout(900)  # the first test of each world waits for all its layouts
 Results = dict[str, Any]
 SCRIPT = Path(__file__).with_name("optional_ranks.py")
 _OF_SCRIPT = _script("optional_ranks")
-ADAPTER, PROGRAMS, RELAYS, AWAY, SMOOTH, batch_of = (
-    getattr(_OF_SCRIPT, name) for name in ("ADAPTER", "PROGRAMS", "RELAYS", "AWAY", "SMOOTH", "batch_of")
+ADAPTER, PROGRAMS, RELAYS, SMOOTH, batch_of = (
+    getattr(_OF_SCRIPT, name) for name in ("ADAPTER", "PROGRAMS", "RELAYS", "SMOOTH", "batch_of")
 )
 WORLDS = [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 """One rank states what is claimed; two and four take a start each, of many layouts."""
-MODELS = {"adapter": "qwen3", "biases": "biases", "routes": "experts", "images": "seeing"}
+MODELS = {"adapter": "qwen3", "biases": "biases", "images": "seeing"}
 """By oracle."""
 
 
@@ -46,7 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all cases on one rank."""
     path = tmp_path_factory.mktemp("optional")
     make_tiny_model(path / "qwen3", vocab_size=66)
-    make_tiny_model(path / "experts", kind="qwen3_moe", vocab_size=66, tied=False)
     make_tiny_model(path / "seeing", kind=WITH_IMAGES)
     sizes = {"vocab_size": 66, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 40, "eos_token_id": 1}
@@ -59,20 +59,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(path / "biases")
     oracles = {name: plain_loop(path, name) for name in MODELS}
     (path / "oracles.json").write_text(json.dumps(oracles))
-    run_ranks(SCRIPT, path, 1, limit_s=300)
+    run_ranks(SCRIPT, path, 1, limit_s=800)
     return path
 
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> None:
     """Run the cases of two ranks after those of one."""
-    run_ranks(SCRIPT, folder, 2, limit_s=600)
+    run_ranks(SCRIPT, folder, 2, limit_s=800)
 
 
 @pytest.fixture(scope="module")
 def four(two: None, folder: Path) -> None:
     """Run the cases of four ranks after those of two."""
-    run_ranks(SCRIPT, folder, 4, limit_s=600)
+    run_ranks(SCRIPT, folder, 4, limit_s=800)
 
 
 @pytest.fixture
@@ -90,15 +90,13 @@ def results(request: pytest.FixtureRequest, folder: Path) -> Any:
 def plain_loop(path: Path, name: str) -> dict[str, Any]:
     """Take three steps with transformers, torch.optim and one sequence at a time; keep the moments after two.
 
-    Only what computes the layer, or moves a route into its router, is the core's.
+    Only what computes an adapted layer is the kit's.
     """
     folder = str(path / MODELS[name])
     model = model_of(path / MODELS[name], torch.float32)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     batch = batch_of(name)
-    if name == "routes":
-        replay_routing(model)
-    elif name != "images":
+    if name != "images":
         lora.add_adapters(model, TrainSpec(role="actor", model_path=folder, lora=ADAPTER, optimizer=SMOOTH))
     held = lora.select_trained(model, frozen=False)
     adam = torch.optim.AdamW(list(held.values()), lr=SMOOTH.lr, weight_decay=SMOOTH.weight_decay, eps=SMOOTH.eps)
@@ -109,9 +107,6 @@ def plain_loop(path: Path, name: str) -> dict[str, Any]:
             one = batch.select([row])
             ids, mask = one.tokens["input_ids"], one.tokens["loss_mask"][1:]
             beside = {}
-            if name == "routes":  # row t is of the pass over token t - 1
-                column = one.tokens["routed_experts"].to(torch.int64)
-                beside["routes"] = torch.cat([column[1:], torch.full_like(column[:1], -1)])
             if name == "images" and one.tokens["image_tokens"].any():
                 beside = {name: media.rows for name, media in one.media.items()}
                 beside["mm_token_type_ids"] = one.tokens["image_tokens"].int()[None]
@@ -135,7 +130,7 @@ def plain_loop(path: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_steps_and_gradients_are_those_of_a_plain_loop(world: int, folder: Path, results: Any) -> None:
-    """Law 6: adapters alone have gradients and a norm; routes are replayed; on every layout as on one rank."""
+    """Law 6: adapters alone have gradients and a norm, on every layout as on one rank."""
     oracles = json.loads((folder / "oracles.json").read_text())
     for rank, found in enumerate(results(world)):
         for name, program in PROGRAMS[world].items():
@@ -152,7 +147,7 @@ def test_steps_and_gradients_are_those_of_a_plain_loop(world: int, folder: Path,
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_scores_after_training_are_those_of_the_plain_loop(world: int, folder: Path, results: Any) -> None:
-    """Shares of data ranks add up, ranks of one share agree, and routes come back as they were given."""
+    """Shares of data ranks add up, and ranks of one share agree."""
     oracles = json.loads((folder / "oracles.json").read_text())
     answers = results(world)
     for name, program in PROGRAMS[world].items():
@@ -160,33 +155,14 @@ def test_scores_after_training_are_those_of_the_plain_loop(world: int, folder: P
         shares = {answer[name]["scored"] for answer in answers}
 
         assert sum(found) * len(shares) / world == pytest.approx(oracles[program.oracle]["scored"], rel=1e-4), name
-        assert all(answer[name]["kept"] for answer in answers)
         assert all(answer[name]["steps"] == answers[0][name]["steps"] for answer in answers)
 
 
 def test_the_oracles_are_others_than_without_the_ability(folder: Path) -> None:
-    """A mutant that routes freely, or trains everything, is seen: the plain loops differ from the very first norm."""
+    """A mutant that trains everything is seen: an adapter's gradient is smaller than the model's."""
     oracles = json.loads((folder / "oracles.json").read_text())
-    free = AutoModelForCausalLM.from_pretrained(folder / "experts", dtype=torch.float32)
-    forced = AutoModelForCausalLM.from_pretrained(folder / "experts", dtype=torch.float32)
-    replay_routing(forced)
-    ids, routes = torch.arange(2, 12)[None], torch.tensor([0, 1]).expand(10, 2, 2)
 
-    assert not torch.allclose(free(input_ids=ids).logits, forced(input_ids=ids, routes=routes).logits, atol=1e-2)
-    assert oracles["adapter"]["steps"][0][1] < 0.9 * oracles["routes"]["steps"][0][1]
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_training_that_is_moved_away_and_back_keeps_its_bits(world: int, results: Any) -> None:
-    """Every rank frees its part of weights and both moments, twice in a row, and nothing else changes."""
-    for answer in results(world):
-        for layout in AWAY[world]:
-            found = answer[f"away {layout}"]
-
-            assert found["equal"], layout
-            assert found["freed"] == found["held"] > 0
-            for call in ("train_step", "save_weights"):
-                assert found[call][0] == "TrainError" and "call onload first" in found[call][1]
+    assert oracles["adapter"]["steps"][0][1] < 0.9 * Oracle.of(folder / "qwen3").steps[0][1]
 
 
 @pytest.mark.slow
@@ -250,16 +226,12 @@ def test_tensor_ranks_cut_what_the_layer_cuts(results: Any) -> None:
         ("no such layer", "PlanError", "name no layer of this model"),
         ("no linear layer", "CapabilityError", "cannot have an adapter"),
         ("state of another", "CheckpointError", "of another model or role"),
-        ("no experts", "BatchError", "the model has no experts"),
-        ("unfit", "BatchError", "names an expert that does not exist"),
-        ("unfit forward", "BatchError", "names an expert that does not exist"),
     ],
 )
 def test_what_does_not_fit_is_refused_on_every_rank(case: str, kind: str, says: str, results: Any) -> None:
-    """With the reason, and nobody waits for another; the next step is made."""
+    """With the reason, and nobody waits for another."""
     for answer in results(2):
         name, text = answer["refusals"][case]
 
         assert name == kind
         assert says in text
-        assert answer["refusals"]["next"]

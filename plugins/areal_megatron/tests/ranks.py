@@ -8,18 +8,8 @@ from typing import Any
 from areal_core.contract.train import LoraSpec
 from areal_megatron.config import MegatronConfig
 from areal_megatron.engine import MegatronEngine
-from areal_torch.testing.axes.program import (
-    SMALL,
-    Case,
-    Plan,
-    Raising,
-    Runner,
-    error_of,
-    main,
-    on_drawn_routes,
-    plain,
-    report,
-)
+from areal_torch.testing.axes.plan import SMALL, Case, Plan, Raising, Runner, error_of, on_drawn_routes, plain, report
+from areal_torch.testing.axes.program import main
 
 FULL = {"activation_checkpointing": "full"}
 SHARED = {"distributed_optimizer": True}
@@ -120,7 +110,6 @@ PLAN = Plan(
     make=lambda options: MegatronEngine(MegatronConfig(**options)),
     cases={1: ON_ONE, 2: ON_TWO, 4: ON_FOUR},
     halves={"d2": SHARED, "d2t2": SHARED},
-    away={1: "qwen3/d1", 2: "qwen3/d2 qwen3/t2 qwen3/p2 moe/d2e2", 4: "moe/d2t2e2"},
     reshards={
         1: [
             ("2-qwen3-t2", "d1", {}),

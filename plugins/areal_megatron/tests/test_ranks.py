@@ -52,6 +52,7 @@ class TestMegatron(HeldToAPlainLoop):
         """Several micro-batches where several are wanted."""
         counts = {n: case["steps"][0]["microbatches"] for world in WORLDS for n, case in cases(folder, world).items()}
 
+        assert counts["qwen3/d2"] == 1
         assert counts["many"] == counts["many_p"] == 4
         assert counts["interleaved_d"] == 2
 

@@ -21,15 +21,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from areal_core.weights.tensors import fingerprint
+from areal_torch.testing.axes.beside import LEFT_S
 from areal_torch.testing.axes.oracle import Oracle, full_batch
-from areal_torch.testing.axes.program import LEFT_S
 from areal_torch.testing.models import make_tiny_model
 from areal_torch.testing.ranks import run_ranks
 
 Results = dict[str, Any]  # Any: json
 
 WORLDS = (4, 2, 1)
-"""In this order: later ones resume what earlier ones saved."""
+"""In this order, if a class names no other: later ones resume what earlier ones saved."""
 FAILED_ON_ONE = {
     "too_long": ("BatchError", "sequence 0 has 32 tokens, the limit is 20"),
     "wrong_head": ("CapabilityError", "cannot give values"),
@@ -87,6 +87,8 @@ class HeldToAPlainLoop:
     """Name of a start that cannot be -> error and words, beside REFUSED."""
     trained: ClassVar[tuple[str, ...]] = ("qwen3", "qwen2", "llama", "moe", "odd")
     """The models of the engine's cases."""
+    order: ClassVar[tuple[int, ...]] = WORLDS
+    """In which worlds run."""
 
     @classmethod
     def make_models(cls, path: Path) -> None:
@@ -96,10 +98,10 @@ class HeldToAPlainLoop:
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Run all cases on four ranks, then on two, then on one."""
+        """Run all cases on every world."""
         path = tmp_path_factory.mktemp("axes")
         cls.make_models(path)
-        for world in WORLDS:
+        for world in cls.order:
             run_ranks(cls.script, path, world, limit_s=1500)
         return path
 
@@ -123,12 +125,27 @@ class HeldToAPlainLoop:
                     torch.testing.assert_close(torch.tensor(case[column]), expected, rtol=1e-4, atol=1e-5, msg=told)
 
     @pytest.mark.parametrize("world", WORLDS)
+    def test_scores_after_training_are_those_of_the_plain_loop(
+        self, world: int, folder: Path, oracles: dict[str, Oracle]
+    ) -> None:
+        """Nothing that was gathered or kept for the steps is scored with; recorded routes come back as they were."""
+        ends = full_batch().cu_seqlens.tolist()
+        for rank in range(world):
+            for name, case in cases(folder, world, rank).items():
+                index = [token for row in case["rows"] for token in range(ends[row], ends[row + 1])]
+                expected = torch.tensor(oracles[case["oracle"]].after)[index]
+                torch.testing.assert_close(
+                    torch.tensor(case["after"]), expected, rtol=1e-3, atol=1e-3, msg=f"{name} on {rank}"
+                )
+                assert case["kept"], name
+
+    @pytest.mark.parametrize("world", WORLDS)
     def test_steps_are_those_of_a_plain_loop(self, world: int, folder: Path, oracles: dict[str, Oracle]) -> None:
         """Law 6: loss and gradient norm do not depend on layout, schedule, recomputation or micro-batches."""
         for name, case in cases(folder, world).items():
             pairs = zip(oracles[case["oracle"]].steps, case["steps"], strict=True)
             for number, ((loss, norm), step) in enumerate(pairs):
-                assert step["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-5), f"{name}, step {number}"
+                assert step["loss"] == pytest.approx(loss, rel=3e-5, abs=1e-6), f"{name}, step {number}"
                 assert step["grad_norm"] == pytest.approx(norm, rel=1e-4), f"{name}, step {number}"
                 assert step["stepped"]
                 assert step["tokens"] == 64
@@ -180,21 +197,11 @@ class HeldToAPlainLoop:
                 for name, case in cases(folder, world, rank).items():
                     assert first[name]["steps"] == case["steps"], f"{name} on rank {rank}"
 
-    def test_layouts_place_ranks_where_they_say(self, folder: Path) -> None:
-        """The invariance above compares different ways of cutting, not the same one twice."""
-        places = [cases(folder, 4, rank)["qwen3/t2p2"]["place"] for rank in range(4)]
-
-        assert [(place["p"], place["t"]) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-        assert cases(folder, 2)["qwen3/d2"]["steps"][0]["microbatches"] == 1
-
-    @pytest.mark.parametrize("world", WORLDS)
-    def test_a_rank_without_data_takes_part(self, world: int, folder: Path, oracles: dict[str, Oracle]) -> None:
-        """All sequences on one data rank give the same steps."""
-        steps = results(folder, world, 0)["uneven"]["steps"]
-
-        for (loss, norm), step in zip(oracles["qwen3"].steps, steps, strict=True):
-            assert step["loss"] == pytest.approx(loss, rel=1e-4)
-            assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    @pytest.mark.parametrize("world", [2, 4])
+    def test_ranks_that_hold_the_same_part_hold_the_same_bits(self, world: int, folder: Path) -> None:
+        """After three steps: copies have not drifted apart."""
+        for name, case in cases(folder, world).items():
+            assert case["copies"], name
 
     @pytest.mark.parametrize("world", WORLDS)
     def test_training_that_is_moved_away_and_back_keeps_its_bits(self, world: int, folder: Path) -> None:
@@ -237,28 +244,32 @@ class HeldToAPlainLoop:
                 assert half["loss"] != exact
                 assert half["loss"] == pytest.approx(exact, abs=0.05), layout
 
-    @pytest.mark.parametrize("world", WORLDS)
+    @pytest.mark.parametrize("world", [2, 4])
     def test_resume_is_exact(self, world: int, folder: Path) -> None:
-        """After loading, the next step and the weights after it are the same bits, and the version is back."""
+        """After loading, the next step and the weights after it are the same bits, and the version is back.
+
+        The suite checks it on one rank, and on two without experts.
+        """
         for rank in range(world):
-            resume = results(folder, world, rank)["resume"]
-            assert resume.pop("other_model")[0] == "CheckpointError"
-            assert resume.pop("unchanged")
-            for name, case in resume.items():
+            for name, case in results(folder, world, rank)["resume"].items():
                 assert case["expected"] == case["actual"], name
                 assert case["same_weights"], name
                 assert case["version"] == 7, name
+                assert case["other_model"][0] == "CheckpointError", name
+                assert case["unchanged"], name
 
     @pytest.mark.parametrize("world", WORLDS)
     def test_a_state_of_one_layout_resumes_in_another(
         self, world: int, folder: Path, oracles: dict[str, Oracle]
     ) -> None:
-        """Weights and moments came along, so the two steps after it are the second and third of the plain loop."""
-        for source, steps in results(folder, world, 0)["reshard"].items():
-            expected = oracles[source.split("-")[1]].steps[1:]
-            for (loss, norm), step in zip(expected, steps, strict=True):
-                assert step["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-5), source
-                assert step["grad_norm"] == pytest.approx(norm, rel=1e-4), source
+        """Weights are the same bits; moments came along: the next steps are the plain loop's second and third."""
+        for name, found in results(folder, world, 0)["reshard"].items():
+            saver, model, layout = name.partition(" ")[0].split("-")
+            expected = oracles[model].steps[1:]
+            assert found["sent"] == cases(folder, int(saver))[f"{model}/{layout}"]["saved"], name
+            for (loss, norm), step in zip(expected, found["steps"], strict=True):
+                assert step["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-5), name
+                assert step["grad_norm"] == pytest.approx(norm, rel=1e-4), name
 
     @pytest.mark.parametrize("case", FAILED_ON_ONE)
     def test_an_error_on_one_rank_is_an_error_on_all(self, case: str, folder: Path) -> None:
@@ -291,19 +302,19 @@ class HeldToAPlainLoop:
         starts = told.keys() - FAILED_ON_ONE.keys() - {"nan", "unchanged"}
         assert starts == REFUSED.keys() | self.refusals.keys(), "every start that was tried is judged"
 
-    def test_refused_and_not_finite_steps_change_nothing(self, folder: Path) -> None:
-        """After all refusals and a nan on one rank only, weights are the same bits."""
+    def test_refused_calls_change_nothing(self, folder: Path) -> None:
+        """After all refusals weights are the same bits."""
         for world in WORLDS:
-            refusals = results(folder, world, 0)["refusals"]
-            assert refusals["nan"] is False
-            assert refusals["unchanged"]
+            assert results(folder, world, 0)["refusals"]["unchanged"]
 
     def test_a_frozen_role_scores_and_refuses_to_train(self, folder: Path) -> None:
-        """Shards add up to the whole batch's log-probs; train_step says the role has no optimizer."""
-        whole = results(folder, 1, 0)["frozen_role"]
-        for world in (2, 4):
-            shares = [results(folder, world, rank)["frozen_role"] for rank in range(world)]
-            once = {share["place"]["d"]: share["sum"] for share in shares}
+        """Shards add up to the whole batch's log-probs and entropy; train_step says the role has no optimizer."""
+        (whole,) = results(folder, 1, 0)["frozen_role"].values()
+        ranks = [results(folder, 4, rank)["frozen_role"] for rank in range(4)]
+        for layout in ranks[0]:
+            shards = {told[layout]["data_rank"]: told[layout]["sums"] for told in ranks}
+            for told in ranks:
+                assert told[layout]["sums"] == shards[told[layout]["data_rank"]], layout
+                assert told[layout]["train"][0] == "TrainError"
 
-            assert sum(once.values()) == pytest.approx(whole["sum"], rel=1e-5)
-        assert whole["train"][0] == "TrainError"
+            assert [sum(column) for column in zip(*shards.values(), strict=True)] == pytest.approx(whole["sums"], 1e-5)

@@ -43,13 +43,15 @@ def routed(batch: Batch) -> Batch:
 
 @frozen(kw_only=True, eq=False)
 class Oracle:
-    """What the loop found: columns and gradients of the first step, loss and norm of each, weights after the last."""
+    """What the loop found: columns and gradients of the first step, loss and norm of each; after the last, log-probs
+    and weights."""
 
     logprobs: list[float]
     entropy: list[float]
     steps: list[tuple[float, float]]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
+    after: list[float]
 
     @classmethod
     def of(cls, path: Path, *, recorded: bool = False) -> Oracle:
@@ -77,9 +79,16 @@ class Oracle:
             steps.append((float(loss.detach()), float(norm)))
             adam.step()
             adam.zero_grad()
+        with torch.no_grad():
+            _loss(model, batch, scores)
         weights = _as_folder(model, {name: each.detach() for name, each in model.named_parameters()})
         return cls(
-            logprobs=first[0].tolist(), entropy=first[1].tolist(), steps=steps, gradients=gradients, weights=weights
+            logprobs=first[0].tolist(),
+            entropy=first[1].tolist(),
+            steps=steps,
+            gradients=gradients,
+            weights=weights,
+            after=scores[0].tolist(),
         )
 
 
