@@ -8,7 +8,7 @@ LOCK ?=
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PACKAGES := -e . -e kits/areal_torch -e kits/areal_serving -e plugins/areal_devices -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e plugins/areal_report \
   -e "plugins/areal_reference[engine]" -e "plugins/areal_fsdp[engine]" -e "plugins/areal_archon[engine]" -e "plugins/areal_megatron[engine]" \
   -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "plugins/areal_sglang[engine]" -e "conformance[engine]" -e conformance/proof

@@ -211,11 +211,10 @@ def test_models_whose_products_it_does_not_make_are_refused(changes: dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_ranks_are_as_near_to_full_precision_as_one(tmp_path: Path) -> None:
     """Over data, tensor, context and pipeline ranks, each of which scales what it has."""
     make_tiny_model(tmp_path / "model", layers=4)
-    run_ranks(Path(__file__).with_name("float8_ranks.py"), tmp_path, 2, limit_s=280)
+    run_ranks(Path(__file__).with_name("float8_ranks.py"), tmp_path, 2, limit_s=800)
     ranks = [json.loads((tmp_path / f"float8-{rank}.json").read_text()) for rank in range(2)]
 
     for case in ranks[0]:
