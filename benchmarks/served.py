@@ -129,15 +129,15 @@ class Tape(Api):
 
 async def bare(engine: ServedEngine, requests: Sequence[GenerationRequest], concurrency: int) -> float:
     """Send the plugin's own bodies over kept connections and read the answers' bytes; return output tokens/s."""
-    api, sent = await engine._api(), []
+    api, sent = engine.serving, []
     for request in requests:
         tape = Tape(api.url, "")
-        call = engine._require().calls._call(request, OUTPUT)
+        call = engine.running.calls.call_for(request, OUTPUT)
         with contextlib.suppress(ServerGone):
-            await engine._dialect.generate(tape, call)
+            await engine.dialect.generate(tape, call)
         sent.append((api.url + tape.path, tape.body))
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, headers=api._headers, raise_for_status=True) as session:
+    async with aiohttp.ClientSession(connector=connector, headers=api.headers, raise_for_status=True) as session:
 
         async def one(url: str, body: bytes) -> int:
             async with session.post(url, data=body) as response:
@@ -184,8 +184,8 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
     engine: ServedEngine = default_registry().build("infer", name, {})
     await engine.start(InferenceSpec(model_path=str(folder), max_concurrent=concurrency))
     try:
-        api = await engine._api()
-        key = api._headers.get("Authorization", "").removeprefix("Bearer ")
+        api = engine.serving
+        key = api.headers.get("Authorization", "").removeprefix("Bearer ")
         rounds: dict[str, list[float]] = {"plugin": [], "client": [], "bare": []}
         for number in range(arguments.rounds + 1):
             seen = {

@@ -52,7 +52,7 @@ class ServerWeights:
         """Ask without the event loop, which waits for this."""
         api = self.engine.serving
         request = urllib.request.Request(
-            f"{api.url}{self.route}", data=json.dumps(body).encode(), headers=api._headers, method="POST"
+            f"{api.url}{self.route}", data=json.dumps(body).encode(), headers=dict(api.headers), method="POST"
         )
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             answer.read()

@@ -84,7 +84,7 @@ class InferencePool(Roster):
 
         Requests that take longer than `drain_s` are interrupted and go on elsewhere.
         """
-        replica = self._find(worker_id)
+        replica = self.find(worker_id)
         if replica is None or not replica.healthy:
             return
         replica.stage = ReplicaStage.LEAVING
@@ -104,7 +104,7 @@ class InferencePool(Roster):
         """
         calls = [
             asyncio.ensure_future(replica.worker.call("start", evolve(spec, replica=number), timeout_s=timeout_s))
-            for number, replica in enumerate(self._replicas)
+            for number, replica in enumerate(self.replicas)
         ]
         try:
             return list(await asyncio.gather(*calls))
@@ -167,9 +167,9 @@ class InferencePool(Roster):
         Raises:
             NoReplica: none is left to call.
         """
-        replicas = [replica for replica in self._replicas if replica.healthy]
+        replicas = [replica for replica in self.replicas if replica.healthy]
         if not replicas:
-            raise self._no_replica()
+            raise self.no_replica()
         answers = await asyncio.gather(
             *(replica.worker.call(method, *args, timeout_s=timeout_s) for replica in replicas), return_exceptions=True
         )
@@ -189,9 +189,9 @@ class InferencePool(Roster):
     async def status(self) -> dict[str, EngineStatus | BaseException]:
         """Poll every replica; one out of service is reported by the error that took it out."""
         answers: dict[str, EngineStatus | BaseException] = {
-            replica.id: replica.error for replica in self._replicas if not replica.healthy and replica.error is not None
+            replica.id: replica.error for replica in self.replicas if not replica.healthy and replica.error is not None
         }
-        if any(replica.healthy for replica in self._replicas):
+        if any(replica.healthy for replica in self.replicas):
             answers.update(await self.each("status", timeout_s=self._policy.status_timeout_s))
         return answers
 
@@ -203,8 +203,8 @@ class InferencePool(Roster):
             continued=self._continued,
             failed_over=self._failed_over,
             tokens_generated=self._tokens,
-            served={replica.id: replica.num_served for replica in (*self._gone, *self._replicas)},
-            failed={replica.id: replica.num_failed for replica in (*self._gone, *self._replicas)},
+            served={replica.id: replica.num_served for replica in (*self.gone, *self.replicas)},
+            failed={replica.id: replica.num_failed for replica in (*self.gone, *self.replicas)},
         )
 
     async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
@@ -221,10 +221,10 @@ class InferencePool(Roster):
             replica = self._choose(affinity, tried)
             if replica is None:
                 if not self.num_serving and self.expecting:
-                    await self._until(lambda: bool(self.num_serving))
+                    await self.until(lambda: bool(self.num_serving))
                     continue
-                if last is None or not any(other.usable for other in self._replicas):
-                    raise self._no_replica() from last
+                if last is None or not any(other.usable for other in self.replicas):
+                    raise self.no_replica() from last
                 raise last
             self._remember(affinity, replica)
             try:
@@ -235,7 +235,7 @@ class InferencePool(Roster):
                 self._failed_over += 1
 
     def _choose(self, affinity: Sequence[str], tried: Sequence[Replica]) -> Replica | None:
-        usable = [replica for replica in self._replicas if replica.usable and replica not in tried]
+        usable = [replica for replica in self.replicas if replica.usable and replica not in tried]
         if not usable:
             return None
         least = min(usable, key=lambda replica: replica.in_flight)
@@ -253,7 +253,7 @@ class InferencePool(Roster):
 
     async def _is_idle(self, replica: Replica, within_s: float) -> bool:
         try:
-            await self._clock.wait_for(replica.idle.wait(), within_s)
+            await self.clock.wait_for(replica.idle.wait(), within_s)
         except TimeoutError:
             return False
         return True
@@ -262,7 +262,7 @@ class InferencePool(Roster):
         if self._open.is_set():
             return
         try:
-            await self._clock.wait_for(self._open.wait(), self._policy.request_timeout_s)
+            await self.clock.wait_for(self._open.wait(), self._policy.request_timeout_s)
         except TimeoutError as exc:
             raise GenerationFailed(
                 f"a request was held back for {self._policy.request_timeout_s:g} s",

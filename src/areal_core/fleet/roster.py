@@ -43,10 +43,10 @@ class Roster:
     def __init__(
         self, workers: Sequence[Worker], *, breaker: Callable[[], Breaker], patience_s: float, clock: Clock
     ) -> None:
-        self._breaker, self._patience_s, self._clock = breaker, patience_s, clock
+        self._breaker, self._patience_s, self.clock = breaker, patience_s, clock
         self._source: ReplicaSource | None = None
         self._replicas = [self._replica(worker, ReplicaStage.SERVING) for worker in workers]
-        self._gone: list[Replica] = []
+        self.gone: list[Replica] = []
         self._news = asyncio.Event()
 
     @property
@@ -78,7 +78,7 @@ class Roster:
 
     def admit(self, worker_id: str) -> None:
         """Let a replica serve that joins and holds what the others serve."""
-        replica = self._find(worker_id)
+        replica = self.find(worker_id)
         if replica is not None and replica.joining:
             replica.stage = ReplicaStage.SERVING
             if self._source is not None:
@@ -87,17 +87,17 @@ class Roster:
 
     def exclude(self, worker_id: str, error: BaseException) -> None:
         """Take a replica out of service for good, because of `error`."""
-        replica = self._find(worker_id)
+        replica = self.find(worker_id)
         if replica is not None:
             replica.take_out(error)
 
     def remove(self, worker_id: str) -> None:
         """Forget a replica. Requests it still has are made again elsewhere as soon as its calls fail. Idempotent."""
-        replica = self._find(worker_id)
+        replica = self.find(worker_id)
         if replica is not None:
             replica.stage = ReplicaStage.OUT
             self._replicas.remove(replica)
-            self._gone.append(replica)
+            self.gone.append(replica)
 
     def notify(self) -> None:
         """Have whoever waits for a replica look again."""
@@ -110,7 +110,7 @@ class Roster:
         Raises:
             NoReplica: there is none, and none will come.
         """
-        await self._until(lambda: any(replica.healthy for replica in self._replicas))
+        await self.until(lambda: any(replica.healthy for replica in self._replicas))
 
     def _replica(self, worker: Worker, stage: ReplicaStage) -> Replica:
         return Replica(worker, self._breaker(), stage=stage, on_out=self._lost)
@@ -120,26 +120,26 @@ class Roster:
             self._source.lost(replica.id, error)
         self.notify()
 
-    def _find(self, worker_id: str) -> Replica | None:
+    def find(self, worker_id: str) -> Replica | None:
         return next((replica for replica in self._replicas if replica.id == worker_id), None)
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition while a replica is expected, for as long as a request may take.
 
         Raises:
             NoReplica: nobody is expected any more, or did not come in that time.
         """
-        deadline = self._clock.now() + self._patience_s
+        deadline = self.clock.now() + self._patience_s
         while not condition():
-            left = deadline - self._clock.now()
+            left = deadline - self.clock.now()
             if not self.expecting or left <= 0:
-                raise self._no_replica()
+                raise self.no_replica()
             try:
-                await self._clock.wait_for(self._news.wait(), left)
+                await self.clock.wait_for(self._news.wait(), left)
             except TimeoutError:
                 continue
 
-    def _no_replica(self) -> NoReplica:
+    def no_replica(self) -> NoReplica:
         return NoReplica(
             f"all {len(self._replicas)} inference replicas are out of service",
             why="\n".join(replica.describe() for replica in self._replicas),

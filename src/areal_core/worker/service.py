@@ -65,7 +65,7 @@ class TrainHost:
 
     def __init__(self, place: Place) -> None:
         self._parts = _Parts(place)
-        self._engine: TrainEngine | None = None
+        self.engine: TrainEngine | None = None
         self._objective: tuple[ObjectiveSpec, Objective] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="areal-train")
         self._methods: Mapping[str, Callable[..., Any]] = {  # Any: one signature per method
@@ -97,7 +97,7 @@ class TrainHost:
 
     @property
     def _started(self) -> TrainEngine:
-        return _started(self._engine, self._parts.place)
+        return _started(self.engine, self._parts.place)
 
     @property
     def _offloading(self) -> SupportsOffload:
@@ -122,9 +122,9 @@ class TrainHost:
         return engine
 
     def _start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        _not_started(self._engine, self._parts.place)
+        _not_started(self.engine, self._parts.place)
         engine: TrainEngine = self._parts.build("train", self._parts.place.backend, spec.options)
-        self._engine = engine
+        self.engine = engine
         return engine.start(spec, rank)
 
     def _train_step(self, batch: Any, spec: ObjectiveSpec) -> TrainReport:  # Any: Batch, whose module imports torch
@@ -158,7 +158,7 @@ class TrainHost:
         return self._objective[1]
 
     def _close(self) -> None:
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         if engine is not None:
             engine.close()
         self._parts.close()
@@ -170,7 +170,7 @@ class InferenceHost:
     def __init__(self, place: Place, engine: InferenceEngine | None = None) -> None:
         """Host an engine that `start` will build, or one that was started already."""
         self._parts = _Parts(place)
-        self._engine = engine
+        self.engine = engine
         self._methods: Mapping[str, Callable[..., Awaitable[Any]]] = {  # Any: one signature per method
             "start": self._start,
             "generate": lambda request: self._started.generate(request),
@@ -195,25 +195,25 @@ class InferenceHost:
 
     async def close(self) -> None:
         """Close the engine. Idempotent."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         if engine is not None:
             await engine.close()
         self._parts.close()
 
     def let_go(self) -> InferenceEngine | None:
         """Return the engine as it is, None before `start` and after `close`, and host it no more."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         self._parts.close()
         return engine
 
     @property
     def _started(self) -> InferenceEngine:
-        return _started(self._engine, self._parts.place)
+        return _started(self.engine, self._parts.place)
 
     async def _start(self, spec: InferenceSpec) -> EngineInfo:
-        _not_started(self._engine, self._parts.place)
+        _not_started(self.engine, self._parts.place)
         engine: InferenceEngine = self._parts.build("infer", self._parts.place.backend, spec.options)
-        self._engine = engine
+        self.engine = engine
         return await engine.start(spec)
 
     async def _receive_weights(self, offer: Offer, version: int) -> Receipt:

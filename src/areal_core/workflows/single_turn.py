@@ -55,7 +55,7 @@ class SingleTurnWorkflow:
     def __init__(self, config: SingleTurnConfig | None = None) -> None:
         """Hold no state but the options and the last prompts: one instance serves every episode."""
         self._config = config or SingleTurnConfig()
-        self._encoded: OrderedDict[str, list[int]] = OrderedDict()
+        self.encoded: OrderedDict[str, list[int]] = OrderedDict()
         self._reader: ImageReader | None = None
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
@@ -68,7 +68,7 @@ class SingleTurnWorkflow:
                 its prompt has places for.
             RewardFailed: the reward function raised, hung, died or returned no finite number.
         """
-        images = await self._images(data, engine.task_id)
+        images = await self.images_of(data, engine.task_id)
         prompt_ids = self.prompt_ids(engine.tokenizer, data, engine.task_id, len(images))
         _check_places(prompt_ids, engine.image_token_id, len(images), engine.task_id)
         generation = await engine.generate(prompt_ids, images=images)
@@ -111,17 +111,17 @@ class SingleTurnWorkflow:
             raise _wrong(column, value, "a string", task_id)
         if config.chat or config.system:
             return self._from_chat(tokenizer, [{"role": "user", "content": value}], num_images)
-        return self._encode(tokenizer, value)
+        return self.encode(tokenizer, value)
 
-    def _encode(self, tokenizer: Tokenizer, prompt: str) -> list[int]:
+    def encode(self, tokenizer: Tokenizer, prompt: str) -> list[int]:
         """Tokenise a prompt once for all members of its group, which ask one after the other."""
-        if prompt not in self._encoded:
-            self._encoded[prompt] = tokenizer.encode(prompt, add_special_tokens=self._config.add_special_tokens)
-            if len(self._encoded) > REMEMBERED_PROMPTS:
-                self._encoded.popitem(last=False)
-        return list(self._encoded[prompt])
+        if prompt not in self.encoded:
+            self.encoded[prompt] = tokenizer.encode(prompt, add_special_tokens=self._config.add_special_tokens)
+            if len(self.encoded) > REMEMBERED_PROMPTS:
+                self.encoded.popitem(last=False)
+        return list(self.encoded[prompt])
 
-    async def _images(self, data: Mapping[str, Any], task_id: str) -> tuple[bytes, ...]:
+    async def images_of(self, data: Mapping[str, Any], task_id: str) -> tuple[bytes, ...]:
         """Return a row's images as files, made beside the event loop, once for all members of its group.
 
         Any: as in the contract.

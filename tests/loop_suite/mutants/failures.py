@@ -137,7 +137,7 @@ class WaitsForADeadFleet(InferencePool):
             try:
                 return await super().generate(request, affinity=affinity)
             except NoReplica:
-                await self._clock.sleep(5.0)
+                await self.clock.sleep(5.0)
 
 
 @broken("pool", "loop.pool.dead_fleet", incident="TRL#6913", row="dead-peer")

@@ -107,7 +107,7 @@ class Calls:
             api = await self._server.api()
             if self._state.ends_calls():
                 return NOTHING
-            version, call = self._state.version, self._call(request, budget)
+            version, call = self._state.version, self.call_for(request, budget)
             try:
                 reply = await self._sent(api, call)
             except ServerGone:
@@ -187,7 +187,7 @@ class Calls:
         self._flying.pop(server_id).set_result(None)
         self.note()
 
-    def _call(self, request: GenerationRequest, budget: int) -> Call:
+    def call_for(self, request: GenerationRequest, budget: int) -> Call:
         sampling, prior = request.sampling, request.num_prior
         own = () if sampling.ignore_eos else self._end_ids
         return Call(

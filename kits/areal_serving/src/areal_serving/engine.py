@@ -94,7 +94,7 @@ class ServedEngine:
         clock: Callable[[], float] = time.perf_counter,
         patience: Clock | None = None,
     ) -> None:
-        self._dialect = dialect
+        self.dialect = dialect
         self._options = options
         self._direct = direct if options.direct else None
         self._clock = clock
@@ -124,7 +124,7 @@ class ServedEngine:
         Raises:
             EngineMissing: there is no environment with the engine.
         """
-        return str(environment.find(self._dialect.name, spec.device, python=self._options.python or None).path)
+        return str(environment.find(self.dialect.name, spec.device, python=self._options.python or None).path)
 
     # the contract
 
@@ -229,7 +229,7 @@ class ServedEngine:
         if api is not None:
             with contextlib.suppress(ServerGone, ServerAnswer, TimeoutError):  # the server's watch sees to it
                 async with asyncio.timeout(STATUS_TIMEOUT_S):
-                    gauges = await self._dialect.gauges(api)
+                    gauges = await self.dialect.gauges(api)
                 if api is running.server.serving:
                     counts.last = gauges
         paused, num_running = self._state.paused is not None, running.calls.num_running
@@ -280,7 +280,7 @@ class ServedEngine:
         options, slots = self._options, Slots(spec.max_concurrent)
         python = "" if options.url else await asyncio.to_thread(self.interpreter, spec)
         server = ServerLifecycle(
-            self._dialect,
+            self.dialect,
             spec,
             options,
             python=python,
@@ -295,7 +295,7 @@ class ServedEngine:
             await server.close()
             raise
         calls = Calls(
-            self._dialect,
+            self.dialect,
             server,
             self._state,
             self._work,
@@ -304,9 +304,9 @@ class ServedEngine:
             clock=self._clock,
         )
         staging = Staging(model, server.folder)
-        updates = Updates(self._dialect, server, self._state, slots, staging=staging, kv=options.kv_on_update)
+        updates = Updates(self.dialect, server, self._state, slots, staging=staging, kv=options.kv_on_update)
         info = EngineInfo(
-            engine=self._dialect.name,
+            engine=self.dialect.name,
             engine_version=facts.engine_version,
             device=spec.device,
             num_parameters=model.num_parameters,
@@ -336,7 +336,7 @@ class ServedEngine:
         running.slots.shut()
         running.calls.note()
         try:
-            await running.server.asked(lambda api: self._dialect.pause(api, mode))
+            await running.server.asked(lambda api: self.dialect.pause(api, mode))
             if mode is PauseMode.ABORT:
                 running.slots.interrupt()
                 await running.calls.drain()
@@ -378,7 +378,7 @@ class ServedEngine:
             await self.revived(api)
 
     async def _beats(self, api: Api) -> tuple[int, bool]:
-        gauges, running = await self._dialect.gauges(api), self._now
+        gauges, running = await self.dialect.gauges(api), self._now
         return gauges.tokens_generated, running is not None and running.calls.expected
 
     def _timings(self, arrived: float, granted: float, reply: Reply) -> Timings:

@@ -153,7 +153,7 @@ class Exporter:
 
         try:
             bucket_bytes = max(agree(self.group, begin))
-            for bucket in self._buckets(bucket_bytes):
+            for bucket in self.buckets(bucket_bytes):
                 agree(self.group, partial(write, bucket))
             agree(self.group, finish)
         except BaseException:
@@ -172,7 +172,7 @@ class Exporter:
 
     def _write(self, folder: Path) -> None:
         total, names = 0, dict[str, str]()
-        for number, bucket in enumerate(self._buckets(FILE_BYTES)):
+        for number, bucket in enumerate(self.buckets(FILE_BYTES)):
             file = folder / f"model-{number + 1:05d}.safetensors"
             agree(self.group, partial(self._write_file, file, bucket))
             total += sum(tensor.nbytes for tensor in bucket.values())
@@ -200,7 +200,7 @@ class Exporter:
             for file in Path(self.folder).glob(pattern):
                 shutil.copyfile(file, folder / file.name)
 
-    def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+    def buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
         """Yield whole tensors, as many as fit (at least one), on every rank in step."""
         dtype = getattr(torch, self.dtype)
         bucket: dict[str, Tensor] = {}

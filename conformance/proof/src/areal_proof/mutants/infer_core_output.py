@@ -38,7 +38,7 @@ breaks = breaking("infer/reference", ReferenceInferenceEngine)
 class _RawLoop(GenerationLoop):
     __slots__ = ()
 
-    def _draw(self, work):  # type: ignore[no-untyped-def]
+    def draw(self, work):  # type: ignore[no-untyped-def]
         with torch.inference_mode():
             logits = self.runner.logits(work)
             tokens, _ = sample(logits, self.rows.sampling(np.arange(self.rows.count)))
@@ -99,7 +99,7 @@ def PrefixMistakenForThePrompt(original: Original, self: ReferenceInferenceEngin
 class _NoMoveLoop(GenerationLoop):
     __slots__ = ()
 
-    def _retire(self, gone: Sequence[int]) -> None:
+    def retire(self, gone: Sequence[int]) -> None:
         for index in gone:
             ticket = self.rows.tickets[index]
             if ticket and self.owners.get(ticket.prefix) is ticket:

@@ -105,7 +105,7 @@ class _SkipsOtherDtypes(IncomingWeights):
                 self.tensors[name] = self.old[name]
 
 
-@breaks("_new_stage", "infer.cast.bfloat16_sent", "infer.cast.bfloat16_served", incident="ms-swift#9855",
+@breaks("new_stage", "infer.cast.bfloat16_sent", "infer.cast.bfloat16_served", incident="ms-swift#9855",
         row="served-policy-changes")  # fmt: skip
 def KeepsWhatItCannotCopy(original: Original, self: SecondInferenceEngine, manifest: WeightManifest) -> Any:
     """Proves tensors of another dtype and goes on with the old ones."""

@@ -126,7 +126,7 @@ def _calls_anything() -> None:
         try:
             return await call(self, method, args)
         except WorkerError:
-            return getattr(self._engine, method, None)
+            return getattr(self.engine, method, None)
 
     hosts.InferenceHost.call = anything  # type: ignore[method-assign]
 

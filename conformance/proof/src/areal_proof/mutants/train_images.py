@@ -94,7 +94,7 @@ LOOKING_ROWS = breaks_looking.rows(
             pictures=tuple(tuple(attrs.evolve(picture, rows=picture.columns, columns=picture.rows)
             for picture in row) for row in shown.pictures))),
     row("VisionFrozen", "Sees, and does not learn to see better.", "train.images.gradient",
-        _seen=lambda original, shown: original(shown).detach()),
+        seen=lambda original, shown: original(shown).detach()),
 )  # fmt: skip
 
 

@@ -198,7 +198,7 @@ def MasterInHalf(original: Original, self: Any) -> Any:
 def RecomputedLayerDropped(original: Original, self: ReferenceTrainEngine) -> Any:
     """Loses the gradient of the first layer when activations are computed twice."""
     info = original()
-    if self._config.activation_checkpointing:
+    if self.config.activation_checkpointing:
         for parameter in hugging_face(self).model.layers[0].parameters():
             parameter.register_hook(lambda gradient: gradient * 0.0)
     return info

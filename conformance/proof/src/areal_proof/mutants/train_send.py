@@ -49,8 +49,8 @@ class TiedSentTwice(OtherExporter):
             more = [attrs.evolve(by_name[carrier], name=name) for name, carrier in told.tied.items()]
             return attrs.evolve(told, tensors=(*told.tensors, *more))
 
-        def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            yield from super()._buckets(bucket_bytes)
+        def buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+            yield from super().buckets(bucket_bytes)
             own = _parameters(self)
             for name, carrier in super().manifest(0).tied.items():
                 yield {name: own[carrier].detach().to(getattr(torch, self.dtype))}
@@ -66,12 +66,12 @@ class _Without(Exporter):
         told = super().manifest(version)
         return attrs.evolve(told, tensors=[spec for spec in told.tensors if not spec.name.endswith(self.ending)])
 
-    def _buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-        for bucket in super()._buckets(bucket_bytes):
+    def buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+        for bucket in super().buckets(bucket_bytes):
             yield {name: tensor for name, tensor in bucket.items() if not name.endswith(self.ending)}
 
 
-@breaks_other_exporter("_buckets", "train.send.names", incident="UniRL#166", row="one-destination",
+@breaks_other_exporter("buckets", "train.send.names", incident="UniRL#166", row="one-destination",
     manifest=gives(tensors=lambda result: [
         attrs.evolve(spec, name=f"module.{spec.name}") for spec in result.tensors]))  # fmt: skip
 def WrapperInNames(original: Original) -> Any:
@@ -80,7 +80,7 @@ def WrapperInNames(original: Original) -> Any:
         yield {f"module.{name}": tensor for name, tensor in bucket.items()}
 
 
-@breaks_other_exporter("_buckets", "train.send.names", row="one-destination",
+@breaks_other_exporter("buckets", "train.send.names", row="one-destination",
     manifest=gives(tensors=lambda result, self: (*result.tensors, *[TensorSpec(name=name, shape=tuple(buffer.shape),
         dtype=str(buffer.dtype).removeprefix("torch."))
         for name, buffer in _model(self).named_buffers()])))  # fmt: skip
@@ -108,7 +108,7 @@ def SendsStepBefore(original: Original, self: Any) -> Any:
                 tensor.copy_(now[name])
 
 
-@breaks_other_exporter("_buckets", "train.send.original", "train.send.current", "train.save.loads",
+@breaks_other_exporter("buckets", "train.send.original", "train.send.current", "train.save.loads",
     incident="ms-swift#9855", row="served-policy-changes")  # fmt: skip
 def SendsRounded(original: Original) -> Any:
     """Sends float32 tensors that were rounded to bfloat16 on the way."""
@@ -116,7 +116,7 @@ def SendsRounded(original: Original) -> Any:
         yield {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in bucket.items()}
 
 
-@breaks_other_exporter("_buckets", "train.bfloat16.sent")
+@breaks_other_exporter("buckets", "train.bfloat16.sent")
 def SendsCutOff(original: Original, self: Exporter) -> Any:
     """Cuts float32 off to bfloat16 instead of rounding it."""
     own = _parameters(self)
@@ -144,7 +144,7 @@ def SendingCastsWeights(original: Original, self: ReferenceTrainEngine) -> Any:
     return original()
 
 
-@breaks_other_exporter("_buckets", "train.send.kept")
+@breaks_other_exporter("buckets", "train.send.kept")
 def ParametersHandedOver(original: Original, self: Exporter) -> Any:
     """Hands its parameters themselves to the sink, gradients and all."""
     own = _parameters(self)

@@ -196,7 +196,7 @@ class _Remembers(SingleTurnWorkflow):
         """Return what a prompt is remembered by."""
         return prompt
 
-    def _encode(self, tokenizer: Any, prompt: str) -> list[int]:
+    def encode(self, tokenizer: Any, prompt: str) -> list[int]:
         return list(self._kept.setdefault(self.key(prompt), tokenizer.encode(prompt)))
 
 
@@ -236,7 +236,7 @@ _OF = "workflow/single_turn"
 breaks_rows = breaking(_OF, SingleTurnWorkflow)
 
 
-@breaks_rows("_images", "workflow.images.own", row="tenants")
+@breaks_rows("images_of", "workflow.images.own", row="tenants")
 async def ImagesByPrompt(original: Original, self: SingleTurnWorkflow, data: Mapping[str, Any]) -> Any:
     """Remembers the images of a row by its prompt."""
     seen = self.__dict__.setdefault("seen", {})
@@ -253,7 +253,7 @@ ROWS_ROWS = breaks_rows.rows(
         generate=lambda original, input_ids, sampling, more: original(input_ids, sampling,
             **{**more, "images": more["images"][::-1]})),
     row("SameImageOnce", "Shows the first image in the place of one that is there twice.", "workflow.images.shown",
-        _images=after(lambda result: tuple(image if result.count(image) == 1 else result[1] for image in result))),
+        images_of=after(lambda result: tuple(image if result.count(image) == 1 else result[1] for image in result))),
     row("TrainedBlind", "Leaves the images out of the trajectory.", "workflow.images.carried",
         row="trained-as-submitted", base=Bent, turned=lambda trajectory: attrs.evolve(trajectory, images=())),
     row("CarriedBackwards", "Carries the images in the opposite order.", "workflow.images.carried",
@@ -261,7 +261,7 @@ ROWS_ROWS = breaks_rows.rows(
         turned=lambda trajectory: attrs.evolve(trajectory, images=trajectory.images[::-1])),
     row("AsManyAsFit", "Shows as many images as the prompt has places for, and leaves out the rest.",
         "workflow.images.not_dropped",
-        _images=after(lambda result, data: result[: str(data.get("prompt")).count("<|image_pad|>")])),
+        images_of=after(lambda result, data: result[: str(data.get("prompt")).count("<|image_pad|>")])),
     row("BlindModelsToo", "Asks a model that takes no images about the text alone.", "workflow.images.not_dropped",
         base=Bent,
         arun_episode=lambda original, engine, data: original(engine, {name: column for name, column in data.items()

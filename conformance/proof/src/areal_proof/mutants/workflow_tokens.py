@@ -56,10 +56,10 @@ class PromptCut(Bent):
         return attrs.evolve(trajectory, **{name: getattr(trajectory, name)[1:] for name in names})
 
 
-@breaks("_encode", "workflow.tokens.prompt", "workflow.company.repeatable", base=SingleTurnWorkflow)
+@breaks("encode", "workflow.tokens.prompt", "workflow.company.repeatable", base=SingleTurnWorkflow)
 def CachedPromptGrows(self: SingleTurnWorkflow, tokenizer: Any, prompt: str) -> Any:
     """Remembers a prompt's ids, and appends to what it remembers."""
-    ids = self._encoded.setdefault(prompt, tokenizer.encode(prompt))
+    ids = self.encoded.setdefault(prompt, tokenizer.encode(prompt))
     ids.append(ids[0])
     return list(ids)
 

@@ -83,7 +83,7 @@ def held(bench: PairBench, worker: object) -> dict[str, Tensor]:
     """Return a replica's weights by its witness, where it has one and lives in this process."""
     if not isinstance(worker, InProcessWorker):
         return {}
-    seen = bench.infer.adapter.witness(worker.service._engine)  # type: ignore[attr-defined]
+    seen = bench.infer.adapter.witness(worker.service.engine)  # type: ignore[attr-defined]
     return {} if seen is None else dict(seen.tensors())
 
 

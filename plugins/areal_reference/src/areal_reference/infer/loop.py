@@ -103,7 +103,7 @@ class GenerationLoop:
             partial = [(t, self.rows.result(row, now, StopReason.ABORTED)) for row, t in enumerate(self.rows.tickets)]
             empty = [(ticket, _nothing(now - ticket.arrived_s)) for ticket in self.waiting]
             self.waiting.clear()
-            self._retire(range(self.rows.count))
+            self.retire(range(self.rows.count))
             self.deliver([*partial, *empty])
 
     def resume(self) -> None:
@@ -152,11 +152,11 @@ class GenerationLoop:
 
     def _forget(self, ticket: Ticket) -> None:
         if ticket in self.rows.tickets:
-            self._retire([self.rows.tickets.index(ticket)])
+            self.retire([self.rows.tickets.index(ticket)])
         elif ticket in self.waiting:
             self.waiting.remove(ticket)
 
-    def _retire(self, gone: Sequence[int]) -> None:
+    def retire(self, gone: Sequence[int]) -> None:
         """Free rows; the last rows move into the gaps, and so do their cache entries."""
         for row in gone:
             ticket = self.rows.tickets[row]
@@ -215,7 +215,7 @@ class GenerationLoop:
         count = self.rows.count
         self.runner.cache.grow(count, int(self.rows.positions.max()) + 1)
         work = self._work(fresh)
-        tokens, logprobs = self._draw_tiles(work) if self.tile else self._draw(work)
+        tokens, logprobs = self._draw_tiles(work) if self.tile else self.draw(work)
         version = self.stage.version
         bad = np.flatnonzero(~np.isfinite(logprobs)).tolist()
         now = self.clock()
@@ -230,10 +230,10 @@ class GenerationLoop:
                 outcomes.append((self.rows.tickets[row], outcome))
             if bad:
                 self.runner.cache.clear(bad)
-            self._retire(sorted({*done, *bad}))
+            self.retire(sorted({*done, *bad}))
             self.deliver(outcomes)
 
-    def _draw(self, work: StepWork) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def draw(self, work: StepWork) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         with torch.inference_mode():
             logits = self.runner.logits(work)
             tokens, logprobs = sample(logits, self.rows.sampling(np.arange(self.rows.count)))

@@ -57,7 +57,7 @@ class ReferenceTrainEngine(TrainerEngine):
     def __init__(self, config: ReferenceTrainConfig | None = None) -> None:
         """Keep the options; `start` builds."""
         super().__init__()
-        self._config = config or ReferenceTrainConfig()
+        self.config = config or ReferenceTrainConfig()
 
     def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         """Load the model and make the optimizer."""
@@ -73,7 +73,7 @@ class ReferenceTrainEngine(TrainerEngine):
         lora.add_adapters(model, spec)
         experts = replay_routing(model)
         parameters = lora.select_trained(model.train(), frozen=spec.optimizer is None)
-        if self._config.activation_checkpointing:
+        if self.config.activation_checkpointing:
             hf.recompute_activations(model)
         autocast = None if dtype is torch.float32 else dtype
         packed = PackedModel(model, spec.head, temperature=spec.temperature, autocast=autocast)

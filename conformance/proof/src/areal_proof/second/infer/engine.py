@@ -108,7 +108,7 @@ class SecondInferenceEngine:
         try:
             self._check_version(version)
             manifest = await asyncio.to_thread(lambda: source.manifest)
-            stage = self._new_stage(manifest, version)
+            stage = self.new_stage(manifest, version)
             buckets = iter(source.buckets())
             while (bucket := await asyncio.to_thread(next, buckets, None)) is not None:
                 self._check_wanted(mine, version)
@@ -348,7 +348,7 @@ class SecondInferenceEngine:
         if version <= self.version:
             raise VersionRegressed(f"version {version} was offered", why=f"version {self.version} is serving already")
 
-    def _new_stage(self, manifest: WeightManifest, version: int) -> IncomingWeights:
+    def new_stage(self, manifest: WeightManifest, version: int) -> IncomingWeights:
         if manifest.version != version:
             raise WeightSyncError(f"version {version} was announced", why=f"the source holds {manifest.version}")
         return IncomingWeights(needs=self.require().needs, manifest=manifest)

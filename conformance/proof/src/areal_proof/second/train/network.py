@@ -42,7 +42,7 @@ class Network:
         rotation = _rotation(places if shown is None else shown.positions(), self.architecture)
         x_NLD = functional.embedding(ids_NL, self.tensors[EMBEDDING])
         if shown is not None:
-            x_NLD = x_NLD.masked_scatter(shown.marks_NL[..., None], self._seen(shown))
+            x_NLD = x_NLD.masked_scatter(shown.marks_NL[..., None], self.seen(shown))
         for layer in range(self.architecture.layers):
             routes = None
             if routes_NLEK is not None and layer in self.architecture.expert_layers:
@@ -53,7 +53,7 @@ class Network:
                 x_NLD = self._layer(layer, x_NLD, rotation, routes)
         return self._norm("model.norm", x_NLD)
 
-    def _seen(self, shown: Shown) -> Tensor:
+    def seen(self, shown: Shown) -> Tensor:
         """Return the features of all pictures, one after another."""
         vision = self.architecture.vision
         assert vision is not None, "a checked batch shows pictures only to a model that sees"
