@@ -443,7 +443,7 @@ def test_keys_are_nowhere_to_be_seen(tmp_path: Path) -> None:
         async with scheduler_in(tmp_path) as scheduler:
             await start(scheduler)
             process = psutil.Process(state(scheduler).pid)
-            secrets = [scheduler._keys.secret, scheduler._keys.public]
+            secrets = [scheduler.keys.secret, scheduler.keys.public]
             seen = " ".join([*process.cmdline(), *process.environ().values(), *process.environ()])
         return seen + (tmp_path / "logs" / "rollout-0.log").read_text(), secrets
 

@@ -143,14 +143,14 @@ def test_an_engine_that_was_not_started_says_so():
 
 def test_a_step_that_raises_fails_its_requests_and_the_engine_serves_on(serve, monkeypatch):
     """An error inside a step reaches every caller as GenerationFailed with its cause; later requests work."""
-    step, broken = GenerationLoop._draw, []
+    step, broken = GenerationLoop.draw, []
 
     def draw(self, work):
         if broken:
             raise MemoryError("out of memory")
         return step(self, work)
 
-    monkeypatch.setattr(GenerationLoop, "_draw", draw)
+    monkeypatch.setattr(GenerationLoop, "draw", draw)
 
     async def run():
         async with serve() as engine:
