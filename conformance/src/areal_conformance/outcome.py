@@ -6,10 +6,13 @@ Does not know: what the outcomes of many checks amount to (`run.verdict`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from typing import TypeVar
 
 from attrs import Factory, field, frozen
+
+E = TypeVar("E", bound=Exception)
 
 
 class Outcome(StrEnum):
@@ -79,3 +82,14 @@ def expect(condition: object, message: str) -> None:
     """
     if not condition:
         raise Violation(message)
+
+
+def raises(kind: type[E], what: str, action: Callable[[], object]) -> E:
+    """Expect an error of this class, and return it."""
+    try:
+        action()
+    except kind as error:
+        return error
+    except Exception as error:
+        raise Violation(f"{what}: expected {kind.__name__}, got {type(error).__name__}: {error}") from error
+    raise Violation(f"{what}: expected {kind.__name__}, nothing was raised")

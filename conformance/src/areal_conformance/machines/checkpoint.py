@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from areal_conformance.benches.train import TrainBench
-from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_compare import same
 from areal_conformance.oracles.train_objectives import Drawing
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.errors import CheckpointError
 from areal_core.contract.train import OptimizerSpec, Output, TrainEngine, TrainReport
 from areal_torch.testing.objectives import PolicyGradient

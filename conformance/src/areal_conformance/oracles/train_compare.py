@@ -6,9 +6,8 @@ Does not know: what is compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +16,8 @@ from areal_conformance.benches.base import Bench
 from areal_conformance.benches.train import TrainBench, read_folder, same_bits
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_specs import DESCENT
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import expect
 from areal_core.contract.batch import Batch
-from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Output, TrainEngine
 from areal_torch.testing.objectives import PolicyGradient
 
@@ -102,14 +100,3 @@ def same(what: str, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> 
     """Expect the same names with the same bits."""
     wrong = same_bits(got, wanted)
     expect(not wrong, f"{what}: {len(wrong)} of {len(wanted)} tensors differ: {', '.join(wrong[:4])}")
-
-
-def raises(kind: type[ArealError], what: str, action: Callable[[], Any]) -> ArealError:
-    """Expect an error of ours of this class, and return it. Any: what the action returns is not looked at."""
-    try:
-        action()
-    except kind as error:
-        return error
-    except Exception as error:
-        raise Violation(f"{what}: expected {kind.__name__}, got {type(error).__name__}: {error}") from error
-    raise Violation(f"{what}: expected {kind.__name__}, nothing was raised")

@@ -20,8 +20,8 @@ from areal_conformance.benches.process import listening
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import close, raises, same
-from areal_conformance.outcome import expect
+from areal_conformance.oracles.train_compare import close, same
+from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Output, TrainEngine
 from areal_torch.testing.memory_weights import MemorySink

@@ -13,9 +13,9 @@ from typing import Any
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.state import SCHEDULED, ends_equal, steps
-from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_compare import same
 from areal_conformance.oracles.train_spoil import files_at_most, tree
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.errors import ArealError, StorageError
 from areal_core.contract.optional import SupportsBackgroundState
 from areal_core.contract.train import TrainEngine

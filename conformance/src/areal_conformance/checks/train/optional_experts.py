@@ -15,9 +15,9 @@ from torch import Tensor
 
 from areal_conformance.benches.train import Shape, TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.train_compare import SCORES, close, columns_close, raises, same, scored, slopes_close
+from areal_conformance.oracles.train_compare import SCORES, close, columns_close, same, scored, slopes_close
 from areal_conformance.oracles.train_experts import KIND, RoutedOracle
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import expect, raises
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError, BatchError
 from areal_core.contract.train import ROUTED_EXPERTS, TrainEngine

@@ -13,9 +13,9 @@ import torch
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.train_compare import SCORES, raises, same, scored, slopes_close
+from areal_conformance.oracles.train_compare import SCORES, same, scored, slopes_close
 from areal_conformance.oracles.train_images import KIND, SIZES, SeeingOracle, showing
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import expect, raises
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
 from areal_core.contract.errors import BatchError

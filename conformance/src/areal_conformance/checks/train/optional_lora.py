@@ -20,9 +20,9 @@ from torch import Tensor
 from areal_conformance.benches.train import TrainBench, read_folder, same_bits
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import close, number, raises, same
+from areal_conformance.oracles.train_compare import close, number, same
 from areal_conformance.oracles.train_experts import KIND as EXPERTS
-from areal_conformance.outcome import Inconclusive, expect
+from areal_conformance.outcome import Inconclusive, expect, raises
 from areal_core.contract.errors import ArealError, CheckpointError
 from areal_core.contract.train import LoraSpec, OptimizerSpec, Output, TrainEngine
 from areal_torch.testing.objectives import PolicyGradient

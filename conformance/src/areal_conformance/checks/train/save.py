@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoTokenizer
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, Row, check, family
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import close, raises, same
+from areal_conformance.oracles.train_compare import close, same
 from areal_conformance.oracles.train_objectives import Drawing
 from areal_conformance.oracles.train_spoil import files_at_most, tree
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import StorageError
 from areal_core.contract.train import Output
 from areal_torch.testing.objectives import PolicyGradient

@@ -12,10 +12,10 @@ from torch import Tensor
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_compare import same
 from areal_conformance.oracles.train_objectives import Drawing
 from areal_conformance.oracles.train_sinks import LyingSink, RaisingSink, RecordingSink
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.errors import ArealError, CoverageError, FingerprintMismatch, StorageError, WeightSyncError
 from areal_core.contract.train import Head, Output, TrainEngine
 from areal_core.weights.tensors import fingerprint

@@ -15,9 +15,9 @@ import torch
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.train_compare import raises, same
+from areal_conformance.oracles.train_compare import same
 from areal_conformance.oracles.train_objectives import Cliff, Drawing, Failing, Watcher
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError, BatchError
 from areal_core.contract.train import OptimizerSpec, Output, TrainEngine

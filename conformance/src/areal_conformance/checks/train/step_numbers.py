@@ -17,11 +17,11 @@ from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.forward import shapes_drawn
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import number, raises, same, weights_close
+from areal_conformance.oracles.train_compare import number, same, weights_close
 from areal_conformance.oracles.train_objectives import Quadratic, Weighted
 from areal_conformance.oracles.train_optimizer import OracleTrainer
 from areal_conformance.oracles.train_specs import DESCENT, SCALED
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import expect, raises
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ConfigError
 from areal_core.contract.train import Objective, OptimizerSpec

@@ -11,10 +11,10 @@ from functools import partial
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import close, number, raises, same, weights_close
+from areal_conformance.oracles.train_compare import close, number, same, weights_close
 from areal_conformance.oracles.train_optimizer import OracleTrainer
 from areal_conformance.oracles.train_specs import SCALED
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import CapabilityError
 from areal_core.contract.train import Head, Objective, Output
 from areal_torch.testing.objectives import PolicyGradient, ValueRegression

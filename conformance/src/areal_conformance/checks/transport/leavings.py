@@ -14,45 +14,30 @@ from pathlib import Path
 import torch
 
 from areal_conformance.benches.transport import TransportBench
-from areal_conformance.benches.transport_footprint import Footprint, bytes_under, places, room
+from areal_conformance.benches.transport_footprint import bytes_under, places, room
 from areal_conformance.benches.transport_tensors import plain, sized
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.judging import same, unreadable
+from areal_conformance.checks.transport.judging import arrives, nothing_left, same, sent_until, unreadable
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, ResourceError, StorageError
 from areal_core.weights.tensors import manifest_of
-
-
-def nothing_left(bench: TransportBench, before: Footprint, known: set[Path], when: str) -> None:
-    """Expect this process and the folders to be as they were."""
-    bench.becomes(lambda: not bench.look().beyond(before))
-    left = bench.look().beyond(before)
-    expect(not left, f"{when}, there must be nothing left; there is {'; '.join(left[:6])}")
-    there = sorted(str(path) for path in known if path.exists())
-    expect(not there, f"{when}, there must be nothing left; there is {', '.join(there[:6])}")
 
 
 @check("transport.close.clean", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def close_clean(bench: TransportBench) -> None:
     """`close` in any state leaves nothing of any offer behind, and may be called again."""
     before = bench.look()
-    states = ("unused", "open", "begun", "half", "aborted", "finished", "read", "released", "two")
+    stages = {"open": "made", "begun": "begun", "half": "half", "aborted": "half"}
+    states = ("unused", *stages, "finished", "read", "released", "two")
     for state in states:
         controller, sender, receiver = (bench.transport(small_buckets=True) for _ in range(3))
         known: set[Path] = set()
         if state != "unused":
             offer = controller.open(1)
             known = places(offer)
-            sink = sender.sink(bench.travelled(offer))
-            if state not in ("open",):
-                sink.begin(manifest_of(plain(1).items(), version=1))
-            if state in ("half", "aborted"):
-                sink.write({"embed.weight": plain(1)["embed.weight"]})
+            sink = sent_until(bench, sender, offer, plain(1), stages.get(state, "finished"))
             if state == "aborted":
                 sink.abort()
-            if state in ("finished", "read", "released", "two"):
-                sink.write(plain(1))
-                sink.finish()
             if state == "read":
                 bench.receive(receiver, offer)
             if state == "released":
@@ -61,8 +46,7 @@ def close_clean(bench: TransportBench) -> None:
                 second = controller.open(2)
                 known |= places(second)
                 bench.send(sender, second, plain(2))
-                third = controller.open(3)
-                known |= places(third)
+                known |= places(controller.open(3))
         for end in (receiver, sender, controller):
             for _ in range(3):
                 bench.within(end.close, "close")
@@ -82,9 +66,7 @@ def close_while_read(bench: TransportBench) -> None:
     offer, unfinished = controller.open(1), controller.open(2)
     known = places(offer) | places(unfinished)
     bench.send(sender, offer, plain(1))
-    sink = sender.sink(bench.travelled(unfinished))
-    sink.begin(manifest_of(plain(2).items(), version=2))
-    sink.write({"embed.weight": plain(2)["embed.weight"]})
+    sink = sent_until(bench, sender, unfinished, plain(2), "half")
     source = receiver.source(bench.travelled(offer))
     reading = iter(source.buckets())
     next(reading)
@@ -107,18 +89,18 @@ def close_while_read(bench: TransportBench) -> None:
 @check("transport.release.frees", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def release_frees(bench: TransportBench) -> None:
     """`release` gives the room of a version back, finished or not: twenty updates hold no more than three did."""
-    for how in ("finished", "aborted", "given up", "never written"):
+    for how, stage in {
+        "finished": "finished",
+        "aborted": "written",
+        "given up": "half",
+        "never written": "made",
+    }.items():
         controller, sender = bench.transport(), bench.transport()
         early = (0, 0)
         for version in range(1, 21):
             tensors = sized(40_000, 3, version)
             offer = controller.open(version)
-            sink = sender.sink(bench.travelled(offer))
-            if how != "never written":
-                sink.begin(manifest_of(tensors.items(), version=version))
-                sink.write({"part.0": tensors["part.0"]} if how == "given up" else tensors)
-            if how == "finished":
-                sink.finish()
+            sink = sent_until(bench, sender, offer, tensors, stage)
             if how == "aborted":
                 sink.abort()
             controller.release(offer)
@@ -130,11 +112,8 @@ def release_frees(bench: TransportBench) -> None:
         # Threads and sockets of the other end may need a moment after the call that ends them.
         enough = bench.becomes(partial(_holds_at_most, bench, early[0] + 2, early[1] + 1000))
         late = _held(bench)
-        expect(
-            enough,
-            f"{how} versions, each released: after 3 the process held {early[0]} things and {early[1]} bytes of files, "
-            f"after 20 it holds {late[0]} and {late[1]}",
-        )
+        held = f"after 3 the process held {early[0]} things and {early[1]} bytes of files"
+        expect(enough, f"{how} versions, each released: {held}, after 20 it holds {late[0]} and {late[1]}")
         for end in (sender, controller):
             end.close()
 
@@ -158,10 +137,7 @@ def room_refused(bench: TransportBench) -> None:
     sink.abort()
     unreadable(bench, bench.transport(), offer, "a version that did not fit")
     controller.release(offer)
-    following = controller.open(2)
-    bench.send(sender, following, plain(2))
-    same(plain(2), bench.receive(bench.transport(), following), "the version after one that did not fit")
-    controller.release(following)
+    arrives(bench, controller, plain(2), "the version after one that did not fit", sender=sender)
     del sink
     for made in bench.forget():
         made.close()
@@ -205,11 +181,8 @@ def abort_frees(bench: TransportBench) -> None:
         bench.becomes(partial(_small, bench, known, opened))
         left = room(bench.temporary, known) - opened
         bench.numbers[f"{how}: bytes before abort"] = float(written)
-        expect(
-            left < _SIZE // 20,
-            f"a version of {_SIZE} bytes, {how}, took {written} bytes of room; aborted and not yet released it "
-            f"takes {left}",
-        )
+        told = f"a version of {_SIZE} bytes, {how}, took {written} bytes of room"
+        expect(left < _SIZE // 20, f"{told}; aborted and not yet released it takes {left}")
         unreadable(bench, bench.transport(), offer, f"aborted, {how}")
         controller.release(offer)
         following = controller.open(2)
@@ -225,12 +198,8 @@ def release_again(bench: TransportBench) -> None:
     for how in ("never written", "half", "finished", "read"):
         controller, sender = bench.transport(), bench.transport()
         offer = controller.open(1)
-        sink = sender.sink(bench.travelled(offer))
-        if how != "never written":
-            sink.begin(manifest_of(plain(1).items(), version=1))
-            sink.write({"embed.weight": plain(1)["embed.weight"]} if how == "half" else plain(1))
-        if how in ("finished", "read"):
-            sink.finish()
+        stage = {"never written": "made", "half": "half"}.get(how, "finished")
+        sink = sent_until(bench, sender, offer, plain(1), stage)
         if how == "read":
             bench.receive(bench.transport(), offer)
         ends: tuple[Callable[[], None], ...] = (sink.abort, partial(controller.release, bench.travelled(offer)))

@@ -19,7 +19,7 @@ from areal_conformance.benches.transport_ends import receipt_of
 from areal_conformance.benches.transport_tensors import SETS, plain, shapes
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.errors import ArealError, CoverageError, WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightSink
 from areal_core.weights.tensors import manifest_of
@@ -58,11 +58,9 @@ def manifest_whole(bench: TransportBench) -> None:
             _, (received,) = bench.carry(transport, transport, [bench.transport()], offer, tensors, tied=tied)
             got = received.manifest
             expect(got.version == sent.version, f"expected version {sent.version} in the manifest, got {got.version}")
-            expect(
-                tuple(got.tensors) == sent.tensors,
-                f"the specifications differ: sent {sent.tensors[:3]}..., got {tuple(got.tensors)[:3]}... "
-                f"({len(sent.tensors)} and {len(got.tensors)})",
-            )
+            told = f"sent {sent.tensors[:3]}..., got {tuple(got.tensors)[:3]}..."
+            counts = f"({len(sent.tensors)} and {len(got.tensors)})"
+            expect(tuple(got.tensors) == sent.tensors, f"the specifications differ: {told} {counts}")
             expect(dict(got.tied) == tied, f"expected the ties {tied}, got {dict(got.tied)}")
             transport.release(offer)
 
@@ -78,21 +76,14 @@ def receipt_true(bench: TransportBench) -> None:
         receipt, _ = bench.carry(transport, transport, [bench.transport()], offer, tensors, tied=tied)
         wanted = receipt_of(tensors, seed + 1)
         expect(receipt.version == seed + 1, f"expected a receipt for version {seed + 1}, got {receipt.version}")
-        expect(
-            receipt.num_bytes == wanted.num_bytes,
-            f"{kind}: the tensors have {wanted.num_bytes} bytes, the receipt says {receipt.num_bytes}",
-        )
-        expect(
-            receipt.fingerprints.keys() == wanted.fingerprints.keys(),
-            f"{kind}: the receipt must name every sent tensor and no other; it differs in "
-            f"{sorted(receipt.fingerprints.keys() ^ wanted.fingerprints.keys())[:5]}",
-        )
+        sizes = f"the tensors have {wanted.num_bytes} bytes, the receipt says {receipt.num_bytes}"
+        expect(receipt.num_bytes == wanted.num_bytes, f"{kind}: {sizes}")
+        odd = sorted(receipt.fingerprints.keys() ^ wanted.fingerprints.keys())
+        expect(not odd, f"{kind}: the receipt must name every sent tensor and no other; it differs in {odd[:5]}")
         wrong = [name for name, digits in wanted.fingerprints.items() if receipt.fingerprints[name] != digits]
         expect(not wrong, f"{kind}: the fingerprints of {wrong[:5]} are not those of the tensors sent")
-        expect(
-            math.isfinite(receipt.seconds) and receipt.seconds >= 0,
-            f"seconds must be a duration, got {receipt.seconds!r}",
-        )
+        sane = math.isfinite(receipt.seconds) and receipt.seconds >= 0
+        expect(sane, f"seconds must be a duration, got {receipt.seconds!r}")
         transport.release(offer)
 
 
@@ -103,16 +94,12 @@ def offer_plain(bench: TransportBench) -> None:
     offers = [transport.open(version) for version in (1, 2, 10**9)]
     told = [_json(offer) for offer in offers]
     for offer, version, text in zip(offers, (1, 2, 10**9), told, strict=True):
-        expect(
-            offer.transport == bench.target.name,
-            f"the offer names transport {offer.transport!r}; workers look it up under {bench.target.name!r}",
-        )
+        name = bench.target.name
+        expect(offer.transport == name, f"the offer names {offer.transport!r}; workers look it up under {name!r}")
         expect(offer.version == version, f"the offer of version {version} says version {offer.version}")
         for key, value in offer.location.items():
-            expect(
-                type(key) is str and type(value) in (str, int, bool),
-                f"location[{key!r}] is a {type(value).__name__}; it must be a string or a number",
-            )
+            odd = f"location[{key!r}] is a {type(value).__name__}; it must be a string or a number"
+            expect(type(key) is str and type(value) in (str, int, bool), odd)
         expect(len(text) <= _OFFER_BYTES, f"the offer takes {len(text)} bytes; it travels to every participant")
         expect(bench.travelled(offer) == offer, f"the offer does not survive the codec: {offer}")
     expect(len(set(told)) == len(told), "offers open at once must lead to different places")
@@ -125,12 +112,7 @@ def offer_complete(bench: TransportBench) -> None:
     """Whoever got an offer when it was opened can use it, in any order of asking, through an end of its own."""
     controller, sender, early = bench.transport(), bench.transport(), bench.transport()
     offer = bench.travelled(controller.open(6))
-    try:
-        bench.receive(early, offer)
-    except ArealError:
-        pass
-    else:
-        raise Violation("an offer nobody wrote to could be read")
+    raises(ArealError, "reading an offer nobody wrote to", lambda: bench.receive(early, offer))
     bench.send(sender, offer, plain(6))
     same(plain(6), bench.receive(early, offer), "the end that asked too early")
     same(plain(6), bench.receive(bench.transport(), offer), "a new end")
@@ -163,10 +145,8 @@ def refused(
     if bench.streams:
         ended = bench.stream(transport, offer, sending, [bench.transport()])
         _is_refused(what, ended.sent)
-        expect(
-            isinstance(ended.received[0], WeightSyncError),
-            f"{what}: the receiver must get WeightSyncError, it got {ended.received[0]!r:.300}",
-        )
+        got = ended.received[0]
+        expect(isinstance(got, WeightSyncError), f"{what}: the receiver must get WeightSyncError, it got {got!r:.300}")
     else:
         try:
             outcome: object = sending()

@@ -16,8 +16,8 @@ from areal_conformance.benches.transport import TransportBench
 from areal_conformance.benches.transport_ends import Received
 from areal_conformance.benches.transport_tensors import noise, plain, sized
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.judging import same, unreadable
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.checks.transport.judging import same, sent_until, unreadable
+from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import ArealError, WeightSyncError
 from areal_core.weights.tensors import manifest_of
 
@@ -47,9 +47,7 @@ def finish_once(bench: TransportBench) -> None:
     tensors, others = plain(1), plain(2)
     controller = bench.transport()
     offer = controller.open(1)
-    sink = bench.transport().sink(bench.travelled(offer))
-    sink.begin(manifest_of(tensors.items(), version=1))
-    sink.write(tensors)
+    sink = sent_until(bench, bench.transport(), offer, tensors, "written")
     first = sink.finish()
     late: tuple[tuple[str, Callable[[], object]], ...] = (
         ("write", partial(sink.write, others)),
@@ -57,12 +55,7 @@ def finish_once(bench: TransportBench) -> None:
         ("write", partial(sink.write, {"embed.weight": others["embed.weight"]})),
     )
     for what, act in late:
-        try:
-            act()
-        except ArealError:
-            pass
-        else:
-            raise Violation(f"`{what}` after `finish` must be refused with an ArealError")
+        raises(ArealError, f"`{what}` after `finish`", act)
         same(tensors, bench.receive(bench.transport(), offer), f"after a `{what}` that came after `finish`")
     with contextlib.suppress(ArealError):
         again = sink.finish()
@@ -87,12 +80,7 @@ def begin_first(bench: TransportBench) -> None:
         }
         for step in steps[:-1]:
             acts[step]()
-        try:
-            bench.within(acts[steps[-1]])
-        except ArealError:
-            pass
-        else:
-            raise Violation(f"a {what} at the wrong time must be refused with an ArealError, and it was taken")
+        raises(ArealError, f"a {what} at the wrong time", partial(bench.within, acts[steps[-1]]))
         unreadable(bench, bench.transport(), offer, f"after a {what} at the wrong time")
         sink.abort()
         controller.release(offer)
@@ -105,23 +93,12 @@ def abort(bench: TransportBench) -> None:
     for stage in ("made", "begun", "half", "written"):
         controller = bench.transport()
         offer = controller.open(1)
-        sink = bench.transport().sink(bench.travelled(offer))
-        if stage != "made":
-            sink.begin(manifest_of(tensors.items(), version=1))
-        if stage == "half":
-            sink.write({"embed.weight": tensors["embed.weight"]})
-        if stage == "written":
-            sink.write(tensors)
+        sink = sent_until(bench, bench.transport(), offer, tensors, stage)
         for _ in range(3):
             bench.within(sink.abort)
             unreadable(bench, bench.transport(), offer, f"after an abort when {stage}")
-        after: tuple[Callable[[], object], ...] = (partial(sink.write, tensors), sink.finish)
-        for act in after:
-            try:
-                act()
-            except ArealError:
-                continue
-            raise Violation("a sink that was aborted must refuse `write` and `finish`")
+        raises(ArealError, "`write` after `abort`", partial(sink.write, tensors))
+        raises(ArealError, "`finish` after `abort`", sink.finish)
         unreadable(bench, bench.transport(), offer, f"after an abort when {stage}, and a late finish")
         controller.release(offer)
 
@@ -132,10 +109,7 @@ def abort_then_works(bench: TransportBench) -> None:
     controller, sender, receiver = (bench.transport() for _ in range(3))
     for version, tensors in ((1, sized(50_000, 3, 1)), (1, plain(2)), (2, plain(3)), (2, sized(9_000, 2, 4))):
         lost = controller.open(version)
-        sink = sender.sink(bench.travelled(lost))
-        sink.begin(manifest_of(sized(40_000, 4, 9).items(), version=version))
-        sink.write({"part.0": sized(40_000, 4, 9)["part.0"]})
-        sink.abort()
+        sent_until(bench, sender, lost, sized(40_000, 4, 9), "half").abort()
         controller.release(lost)
         offer = controller.open(version)
         bench.send(sender, offer, tensors)
@@ -149,9 +123,7 @@ def release_gone(bench: TransportBench) -> None:
     """A released version cannot be read any more; release is idempotent, at every stage of an offer's life."""
     controller = bench.transport()
     offers = [controller.open(version) for version in (1, 2, 3, 4)]
-    begun = bench.transport().sink(bench.travelled(offers[1]))
-    begun.begin(manifest_of(plain(2).items(), version=2))
-    begun.write({"embed.weight": plain(2)["embed.weight"]})
+    begun = sent_until(bench, bench.transport(), offers[1], plain(2), "half")
     bench.send(bench.transport(), offers[2], plain(3))
     bench.send(bench.transport(), offers[3], plain(4))
     same(plain(3), bench.receive(bench.transport(), offers[2]), "version 3")
@@ -162,6 +134,7 @@ def release_gone(bench: TransportBench) -> None:
         unreadable(bench, controller, offer, f"the released version {offer.version}, by the controller")
     same(plain(4), bench.receive(bench.transport(), offers[3]), "version 4, never released, after others were")
     controller.release(offers[3])
+    del begun
 
 
 @check("transport.release.reopened", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
@@ -215,9 +188,7 @@ def sink_late(bench: TransportBench) -> None:
     for version in (2, 1):
         controller, late_end = bench.transport(), bench.transport()
         offer = bench.travelled(controller.open(1))
-        late = late_end.sink(offer)
-        late.begin(manifest_of(plain(1).items(), version=1))
-        late.write({"embed.weight": plain(1)["embed.weight"]})
+        late = sent_until(bench, late_end, offer, plain(1), "half")
         controller.release(offer)
         following = controller.open(version)
         sink = bench.transport().sink(bench.travelled(following))
@@ -251,12 +222,8 @@ def sink_stale(bench: TransportBench) -> None:
         offer = controller.open(2)
         bench.send(bench.transport(), offer, plain(2))
         for again in (1, 2):
-            try:
-                bench.send(bench.transport(), stale, plain(3))
-            except ArealError:
-                pass
-            else:
-                raise Violation("a version was sent to an offer that had been released, without an error")
+            sending = partial(bench.send, bench.transport(), stale, plain(3))
+            raises(ArealError, "sending to a released offer", sending)
             same(plain(2), bench.receive(bench.transport(), offer), f"the open version, after {again} stale senders")
             unreadable(bench, bench.transport(), stale, "the released version")
         controller.release(offer)

@@ -21,7 +21,7 @@ from areal_conformance.benches.transport import TransportBench
 from areal_conformance.benches.transport_footprint import places, stores
 from areal_conformance.benches.transport_tensors import SETS, noise, plain
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.judging import same
+from areal_conformance.checks.transport.judging import arrives, same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
 
@@ -129,10 +129,7 @@ def stranger(bench: TransportBench) -> None:
     controller.release(offer)
     for address in sorted(opened):
         _hear(address, b"\0" * 5)
-    following = controller.open(2)
-    bench.send(bench.transport(), following, tensors)
-    same(tensors, bench.receive(bench.transport(), following), "the next version")
-    controller.release(following)
+    arrives(bench, controller, tensors, "the version after strangers called")
 
 
 class _Bomb:

@@ -12,24 +12,21 @@ from functools import partial
 from typing import Any
 
 from areal_conformance.benches.transport import ALONE_S, TransportBench, expecting
-from areal_conformance.benches.transport_ends import receive, send
+from areal_conformance.benches.transport_ends import Received, receive, send
 from areal_conformance.benches.transport_tensors import plain, shapes, sized
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.judging import same
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.checks.transport.judging import nothing_left, same, sent_until
+from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.errors import ArealError, WeightSyncError
-from areal_core.contract.weights import Offer, WeightTransport
-from areal_core.weights.tensors import manifest_of
+from areal_core.contract.weights import Offer, Receipt, WeightTransport
 
 rule = partial(check, level=Level.SINGLE, law=7, spec="weights#streams", requires=("streams",), since=(1, 1))
 
 
 def gave_up(outcome: object, who: str, when: str) -> None:
     """Expect that one end ended with WeightSyncError."""
-    expect(
-        isinstance(outcome, WeightSyncError),
-        f"{when}, {who} must end with WeightSyncError; it ended with {type(outcome).__name__}: {outcome!s:.300}",
-    )
+    told = f"{when}, {who} must end with WeightSyncError; it ended with {type(outcome).__name__}: {outcome!s:.300}"
+    expect(isinstance(outcome, WeightSyncError), told)
 
 
 def works_again(bench: TransportBench, controller: WeightTransport, ends: Sequence[WeightTransport], when: str) -> None:
@@ -38,10 +35,7 @@ def works_again(bench: TransportBench, controller: WeightTransport, ends: Sequen
     receipt, received = bench.carry(controller, ends[0], ends[1:], offer, plain(90))
     for one in received:
         same(plain(90), one, f"the version after {when}")
-        expect(
-            dict(receipt.fingerprints) == dict(one.receipt().fingerprints),
-            f"the receipts of the version after {when} differ",
-        )
+        _one_receipt(receipt, one, f"the version after {when}")
     controller.release(offer)
 
 
@@ -57,10 +51,7 @@ def everybody(bench: TransportBench) -> None:
         for number, one in zip(who, received, strict=True):
             same(tensors, one, f"version {version}, receiver {number} of {who}")
             expect(one.manifest.version == version, f"expected version {version}, got {one.manifest.version}")
-            expect(
-                dict(receipt.fingerprints) == dict(one.receipt().fingerprints),
-                f"version {version}: the receipts of sender and receiver {number} differ",
-            )
+            _one_receipt(receipt, one, f"version {version}, receiver {number}")
         controller.release(offer)
 
 
@@ -81,10 +72,8 @@ def alone(bench: TransportBench) -> None:
         for name, outcome in ended.items():
             gave_up(outcome, name, f"{who} alone")
         if who == "sender and one receiver":
-            expect(
-                "receiver/missing" in str(ended["sender"]),
-                f"the sender's error must name who never came, 'receiver/missing'; it says {ended['sender']}",
-            )
+            told = f"the sender's error must name who never came, 'receiver/missing'; it says {ended['sender']}"
+            expect("receiver/missing" in str(ended["sender"]), told)
         controller.release(offer)
         works_again(bench, controller, (sender, receiver, other), f"{who} alone")
 
@@ -101,11 +90,7 @@ def named(bench: TransportBench) -> None:
         ("a receiver named twice", offer, ("one", "one")),
         ("a released offer", released, ("one",)),
     ):
-        try:
-            expecting(controller).expect(given, names)
-        except WeightSyncError:
-            continue
-        raise Violation(f"`expect` took {what}; it must raise WeightSyncError")
+        raises(WeightSyncError, f"`expect` of {what}", partial(expecting(controller).expect, given, names))
     offers = [bench.travelled(own) for own in expecting(controller).expect(offer, ("one", "two"))]
     expect(len({str(dict(own.location)) for own in offers}) == 2, "two receivers were given the same offer")
     for own in offers:
@@ -132,11 +117,7 @@ def sender_stops(bench: TransportBench) -> None:
         offer = controller.open(1)
 
         def sending(offer: Offer = offer, stage: str = stage) -> Any:  # Any: it gives no receipt
-            sink = sender.sink(bench.travelled(offer))
-            if stage != "made":
-                sink.begin(manifest_of(tensors.items(), version=1))
-            for name, tensor in list(tensors.items())[: {"half": 2, "written": 4}.get(stage, 0)]:
-                sink.write({name: tensor})
+            sink = sent_until(bench, sender, offer, tensors, stage)
             sink.abort()
             sink.abort()
 
@@ -208,10 +189,8 @@ def released(bench: TransportBench) -> None:
         outcome, when = _well(ended[who], who)
         gave_up(outcome, f"a {who} that waits", "after `release`")
         limit = ALONE_S * bench.target.adapter.patience / 2
-        expect(
-            when - ended["release"] < limit,
-            f"a {who} that waited ended {when - ended['release']:.1f} s after `release`; it must not wait on",
-        )
+        passed = when - ended["release"]
+        expect(passed < limit, f"a {who} that waited ended {passed:.1f} s after `release`; it must not wait on")
         for name, work in waiting.items():
             gave_up(bench.at_once({name: work})[name], f"a {name} that comes late", "after `release`")
         works_again(bench, controller, (sender, receiver, bench.transport()), f"a release that ended a {who}")
@@ -230,22 +209,20 @@ def clean(bench: TransportBench) -> None:
         if version == 10:
             given_up = controller.open(100)
             expecting(controller).expect(given_up, ("nobody",))
-            sink = sender.sink(bench.travelled(given_up))
-            sink.abort()
+            sent_until(bench, sender, given_up, {}, "made").abort()
             controller.release(given_up)
-            del sink
         sizes.append(bench.look().size)
-    bench.becomes(lambda: bench.look().size <= sizes[2] + 2)
-    expect(
-        bench.look().size <= sizes[2] + 2,
-        f"after 3 updates the process held {sizes[2]} things, after 20 it holds {bench.look().size}",
-    )
+    enough = bench.becomes(lambda: bench.look().size <= sizes[2] + 2)
+    expect(enough, f"after 3 updates the process held {sizes[2]} things, after 20 it holds {bench.look().size}")
     for end in bench.forget():
         for _ in range(2):
             bench.within(end.close, "close")
-    bench.becomes(lambda: not bench.look().beyond(before))
-    left = bench.look().beyond(before)
-    expect(not left, f"after everyone closed there must be nothing left; there is {'; '.join(left[:6])}")
+    nothing_left(bench, before, (), "after everyone closed")
+
+
+def _one_receipt(receipt: Receipt, received: Received, where: str) -> None:
+    alike = dict(receipt.fingerprints) == dict(received.receipt().fingerprints)
+    expect(alike, f"{where}: the receipts of sender and receiver differ")
 
 
 def _well(outcome: Any, who: str) -> Any:  # Any: whatever the end gives

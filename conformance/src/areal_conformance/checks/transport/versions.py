@@ -7,17 +7,19 @@ Does not know: how bytes travel.
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import attrs
 
-from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport import WAIT_S, TransportBench
 from areal_conformance.benches.transport_ends import Received
 from areal_conformance.benches.transport_footprint import bytes_under
 from areal_conformance.benches.transport_tensors import dtypes, noise, plain, shapes, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import bits, same, unreadable
-from areal_conformance.outcome import Violation, expect
-from areal_core.contract.errors import ArealError, WeightSyncError
+from areal_conformance.outcome import Violation, expect, raises
+from areal_core.contract.errors import WeightSyncError
+from areal_core.contract.weights import WeightSink, WeightTransport
 from areal_core.weights.tensors import manifest_of
 
 
@@ -28,16 +30,13 @@ def announced(bench: TransportBench) -> None:
         controller = bench.transport()
         offer = controller.open(offered)
         sink = bench.transport().sink(bench.travelled(offer))
-        try:
+
+        def announce(sink: WeightSink = sink, told: int = told) -> None:
             sink.begin(manifest_of(plain(1).items(), version=told))
             sink.write(plain(1))
             sink.finish()
-        except WeightSyncError:
-            pass
-        except ArealError as error:
-            raise Violation(f"expected WeightSyncError, got {type(error).__name__}: {error}") from error
-        else:
-            raise Violation(f"version {told} was announced to an offer of version {offered}, and it was taken")
+
+        raises(WeightSyncError, f"version {told} announced to an offer of version {offered}", announce)
         unreadable(bench, bench.transport(), offer, "after a wrong announcement")
         unreadable(bench, bench.transport(), attrs.evolve(offer, version=told), "the version announced by mistake")
         controller.release(offer)
@@ -180,28 +179,19 @@ def at_once(bench: TransportBench) -> None:
     controller = bench.transport()
     offer = controller.open(1)
     bench.send(bench.transport(), offer, tensors)
-    ends = [bench.transport(small_buckets=True) for _ in range(4)]
-    received: list[Received] = []
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(ends))
+    start = threading.Barrier(4)
 
-    def read(number: int) -> None:
+    def read(end: WeightTransport) -> list[Received]:
         start.wait()
-        try:
-            for _ in range(3):
-                received.append(bench.receive(ends[number], offer))
-        except BaseException as error:
-            errors.append(error)
+        return [bench.receive(end, offer) for _ in range(3)]
 
-    threads = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(len(ends))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise Violation(f"{len(errors)} of 4 receivers at once failed: {errors[0]!r}") from errors[0]
-    for one in received:
-        same(tensors, one, "four receivers at once")
+    ends = {f"receiver {number}": bench.transport(small_buckets=True) for number in range(4)}
+    ended = bench.at_once({name: partial(read, end) for name, end in ends.items()}, wait_s=3 * WAIT_S)
+    for name, outcome in ended.items():
+        if isinstance(outcome, BaseException):
+            raise Violation(f"{name} of 4 at once failed: {outcome!r}") from outcome
+        for one in outcome:
+            same(tensors, one, f"{name} of 4 at once")
     controller.release(offer)
 
 
