@@ -21,7 +21,7 @@ from areal_proof.mutants.rows import Original, after, before, breaking, catches,
 from areal_proof.second.infer.adapters import Adapter
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.forward import Delta
-from areal_proof.second.infer.requests import Seat
+from areal_proof.second.infer.requests import Slot
 from areal_proof.second.infer.stage import IncomingWeights
 
 breaks = breaking("infer/second", SecondInferenceEngine)
@@ -41,9 +41,9 @@ async def KeepsScoresByTokens(original: Original, self: SecondInferenceEngine, i
 @breaks("score", "infer.scoring.beside_generation")
 async def ScoringWritesIntoRequests(original: Original, self: SecondInferenceEngine) -> Any:
     """Scores in a buffer that running requests use: a token of theirs is overwritten."""
-    for seat in self.running:
-        if seat.output:
-            seat.output[-1] = attrs.evolve(seat.output[-1], id=(seat.output[-1].id + 1) % 64)
+    for slot in self.running:
+        if slot.output:
+            slot.output[-1] = attrs.evolve(slot.output[-1], id=(slot.output[-1].id + 1) % 64)
     return await original()
 
 
@@ -76,8 +76,8 @@ async def SleepsWhileServing(original: Original, self: SecondInferenceEngine) ->
 @breaks("sleep", "infer.sleep.frozen_requests", row="sleep-is-real")
 async def SleepTearsTheFrozen(original: Original, self: SecondInferenceEngine) -> None:
     """Loses a token of every frozen request when its memory goes."""
-    for seat in self.running:
-        del seat.output[1:2]
+    for slot in self.running:
+        del slot.output[1:2]
     await original()
 
 
@@ -118,12 +118,12 @@ def KeepsWhatItCannotCopy(original: Original, self: SecondInferenceEngine, manif
 async def PauseDrawsAnew(original: Original, self: SecondInferenceEngine) -> None:
     """Goes on with other random numbers after a pause."""
     await original()
-    for seat in self.running:
-        seat.seed = f"{seat.seed}/paused"
+    for slot in self.running:
+        slot.seed = f"{slot.seed}/paused"
 
 
 @breaks("commit_weights", "infer.prefix_cache.follows_updates",
-        prefix_key=lambda seat: (id(seat.adapter), *seat.request.input_ids))  # fmt: skip
+        prefix_key=lambda slot: (id(slot.adapter), *slot.request.input_ids))  # fmt: skip
 async def PrefixOutlivesUpdates(original: Original, self: Any) -> None:
     """Keeps prompts over updates."""
     kept = dict(self.prefixes)
@@ -132,12 +132,12 @@ async def PrefixOutlivesUpdates(original: Original, self: Any) -> None:
 
 
 @breaks("next_logits", "infer.prefix_cache.update_in_flight")
-def PrefixOfTwoVersions(original: Original, self: SecondInferenceEngine, seat: Seat) -> Any:
+def PrefixOfTwoVersions(original: Original, self: SecondInferenceEngine, slot: Slot) -> Any:
     """Keeps what a request began with under the old weights when it ends under the new ones."""
     found = original()
-    first = self.__dict__.setdefault("firsts", {}).setdefault(id(seat), found)
-    if len(seat.output) == seat.limit - 1:
-        self.prefixes[self.prefix_key(seat)] = first
+    first = self.__dict__.setdefault("firsts", {}).setdefault(id(slot), found)
+    if len(slot.output) == slot.limit - 1:
+        self.prefixes[self.prefix_key(slot)] = first
     return found
 
 
@@ -152,12 +152,12 @@ async def KeepsOutputs(original: Original, self: SecondInferenceEngine, request:
 
 
 @breaks("next_logits", "infer.experts.trace", incident="Megatron-LM#4168", row="expert-replay")
-def TraceIsOneTokenLate(original: Original, self: SecondInferenceEngine, seat: Seat) -> Any:
+def TraceIsOneTokenLate(original: Original, self: SecondInferenceEngine, slot: Slot) -> Any:
     """Reports for each token the experts of the token before it."""
     logits, routes = original()
     before = self.__dict__.setdefault("before", {})
-    late = before[id(seat)] if seat.output else routes
-    before[id(seat)] = routes
+    late = before[id(slot)] if slot.output else routes
+    before[id(slot)] = routes
     return logits, late
 
 
@@ -172,10 +172,10 @@ def TraceOfTheFirstWeights(original: Original, self: SecondInferenceEngine) -> A
 @breaks("pause", "infer.experts.paused", row="expert-replay")
 async def TraceLosesThePausedToken(original: Original, self: SecondInferenceEngine) -> None:
     """Fills the row of the last token before a pause with zeros."""
-    for seat in self.running:
-        if seat.output and seat.output[-1].routes is not None:
-            empty = torch.zeros_like(seat.output[-1].routes)
-            seat.output[-1] = attrs.evolve(seat.output[-1], routes=empty)
+    for slot in self.running:
+        if slot.output and slot.output[-1].routes is not None:
+            empty = torch.zeros_like(slot.output[-1].routes)
+            slot.output[-1] = attrs.evolve(slot.output[-1], routes=empty)
     await original()
 
 
@@ -194,7 +194,7 @@ ROWS = breaks.rows(
     row("ContinuingChangesBits",
         "Computes prior tokens as a prompt: the last bits differ from those of an uninterrupted request.",
         "infer.deterministic.continued",
-        reported=lambda seat, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (seat.request.num_prior > 0))),
+        reported=lambda slot, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (slot.request.num_prior > 0))),
     row("TraceOfAbortedIsLost", "Returns no trace with what it aborts.", "infer.experts.continued",
         incident="SkyRL#1908", row="expert-replay",
         generate=after(lambda result: result if result.stop_reason != "aborted"
@@ -207,10 +207,10 @@ ROWS = breaks.rows(
         score=within(lambda self: put(self, weights=self.staged.tensors if self.staged else self.weights))),
     row("LoadsAndNeverSelects", "Loads an adapter, stamps its version, and computes with the base weights.",
         "infer.adapters.applied", incident="verl#7495", row="served-policy-changes",
-        next_logits=within(lambda seat: put(seat, adapter=None))),
+        next_logits=within(lambda slot: put(slot, adapter=None))),
     row("OneAdapterABatch", "Computes whatever runs together with the adapter of the first of them.",
         "infer.adapters.apart",
-        next_logits=within(lambda self, seat: put(seat, adapter=min(self.running,
+        next_logits=within(lambda self, slot: put(slot, adapter=min(self.running,
             key=lambda other: other.arrived_s).adapter))),
     row("LoadsWhatFits", "Takes a folder that does not fit for an adapter that adds nothing.", "infer.adapters.unfit",
         load_adapter=catches(ArealError, lambda self, name,
@@ -218,8 +218,8 @@ ROWS = breaks.rows(
     row("SwapsUnderRunningRequests",
         "Computes running requests with the newest version of their adapter and stamps the one they came with.",
         "infer.adapters.in_flight", incident="vLLM#54443", row="version-spans",
-        next_logits=within(lambda self, seat: put(seat, adapter=self.adapters.get(seat.request.adapter,
-            seat.adapter)))),
+        next_logits=within(lambda self, slot: put(slot, adapter=self.adapters.get(slot.request.adapter,
+            slot.adapter)))),
     row("TraceOfWideNumbers", "Reports experts as int64.", "infer.experts.trace",
         next_logits=after(lambda result: (result[0], None if result[1] is None else result[1].long()))),
     row("TraceRepeatsTheFirstLayer", "Reports the first layer's experts for every layer.", "infer.experts.trace",
@@ -228,7 +228,7 @@ ROWS = breaks.rows(
             else result[1][:1].expand_as(result[1])))),
     row("PrefixWithoutItsEnd", "Finds a kept prompt by all but the last of its tokens.",
         "infer.prefix_cache.cross_talk",
-        prefix_key=lambda self, seat: (self.version, len(seat.request.input_ids), *seat.request.input_ids[:-1])),
+        prefix_key=lambda self, slot: (self.version, len(slot.request.input_ids), *slot.request.input_ids[:-1])),
 )  # fmt: skip
 
 
@@ -268,10 +268,10 @@ ADAPTERS_ROWS = breaks.rows(
         stamp=lambda self: self.version),
     row("LastAdapterIsTheBase", "Computes requests without an adapter with the one loaded last.",
         "infer.adapters.base",
-        seat_for=then(lambda result, self, request: setattr(result, "adapter", list(self.adapters.values())[-1])
+        slot_for=then(lambda result, self, request: setattr(result, "adapter", list(self.adapters.values())[-1])
             if not request.adapter and self.adapters else None)),
     row("PrefixOfAnyAdapter", "Shares kept prompts between adapters and the base.", "infer.adapters.apart",
-        "infer.adapters.base", prefix_key=lambda self, seat: (self.version, *seat.request.input_ids)),
+        "infer.adapters.base", prefix_key=lambda self, slot: (self.version, *slot.request.input_ids)),
     row("TakesOlderVersions", "Lets an older version of an adapter replace a newer one.", "infer.adapters.replaced",
         load_adapter=before(lambda self, name: self.adapters.pop(name, None))),
     row("UnknownNameIsTheBase", "Serves the base weights to a request whose adapter is not loaded.",

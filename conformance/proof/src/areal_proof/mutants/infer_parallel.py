@@ -19,7 +19,7 @@ from areal_proof.mutants.rows import Original, before, breaking, put
 from areal_proof.mutants.weight_parts import PassingSource
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.ranks import CUT_BY_INPUT
-from areal_proof.second.infer.requests import Seat
+from areal_proof.second.infer.requests import Slot
 
 breaks = breaking("infer/second", SecondInferenceEngine)
 
@@ -67,12 +67,12 @@ class OneRankIsLate(SecondInferenceEngine):
         if self.require().ranks > 1:
             self._late, self._turns = of_two(before, self.require_weights()), 3
 
-    def next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
+    def next_logits(self, slot: Slot) -> tuple[Tensor, Tensor | None]:
         if self._late is None or not self._turns:
-            return super().next_logits(seat)
+            return super().next_logits(slot)
         self._turns -= 1
         with put(self, weights=self._late):
-            return super().next_logits(seat)
+            return super().next_logits(slot)
 
 
 @breaks("abort_weights", "infer.stages.abort_meanwhile", row="update-chain")

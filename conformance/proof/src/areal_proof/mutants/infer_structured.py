@@ -21,7 +21,7 @@ from areal_core.contract.optional import ToolCall, ToolParse
 from areal_proof.mutants.infer_sampling import asked
 from areal_proof.mutants.rows import Original, after, before, breaking, given, gives, row, then, without
 from areal_proof.second.infer.engine import SecondInferenceEngine
-from areal_proof.second.infer.requests import Seat
+from areal_proof.second.infer.requests import Slot
 from areal_proof.second.infer.sampling import distribution
 from areal_proof.second.vision import Picture
 from areal_reference.infer.engine import ReferenceInferenceEngine
@@ -32,15 +32,15 @@ Tools = Sequence[Mapping[str, Any]]  # Any: as in the contract
 
 
 @breaks("distribution", "infer.structured.regex")
-def TakesTheLongestText(seat: Seat, logits: Tensor) -> Any:
+def TakesTheLongestText(slot: Slot, logits: Tensor) -> Any:
     """Never ends a text that could go on."""
-    forbidden = seat.forbidden
-    if seat.text is not None and len(set(forbidden) | set(seat.end_ids)) < len(logits):
-        forbidden = (*forbidden, *seat.end_ids)
-    return distribution(logits, seat.request.sampling, forbidden)
+    forbidden = slot.forbidden
+    if slot.text is not None and len(set(forbidden) | set(slot.end_ids)) < len(logits):
+        forbidden = (*forbidden, *slot.end_ids)
+    return distribution(logits, slot.request.sampling, forbidden)
 
 
-@breaks("seat_for", "infer.structured.json")
+@breaks("slot_for", "infer.structured.json")
 def AnyStringWillDo(original: Original, request: GenerationRequest) -> Any:
     """Holds an output to JSON and not to the schema."""
     if request.structure is not None and request.structure.grammar is Grammar.JSON_SCHEMA:
@@ -50,25 +50,25 @@ def AnyStringWillDo(original: Original, request: GenerationRequest) -> Any:
 
 
 @breaks("distribution", "infer.structured.company")
-def MaskOfTheNeighbour(original: Original, self: SecondInferenceEngine, seat: Seat, logits: Tensor) -> Any:
+def MaskOfTheNeighbour(original: Original, self: SecondInferenceEngine, slot: Slot, logits: Tensor) -> Any:
     """Masks the tokens of a request without a structure as those of one that runs beside it."""
     bound = next((other for other in self.running if other.text is not None and other.output), None)
-    if seat.text is not None or bound is None or len(bound.forbidden) == len(logits):
+    if slot.text is not None or bound is None or len(bound.forbidden) == len(logits):
         return original()
-    return distribution(logits, seat.request.sampling, bound.forbidden)
+    return distribution(logits, slot.request.sampling, bound.forbidden)
 
 
 @breaks("distribution", "infer.structured.company")
-def LeavesTheMaskBehind(original: Original, self: Any, seat: Seat, logits: Tensor) -> Any:
+def LeavesTheMaskBehind(original: Original, self: Any, slot: Slot, logits: Tensor) -> Any:
     """Begins a request without a structure in the mask that the last one with a structure left."""
-    if seat.text is not None:
-        self.left = seat.forbidden
-    elif not seat.output:
-        return distribution(logits, seat.request.sampling, self.__dict__.get("left", ()))
+    if slot.text is not None:
+        self.left = slot.forbidden
+    elif not slot.output:
+        return distribution(logits, slot.request.sampling, self.__dict__.get("left", ()))
     return original()
 
 
-@breaks("seat_for", "infer.structured.broken")
+@breaks("slot_for", "infer.structured.broken")
 def DropsABrokenStructure(original: Original, request: GenerationRequest) -> Any:
     """Generates without a structure where it cannot read the one asked for."""
     try:
@@ -102,22 +102,22 @@ async def ReadsPlainJson(original: Original, text: str) -> Any:
 
 ROWS = breaks.rows(
     row("IgnoresTheStructure", "Takes a structure and generates whatever comes.", "infer.structured.regex",
-        "infer.structured.json", "infer.structured.cut", seat_for=given(structure=None)),
+        "infer.structured.json", "infer.structured.cut", slot_for=given(structure=None)),
     row("EndsWhenItLikes", "Allows the end token in the middle of a text.", "infer.structured.regex",
-        distribution=lambda seat, logits: distribution(logits, seat.request.sampling,
-            tuple(token for token in seat.forbidden if token not in seat.end_ids) if seat.text else seat.forbidden)),
+        distribution=lambda slot, logits: distribution(logits, slot.request.sampling,
+            tuple(token for token in slot.forbidden if token not in slot.end_ids) if slot.text else slot.forbidden)),
     row("LogprobsBeforeTheMask", "Draws among the allowed tokens and reports log-probs over all.",
         "infer.structured.regex", row="logprob-gap",
-        reported=lambda seat, token, logits: float(distribution(logits, seat.request.sampling)[token])),
+        reported=lambda slot, token, logits: float(distribution(logits, slot.request.sampling)[token])),
     row("CutIsWhole", "Says `stop` of a text that the budget cut.", "infer.structured.cut",
-        end=after(lambda result, seat: StopReason.STOP if result is not None and seat.text is not None else result)),
+        end=after(lambda result, slot: StopReason.STOP if result is not None and slot.text is not None else result)),
     row("FinishesTheText", "Goes on past the budget until the text is whole.", "infer.structured.cut",
-        end=after(lambda result, seat: None if result is StopReason.LENGTH and seat.text is not None else result)),
+        end=after(lambda result, slot: None if result is StopReason.LENGTH and slot.text is not None else result)),
     row("BeginsTheTextAnew", "Begins a text anew after the prior tokens of a continued request.",
         "infer.structured.continued",
-        distribution=lambda original, seat, logits: original() if seat.text is None
-            else distribution(logits, seat.request.sampling, seat.text.forbidden([token.id for token in seat.output],
-            seat.end_ids))),
+        distribution=lambda original, slot, logits: original() if slot.text is None
+            else distribution(logits, slot.request.sampling, slot.text.forbidden([token.id for token in slot.output],
+            slot.end_ids))),
     row("ReadsTheFirstCallAlone", "Reads one call of several.", "infer.tools.parse",
         parse_tool_calls=gives(calls=lambda result: result.calls[:1])),
     row("ArgumentsAsPython", "Gives arguments as Python writes them, which is no JSON.", "infer.tools.parse",
@@ -145,8 +145,8 @@ async def RemembersCalls(original: Original, self: SecondInferenceEngine) -> Any
 @breaks("parse_tool_calls", "infer.tools.pure")
 async def ReadingEndsRequests(original: Original, self: SecondInferenceEngine) -> Any:
     """Ends what runs while a text is read."""
-    for seat in [*self.running, *self.waiting]:
-        self.finish(seat, StopReason.LENGTH)
+    for slot in [*self.running, *self.waiting]:
+        self.finish(slot, StopReason.LENGTH)
     return await original()
 
 
@@ -158,8 +158,8 @@ class _Neutral(SecondInferenceEngine):
 
     neutral: ClassVar[Mapping[str, Any]] = {}  # Any: sampling parameters
 
-    def seat_for(self, request: GenerationRequest) -> Seat:
-        return super().seat_for(asked(request, **self.neutral))
+    def slot_for(self, request: GenerationRequest) -> Slot:
+        return super().slot_for(asked(request, **self.neutral))
 
 
 breaks_refuse = breaking("infer/second", _Neutral)
@@ -185,7 +185,7 @@ REFUSE_ROWS = breaks_refuse.rows(
     row("DropsNegativePenalties", "Does not claim penalties, refuses positive ones and drops negative ones.",
         "infer.refuse.penalties", claims=without("sampling.penalties"),
         neutral={"frequency_penalty": 0.0, "presence_penalty": 0.0},
-        seat_for=before(lambda request: CapabilityError("penalties are not claimed", why="this engine cannot")
+        slot_for=before(lambda request: CapabilityError("penalties are not claimed", why="this engine cannot")
             if max(request.sampling.frequency_penalty, request.sampling.presence_penalty) > 0 else None)),
     row("DropsTheRepetitionPenalty", "Does not claim a repetition penalty and samples without it.",
         "infer.refuse.repetition_penalty", claims=without("sampling.repetition_penalty"),
@@ -201,7 +201,7 @@ REFERENCE_ROWS = breaks_reference.rows(
 
 SECOND_ROWS = breaks.rows(
     row("DropsTheStructure", "Does not claim structured output and generates whatever comes.",
-        "infer.refuse.structured", claims=without("sampling.structured"), seat_for=given(structure=None)),
+        "infer.refuse.structured", claims=without("sampling.structured"), slot_for=given(structure=None)),
     row("ReadsNoCalls", "Does not claim to read tool calls and finds none anywhere.", "infer.refuse.tools",
         claims=without("tools.parse"), parse_tool_calls=lambda text: ToolParse(content=text)),
     row("ScoresZeros", "Does not claim scoring and scores zeros.", "infer.refuse.scoring", claims=without("scoring"),
@@ -209,12 +209,12 @@ SECOND_ROWS = breaks.rows(
     row("SleepDoesNothing", "Does not claim sleep and takes the call for nothing.", "infer.refuse.sleep",
         row="sleep-is-real", claims=without("memory.sleep"), sleep=lambda self: self.require()),
     row("DropsTheAdapter", "Does not claim adapters and serves the base weights to requests that name one.",
-        "infer.refuse.adapters", claims=without("lora.adapters"), seat_for=given(adapter="")),
+        "infer.refuse.adapters", claims=without("lora.adapters"), slot_for=given(adapter="")),
     row("DropsImages", "Does not claim images and answers as if there were none.", "infer.refuse.extras",
-        claims=without("images"), seat_for=given(extras=dict)),
+        claims=without("images"), slot_for=given(extras=dict)),
     row("RefusesWithoutAReason", "Does not claim top_p and refuses it with NotImplementedError.", "infer.refuse.top_p",
         claims=without("sampling.top_p"),
-        seat_for=before(lambda request: NotImplementedError if request.sampling.top_p < 1.0 else None)),
+        slot_for=before(lambda request: NotImplementedError if request.sampling.top_p < 1.0 else None)),
     row("TracesZeros", "Does not claim to trace experts and returns a trace of zeros.", "infer.refuse.experts",
         row="expert-replay", claims=without("experts.trace"),
         next_logits=after(lambda result: (result[0], None if result[1] is None else torch.zeros_like(result[1])))),
@@ -222,14 +222,14 @@ SECOND_ROWS = breaks.rows(
 
 
 class _Looks(SecondInferenceEngine):
-    """Changes the images of a seat after the request was checked."""
+    """Changes the images of a slot after the request was checked."""
 
-    def seat_for(self, request: GenerationRequest) -> Seat:
-        seat = super().seat_for(request)
-        seat.pictures = self._looked(seat, seat.pictures)
-        return seat
+    def slot_for(self, request: GenerationRequest) -> Slot:
+        slot = super().slot_for(request)
+        slot.pictures = self._looked(slot, slot.pictures)
+        return slot
 
-    def _looked(self, seat: Seat, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
+    def _looked(self, slot: Slot, pictures: tuple[Picture, ...]) -> tuple[Picture, ...]:
         return pictures
 
 
@@ -237,16 +237,16 @@ breaks_images = breaking("infer/second", _Looks)
 
 
 @breaks_images("_looked", "infer.images.truth")
-def CountsImagesAsOutput(seat: Seat, pictures: tuple[Picture, ...]) -> Any:
+def CountsImagesAsOutput(slot: Slot, pictures: tuple[Picture, ...]) -> Any:
     """Takes the tokens of images off the budget."""
-    seat.limit = max(1, seat.limit - sum(picture.num_tokens for picture in pictures))
+    slot.limit = max(1, slot.limit - sum(picture.num_tokens for picture in pictures))
     return pictures
 
 
 IMAGES_SECOND_ROWS = breaks.rows(
     row("KeepsPromptsByTokens", "Finds a kept prompt by its tokens alone: another image gets the answer of the first.",
         "infer.images.not_by_tokens",
-        prefix_key=lambda self, seat: (self.version, id(seat.adapter), *seat.request.input_ids)),
+        prefix_key=lambda self, slot: (self.version, id(slot.adapter), *slot.request.input_ids)),
 )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ IMAGES_ROWS = breaks_images.rows(
         _looked=lambda pictures: pictures[:1] * len(pictures)),
     row("ForgetsImagesWhenContinued", "Shows nothing in place of the images of a continued request.",
         "infer.images.continued",
-        _looked=lambda seat, pictures: pictures if not seat.request.num_prior
+        _looked=lambda slot, pictures: pictures if not slot.request.num_prior
             else tuple(attrs.evolve(picture, patches=torch.zeros_like(picture.patches)) for picture in pictures)),
 )  # fmt: skip
 
@@ -307,7 +307,7 @@ LENIENT_ROWS = breaks_lenient.rows(
 )  # fmt: skip
 
 
-@breaks_lenient("seat_for", "infer.images.refused")
+@breaks_lenient("slot_for", "infer.images.refused")
 def TakesTornFiles(original: Original) -> Any:
     """Shows as much of an image as there is, and grey for the rest."""
     from PIL import ImageFile

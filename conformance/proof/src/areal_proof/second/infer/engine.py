@@ -34,7 +34,7 @@ from areal_proof.second.infer.adapters import Adapter, loaded_adapter, read_adap
 from areal_proof.second.infer.config import SecondInferenceConfig
 from areal_proof.second.infer.forward import forward
 from areal_proof.second.infer.loading import Loaded, load
-from areal_proof.second.infer.requests import Seat, Token, check_request
+from areal_proof.second.infer.requests import Slot, Token, check_request
 from areal_proof.second.infer.sampling import distribution, draw, penalised, uniform
 from areal_proof.second.infer.scoring import scores
 from areal_proof.second.infer.stage import IncomingWeights
@@ -55,8 +55,8 @@ class SecondInferenceEngine:
         self._receiving: object | None = None
         self.adapters: dict[str, Adapter] = {}
         self.prefixes: dict[tuple[object, ...], tuple[Tensor, Tensor | None]] = {}
-        self.running: deque[Seat] = deque()
-        self.waiting: deque[Seat] = deque()
+        self.running: deque[Slot] = deque()
+        self.waiting: deque[Slot] = deque()
         self.paused, self.asleep, self.closed, self.turn = False, False, False, asyncio.Event()
         self._server: asyncio.Task[None] | None = None
         self.num_tokens, self._busy_s, self._num_hits, self._num_prompts = 0, 0.0, 0, 0
@@ -75,14 +75,14 @@ class SecondInferenceEngine:
         )
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Take a seat and wait for the whole output; cancelling the call gives the seat up."""
-        seat = self.seat_for(request)
-        self.waiting.append(seat)
+        """Take a slot and wait for the whole output; cancelling the call gives the slot up."""
+        slot = self.slot_for(request)
+        self.waiting.append(slot)
         self._wake_server()
         try:
-            return await seat.caller
+            return await slot.caller
         finally:
-            self.leave(seat)
+            self.leave(slot)
 
     async def pause(self, mode: PauseMode) -> None:
         """Give no more turns; `abort` returns every request with what it has."""
@@ -90,8 +90,8 @@ class SecondInferenceEngine:
         self.paused = True
         self.turn.clear()
         if PauseMode(mode) is PauseMode.ABORT:
-            for seat in [*self.running, *self.waiting]:
-                self.finish(seat, StopReason.ABORTED)
+            for slot in [*self.running, *self.waiting]:
+                self.finish(slot, StopReason.ABORTED)
 
     async def resume(self) -> None:
         """Give turns again."""
@@ -157,9 +157,9 @@ class SecondInferenceEngine:
     async def close(self) -> None:
         """Fail every call that waits and end the server. Idempotent."""
         self.closed, self._receiving = True, None
-        for seat in [*self.running, *self.waiting]:
-            if not seat.caller.done():
-                seat.caller.set_exception(_closed())
+        for slot in [*self.running, *self.waiting]:
+            if not slot.caller.done():
+                slot.caller.set_exception(_closed())
         self.running.clear()
         self.waiting.clear()
         server, self._server = self._server, None
@@ -212,29 +212,29 @@ class SecondInferenceEngine:
         while True:
             await self.turn.wait()
             while self.waiting and len(self.running) < places:
-                seat = self.waiting.popleft()
-                seat.admitted_s = self._clock()
-                self.running.append(seat)
+                slot = self.waiting.popleft()
+                slot.admitted_s = self._clock()
+                self.running.append(slot)
             if not self.running:
                 self.turn.clear()
                 continue
-            seat = self.running[0]
+            slot = self.running[0]
             self.running.rotate(-1)
             began = self._clock()
             try:
-                self.advance(seat)
+                self.advance(slot)
             except Exception as error:  # whatever a forward raises ends this request, never the others
-                self.fail(seat, error)
+                self.fail(slot, error)
             self._busy_s += self._clock() - began
             await asyncio.sleep(0)
 
-    def advance(self, seat: Seat) -> None:
+    def advance(self, slot: Slot) -> None:
         """Compute one token of one request."""
-        logits, routes = self.next_logits(seat)
-        logits = self.penalised(seat, logits)
-        logprobs = self.distribution(seat, logits)
-        token = self.choose(seat, logprobs)
-        logprob = self.reported(seat, token, logits, logprobs)
+        logits, routes = self.next_logits(slot)
+        logits = self.penalised(slot, logits)
+        logprobs = self.distribution(slot, logits)
+        token = self.choose(slot, logprobs)
+        logprob = self.reported(slot, token, logits, logprobs)
         if not logprob > float("-inf"):
             raise GenerationFailed(
                 f"version {self.version} of the policy gave log-prob {logprob}",
@@ -242,63 +242,63 @@ class SecondInferenceEngine:
                 fix="look at the trainer's loss and gradient norm before that version",
             )
         self.num_tokens += 1
-        seat.first_s = self._clock() if seat.first_s is None else seat.first_s
-        seat.output.append(Token(id=token, logprob=logprob, version=self.stamp(seat), routes=routes))
-        reason = self.end(seat)
+        slot.first_s = self._clock() if slot.first_s is None else slot.first_s
+        slot.output.append(Token(id=token, logprob=logprob, version=self.stamp(slot), routes=routes))
+        reason = self.end(slot)
         if reason is not None:
-            self.finish(seat, reason)
+            self.finish(slot, reason)
 
-    def penalised(self, seat: Seat, logits: Tensor) -> Tensor:
-        return penalised(logits, seat.request.sampling, seat.prompt, seat.produced)
+    def penalised(self, slot: Slot, logits: Tensor) -> Tensor:
+        return penalised(logits, slot.request.sampling, slot.prompt, slot.produced)
 
-    def distribution(self, seat: Seat, logits: Tensor) -> Tensor:
-        return distribution(logits, seat.request.sampling, seat.forbidden)
+    def distribution(self, slot: Slot, logits: Tensor) -> Tensor:
+        return distribution(logits, slot.request.sampling, slot.forbidden)
 
-    def choose(self, seat: Seat, logprobs: Tensor) -> int:
-        if seat.request.sampling.temperature == 0:
+    def choose(self, slot: Slot, logprobs: Tensor) -> int:
+        if slot.request.sampling.temperature == 0:
             return int(logprobs.argmax())
-        return draw(logprobs, self.number(seat))
+        return draw(logprobs, self.number(slot))
 
-    def reported(self, seat: Seat, token: int, logits: Tensor, logprobs: Tensor) -> float:
+    def reported(self, slot: Slot, token: int, logits: Tensor, logprobs: Tensor) -> float:
         return float(logprobs[token])
 
-    def number(self, seat: Seat) -> float:
-        return uniform(seat.seed, seat.index)
+    def number(self, slot: Slot) -> float:
+        return uniform(slot.seed, slot.index)
 
-    def end(self, seat: Seat) -> StopReason | None:
-        return seat.end()
+    def end(self, slot: Slot) -> StopReason | None:
+        return slot.end()
 
-    def stamp(self, seat: Seat) -> int:
+    def stamp(self, slot: Slot) -> int:
         """Return the version that computes the next token: the adapter's where there is one."""
-        return self.version if seat.adapter is None else seat.adapter.version
+        return self.version if slot.adapter is None else slot.adapter.version
 
-    def next_logits(self, seat: Seat) -> tuple[Tensor, Tensor | None]:
+    def next_logits(self, slot: Slot) -> tuple[Tensor, Tensor | None]:
         """Return logits [V] after a request's last token, and the experts that token went through."""
         loaded, weights = self.require(), self.require_weights()
-        key = self.prefix_key(seat)
-        if not seat.output:
-            self._num_prompts += len(seat.request.input_ids)
-        if not seat.output and key in self.prefixes:
-            self._num_hits += len(seat.request.input_ids)
+        key = self.prefix_key(slot)
+        if not slot.output:
+            self._num_prompts += len(slot.request.input_ids)
+        if not slot.output and key in self.prefixes:
+            self._num_hits += len(slot.request.input_ids)
             return self.prefixes[key]
-        computed = forward(loaded.shape, weights, seat.ids, seat.deltas, seat.pictures, ranks=loaded.ranks)
+        computed = forward(loaded.shape, weights, slot.ids, slot.deltas, slot.pictures, ranks=loaded.ranks)
         found = (computed.logits[-1], None if computed.routes is None else computed.routes[-1])
-        if not seat.output:
+        if not slot.output:
             self.prefixes[key] = found
             while len(self.prefixes) > self._config.prefix_entries:
                 del self.prefixes[next(iter(self.prefixes))]
         return found
 
-    def prefix_key(self, seat: Seat) -> tuple[object, ...]:
-        return (self.version, id(seat.adapter), *seat.shown)
+    def prefix_key(self, slot: Slot) -> tuple[object, ...]:
+        return (self.version, id(slot.adapter), *slot.shown)
 
-    def seat_for(self, request: GenerationRequest) -> Seat:
-        """Check a request and prepare its seat."""
+    def slot_for(self, request: GenerationRequest) -> Slot:
+        """Check a request and prepare its slot."""
         loaded, _ = self.require(), self.require_weights()
         pictures = check_request(request, loaded)
         sampling = request.sampling
         own = () if sampling.ignore_eos else loaded.end_ids
-        return Seat(
+        return Slot(
             request=request,
             caller=asyncio.get_running_loop().create_future(),
             seed=f"{loaded.spec.seed}/{self.version}/{request.request_id}" if sampling.seed is None else sampling.seed,
@@ -317,26 +317,26 @@ class SecondInferenceEngine:
     def adapter_for(self, name: str) -> Adapter | None:
         return loaded_adapter(self.adapters, name) if name else None
 
-    def finish(self, seat: Seat, reason: StopReason) -> None:
-        self.leave(seat)
-        if not seat.caller.done():
-            seat.caller.set_result(seat.result(self._clock(), reason))
+    def finish(self, slot: Slot, reason: StopReason) -> None:
+        self.leave(slot)
+        if not slot.caller.done():
+            slot.caller.set_result(slot.result(self._clock(), reason))
 
-    def fail(self, seat: Seat, cause: Exception) -> None:
-        self.leave(seat)
+    def fail(self, slot: Slot, cause: Exception) -> None:
+        self.leave(slot)
         error = cause
         if not isinstance(cause, ArealError):
             error = GenerationFailed(
-                f"a turn of {seat.request.request_id!r} raised {type(cause).__name__}", why=str(cause)
+                f"a turn of {slot.request.request_id!r} raised {type(cause).__name__}", why=str(cause)
             )
             error.__cause__ = cause
-        if not seat.caller.done():
-            seat.caller.set_exception(error)
+        if not slot.caller.done():
+            slot.caller.set_exception(error)
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, slot: Slot) -> None:
         for queue in (self.running, self.waiting):
             with contextlib.suppress(ValueError):
-                queue.remove(seat)
+                queue.remove(slot)
 
     def _wake_server(self) -> None:
         if not self.paused:

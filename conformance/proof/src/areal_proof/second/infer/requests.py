@@ -39,7 +39,7 @@ class Token:
 
 
 @define(kw_only=True, eq=False)
-class Seat:
+class Slot:
     """A request, who waits for it, and its output so far. `limit` bounds the tokens of this call."""
 
     request: GenerationRequest
