@@ -199,7 +199,7 @@ class PairBench(Bench):
             if processes and not self.target.locator.mutant:
                 trainers, servers = await self._processes(stack, replicas)
             else:
-                first, trainers, servers = await self._seats(stack, serving, replicas)
+                first, trainers, servers = await self._host_workers(stack, serving, replicas)
             carrier: Any = registry.build("transport", name)
             stack.callback(carrier.close)
             patience = self.target.adapter.patience * TIMEOUT_S
@@ -233,7 +233,7 @@ class PairBench(Bench):
             workers = {worker.id: worker for worker in (*trainers, *servers)}
             yield Pair(group, pool, sync, carrier, workers, folder)
 
-    async def _seats(
+    async def _host_workers(
         self, stack: contextlib.AsyncExitStack, spec: InferenceSpec, replicas: int
     ) -> tuple[int, list[Worker], list[Worker]]:
         """Host a trainer and replicas in this process; return the version the replicas serve first."""
