@@ -191,7 +191,7 @@ class _Deaf(collective.Broadcaster):
         try:
             super().begin(manifest)
         except WeightSyncError:
-            self._group = None
+            self.group = None
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         try:

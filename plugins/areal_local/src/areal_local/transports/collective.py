@@ -100,7 +100,7 @@ class Broadcaster:
         self._names: Sequence[str] = ()
         self._specs: tuple[TensorSpec, ...] = ()
         self._next = 0
-        self._group: BroadcastGroup | None = None
+        self.group: BroadcastGroup | None = None
         self._why = "it was aborted"
 
     def begin(self, manifest: WeightManifest) -> None:
@@ -114,19 +114,19 @@ class Broadcaster:
                 "tied": dict(manifest.tied),
             },
         )
-        self._group = self._form_group(self._rendezvous.roll_call(self._names))
+        self.group = self._form_group(self._rendezvous.roll_call(self._names))
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Broadcast whole tensors; return their bytes on the CPU."""
-        assert self._group is not None
+        assert self.group is not None
         self._rendezvous.check_open()
         sent: dict[str, Tensor] = {}
         for name, tensor in bucket.items():
             self._check_order(name)
             whole = tensor.detach().contiguous()
-            flat = whole.reshape(-1).view(torch.uint8).to(self._group.device)
+            flat = whole.reshape(-1).view(torch.uint8).to(self.group.device)
             try:
-                self._group.broadcast(flat)
+                self.group.broadcast(flat)
             except RuntimeError as error:
                 raise self._broken(error) from error
             sent[name] = whole.cpu()
@@ -134,17 +134,17 @@ class Broadcaster:
 
     def seal(self) -> None:
         """Tell the receivers that they have everything; keep the group."""
-        assert self._group is not None
+        assert self.group is not None
         self._rendezvous.check_open()
         self._rendezvous.post("finished", {})
-        self.cache.keep(self._group)
-        self._group = None
+        self.cache.keep(self.group)
+        self.group = None
         self._rendezvous.part()
 
     def discard(self) -> None:
         """Leave; receivers in the middle of a broadcast are woken by that. Idempotent."""
         self._rendezvous.leave(self._why)
-        group, self._group = self._group, None
+        group, self.group = self.group, None
         if group is not None:
             group.close()
 
