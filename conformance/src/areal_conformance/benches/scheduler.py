@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from areal_conformance.benches.base import SOON_S, Bench
-from areal_conformance.outcome import HarnessError, Violation
+from areal_conformance.outcome import HarnessError, Violation, expect
 from areal_conformance.probes import engine as probe_engine
 from areal_conformance.probes.processes import alive, descendants
 from areal_conformance.target import Target
@@ -27,6 +27,7 @@ from areal_core.contract.inference import GenerationRequest, InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker, WorkerStatus
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 CALL_S = 30.0
 """Of a call that a worker in good health answers at once."""
 _LOOK_S = 0.02
@@ -162,11 +163,11 @@ class SchedulerBench(Bench):
             raise Violation(f"poll({role!r}) tells of {len(statuses)} workers, the job has rank {rank}")
         return statuses[rank]
 
-    async def raised(self, work: Awaitable[Any], what: str, within_s: float = SOON_S) -> BaseException:
-        """Return what awaiting something raises. Any: a result is a failure.
+    async def raised(self, kind: type[E], work: Awaitable[Any], what: str, *words: str, within_s: float = SOON_S) -> E:
+        """Return what awaiting something raises, an error of this kind that tells these words. Any: a result.
 
         Raises:
-            Violation: it returned, or did not end in time.
+            Violation: it returned, did not end in time, or raised something else.
         """
         try:
             result = await self.soon(work, what, within_s)
@@ -175,6 +176,10 @@ class SchedulerBench(Bench):
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
+            if not isinstance(error, kind):
+                raise Violation(f"{what} raised {type(error).__name__}, {kind.__name__} was due: {error}") from error
+            for part in words:
+                expect(part in told(error), f"the error of {what} does not tell {part!r}: {told(error)}")
             return error
         raise Violation(f"{what} returned {result!r:.200} and raised nothing")
 

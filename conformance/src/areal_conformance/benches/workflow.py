@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 from attrs import Factory, define, field, frozen
@@ -26,13 +26,15 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from areal_conformance.benches.base import Bench
-from areal_conformance.outcome import Inconclusive, Violation
+from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.errors import BatchError
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, Structure, VersionSpan
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult, RolloutWorkflow, Tokenizer
+
+E = TypeVar("E", bound=Exception)
 
 SAMPLING = SamplingParams(max_new_tokens=23, temperature=0.7, stop_token_ids=(4,))
 TEMPLATE = (
@@ -257,22 +259,45 @@ class WorkflowBench(Bench):
             raise Violation("the episode holds no trajectory")
         return made
 
-    async def failure(self, session: ScriptedSession, what: str, row: Mapping[str, Any] | None = None) -> Exception:
-        """Return what an episode that has to fail raises.
+    async def failure(
+        self, kind: type[E], session: ScriptedSession, what: str, row: Mapping[str, Any] | None = None
+    ) -> E:
+        """Return what an episode that has to fail raises, an error of this kind.
 
         Raises:
-            Violation: it did not fail.
+            Violation: it did not fail, or otherwise.
         """
         try:
             made = await self.run(session, row)
         except Violation:
             raise
         except Exception as error:
+            if not isinstance(error, kind):
+                raise Violation(f"{what}: {kind.__name__} was due, not {type(error).__name__}: {error}") from error
             return error
         if made is None:
             raise Violation(f"{what}: the row was rejected (None) instead of failing")
         rewards = [t.reward for t in (made.trajectories if isinstance(made, Episode) else (made,))]
         raise Violation(f"{what}: an episode with rewards {rewards} was made instead of failing")
+
+    async def ended_by(self, session: ScriptedSession, stop: StopReason) -> tuple[Trajectory, ...]:
+        """Return what is made of outputs that end in this way; nothing where they are rejected, as all may but `stop`.
+
+        Raises:
+            Violation: an output that ended is rejected, or one that was not aborted is an error.
+        """
+        try:
+            made = await self.run(session)
+        except Violation:
+            raise
+        except Exception as error:
+            expect(stop is StopReason.ABORTED, f"an output that ended with {stop!s} raised {error!r}")
+            return ()
+        if made is not None:
+            return tuple(made.trajectories) if isinstance(made, Episode) else (made,)
+        expect(stop is not StopReason.STOP, "an output that ended with an end token was rejected")
+        self.notes.append(f"rejects outputs that ended with {stop!s}")
+        return ()
 
     @contextlib.asynccontextmanager
     async def no_task_left(self) -> AsyncIterator[None]:

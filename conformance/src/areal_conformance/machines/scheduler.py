@@ -80,8 +80,8 @@ class SchedulerMachine:
     async def _submit(self, role: str, number: int) -> None:
         job = self._bench.job(role, num_workers=1 + number % 2)
         if role in self._running:
-            error = await self._bench.raised(self._scheduler.submit(job), f"submit of the running role {role!r}")
-            expect(isinstance(error, ConfigError), f"submit of a running role raised {type(error).__name__}: {error}")
+            work = self._scheduler.submit(job)
+            await self._bench.raised(ConfigError, work, f"submit of the running role {role!r}")
             return
         workers = await self._bench.start(self._scheduler, job)
         pids = [(await ask(worker, "facts"))["pid"] for worker in workers]
@@ -96,8 +96,8 @@ class SchedulerMachine:
             return
         rank = number % len(gang.workers)
         if rank in gang.dead:
-            error = await self._bench.raised(ask(gang.workers[rank], "echo", value=number), "a call of a dead worker")
-            expect(isinstance(error, WorkerDied), f"a call of a dead worker raised {type(error).__name__}: {error}")
+            work = ask(gang.workers[rank], "echo", value=number)
+            await self._bench.raised(WorkerDied, work, "a call of a dead worker")
             return
         facts = await ask(gang.workers[rank], "facts")
         expect(facts["pid"] == gang.pids[rank], f"{role}/{rank} is answered by {facts['pid']}, not {gang.pids[rank]}")
@@ -106,10 +106,8 @@ class SchedulerMachine:
         if not self._ended:
             return
         worker = self._ended[number % len(self._ended)]
-        error = await self._bench.raised(
-            ask(worker, "facts", timeout_s=CALL_S), "a call of a worker that was cancelled"
-        )
-        expect(isinstance(error, ArealError), f"a call of an ended worker raised {type(error).__name__}: {error}")
+        work = ask(worker, "facts", timeout_s=CALL_S)
+        await self._bench.raised(ArealError, work, "a call of a worker that was cancelled")
 
     async def _kill(self, role: str, number: int) -> None:
         gang = self._running.get(role)

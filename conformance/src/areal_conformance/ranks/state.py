@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, told
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.faults import full_disk
+from areal_conformance.ranks.layouts import named
 from areal_conformance.ranks.objectives import OBJECTIVES, Drawing
 from areal_core.contract.train import TrainEngine
 
@@ -29,7 +30,7 @@ _SCHEDULE = attrs.evolve(OPTIMIZER, schedule="linear", warmup_steps=2, total_ste
 def exact(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[str, Any]:
     """Save after two steps; make two more; load into the same engine, then into a new one, and make them again."""
     first, second = bench.batch(SHAPES), bench.batch(SHAPES, seed=1)
-    path = bench.folder / f"state-{_named(layout)}"
+    path = bench.folder / f"state-{named(layout)}"
     out: dict[str, Any] = {}
     with bench.engine(layout=layout, optimizer=_SCHEDULE) as engine:
         mine, other = shard(bench, first, rows), shard(bench, second, rows)
@@ -57,7 +58,7 @@ def exact(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[str, Any
 
 def random_numbers(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[str, Any]:
     """Draw random numbers in losses; each rank is at another place of its own sequence when the state is saved."""
-    path = bench.folder / f"random-{_named(layout)}"
+    path = bench.folder / f"random-{named(layout)}"
     out: dict[str, Any] = {}
     with bench.engine(layout=layout) as engine:
         mine = shard(bench, bench.batch(SHAPES), rows)
@@ -111,7 +112,7 @@ def load_from_others(bench: RankBench, layout: dict[str, int], rows: Rows, *, pa
 
 def load_nothing(bench: RankBench, layout: dict[str, int], rows: Rows, *, torn: bool) -> dict[str, Any]:
     """Load a state that is missing for one rank, or, `torn`, one of whose files was cut short; then step."""
-    good, bad = bench.folder / f"whole-{_named(layout)}", bench.folder / "missing"
+    good, bad = bench.folder / f"whole-{named(layout)}", bench.folder / "missing"
     with bench.engine(layout=layout) as engine:
         mine = shard(bench, bench.batch(SHAPES), rows)
         engine.version = 3
@@ -138,7 +139,7 @@ def load_each_torn(bench: RankBench, layout: dict[str, int], rows: Rows) -> list
 
     The engine is returned to its own state, saved before, after each next step. The first entry is of no failure.
     """
-    name = _named(layout)
+    name = named(layout)
     good, own = bench.folder / f"good-{name}", bench.folder / f"own-{name}"
     out: list[dict[str, Any]] = []
     with bench.engine(layout=layout, model=bench.model(hidden=32)) as engine:
@@ -279,7 +280,3 @@ def _drawn(engine: TrainEngine, batch: Any) -> list[float]:
     engine.train_step(batch, objective)
     engine.train_step(batch, objective)
     return objective.drawn
-
-
-def _named(layout: dict[str, int]) -> str:
-    return "".join(f"{letter}{degree}" for letter, degree in layout.items())

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from areal_conformance.outcome import Outcome
-from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, stand_ins, title
+from areal_conformance.report.parts import (
+    FOOTER,
+    LEVELS,
+    ORDER,
+    areas,
+    by_level,
+    facts,
+    law_line,
+    stand_ins,
+    tables,
+    title,
+)
 from areal_conformance.run.record import Record, Row
 
 
@@ -24,11 +35,10 @@ def markdown(record: Record) -> str:
             ("", ""), [(name, _code(value) if name == "command" else value) for name, value in facts(record).items()]
         ),
         *_levels(record),
-        *_standings(record),
+        *_tables(record, "Profiles"),
         *_attention(record),
         *_checks(record),
-        *_claims(record),
-        *_declared(record),
+        *_tables(record, "Claims", "Tolerances of the adapter", "Ledger"),
         "## Versions",
         _table(("distribution", "version"), list(record.versions.items())),
         f"*{FOOTER}*",
@@ -46,9 +56,14 @@ def _levels(record: Record) -> list[str]:
     return ["## Levels", _table(("level", *used), rows)] if rows else []
 
 
-def _standings(record: Record) -> list[str]:
-    rows = [(one.name, one.verdict, one.line) for one in record.standings]
-    return ["## Profiles", _table(("profile", "verdict", "checks"), rows)] if rows else []
+def _tables(record: Record, *headings: str) -> list[str]:
+    """Return these tables; names are code, but for those of profiles, which nobody can type."""
+    parts = []
+    for heading in headings:
+        head, rows = tables(record)[heading]
+        named = rows if heading == "Profiles" else [(_code(name), *rest) for name, *rest in rows]
+        parts += [f"## {heading}", _table(head, named)] if rows else []
+    return parts
 
 
 def _attention(record: Record) -> list[str]:
@@ -72,30 +87,6 @@ def _checks(record: Record) -> list[str]:
         lines = [(_code(row.id), row.title, f"{row.law}", f"{row.level}", _outcome(row), _time(row)) for row in rows]
         parts += [f"### {area}", _table(("check", "claim", "law", "level", "outcome", "s"), lines)]
     return parts if len(parts) > 1 else []
-
-
-def _claims(record: Record) -> list[str]:
-    rows = [
-        (
-            _code(one.key),
-            "yes" if one.counts else "no",
-            one.support,
-            " ".join(filter(None, (one.condition, one.why, one.issue))),
-        )
-        for one in record.claims
-    ]
-    return ["## Claims", _table(("ability", "counts here", "claimed", "why"), rows)] if rows else []
-
-
-def _declared(record: Record) -> list[str]:
-    parts = []
-    if record.tolerances:
-        rows = [(_code(one.check), f"{one.atol:g}", f"{one.rtol:g}", one.why) for one in record.tolerances]
-        parts += ["## Tolerances of the adapter", _table(("check", "atol", "rtol", "why"), rows)]
-    if record.ledger:
-        entries = [(_code(one.check), one.kind, one.reason, one.issue, one.expires) for one in record.ledger]
-        parts += ["## Ledger", _table(("check", "kind", "reason", "issue", "expires"), entries)]
-    return parts
 
 
 def _outcome(row: Row) -> str:

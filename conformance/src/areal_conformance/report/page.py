@@ -10,7 +10,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from areal_conformance.report.parts import FOOTER, LEVELS, ORDER, areas, by_level, facts, law_line, stand_ins, title
+from areal_conformance.report.parts import (
+    FOOTER,
+    LEVELS,
+    ORDER,
+    areas,
+    by_level,
+    facts,
+    law_line,
+    stand_ins,
+    tables,
+    title,
+)
 from areal_conformance.report.style import SCRIPT, STYLE
 from areal_conformance.run.record import Record, Row
 from areal_conformance.spec import link
@@ -30,10 +41,7 @@ def page(record: Record) -> str:
         *(_area(record, area, rows) for area, rows in areas(record.checks).items()),
         "<h2>About this run</h2>",
         _folded("What was checked with what", _pairs(facts(record)), opened=True),
-        _folded("Profiles", _table(("profile", "verdict", "checks"), _standings(record))),
-        _folded("Claims", _table(("ability", "counts here", "claimed", "why"), _claims(record))),
-        _folded("Tolerances of the adapter", _table(("check", "atol", "rtol", "why"), _tolerances(record))),
-        _folded("Ledger", _table(("check", "kind", "reason", "issue", "expires"), _ledger(record))),
+        *(_folded(heading, _table(*columns)) for heading, columns in tables(record).items()),
         _folded("Versions", _pairs(record.versions)),
         f"<footer>{FOOTER}</footer>",
     ]
@@ -123,25 +131,6 @@ def _notes(record: Record) -> str:
     notes = [*record.notes, *(f"{row.id}: {note}" for row in record.checks for note in row.notes)]
     lines = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return _folded(f"Notes ({len(notes)})", f"<ul>{lines}</ul>" if notes else "")
-
-
-def _standings(record: Record) -> list[tuple[str, ...]]:
-    return [(one.name, one.verdict, one.line) for one in record.standings]
-
-
-def _claims(record: Record) -> list[tuple[str, ...]]:
-    return [
-        (one.key, "yes" if one.counts else "no", one.support, " ".join((one.condition, one.why, one.issue)).strip())
-        for one in record.claims
-    ]
-
-
-def _tolerances(record: Record) -> list[tuple[str, ...]]:
-    return [(one.check, f"{one.atol:g}", f"{one.rtol:g}", one.why) for one in record.tolerances]
-
-
-def _ledger(record: Record) -> list[tuple[str, ...]]:
-    return [(one.check, one.kind, one.reason, one.issue, one.expires) for one in record.ledger]
 
 
 def _folded(heading: str, inside: str, *, opened: bool = False) -> str:

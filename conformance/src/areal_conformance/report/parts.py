@@ -71,6 +71,29 @@ def facts(record: Record) -> dict[str, str]:
     return {name: value for name, value in lines.items() if value}
 
 
+def tables(record: Record) -> dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+    """Return what stands below the checks: heading -> columns and rows; the first column holds names."""
+    why = [(one, " ".join(filter(None, (one.condition, one.why, one.issue)))) for one in record.claims]
+    return {
+        "Profiles": (
+            ("profile", "verdict", "checks"),
+            [(one.name, one.verdict, one.line) for one in record.standings],
+        ),
+        "Claims": (
+            ("ability", "counts here", "claimed", "why"),
+            [(one.key, "yes" if one.counts else "no", one.support, said) for one, said in why],
+        ),
+        "Tolerances of the adapter": (
+            ("check", "atol", "rtol", "why"),
+            [(one.check, f"{one.atol:g}", f"{one.rtol:g}", one.why) for one in record.tolerances],
+        ),
+        "Ledger": (
+            ("check", "kind", "reason", "issue", "expires"),
+            [(one.check, one.kind, one.reason, one.issue, one.expires) for one in record.ledger],
+        ),
+    }
+
+
 def stand_ins(record: Record) -> str:
     """Return the sentence that has to stand beside the verdict where the device was not the real one."""
     said = record.subject.stand_ins

@@ -31,13 +31,16 @@ def atol(bench: PairBench) -> float:
     return bench.tolerance(atol=ATOL if single else LOOSE).atol
 
 
-def truth(folder: Path, generations: Sequence[Generation]) -> list[float]:
-    """Return the log-probs a folder's model gives what was generated for `PROMPTS`, in order."""
+def truth(folder: Path, generations: Sequence[Generation], prompts: Sequence[Sequence[int]] = PROMPTS) -> list[float]:
+    """Return the log-probs a folder's model gives what was generated for the prompts, in order."""
     oracle = Oracle(folder)
-    told: list[float] = []
-    for prompt, generation in zip(PROMPTS, generations, strict=True):
-        told += oracle.logprobs(prompt, generation.output_ids).tolist()
-    return told
+    pairs = zip(prompts, generations, strict=True)
+    return [told for ids, made in pairs for told in oracle.logprobs(ids, made.output_ids).tolist()]
+
+
+def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    """Name the tensors that are not the same to the bit."""
+    return [name for name, tensor in before.items() if not bool((tensor == after[name]).all())]
 
 
 def said(generations: Sequence[Generation]) -> list[float]:
@@ -45,10 +48,15 @@ def said(generations: Sequence[Generation]) -> list[float]:
     return [logprob for generation in generations for logprob in generation.logprobs]
 
 
+def gaps(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    """Return the differences of two lists of one length."""
+    expect(len(left) == len(right), f"expected {len(left)} log-probs, got {len(right)}")
+    return [abs(a - b) for a, b in zip(left, right, strict=True)]
+
+
 def gap(left: Sequence[float], right: Sequence[float]) -> float:
     """Return the largest difference of two lists of one length."""
-    expect(len(left) == len(right), f"expected {len(left)} log-probs, got {len(right)}")
-    return max((abs(a - b) for a, b in zip(left, right, strict=True)), default=0.0)
+    return max(gaps(left, right), default=0.0)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
@@ -65,12 +73,9 @@ async def expect_serves(bench: PairBench, pair: Pair, folder: Path, version: int
     for worker in pair.replicas:
         # Sampled text that only this policy would rate so: tokens differ from its favourites.
         generations = await pair.generate(worker=worker, temperature=1.0, max_new_tokens=10)
-        difference = gap(said(generations), truth(folder, generations))
-        expect(
-            difference <= atol(bench),
-            f"{when}: {worker.id} gives log-probs up to {difference:.2e} off those of the weights it should serve "
-            f"(tolerance {atol(bench):g})",
-        )
+        difference, allowed = gap(said(generations), truth(folder, generations)), atol(bench)
+        off = f"up to {difference:.2e} off those of the weights it should serve (tolerance {allowed:g})"
+        expect(difference <= allowed, f"{when}: {worker.id} gives log-probs {off}")
         stamps = sorted({span.version for one in generations for span in one.version_spans})
         expect(stamps == [version], f"{when}: {worker.id} stamps versions {stamps}, expected {version}")
         status = await worker.call("status", timeout_s=30.0)

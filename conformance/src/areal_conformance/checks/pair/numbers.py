@@ -7,6 +7,7 @@ Does not know: why it is there, or how an engine swaps weights.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from areal_conformance.benches.infer_truth import Oracle, Segment
 from areal_conformance.benches.models import sharpen
 from areal_conformance.benches.pair import PROMPTS, PairBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.pair.judging import LOOSE, atol, expect_serves, gap, said, tensors_of, truth
+from areal_conformance.checks.pair.judging import LOOSE, atol, expect_serves, gap, gaps, said, tensors_of, truth
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import Generation, PauseMode
 from areal_core.contract.scheduler import Worker
@@ -35,13 +36,9 @@ async def logprobs(bench: PairBench) -> None:
                 ids = batch.tokens["input_ids"].tolist()
                 sampled = [i for p, g in zip(PROMPTS, generations, strict=True) for i in (*p, *g.output_ids)]
                 expect(ids == sampled, "the trained token ids are not the sampled ones")
-                difference = gap(said(generations), (await pair.logprobs(batch)).tolist())
-                bench.numbers[f"gap at {temperature:g}, round {round_number}"] = difference
-                expect(
-                    difference <= atol(bench),
-                    f"temperature {temperature:g}, after {round_number} updates: trainer and replica differ by up to "
-                    f"{difference:.2e} in the log-prob of a sampled token (tolerance {atol(bench):g})",
-                )
+                differences = gaps(said(generations), (await pair.logprobs(batch)).tolist())
+                bench.numbers[f"gap at {temperature:g}, round {round_number}"] = max(differences)
+                _alike(differences, atol(bench), f"temperature {temperature:g}, after {round_number} updates")
                 await pair.step(batch)
                 await pair.update()
 
@@ -58,15 +55,10 @@ async def dtypes(bench: PairBench) -> None:
             await pair.update()
             generations = await pair.generate(temperature=1.0, max_new_tokens=32)
             trained = (await pair.logprobs(pair.batch(generations))).tolist()
-            differences = [abs(a - b) for a, b in zip(said(generations), trained, strict=True)]
+            differences = gaps(said(generations), trained)
             bench.numbers[f"{dtype}: largest gap"] = max(differences)
             bench.numbers[f"{dtype}: mean gap"] = sum(differences) / len(differences)
-            allowed = atol(bench) if dtype == "float32" else LOOSE
-            expect(
-                max(differences) <= allowed,
-                f"{dtype}: trainer and replica differ by up to {max(differences):.2e} in the log-prob of a sampled "
-                f"token (tolerance {allowed:g})",
-            )
+            _alike(differences, atol(bench) if dtype == "float32" else LOOSE, dtype)
 
 
 @check("pair.gap.packing", level=Level.LOOP, law=6, spec="train", deadline_s=120.0)
@@ -83,11 +75,8 @@ async def packing(bench: PairBench) -> None:
             expect(one.num_sequences == 1, f"sequence {number} was not packed alone")
         backwards = small.batch(generations[::-1], PROMPTS[::-1])
         turned = (await small.logprobs(backwards)).tolist()
-        lengths = [len(generation.output_ids) for generation in generations[::-1]]
-        rows, start = [], 0
-        for length in lengths:
-            rows.append(turned[start : start + length])
-            start += length
+        values = iter(turned)
+        rows = [list(itertools.islice(values, len(generation.output_ids))) for generation in generations[::-1]]
         reordered = [value for row in rows[::-1] for value in row]
         for name, other in (("alone", alone), ("in other order", reordered), ("as sampled", said(generations))):
             difference = gap(together, other)
@@ -106,10 +95,8 @@ async def stamped(bench: PairBench) -> None:
             stamps = {span.version for one in generations for span in one.version_spans}
             expect(stamps == {pair.sync.version}, f"expected version {pair.sync.version}, got {sorted(stamps)}")
             batch = pair.batch(generations)
-            versions = batch.tokens["versions"][batch.tokens["loss_mask"]].unique().tolist()
-            expect(
-                versions == [pair.sync.version], f"the batch holds versions {versions}, expected {pair.sync.version}"
-            )
+            held, due = batch.tokens["versions"][batch.tokens["loss_mask"]].unique().tolist(), pair.sync.version
+            expect(held == [due], f"the batch holds versions {held}, expected {due}")
             await pair.step(batch)
             await pair.sync.update(version)
             await pair.trainer.set_version(version)
@@ -139,9 +126,14 @@ async def in_flight(bench: PairBench) -> None:
         expect(len(spread) > 1, "two updates happened while requests ran, and every token carries one version")
         saved = await pair.saved(bench.folder / "saved")
         fresh = await pair.generate(temperature=1.0)
-        expect(
-            gap(said(fresh), truth(saved, fresh)) <= atol(bench), "a new request after it is not served the new policy"
-        )
+        far = gap(said(fresh), truth(saved, fresh))
+        expect(far <= atol(bench), f"a new request after it is not served the new policy, but one {far:.1e} away")
+
+
+def _alike(differences: Sequence[float], allowed: float, where: str) -> None:
+    """Expect trainer and replica to rate every sampled token alike."""
+    told = f"differ by up to {max(differences):.2e} in the log-prob of a sampled token (tolerance {allowed:g})"
+    expect(max(differences) <= allowed, f"{where}: trainer and replica {told}")
 
 
 async def _generated(worker: object, tokens: int) -> None:
@@ -176,19 +168,15 @@ async def lengths(bench: PairBench) -> None:
         await pair.step(pair.batch(await pair.generate(temperature=1.0)))
         await pair.update()
         saved, asked = await pair.saved(bench.folder / "saved"), prompts()
-        made = await asyncio.gather(
-            *(
-                pair.generate((ids,), temperature=1.0, max_new_tokens=wanted)
-                for ids, (_, wanted) in zip(asked, SHAPES, strict=True)
-            )
-        )
-        generations = [generation for (generation,) in made]
+        cases = zip(asked, SHAPES, strict=True)
+        calls = [pair.generate((ids,), temperature=1.0, max_new_tokens=wanted) for ids, (_, wanted) in cases]
+        generations = [generation for (generation,) in await asyncio.gather(*calls)]
         for number, (generation, (_, wanted)) in enumerate(zip(generations, SHAPES, strict=True)):
             got = len(generation.output_ids)
             expect(got == wanted, f"request {number} was to have {wanted} tokens and has {got}")
         trained = (await pair.logprobs(pair.batch(generations, asked))).tolist()
-        truth = _truth(saved, asked, generations)
-        for name, told in (("the trainer", trained), ("the float32 truth of its weights", truth)):
+        right = truth(saved, generations, asked)
+        for name, told in (("the trainer", trained), ("the float32 truth of its weights", right)):
             bench.numbers[f"gap to {name}"] = _judge(asked, generations, told, allowed, f"beside {name}")
 
 
@@ -199,13 +187,6 @@ def _sharp(bench: PairBench) -> Path:
         shutil.copytree(bench.model(hidden=64), folder)
         sharpen(folder)
     return folder
-
-
-def _truth(saved: Path, asked: Sequence[Sequence[int]], generations: Sequence[Generation]) -> list[float]:
-    oracle, told = Oracle(saved), list[float]()
-    for prompt, generation in zip(asked, generations, strict=True):
-        told += oracle.logprobs(prompt, generation.output_ids).tolist()
-    return told
 
 
 def _judge(

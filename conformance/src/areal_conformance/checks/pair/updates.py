@@ -10,13 +10,16 @@ from functools import partial
 
 from areal_conformance.benches.pair import PROMPTS, PairBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.pair.judging import atol, expect_serves, gap, held, said, tensors_of, truth
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.checks.pair.judging import atol, changed, expect_serves, gap, held, said, tensors_of, truth
+from areal_conformance.oracles.infer_judging import raises
+from areal_conformance.outcome import expect
 from areal_core.contract.errors import VersionRegressed
 from areal_core.weights.tensors import fingerprint
 
+rule = partial(check, level=Level.LOOP, law=7, spec="weights")
 
-@check("pair.update.witness", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
+
+@rule("pair.update.witness", deadline_s=180.0)
 async def witness(bench: PairBench) -> None:
     """After each update the replicas compute with the weights the trainer saves, tied or not, by any transport."""
     for number, transport in enumerate(bench.transports):
@@ -31,20 +34,16 @@ async def witness(bench: PairBench) -> None:
                     saved = await pair.saved(bench.folder / f"{number}-{tied}-{version}")
                     when = f"{transport}, {'tied' if tied else 'untied'}, version {version}"
                     tensors = tensors_of(saved)
-                    expect(
-                        update.num_tensors in (len(tensors), len(tensors) - 1),
-                        f"{when}: {update.num_tensors} tensors were sent, the trainer's folder holds {len(tensors)}",
-                    )
+                    told = f"{update.num_tensors} tensors were sent, the trainer's folder holds {len(tensors)}"
+                    expect(update.num_tensors in (len(tensors), len(tensors) - 1), f"{when}: {told}")
                     await expect_serves(bench, pair, saved, version, when)
                     for worker in pair.replicas:
-                        own = held(bench, worker)
-                        wrong = [
-                            n for n, t in own.items() if n in tensors and fingerprint(t) != fingerprint(tensors[n])
-                        ]
+                        own = {name: tensor for name, tensor in held(bench, worker).items() if name in tensors}
+                        wrong = [name for name in own if fingerprint(own[name]) != fingerprint(tensors[name])]
                         expect(not wrong, f"{when}: the replica's own {wrong[:4]} are not the trainer's")
 
 
-@check("pair.update.changes_policy", level=Level.LOOP, law=7, spec="weights", deadline_s=120.0)
+@rule("pair.update.changes_policy", deadline_s=120.0)
 async def changes_policy(bench: PairBench) -> None:
     """One optimizer step changes the served policy, every layer of it, at the update and not before."""
     async with bench.pair(lr=0.02) as pair:
@@ -62,20 +61,17 @@ async def changes_policy(bench: PairBench) -> None:
         expect(not same, f"one optimizer step left {len(same)} tensors as they were: {same[:4]}")
         # The first update has nothing to compare with; a second one without a step must be all unchanged.
         again = await pair.update()
-        expect(
-            again.unchanged == again.num_tensors == update.num_tensors,
-            f"without a step {again.num_tensors - again.unchanged} of {again.num_tensors} tensors changed",
-        )
+        told = f"without a step {again.num_tensors - again.unchanged} of {again.num_tensors} tensors changed"
+        expect(again.unchanged == again.num_tensors == update.num_tensors, told)
         after = await pair.generate(temperature=0.0)
         moved = gap(said(after), truth(start, after))
         bench.numbers["moved"] = moved
-        expect(
-            moved > 10 * atol(bench), f"the served log-probs moved by {moved:.1e}: the step did not reach the replicas"
-        )
+        told = f"the served log-probs moved by {moved:.1e}: the step did not reach the replicas"
+        expect(moved > 10 * atol(bench), told)
         await expect_serves(bench, pair, stepped, pair.sync.version, "after one step and two updates")
 
 
-@check("pair.update.one_by_one", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
+@rule("pair.update.one_by_one", deadline_s=180.0)
 async def one_by_one(bench: PairBench) -> None:
     """Every tensor arrives in its own place: replicas of another model compute as the trainer after one update."""
     for tied in (True, False):
@@ -107,7 +103,7 @@ async def after_load(bench: PairBench) -> None:
         await expect_serves(bench, pair, saved, pair.sync.version, "after load_state and an update")
 
 
-@check("pair.update.regressed", level=Level.LOOP, law=7, spec="weights")
+@rule("pair.update.regressed")
 async def regressed(bench: PairBench) -> None:
     """A version served already, or an older one, is refused by replica and weight sync; what is served stays."""
     async with bench.pair(lr=0.05) as pair:
@@ -118,25 +114,17 @@ async def regressed(bench: PairBench) -> None:
         saved = await pair.saved(bench.folder / "five")
         await pair.step(batch)
         for version in (newest, newest - 1):
-            try:
-                await pair.sync.update(version)
-            except VersionRegressed:
-                pass
-            else:
-                raise Violation(f"version {version} was sent to a fleet that serves {newest}")
+            update = partial(pair.sync.update, version)
+            await raises(VersionRegressed, update, f"version {version} sent to a fleet that serves {newest}")
             offer = pair.transport.open(version)
             await pair.workers["actor/0"].call("send_weights", offer, version, timeout_s=60.0)
-            try:
-                await pair.replicas[0].call("receive_weights", offer, version, timeout_s=60.0)
-            except VersionRegressed:
-                pass
-            else:
-                raise Violation(f"a replica that serves version {newest} took version {version}")
+            take = partial(pair.replicas[0].call, "receive_weights", offer, version, timeout_s=60.0)
+            await raises(VersionRegressed, take, f"version {version} offered to a replica that serves {newest}")
             pair.transport.release(offer)
             await expect_serves(bench, pair, saved, newest, f"after version {version} was offered")
 
 
-@check("pair.drift.none", level=Level.LOOP, law=7, spec="weights", deadline_s=180.0)
+@rule("pair.drift.none", deadline_s=180.0)
 async def drift(bench: PairBench) -> None:
     """With learning rate 0, fifty steps and updates change no bit of what is sent, saved or served."""
     async with bench.pair(lr=0.0) as pair:
@@ -149,11 +137,9 @@ async def drift(bench: PairBench) -> None:
             if number % 10 == 0:
                 await pair.step(batch)
             update = await pair.update()
-            expect(
-                update.unchanged == update.num_tensors,
-                f"update {number + 2}: {update.num_tensors - update.unchanged} of {update.num_tensors} tensors changed "
-                "though the learning rate is 0",
-            )
+            moved = f"{update.num_tensors - update.unchanged} of {update.num_tensors} tensors changed"
+            told = f"update {number + 2}: {moved} though the learning rate is 0"
+            expect(update.unchanged == update.num_tensors, told)
         last = await pair.generate(temperature=0.0)
         pairs = [(g.output_ids, g.logprobs) for g in first], [(g.output_ids, g.logprobs) for g in last]
         expect(pairs[0] == pairs[1], "greedy output or log-probs changed over fifty updates of the same weights")
@@ -161,17 +147,11 @@ async def drift(bench: PairBench) -> None:
         bench.numbers["drift"] = gap(start, ended)
         expect(ended == start, f"the trainer's own log-probs moved by {gap(start, ended):.1e}")
         after = tensors_of(await pair.saved(bench.folder / "last"))
-        wrong = [name for name, tensor in saved.items() if not bool((tensor == after[name]).all())]
+        wrong = changed(saved, after)
         expect(not wrong, f"the trainer's weights changed: {wrong[:4]}")
 
 
-@check(
-    "pair.update.cast",
-    level=Level.LOOP,
-    law=7,
-    spec="weights",
-    requires=("train.precision.bfloat16", "infer.weights.cast"),
-)
+@rule("pair.update.cast", requires=("train.precision.bfloat16", "infer.weights.cast"))
 async def cast(bench: PairBench) -> None:
     """A trainer in bfloat16 and replicas in another dtype serve the weights the trainer saves."""
     async with bench.pair(train_dtype="bfloat16", lr=0.05) as pair:
@@ -187,10 +167,10 @@ async def cast(bench: PairBench) -> None:
             )
 
 
-rule = partial(check, level=Level.LOOP, law=3, spec="train")
+runs = partial(check, level=Level.LOOP, law=3, spec="train")
 
 
-@rule("pair.run.synchronous", requires=("infer.sampling.seed", "infer.deterministic"), deadline_s=120.0)
+@runs("pair.run.synchronous", requires=("infer.sampling.seed", "infer.deterministic"), deadline_s=120.0)
 async def synchronous(bench: PairBench) -> None:
     """Three steps of generate, train and update give the same tokens and the same weights, bit for bit, each time."""
     runs = []
@@ -211,11 +191,11 @@ async def synchronous(bench: PairBench) -> None:
     for version, (left, right) in enumerate(zip(tokens, again, strict=True)):
         expect(left == right, f"two runs of the same seeds differ in what was sampled at version {version}")
     expect(len({str(step) for step in tokens}) == 3, "three versions sampled the same: nothing was learned from")
-    wrong = [name for name, tensor in weights.items() if not bool((tensor == other[name]).all())]
+    wrong = changed(weights, other)
     expect(not wrong, f"two runs of the same seeds end with other weights: {wrong[:4]}")
 
 
-@rule("pair.run.processes", law=7, spec="scheduler", deadline_s=300.0)
+@runs("pair.run.processes", law=7, spec="scheduler", deadline_s=300.0)
 async def processes(bench: PairBench) -> None:
     """Trainer and replicas in processes of their own go from step to served policy as they do in one."""
     async with bench.pair(processes=True, replicas=2, lr=0.05) as pair:

@@ -11,7 +11,7 @@ import json
 import random
 from importlib.util import find_spec
 
-from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask, asking, told
+from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask, asking
 from areal_conformance.benches.scheduler_values import contract_values, difference, plain_values, tensor_values
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL
@@ -107,10 +107,8 @@ async def two_workers(bench: SchedulerBench) -> None:
 async def deadline(bench: SchedulerBench) -> None:
     """A call without an answer raises WorkerTimeout at its own deadline, naming worker and method."""
     worker = await bench.worker()
-    error = await bench.raised(worker.call("generate", asking("wait", gate="never"), timeout_s=0.2), "a call")
-    expect(isinstance(error, WorkerTimeout), f"a call without an answer raised {type(error).__name__}: {error}")
-    for part in (worker.id, "generate"):
-        expect(part in told(error), f"the error does not name {part!r}: {told(error)}")
+    work = worker.call("generate", asking("wait", gate="never"), timeout_s=0.2)
+    await bench.raised(WorkerTimeout, work, "a call", worker.id, "generate")
     expect((await ask(worker, "echo", value=5))["value"] == 5, "the worker is of no use after a timeout")
 
 
@@ -119,8 +117,7 @@ async def late_reply(bench: SchedulerBench) -> None:
     """A reply that comes after its caller gave up reaches no other caller."""
     worker = await bench.worker()
     for name in ("late one", "late two"):
-        error = await bench.raised(worker.call("generate", asking("deaf", gate=name), timeout_s=0.2), "a call")
-        expect(isinstance(error, WorkerTimeout), f"a call without an answer raised {type(error).__name__}: {error}")
+        await bench.raised(WorkerTimeout, worker.call("generate", asking("deaf", gate=name), timeout_s=0.2), "a call")
     waiting = bench.doing(ask(worker, "wait", gate="after"))
     for name in ("late two", "late one"):
         given = await ask(worker, "open", timeout_s=_OPEN_S, gate=name)
@@ -145,7 +142,7 @@ async def cancelled(bench: SchedulerBench) -> None:
     await bench.soon(asyncio.wait((call,)), "a cancelled call")
     expect(call.cancelled(), "a cancelled call does not end with CancelledError")
     await _running(bench, 1)
-    await bench.raised(ask(worker, "wait", timeout_s=0.2, gate="dropped"), "a call without an answer")
+    await bench.raised(BaseException, ask(worker, "wait", timeout_s=0.2, gate="dropped"), "a call without an answer")
     await _running(bench, 1)
     await ask(worker, "open", gate="kept")
     expect((await bench.soon(kept, "the other call"))["gate"] == "kept", "the other call got a wrong reply")
@@ -158,9 +155,7 @@ async def unknown_method(bench: SchedulerBench) -> None:
     """A method the contract does not have is refused by its name, and the worker goes on."""
     worker = await bench.worker()
     for method in ("no_such_method", "_do", "__class__"):
-        error = await bench.raised(worker.call(method, timeout_s=CALL_S), f"a call of {method!r}")
-        expect(isinstance(error, ArealError), f"a call of {method!r} raised {type(error).__name__}: {error}")
-        expect(method in told(error), f"the error does not name {method!r}: {told(error)}")
+        await bench.raised(ArealError, worker.call(method, timeout_s=CALL_S), f"a call of {method!r}", method)
     expect((await ask(worker, "echo", value=5))["value"] == 5, "the worker is of no use after an unknown method")
 
 
@@ -199,9 +194,8 @@ async def hosts_train(bench: SchedulerBench) -> None:
             expect(noted["log"] == wanted, f"calls sent as {wanted} reached rank {rank} as {noted['log']}")
             expect(not noted["overlapped"], f"two calls were at work at once in rank {rank}")
             expect(noted["threads"] == 1, f"calls of rank {rank} ran in {noted['threads']} threads")
-        error = await bench.raised(workers[1].call("load_state", "/no/such/state", timeout_s=CALL_S), "load_state")
-        expect(isinstance(error, RemoteError), f"an engine's FileNotFoundError arrived as {type(error).__name__}")
-        expect("/no/such/state" in told(error), f"the error does not tell the path: {told(error)}")
+        work = workers[1].call("load_state", "/no/such/state", timeout_s=CALL_S)
+        await bench.raised(RemoteError, work, "load_state", "/no/such/state")
 
 
 async def _sequence(worker: Worker) -> None:

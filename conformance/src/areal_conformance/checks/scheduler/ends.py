@@ -65,8 +65,7 @@ async def cancel_anew(bench: SchedulerBench) -> None:
             expect(facts["pid"] != old, f"{worker.id} is the old process")
             expect(facts["env"] == {"PROBE_TURN": "second"}, f"{worker.id} has the variables {facts['env']}")
             expect((await worker.call("status", timeout_s=30)).version == 0, f"{worker.id} has the old engine's state")
-        error = await bench.raised(ask(first, "echo", value=1), "a call of the handle before cancel")
-        expect(isinstance(error, Exception), f"an old handle's call ended with {type(error).__name__}")
+        await bench.raised(Exception, ask(first, "echo", value=1), "a call of the handle before cancel")
 
 
 @check("scheduler.cancel.in_any_state", level=Level.FAULTS, law=10, spec=CANCEL)
@@ -89,7 +88,7 @@ async def cancel_in_any_state(bench: SchedulerBench) -> None:
         finally:
             if pids[1] in bench.processes():
                 stop.heal()
-        await bench.raised(busy, "a call of a worker that was cancelled")
+        await bench.raised(BaseException, busy, "a call of a worker that was cancelled")
 
 
 @check("scheduler.close.twice", level=Level.SINGLE, law=10, spec=CLOSE)

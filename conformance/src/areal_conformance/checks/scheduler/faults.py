@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from areal_conformance.benches.scheduler import SchedulerBench, ask, told
+from areal_conformance.benches.scheduler import SchedulerBench, ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL, STATE, STATUS
 from areal_conformance.outcome import expect
@@ -32,12 +32,10 @@ async def death_in_flight(bench: SchedulerBench) -> None:
         other = bench.doing(ask(left, "wait", timeout_s=_LONG_S, gate="left"))
         await ask(right, "echo", value=0)
         with bench.suffering(Kill(bench.status(scheduler, "pair", 1).pid or 0)):
-            errors = [await bench.raised(call, "a call of a worker that was killed") for call in calls]
-        errors.append(await bench.raised(ask(right, "echo", value=1), "a later call of a worker that was killed"))
-        for error in errors:
-            expect(isinstance(error, WorkerDied), f"a call of a dead worker raised {type(error).__name__}: {error}")
-            for part in ("pair/1", _LINES[-1]):
-                expect(part in told(error), f"the error does not tell {part!r}: {told(error)}")
+            for call in calls:
+                await bench.raised(WorkerDied, call, "a call of a worker that was killed", "pair/1", _LINES[-1])
+        later = ask(right, "echo", value=1)
+        await bench.raised(WorkerDied, later, "a later call of a worker that was killed", "pair/1", _LINES[-1])
         expect(not other.done(), "a call of the other worker ended when its neighbour died")
         await ask(left, "open", gate="left")
         expect((await bench.soon(other, "the other worker's call"))["gate"] == "left", "it got a wrong reply")
@@ -73,9 +71,9 @@ async def death_exit_code(bench: SchedulerBench) -> None:
             role = f"exit{code}"
             (worker,) = await bench.start(scheduler, bench.job(role))
             work = ask(worker, "exit", timeout_s=_LONG_S, code=code, lines=["these are my last words"])
-            error = await bench.raised(work, f"a call in which its worker exits with {code}")
-            expect(isinstance(error, WorkerDied), f"it raised {type(error).__name__}: {error}")
-            expect("these are my last words" in told(error), f"the error has no last words: {told(error)}")
+            await bench.raised(
+                WorkerDied, work, f"a call in which its worker exits with {code}", "these are my last words"
+            )
             status = bench.status(scheduler, role)
             expect(status.state is WorkerState.ENDED, f"poll tells of a worker that exited that it is {status.state}")
             expect(status.exit_code == code, f"exit code {code} is told as {status.exit_code}")
@@ -125,9 +123,8 @@ async def silence_calls(bench: SchedulerBench) -> None:
     async with bench.scheduler() as scheduler:
         (worker,) = await bench.start(scheduler, bench.job())
         with bench.suffering(Stop(bench.status(scheduler, "probe").pid or 0)):
-            error = await bench.raised(ask(worker, "echo", timeout_s=0.3, value=1), "a call of a stopped worker")
-            expect(isinstance(error, WorkerTimeout), f"it raised {type(error).__name__}: {error}")
-            expect(worker.id in told(error), f"the error names no worker: {told(error)}")
+            work = ask(worker, "echo", timeout_s=0.3, value=1)
+            await bench.raised(WorkerTimeout, work, "a call of a stopped worker", worker.id)
             for _ in range(200):
                 scheduler.poll("probe")
         given = await ask(worker, "echo", value=2)
@@ -143,16 +140,13 @@ async def calls_at_cancel(bench: SchedulerBench) -> None:
         calls = [bench.doing(ask(w, "wait", timeout_s=_LONG_S, gate="never")) for w in (one, two)]
         await ask(one, "echo", value=0)
         await bench.soon(scheduler.cancel("one"), "cancel")
-        error = await bench.raised(calls[0], "a call that waits while its role is cancelled")
-        expect(isinstance(error, ArealError), f"it raised {type(error).__name__}: {error}")
+        await bench.raised(ArealError, calls[0], "a call that waits while its role is cancelled")
         expect(not calls[1].done(), "a call of another role ended with the one that was cancelled")
         await ask(two, "echo", value=0)
         await bench.soon(scheduler.close(), "close")
-        error = await bench.raised(calls[1], "a call that waits while its scheduler is closed")
-        expect(isinstance(error, ArealError), f"it raised {type(error).__name__}: {error}")
+        await bench.raised(ArealError, calls[1], "a call that waits while its scheduler is closed")
         for worker in (one, two):
-            error = await bench.raised(ask(worker, "echo", timeout_s=_LONG_S, value=0), "a call of an ended worker")
-            expect(isinstance(error, ArealError), f"a call of an ended worker raised {type(error).__name__}: {error}")
+            await bench.raised(ArealError, ask(worker, "echo", timeout_s=_LONG_S, value=0), "a call of an ended worker")
 
 
 _BROKEN_OFF = "Fatal error: out of mem"
@@ -165,8 +159,7 @@ async def log_unfinished(bench: SchedulerBench) -> None:
         exits, killed = await bench.start(scheduler, bench.job("gang", num_workers=2))
         (silent,) = await bench.start(scheduler, bench.job("silent"))
         work = ask(exits, "exit", code=3, lines=["a whole line"], unfinished=_BROKEN_OFF)
-        error = await bench.raised(work, "a call in which its worker exits")
-        expect(_BROKEN_OFF in told(error), f"the error does not tell {_BROKEN_OFF!r}: {told(error)}")
+        await bench.raised(BaseException, work, "a call in which its worker exits", _BROKEN_OFF)
         for worker in (killed, silent):
             await ask(worker, "print", lines=[_BROKEN_OFF], stream="stderr", end="")
         with bench.suffering(Kill(bench.status(scheduler, "gang", 1).pid or 0)):

@@ -155,7 +155,7 @@ async def none_left(bench: WorkflowBench) -> None:
     expect(session.begun == begun, f"{session.begun - begun} calls of the session came after the episode")
     async with bench.no_task_left():
         failing = bench.session(lambda _: ZeroDivisionError("an engine's own"))
-        await bench.failure(failing, "a generation that raised")
+        await bench.failure(Exception, failing, "a generation that raised")
 
 
 @check("workflow.loop.not_blocked", level=Level.SINGLE, law=9, spec=_WORKFLOW)

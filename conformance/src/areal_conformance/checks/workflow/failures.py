@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from typing import TypeVar
 
 from areal_conformance.benches.workflow import (
+    ScriptedSession,
     WorkflowBench,
     drifting_tokenizer,
     failing,
@@ -33,6 +35,7 @@ from areal_core.contract.errors import (
 )
 from areal_core.contract.workflow import RewardResult, RewardStatus
 
+E = TypeVar("E", bound=Exception)
 _RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
 _RESULT = "workflow#areal_core.contract.workflow.RewardResult"
 _INPUT = "workflow#areal_core.contract.workflow.RewardInput"
@@ -79,11 +82,7 @@ async def failed(bench: WorkflowBench) -> None:
         detail = f"the words of a reward that ended with {status}"
         result = RewardResult(value=None, status=status, detail=detail, components={"part": 1.0})
         session = bench.session(judge=judging(result))
-        error = await _failure(bench, session, f"a reward that ended with {status!r}")
-        expect(
-            isinstance(error, ArealError), f"a reward that ended with {status!r} gives {type(error).__name__}: {error}"
-        )
-        text = f"{error}"
+        text = str(await _failure(bench, ArealError, session, f"a reward that ended with {status!r}"))
         expect(session.task_id in text or detail in text, f"the error tells neither task nor reason: {text}")
 
 
@@ -91,24 +90,23 @@ async def failed(bench: WorkflowBench) -> None:
 async def failed_is_reward_failed(bench: WorkflowBench) -> None:
     """The error of a failed reward is RewardFailed, which nobody retries and nobody takes for another failure."""
     result = RewardResult(value=None, status=RewardStatus.RAISED, detail="division by zero")
-    error = await _failure(bench, bench.session(judge=judging(result)), "a reward that raised")
-    expect(isinstance(error, RewardFailed), f"a reward that raised gives {type(error).__name__}: {error}")
+    await _failure(bench, RewardFailed, bench.session(judge=judging(result)), "a reward that raised")
 
 
 @check("workflow.reward.not_finite", level=Level.SINGLE, law=5, spec=_RESULT)
 async def not_finite(bench: WorkflowBench) -> None:
     """A reward that is called ok and is no finite number fails the episode; it is never recorded."""
     for value in (math.nan, math.inf, -math.inf):
-        await _failure(bench, bench.session(judge=paying(value)), f"a reward of {value}")
+        await _failure(bench, Exception, bench.session(judge=paying(value)), f"a reward of {value}")
     result = RewardResult(value=None, status=RewardStatus.OK)
-    await _failure(bench, bench.session(judge=judging(result)), "a reward that is ok and has no value")
+    await _failure(bench, Exception, bench.session(judge=judging(result)), "a reward that is ok and has no value")
 
 
 @check("workflow.reward.pool_broken", level=Level.SINGLE, law=5, spec=_RUN)
 async def pool_broken(bench: WorkflowBench) -> None:
     """An error the session raises while scoring passes as it is."""
     sent = WorkerDied("the reward pool is gone", why="a test", fix="none")
-    error = await _failure(bench, bench.session(judge=judging(sent)), "a session that raises while scoring")
+    error = await _failure(bench, WorkerDied, bench.session(judge=judging(sent)), "a session that raises while scoring")
     expect(type(error) is WorkerDied, f"WorkerDied became {type(error).__name__}: {error}")
 
 
@@ -122,15 +120,12 @@ async def failed_generation(bench: WorkflowBench) -> None:
         ZeroDivisionError("an engine's own"),
     ):
         session = bench.session(failing(sent))
-        error = await bench.failure(session, f"a generation that raised {type(sent).__name__}")
-        expect(
-            type(error) is type(sent), f"{type(sent).__name__} of a generation became {type(error).__name__}: {error}"
-        )
-        expect(str(error) == str(sent), f"{str(sent)!r} of a generation became {str(error)!r}")
+        error = await bench.failure(type(sent), session, f"a generation that raised {type(sent).__name__}")
+        same = (type(error), str(error)) == (type(sent), str(sent))
+        expect(same, f"{sent!r} of a generation became {error!r}")
         expect(not session.scored, "a generation that failed was scored")
-        expect(
-            len(session.asked) == 1, f"after a generation failed the policy was asked {len(session.asked) - 1} times"
-        )
+        again = len(session.asked) - 1
+        expect(not again, f"after a generation failed the policy was asked {again} times")
 
 
 @check("workflow.turns.failure", level=Level.SINGLE, law=5, spec=_RUN, requires=("multi_turn",))
@@ -138,7 +133,7 @@ async def failed_turn(bench: WorkflowBench) -> None:
     """A later turn that fails fails the whole episode with its own error; the turns before are not passed off as it."""
     sent = GenerationFailed("the engine lost it", why="w", fix="f")
     session = bench.session(lambda turn: sent if turn else generation(turn))
-    error = await bench.failure(session, "a second turn that failed")
+    error = await bench.failure(GenerationFailed, session, "a second turn that failed")
     expect(type(error) is GenerationFailed, f"GenerationFailed of a turn became {type(error).__name__}: {error}")
     expect(not session.scored, "an episode whose second turn failed was scored")
 
@@ -156,9 +151,8 @@ async def failure_alone(bench: WorkflowBench) -> None:
         session = bench.session()
         episode = await bench.episode(session)
         traced(episode, session)
-        expect(
-            all(t.reward == 0.625 for t in episode.trajectories), "the episode after a failed one has another reward"
-        )
+        usual = all(t.reward == 0.625 for t in episode.trajectories)
+        expect(usual, "the episode after a failed one has another reward")
 
 
 @check("workflow.rows.unfit", level=Level.SINGLE, law=5, spec=_RUN)
@@ -167,11 +161,9 @@ async def unfit_rows(bench: WorkflowBench) -> None:
     rows = {"an empty row": {}, "a row of nothing but None": dict.fromkeys(bench.rows[0])}
     for what, row in rows.items():
         session = bench.session()
-        error = await bench.failure(session, what, row)
-        expect(isinstance(error, DatasetError), f"{what} raised {type(error).__name__}: {error}")
+        error = await bench.failure(DatasetError, session, what, row)
         expect(session.begun == 0, f"{what}: the session was asked {session.begun} times")
-        reason = isinstance(error, DatasetError) and (error.why or error.fix)
-        expect(bool(reason), f"{what} is refused without a reason: {error}")
+        expect(bool(error.why or error.fix), f"{what} is refused without a reason: {error}")
 
 
 @check("workflow.rejection.on_purpose", level=Level.SINGLE, law=5, spec=_RUN)
@@ -183,9 +175,9 @@ async def on_purpose(bench: WorkflowBench) -> None:
             await bench.episode(session, row)
 
 
-async def _failure(bench: WorkflowBench, session: object, what: str) -> Exception:
+async def _failure(bench: WorkflowBench, kind: type[E], session: ScriptedSession, what: str) -> E:
     try:
-        return await bench.failure(session, what)  # type: ignore[arg-type]
+        return await bench.failure(kind, session, what)
     finally:
-        if not session.scored:  # type: ignore[attr-defined]
+        if not session.scored:
             raise Inconclusive("this workflow does not ask its session for a reward")

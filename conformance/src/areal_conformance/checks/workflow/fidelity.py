@@ -14,7 +14,7 @@ from typing import Any
 from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, drifting_tokenizer, paying, scripted
 from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.check import Level, check
-from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import Episode, StopReason
 
 _RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
@@ -215,19 +215,11 @@ async def worth(bench: WorkflowBench) -> None:
         for length in (1, 2, 6, 23):
             for value in (0.625, -3.25, 250.0):
                 session = bench.session(scripted(length=length, stop=stop), paying(value))
-                try:
-                    made = await bench.run(session)
-                except Violation:
-                    raise
-                except Exception as error:
-                    expect(stop is StopReason.ABORTED, f"an output that ended with {stop!s} raised {error!r}")
-                    continue
-                if made is None:
-                    expect(stop is not StopReason.STOP, "an output that ended with an end token was rejected")
+                made = await bench.ended_by(session, stop)
+                if not made:
                     continue
                 bench.scored(session)
-                trajectories = made.trajectories if isinstance(made, Episode) else (made,)
-                seen = [trajectory.reward for trajectory in trajectories]
+                seen = [trajectory.reward for trajectory in made]
                 allowed = tolerance.atol + tolerance.rtol * abs(value)
                 close = bool(seen) and all(abs(one - value) <= allowed for one in seen)
                 what = f"a reward of {value} for {length} tokens that ended with {stop!s}"

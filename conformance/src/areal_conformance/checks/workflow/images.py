@@ -86,7 +86,7 @@ async def not_dropped(bench: WorkflowBench) -> None:
         "an image for a model that takes none": (bench.session(image_token_id=None), row),
     }
     for what, (session, given) in cases.items():
-        await bench.failure(session, what, given)
+        await bench.failure(Exception, session, what, given)
 
 
 @rule("workflow.images.later_turns", requires=("images", "multi_turn"))

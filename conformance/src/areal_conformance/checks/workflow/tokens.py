@@ -11,8 +11,8 @@ import torch
 from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, drifting_tokenizer, generation, scripted
 from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.check import Level, check
-from areal_conformance.outcome import Violation, expect
-from areal_core.contract.data import Episode, StopReason, Trajectory
+from areal_conformance.outcome import expect
+from areal_core.contract.data import Episode, StopReason
 from areal_core.contract.train import ROUTED_EXPERTS
 
 _RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
@@ -94,22 +94,12 @@ async def special(bench: WorkflowBench) -> None:
 async def stop_reason(bench: WorkflowBench) -> None:
     """A trajectory's stop reason is its last generation's; an aborted output is never passed off as a whole one."""
     for stop in StopReason:
-        session = bench.session(scripted(stop=stop))
-        try:
-            made = await bench.run(session)
-        except Violation:
-            raise
-        except Exception as error:
-            expect(stop is StopReason.ABORTED, f"an output that ended with {stop!s} raised {error!r}")
+        made = await bench.ended_by(bench.session(scripted(stop=stop)), stop)
+        if not made:
             continue
-        if made is None:
-            expect(stop is not StopReason.STOP, "an output that ended with an end token was rejected")
-            bench.notes.append(f"rejects outputs that ended with {stop!s}")
-            continue
-        last: Trajectory = made.trajectories[-1] if isinstance(made, Episode) else made
-        expect(
-            last.stop_reason is stop, f"an output that ended with {stop!s} became a trajectory of {last.stop_reason!s}"
-        )
+        last = made[-1]
+        told = f"an output that ended with {stop!s} became a trajectory of {last.stop_reason!s}"
+        expect(last.stop_reason is stop, told)
 
 
 @check("workflow.tokens.extras", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
@@ -139,11 +129,8 @@ async def temperature(bench: WorkflowBench) -> None:
     session = bench.session()
     await bench.episode(session)
     for asked in session.asked:
-        seen = session.sampling if asked.sampling is None else asked.sampling
-        expect(
-            seen.temperature == session.sampling.temperature,
-            f"it generates at temperature {seen.temperature}, the run's is {session.sampling.temperature}",
-        )
+        seen, due = (asked.sampling or session.sampling).temperature, session.sampling.temperature
+        expect(seen == due, f"it generates at temperature {seen}, the run's is {due}")
 
 
 @check("workflow.turns.all", level=Level.SINGLE, law=1, spec=_RUN, requires=("multi_turn",))
