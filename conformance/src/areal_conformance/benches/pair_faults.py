@@ -37,14 +37,17 @@ class Trouble:
         self.on_write = self.on_read = self.on_manifest = None
 
 
-class _Troubled:
-    def __init__(self, inner: Any, trouble: Trouble) -> None:
-        self._inner, self._trouble = inner, trouble
+class _Around:
+    """An end of a transfer, or the transport: what is not changed passes through. Any: their own classes."""
 
-    def open(self, version: int) -> Offer:
-        offer: Offer = self._inner.open(version)
-        return offer
+    def __init__(self, inner: Any, trouble: Trouble, number: int = 0) -> None:
+        self._inner, self._trouble, self._number = inner, trouble, number
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Troubled(_Around):
     def sink(self, offer: Offer) -> Any:
         return _Sink(self._inner.sink(offer), self._trouble)
 
@@ -53,23 +56,11 @@ class _Troubled:
         self._trouble.readers[0] += 1
         return _Source(self._inner.source(offer), self._trouble, number)
 
-    def release(self, offer: Offer) -> None:
-        self._inner.release(offer)
 
-    def close(self) -> None:
-        self._inner.close()
-
-
-class _Sink:
-    def __init__(self, inner: Any, trouble: Trouble) -> None:
-        self._inner, self._trouble = inner, trouble
-
+class _Sink(_Around):
     @property
     def bucket_bytes(self) -> int:
         return min(int(self._inner.bucket_bytes), 4096)
-
-    def begin(self, manifest: WeightManifest) -> None:
-        self._inner.begin(manifest)
 
     def write(self, bucket: Mapping[str, Tensor]) -> None:
         if self._trouble.on_write is not None:
@@ -77,17 +68,8 @@ class _Sink:
             bucket = self._trouble.on_write(bucket)
         self._inner.write(bucket)
 
-    def finish(self) -> Any:
-        return self._inner.finish()
 
-    def abort(self) -> None:
-        self._inner.abort()
-
-
-class _Source:
-    def __init__(self, inner: Any, trouble: Trouble, number: int) -> None:
-        self._inner, self._trouble, self._number = inner, trouble, number
-
+class _Source(_Around):
     @property
     def manifest(self) -> WeightManifest:
         manifest: WeightManifest = self._inner.manifest
@@ -103,9 +85,6 @@ class _Source:
                 yield self._trouble.on_read({name: tensor.clone() for name, tensor in bucket.items()})
             else:
                 yield bucket
-
-    def close(self) -> None:
-        self._inner.close()
 
     @property
     def _concerned(self) -> bool:

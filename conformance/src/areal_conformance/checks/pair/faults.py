@@ -6,8 +6,11 @@ Does not know: engines, or where they keep what they have not committed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -18,19 +21,26 @@ from areal_conformance.benches.pair_faults import Trouble
 from areal_conformance.benches.pair_workers import InProcessWorker
 from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import atol, expect_holds, expect_serves, gap, said, tensors_of, truth
-from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_conformance.oracles.infer_judging import raises
+from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.errors import ArealError, FingerprintMismatch, StorageError, WeightSyncError, WorkerDied
 from areal_core.contract.weights import WeightManifest
 
 
-async def fails(pair: Pair, what: str, *, naming: str = "") -> ArealError:
-    """Expect the update to fail with an ArealError, and return it."""
-    try:
-        await pair.sync.update(pair.sync.version + 1)
-    except ArealError as error:
-        expect(naming in str(error), f"{what}: the error must name {naming}, it says {error}")
-        return error
-    raise Violation(f"{what}: the update reported success")
+async def fails(pair: Pair, what: str, *naming: str, kind: type[ArealError] = ArealError) -> None:
+    """Expect the update to fail with an error of this kind that says these words."""
+    error = await raises(kind, partial(pair.sync.update, pair.sync.version + 1), f"{what}: the update")
+    for part in naming:
+        expect(part in str(error), f"{what}: the error must name {part}, it says {error}")
+
+
+@contextlib.asynccontextmanager
+async def ahead(bench: PairBench, trouble: Trouble, **fields: Any) -> AsyncIterator[tuple[Pair, Path]]:
+    """Give a pair whose trainer is a step ahead, and the folder its replicas serve. Any: arguments of `pair`."""
+    async with bench.pair(wrap=trouble.wrap, **fields) as pair:
+        old = await pair.saved(bench.folder / f"old-{fields.get('transport', '')}")
+        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+        yield pair, old
 
 
 async def recovers(bench: PairBench, pair: Pair, old: Path, what: str) -> None:
@@ -47,17 +57,9 @@ async def spoiled(bench: PairBench) -> None:
     """One bit that flips on the way to one of two replicas is found by its fingerprint; nobody takes the version."""
     for transport in bench.transports:
         trouble = Trouble()
-        async with bench.pair(replicas=2, transport=transport, wrap=trouble.wrap) as pair:
-            old = await pair.saved(bench.folder / f"old-{transport}")
-            await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+        async with ahead(bench, trouble, replicas=2, transport=transport) as (pair, old):
             trouble.on_read, trouble.only_reader = _flip_one, trouble.readers[0] + 1
-            error = await fails(pair, "a flipped bit", naming="rollout/")
-            if not trouble.fired:
-                _never()
-            expect(
-                isinstance(error, FingerprintMismatch),
-                f"expected FingerprintMismatch, got {type(error).__name__}: {error}",
-            )
+            await _fails(pair, trouble, "a flipped bit", "rollout/", kind=FingerprintMismatch)
             trouble.heal()
             await recovers(bench, pair, old, f"a flipped bit, {transport}")
 
@@ -66,14 +68,9 @@ async def spoiled(bench: PairBench) -> None:
 async def sender_spoiled(bench: PairBench) -> None:
     """Bytes that the sink holds otherwise than the engine does are the trainer's to find: FingerprintMismatch."""
     trouble = Trouble()
-    async with bench.pair(wrap=trouble.wrap) as pair:
-        old = await pair.saved(bench.folder / "old")
-        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+    async with ahead(bench, trouble) as (pair, old):
         trouble.on_write = _flip_one
-        error = await fails(pair, "bytes spoiled on their way into the sink")
-        expect(
-            isinstance(error, FingerprintMismatch), f"expected FingerprintMismatch, got {type(error).__name__}: {error}"
-        )
+        await fails(pair, "bytes spoiled on their way into the sink", kind=FingerprintMismatch)
         trouble.heal()
         await recovers(bench, pair, old, "spoiled bytes")
 
@@ -97,13 +94,10 @@ async def renamed(bench: PairBench) -> None:
         return attrs.evolve(manifest, version=manifest.version + 1)
 
     trouble = Trouble()
-    async with bench.pair(wrap=trouble.wrap) as pair:
-        old = await pair.saved(bench.folder / "old")
-        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+    async with ahead(bench, trouble) as (pair, old):
         for change in (without_last, other_name, one_more, other_version):
             trouble.on_manifest = change
-            error = await fails(pair, change.__name__, naming="rollout/0")
-            expect(isinstance(error, WeightSyncError), f"expected WeightSyncError, got {type(error).__name__}: {error}")
+            await fails(pair, change.__name__, "rollout/0", kind=WeightSyncError)
             await expect_serves(bench, pair, old, pair.sync.version, change.__name__)
         trouble.heal()
         await recovers(bench, pair, old, "manifests that did not fit")
@@ -112,20 +106,11 @@ async def renamed(bench: PairBench) -> None:
 @check("pair.fault.replica", level=Level.FAULTS, law=7, spec="weights", deadline_s=120.0)
 async def replica(bench: PairBench) -> None:
     """A replica that cannot receive, first or last of two, keeps both on the old version and is named."""
-
-    def broken(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        raise OSError("the network cable was pulled")
-
     trouble = Trouble()
-    async with bench.pair(replicas=2, wrap=trouble.wrap) as pair:
-        old = await pair.saved(bench.folder / "old")
-        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+    async with ahead(bench, trouble, replicas=2) as (pair, old):
         for which in (0, 1):
-            trouble.on_read, trouble.only_reader, trouble.fired = broken, trouble.readers[0] + which, 0
-            error = await fails(pair, "a replica that cannot receive", naming="rollout/")
-            if not trouble.fired:
-                _never()
-            expect("network cable" in str(error), f"the error must say what happened, it says {error}")
+            trouble.on_read, trouble.only_reader = _pulled, trouble.readers[0] + which
+            await _fails(pair, trouble, "a replica that cannot receive", "rollout/", "network cable")
             await expect_serves(bench, pair, old, pair.sync.version, f"after replica {which} failed to receive")
         trouble.heal()
         await recovers(bench, pair, old, "a replica that failed")
@@ -163,14 +148,9 @@ async def sender(bench: PairBench) -> None:
         return bucket
 
     trouble = Trouble()
-    async with bench.pair(wrap=trouble.wrap) as pair:
-        old = await pair.saved(bench.folder / "old")
-        await pair.step(pair.batch(await pair.generate(temperature=1.0)))
+    async with ahead(bench, trouble) as (pair, old):
         trouble.on_write = full
-        error = await fails(pair, "a full disk", naming="no room for weights")
-        expect(
-            isinstance(error, StorageError), f"expected the sink's StorageError, got {type(error).__name__}: {error}"
-        )
+        await fails(pair, "a full disk", "no room for weights", kind=StorageError)
         expect(count[0] == 3, f"after the sink's error the engine wrote {count[0] - 3} buckets more")
         trouble.heal()
         await recovers(bench, pair, old, "a full disk")
@@ -184,8 +164,8 @@ def _flip_one(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return changed
 
 
-def _never() -> None:
-    raise Inconclusive("the fault never fired: no replica read the transport")
+def _pulled(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    raise OSError("the network cable was pulled")
 
 
 GiveUp = Callable[[Pair, Trouble], Awaitable[None]]
@@ -262,21 +242,17 @@ async def _half_way(pair: Pair, trouble: Trouble) -> None:
     def broken(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         count[0] += 1
         if count[0] > 7:
-            raise OSError("the network cable was pulled")
+            _pulled(bucket)
         return bucket
 
     trouble.on_read, trouble.only_reader = broken, -1
-    await _fails(pair, trouble)
+    await _fails(pair, trouble, "replicas that fail half way")
 
 
 async def _by_another(pair: Pair, trouble: Trouble) -> None:
     """The first replica has received everything when the second fails at once."""
-
-    def broken(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        raise OSError("the network cable was pulled")
-
-    trouble.on_read, trouble.only_reader = broken, trouble.readers[0] + 1
-    await _fails(pair, trouble)
+    trouble.on_read, trouble.only_reader = _pulled, trouble.readers[0] + 1
+    await _fails(pair, trouble, "a replica that fails at once")
 
 
 async def _spoiled(pair: Pair, trouble: Trouble) -> None:
@@ -289,17 +265,14 @@ async def _spoiled(pair: Pair, trouble: Trouble) -> None:
         return {**bucket, last: changed}
 
     trouble.on_read, trouble.only_reader = flipped, trouble.readers[0]
-    await _fails(pair, trouble)
+    await _fails(pair, trouble, "a flipped bit")
 
 
-async def _fails(pair: Pair, trouble: Trouble) -> None:
+async def _fails(pair: Pair, trouble: Trouble, what: str, *naming: str, kind: type[ArealError] = ArealError) -> None:
+    """As `fails`, because of what a replica reads; Inconclusive if none read."""
     trouble.fired = 0
     try:
-        await pair.sync.update(pair.sync.version + 1)
-    except ArealError:
-        if trouble.fired:
-            return
-        raise
-    if not trouble.fired:
-        raise Inconclusive("the fault never fired: no replica read the transport")
-    raise Violation("an update whose transfer failed reported success")
+        await fails(pair, what, *naming, kind=kind)
+    finally:
+        if not trouble.fired:
+            raise Inconclusive("the fault never fired: no replica read the transport")
