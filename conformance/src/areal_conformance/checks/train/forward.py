@@ -14,9 +14,9 @@ from torch import Tensor
 
 from areal_conformance.benches.train import Shape, TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.train.state import without_effect
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import SCORES, close, columns_close, same, scored
-from areal_conformance.oracles.train_objectives import Drawing
 from areal_conformance.outcome import expect
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, TrainEngine
@@ -237,21 +237,14 @@ def fresh_tokens(bench: TrainBench) -> None:
 @check("train.forward.no_effect", level=Level.SINGLE, law=3, spec=FORWARD)
 def no_effect(bench: TrainBench) -> None:
     """Scoring changes nothing: weights, version, random state and the steps after it are those without it."""
-    batch = bench.batch()
-    weights = []
-    for scoring in (False, True):
-        with bench.engine() as engine:
-            for _ in range(2):
-                engine.train_step(batch, Drawing())
-                engine.version = 6
-                if scoring:
-                    before = bench.witnessed(engine)
-                    engine.forward(bench.batch([(2, 7), (1, 1)], seed=9), SCORES)
-                    same("weights after forward", bench.witnessed(engine), before)
-                    expect(engine.version == 6, f"forward changed the version from 6 to {engine.version}")
-            engine.train_step(batch, Drawing())
-            weights.append(bench.witnessed(engine))
-    same("weights after three steps, with and without scoring between them", weights[1], weights[0])
+
+    def score(engine: TrainEngine, step: int) -> None:
+        before, engine.version = bench.witnessed(engine), 6
+        engine.forward(bench.batch([(2, 7), (1, 1)], seed=9), SCORES)
+        same("weights after forward", bench.witnessed(engine), before)
+        expect(engine.version == 6, f"forward changed the version from 6 to {engine.version}")
+
+    without_effect(bench, "each scored after", score)
 
 
 @check("train.forward.follows_weights", level=Level.SINGLE, law=7, spec=FORWARD)

@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.train.state import SCHEDULED, ends_equal, steps
+from areal_conformance.checks.train.state import SCHEDULED, end_of, ends_equal, steps
 from areal_conformance.oracles.train_compare import same
 from areal_conformance.oracles.train_spoil import files_at_most, tree
 from areal_conformance.outcome import Violation, expect, raises
@@ -44,8 +44,8 @@ def exact(bench: TrainBench) -> None:
         with bench.engine(*CLAIM, model=bench.model(hidden=64), optimizer=SCHEDULED, seed=99) as engine:
             engine.load_state(bench.folder / f"state-{turn}")
             expect(engine.version == turn, f"version {engine.version} was loaded, begun was a state of {turn}")
-            reports = steps(bench, engine, 2 * turn + 1, 2 * turn + 2)
-            ends_equal(f"two steps after the state begun after {2 * turn}", (bench.witnessed(engine), reports), end)
+            got = end_of(bench, engine, 2 * turn + 1, 2 * turn + 2)
+            ends_equal(f"two steps after the state begun after {2 * turn}", got, end)
 
 
 @check("train.background.company", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)

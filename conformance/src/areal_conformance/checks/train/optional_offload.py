@@ -7,6 +7,7 @@ Does not know: where an engine keeps what it moved away.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from areal_conformance.benches.train import TrainBench
@@ -19,15 +20,15 @@ from areal_core.contract.optional import SupportsOffload
 from areal_core.contract.train import OptimizerSpec, Output, TrainEngine
 from areal_torch.testing.objectives import PolicyGradient
 
-SPEC = "train#offload"
 CLAIM = ("memory.offload",)
+rule = partial(check, level=Level.SINGLE, spec="train#offload", requires=CLAIM, since=(1, 1))
 LOGPROBS = frozenset({Output.LOGPROBS})
 STEADY = OptimizerSpec(lr=1e-2, weight_decay=0.1, schedule="linear", total_steps=9)
 _SHARE = 0.9
 """Part of weights and both moments, in float32, that must be gone: buffers may stay."""
 
 
-@check("train.offload.exact", level=Level.SINGLE, law=4, spec=SPEC, requires=CLAIM, since=(1, 1))
+@rule("train.offload.exact", law=4)
 def exact(bench: TrainBench) -> None:
     """Training that is offloaded and brought back between any two steps gives the same bits as training that is not."""
     orders: tuple[tuple[str, ...], ...] = (
@@ -42,7 +43,7 @@ def exact(bench: TrainBench) -> None:
             reports = []
             for step in range(4):
                 _call(engine, order)
-                report = engine.train_step(bench.batch(seed=step), _objective())
+                report = engine.train_step(bench.batch(seed=step), PolicyGradient())
                 reports.append((report.loss, report.grad_norm, report.lr, report.stepped))
                 _call(engine, order)
             engine.version = 4
@@ -56,7 +57,7 @@ def exact(bench: TrainBench) -> None:
         same(f"scores after four steps with {order} between them", {"logprobs": column}, {"logprobs": found[0][2]})
 
 
-@check("train.offload.frees", level=Level.SINGLE, law=10, spec=SPEC, requires=CLAIM, since=(1, 1))
+@rule("train.offload.frees", law=10)
 def frees(bench: TrainBench) -> None:
     """`offload` frees the memory of weights and optimizer on the device, each time, not only the first."""
     device = bench.target.torch_type
@@ -65,18 +66,16 @@ def frees(bench: TrainBench) -> None:
         assert bench.info is not None
         wanted = 4 * 3 * bench.info.num_parameters
         for turn in range(2):
-            engine.train_step(bench.batch(seed=turn), _objective())
+            engine.train_step(bench.batch(seed=turn), PolicyGradient())
             before = held_bytes(device)
             _call(engine, ("offload",))
             freed = before - held_bytes(device)
-            expect(
-                freed >= _SHARE * wanted,
-                f"offload number {turn + 1} freed {freed} bytes on {device}; weights and two moments are {wanted}",
-            )
+            told = f"offload number {turn + 1} freed {freed} bytes on {device}; weights and two moments are {wanted}"
+            expect(freed >= _SHARE * wanted, told)
             _call(engine, ("onload",))
 
 
-@check("train.offload.frozen", level=Level.SINGLE, law=4, spec=SPEC, requires=CLAIM, since=(1, 1))
+@rule("train.offload.frozen", law=4)
 def frozen(bench: TrainBench) -> None:
     """A frozen role, which has no optimizer, is offloaded as well, and scores as before."""
     device = bench.target.torch_type
@@ -93,25 +92,18 @@ def frozen(bench: TrainBench) -> None:
     same("scores of a frozen role after offload and onload", {"logprobs": after}, {"logprobs": before})
 
 
-@check(
-    "train.offload.state",
-    level=Level.SINGLE,
-    law=4,
-    spec=SPEC,
-    requires=("memory.offload", "checkpoint.exact"),
-    since=(1, 1),
-)
+@rule("train.offload.state", law=4, requires=("memory.offload", "checkpoint.exact"))
 def state(bench: TrainBench) -> None:
     """A state loaded after a turn on the host is used, and not the one that was moved away before."""
     early, late = bench.folder / "early", bench.folder / "late"
     with bench.engine(*CLAIM, optimizer=STEADY) as engine:
         _call(engine, ("offload", "onload"))
-        engine.train_step(bench.batch(seed=1), _objective())
+        engine.train_step(bench.batch(seed=1), PolicyGradient())
         engine.save_state(early)
         saved = bench.sent(engine, 1)
         _call(engine, ("offload", "onload"))
         engine.save_state(late)
-        norm = engine.train_step(bench.batch(seed=2), _objective()).grad_norm
+        norm = engine.train_step(bench.batch(seed=2), PolicyGradient()).grad_norm
         stepped = bench.sent(engine, 2)
         for path in (early, late):
             _call(engine, ("offload", "onload"))
@@ -119,19 +111,17 @@ def state(bench: TrainBench) -> None:
             same(f"weights of the {path.name} state", bench.sent(engine, 1), saved)
             _call(engine, ("offload", "onload"))
             same(f"weights of the {path.name} state, moved away and back", bench.sent(engine, 1), saved)
-            got = engine.train_step(bench.batch(seed=2), _objective()).grad_norm
-            expect(
-                got == norm, f"the gradient norm of the step after the {path.name} state: expected {norm}, got {got}"
-            )
+            got = engine.train_step(bench.batch(seed=2), PolicyGradient()).grad_norm
+            expect(got == norm, f"the gradient norm after the {path.name} state: expected {norm}, got {got}")
             same(f"weights a step after the {path.name} state", bench.sent(engine, 2), stepped)
 
 
-@check("train.offload.use", level=Level.SINGLE, law=8, spec=SPEC, requires=CLAIM, since=(1, 1))
+@rule("train.offload.use", law=8)
 def use(bench: TrainBench) -> None:
     """A call while offloaded is refused with a typed error or answered rightly; it never computes with nothing."""
     batch = bench.batch(seed=5)
     with bench.engine(*CLAIM, optimizer=STEADY) as engine:
-        engine.train_step(bench.batch(seed=1), _objective())
+        engine.train_step(bench.batch(seed=1), PolicyGradient())
         sent = bench.sent(engine, 1)
         scores = engine.forward(batch, LOGPROBS).tokens["logprobs"]
         calls: dict[str, tuple[Callable[[], Any], Any]] = {  # Any: dicts of tensors
@@ -149,37 +139,33 @@ def use(bench: TrainBench) -> None:
             _call(engine, ("onload",))
         _call(engine, ("offload",))
         try:
-            engine.train_step(bench.batch(seed=2), _objective())
+            engine.train_step(bench.batch(seed=2), PolicyGradient())
             steps = [3]
         except ArealError:
             steps = [2, 3]
         _call(engine, ("onload",))
         for step in steps:
-            engine.train_step(bench.batch(seed=step), _objective())
+            engine.train_step(bench.batch(seed=step), PolicyGradient())
         after = bench.sent(engine, 3)
     with bench.engine(*CLAIM, optimizer=STEADY) as engine:
         for step in (1, 2, 3):
-            engine.train_step(bench.batch(seed=step), _objective())
+            engine.train_step(bench.batch(seed=step), PolicyGradient())
         same("weights after steps 1 to 3, the second of them first tried while offloaded", after, bench.sent(engine, 3))
 
 
-@check("train.offload.close", level=Level.SINGLE, law=10, spec=SPEC, requires=CLAIM, since=(1, 1))
+@rule("train.offload.close", law=10)
 def close(bench: TrainBench) -> None:
     """An offloaded engine closes, twice, and the next engine of the process starts and steps."""
     with bench.engine(*CLAIM, optimizer=STEADY) as engine:
-        engine.train_step(bench.batch(seed=1), _objective())
+        engine.train_step(bench.batch(seed=1), PolicyGradient())
         _call(engine, ("offload",))
         engine.close()
         engine.close()
     with bench.engine(*CLAIM, optimizer=STEADY) as engine:
-        expect(engine.train_step(bench.batch(seed=1), _objective()).stepped, "the engine started next did not step")
+        expect(engine.train_step(bench.batch(seed=1), PolicyGradient()).stepped, "the engine started next did not step")
 
 
 def _call(engine: TrainEngine, order: tuple[str, ...]) -> None:
     able: SupportsOffload = engine  # type: ignore[assignment]  # claimed, and `static.claims.protocols` looks
     for name in order:
         (able.offload if name == "offload" else able.onload)()
-
-
-def _objective() -> Any:  # Any: an Objective, whose module imports torch
-    return PolicyGradient()

@@ -6,6 +6,9 @@ Does not know: how the ranks are started; the programs are in `ranks.optional`.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, Row, check, family
 from areal_conformance.outcome import expect
@@ -25,6 +28,9 @@ _PROGRAMS = "areal_conformance.ranks.optional"
 _DATA = "parallel.data"
 _ATOL = 5e-5
 PLANS = [EVEN, UNEVEN, NOTHING_ON_LAST]
+_FACTS: dict[str, Any] = {"level": Level.DISTRIBUTED, "since": (1, 1), "ranks": 2}
+"""Any: facts of `check`."""
+rule = partial(check, level=Level.DISTRIBUTED, since=(1, 1), ranks=2)
 
 
 @family(
@@ -51,11 +57,9 @@ PLANS = [EVEN, UNEVEN, NOTHING_ON_LAST]
             requires=("memory.offload", _DATA),
         ),
     },
-    level=Level.DISTRIBUTED,
     law=6,
     spec="train#{ability}",
-    since=(1, 1),
-    ranks=2,
+    **_FACTS,
 )
 def as_one(bench: TrainBench, program: str) -> None:
     """The ranks agree to the bit, and with one rank within rounding, in norms, scores and weights."""
@@ -72,15 +76,7 @@ def as_one(bench: TrainBench, program: str) -> None:
                 close(0.0, far, 5 * bound.atol, 0.0, f"{where}: how far log-probs of sequence {row} are")
 
 
-@check(
-    "train.experts.refused_on_all",
-    level=Level.DISTRIBUTED,
-    law=9,
-    spec="train#experts",
-    requires=("experts.replay", _DATA),
-    since=(1, 1),
-    ranks=2,
-)
+@rule("train.experts.refused_on_all", law=9, spec="train#experts", requires=("experts.replay", _DATA))
 def refused_on_all(bench: TrainBench) -> None:
     """Unfit routes in one shard are refused on every rank, and the next step is made."""
     for bad in (0, 1):

@@ -17,7 +17,7 @@ from areal_conformance.outcome import expect
 from areal_core.contract.train import OptimizerSpec, Output
 from areal_torch.testing.objectives import PolicyGradient
 
-SPEC = "train#areal_core.contract.train.TrainSpec"
+SPEC, ENGINES = "train#areal_core.contract.train.TrainSpec", "train#training-engines-and-objectives"
 SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 BFLOAT16 = ("precision.bfloat16",)
 CHECKPOINTING = ("memory.activation_checkpointing",)
@@ -36,11 +36,10 @@ def bfloat16_forward(bench: TrainBench) -> None:
         expect(str(column.dtype) == "torch.float32", f"{name} is {column.dtype}, expected float32")
         gap = (column.detach().double() - wanted[name].detach()).abs()[mask]
         bench.numbers[f"{name}_gap"] = float(gap.mean())
-        expect(
-            float(gap.mean()) < mean, f"{name} is {float(gap.mean()):.3g} from the oracle on average, at most {mean}"
-        )
-        expect(float(gap.max()) < most, f"{name} is {float(gap.max()):.3g} from the oracle at worst, at most {most}")
-        expect(float(gap.mean()) > 1e-5, f"{name} is that of float32 to {float(gap.mean()):.1g}: bfloat16 is not used")
+        usual, worst = float(gap.mean()), float(gap.max())
+        expect(usual < mean, f"{name} is {usual:.3g} from the oracle on average, at most {mean}")
+        expect(worst < most, f"{name} is {worst:.3g} from the oracle at worst, at most {most}")
+        expect(usual > 1e-5, f"{name} is that of float32 to {usual:.1g}: bfloat16 is not used")
 
 
 @check("train.bfloat16.steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)
@@ -52,10 +51,8 @@ def bfloat16_steps(bench: TrainBench) -> None:
         with bench.engine(dtype="bfloat16", max_tokens_per_microbatch=tokens) as engine:
             told = engine.train_step(batch, PolicyGradient())
         expect(abs(told.loss - wanted.loss) < 0.03 + 0.03 * abs(wanted.loss), f"loss {told.loss}, oracle {wanted.loss}")
-        expect(
-            abs(told.grad_norm - wanted.norm) < 0.1 * wanted.norm,
-            f"gradient norm {told.grad_norm}, oracle {wanted.norm}",
-        )
+        near = abs(told.grad_norm - wanted.norm) < 0.1 * wanted.norm
+        expect(near, f"gradient norm {told.grad_norm}, oracle {wanted.norm}")
 
 
 @check("train.bfloat16.tiny_steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)
@@ -85,13 +82,7 @@ def bfloat16_sent(bench: TrainBench) -> None:
             same("sent in bfloat16", bench.sent(engine), held)
 
 
-@check(
-    "train.checkpointing.same",
-    level=Level.SINGLE,
-    law=6,
-    spec="train#training-engines-and-objectives",
-    requires=CHECKPOINTING,
-)
+@check("train.checkpointing.same", level=Level.SINGLE, law=6, spec=ENGINES, requires=CHECKPOINTING)
 def checkpointing(bench: TrainBench) -> None:
     """With activations computed twice, columns, losses, norms and weights are those computed once."""
     batch = bench.batch()

@@ -15,13 +15,13 @@ from transformers import AutoConfig, AutoTokenizer
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, Row, check, family
+from areal_conformance.checks.train.state import without_effect
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, same
-from areal_conformance.oracles.train_objectives import Drawing
 from areal_conformance.oracles.train_spoil import files_at_most, tree
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import StorageError
-from areal_core.contract.train import Output
+from areal_core.contract.train import Output, TrainEngine
 from areal_torch.testing.objectives import PolicyGradient
 
 STATE = "train#areal_core.contract.train.TrainEngine.save_state"
@@ -106,18 +106,14 @@ def replaces(bench: TrainBench) -> None:
 @check("train.save.no_effect", level=Level.SINGLE, law=4, spec=SPEC)
 def no_effect(bench: TrainBench) -> None:
     """Saving weights changes nothing: the steps after it are those without it, and folders saved twice are equal."""
-    ends = []
-    for saving in (False, True):
-        with bench.engine() as engine:
-            for step in range(3):
-                engine.train_step(bench.batch(seed=step), Drawing())
-                if saving:
-                    first, second = bench.folder / f"a{step}", bench.folder / f"b{step}"
-                    engine.save_weights(first)
-                    engine.save_weights(second)
-                    expect(tree(first) == tree(second), f"the folder saved twice after step {step} differs")
-            ends.append(bench.witnessed(engine))
-    same("weights after three steps, each saved", ends[1], ends[0])
+
+    def save(engine: TrainEngine, step: int) -> None:
+        first, second = bench.folder / f"a{step}", bench.folder / f"b{step}"
+        engine.save_weights(first)
+        engine.save_weights(second)
+        expect(tree(first) == tree(second), f"the folder saved twice after step {step} differs")
+
+    without_effect(bench, "each saved", save)
 
 
 @check("train.save.dtype", level=Level.SINGLE, law=7, spec=SPEC)

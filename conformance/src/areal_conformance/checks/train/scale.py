@@ -7,6 +7,7 @@ Does not know: why; the numbers themselves are judged at small sizes by the modu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -24,7 +25,7 @@ from areal_conformance.outcome import expect
 from areal_core.contract.train import OptimizerSpec
 from areal_torch.testing.objectives import PolicyGradient
 
-OPTIMIZER = "train#areal_core.contract.train.OptimizerSpec"
+rule = partial(check, level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.OptimizerSpec")
 _SLOW: Any = (0.97, 0.999)  # Any: the converter of `betas` has no type
 
 _MANY: tuple[Shape, ...] = ((1, 4), (2, 3), (1, 2), (1, 1), "01011", (3, 5), (1, 4)) * 20
@@ -48,12 +49,7 @@ def many_sequences(bench: TrainBench) -> None:
                 scored(bench, what, engine, oracle, batch.select(list(range(count))), atol=5e-5)
 
 
-@check(
-    "train.step.many_sequences",
-    level=Level.SINGLE,
-    law=6,
-    spec="train#areal_core.contract.train.TrainEngine.train_step",
-)
+@rule("train.step.many_sequences", spec="train#areal_core.contract.train.TrainEngine.train_step")
 def step_of_many_sequences(bench: TrainBench) -> None:
     """Every one of 70 sequences trains with its own advantages, and of 36 with its own row of the table."""
     model = bench.model(hidden=32)
@@ -62,7 +58,7 @@ def step_of_many_sequences(bench: TrainBench) -> None:
     one_step(bench, model, batch.select(list(range(34, 70))), Quadratic())
 
 
-@check("train.step.adamw_long", level=Level.SINGLE, law=6, spec=OPTIMIZER)
+@rule("train.step.adamw_long")
 def adamw_long(bench: TrainBench) -> None:
     """The bias correction counts every step: with slow betas, forty-eight steps each move the weights as AdamW says."""
     model = bench.model(hidden=32, layers=1)
@@ -78,7 +74,7 @@ def adamw_long(bench: TrainBench) -> None:
                 weights_close(bench, what, bench.witnessed(engine), oracle.weights, atol=1e-4)
 
 
-@check("train.step.large_norm", level=Level.SINGLE, law=6, spec=OPTIMIZER)
+@rule("train.step.large_norm")
 def large_norm(bench: TrainBench) -> None:
     """A gradient of a norm far above 1 is used as it is where `max_grad_norm` is 0 or larger, else clipped to it."""
     model = bench.model(hidden=32)
@@ -100,13 +96,7 @@ def large_norm(bench: TrainBench) -> None:
                     weights_close(bench, f"weights after {where}", bench.witnessed(engine), oracle.weights, atol=atol)
 
 
-@check(
-    "train.bfloat16.accumulates",
-    level=Level.SINGLE,
-    law=6,
-    spec="train#areal_core.contract.train.TrainSpec",
-    requires=("precision.bfloat16",),
-)
+@rule("train.bfloat16.accumulates", spec="train#areal_core.contract.train.TrainSpec", requires=("precision.bfloat16",))
 def accumulates(bench: TrainBench) -> None:
     """In bfloat16 many small micro-batches beside a large one are not rounded away: gradients add up in float32."""
     shape: Shape = (1, 5)
@@ -131,17 +121,13 @@ def accumulates(bench: TrainBench) -> None:
         moves.append({name: after[name].double() - before[name].double() for name in before})
     told, wanted = norms[1], norms[0]
     bench.numbers["norm_gap"] = abs(told / wanted - 1.0)
-    expect(
-        abs(told / wanted - 1.0) < 0.02,
-        f"one sequence {count} times, once with {_LARGE:g} times the advantage, in as many micro-batches: gradient "
-        f"norm {told:.6g}, in one micro-batch {wanted:.6g}; what is small beside the sum so far is lost",
-    )
+    lost = "what is small beside the sum so far is lost"
+    what = f"one sequence {count} times, once with {_LARGE:g} times the advantage, in as many micro-batches"
+    norms_are = f"gradient norm {told:.6g}, in one micro-batch {wanted:.6g}"
+    expect(abs(told / wanted - 1.0) < 0.02, f"{what}: {norms_are}; {lost}")
     for name, move in moves[0].items():
         size = float(move.norm())
         apart = float((moves[1][name] - move).norm())
         bench.numbers["gradient_gap"] = max(bench.numbers.get("gradient_gap", 0.0), apart / max(size, 1e-9))
-        expect(
-            apart < 0.04 * size + 1e-5,
-            f"the gradient of {name} over {count} micro-batches is {apart / max(size, 1e-9):.1%} from that of one; "
-            "what is small beside the sum so far is lost",
-        )
+        far = f"is {apart / max(size, 1e-9):.1%} from that of one"
+        expect(apart < 0.04 * size + 1e-5, f"the gradient of {name} over {count} micro-batches {far}; {lost}")

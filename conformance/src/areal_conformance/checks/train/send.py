@@ -11,9 +11,9 @@ from torch import Tensor
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
+from areal_conformance.checks.train.state import without_effect
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import same
-from areal_conformance.oracles.train_objectives import Drawing
 from areal_conformance.oracles.train_sinks import LyingSink, RaisingSink, RecordingSink
 from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.errors import ArealError, CoverageError, FingerprintMismatch, StorageError, WeightSyncError
@@ -157,9 +157,7 @@ def protocol(bench: TrainBench) -> None:
             expect(all(sink.buckets), "an empty bucket was written")
 
 
-@check(
-    "train.send.buckets", level=Level.SINGLE, law=7, spec="weights#areal_core.contract.weights.WeightSink.bucket_bytes"
-)
+@check("train.send.buckets", level=Level.SINGLE, law=7, spec=f"{SINK}.bucket_bytes")
 def buckets(bench: TrainBench) -> None:
     """Buckets are cut near the size the sink asks for: above it only for a single tensor, and not needlessly many."""
     with bench.engine() as engine:
@@ -168,10 +166,8 @@ def buckets(bench: TrainBench) -> None:
             engine.send_weights(sink, 1)
             sizes = [sum(sink.tensors[name].nbytes for name in bucket) for bucket in sink.buckets]
             for bucket, num_bytes in zip(sink.buckets, sizes, strict=True):
-                expect(
-                    num_bytes <= size or len(bucket) == 1,
-                    f"a bucket of {len(bucket)} tensors has {num_bytes} bytes, the sink asked for {size}",
-                )
+                told = f"a bucket of {len(bucket)} tensors has {num_bytes} bytes, the sink asked for {size}"
+                expect(num_bytes <= size or len(bucket) == 1, told)
             most = min(len(sink.tensors), 2 * -(-sum(sizes) // size) + 1)
             expect(len(sizes) <= most, f"{sum(sizes)} bytes came in {len(sizes)} buckets of {size}, at most {most}")
 
@@ -179,15 +175,7 @@ def buckets(bench: TrainBench) -> None:
 @check("train.send.no_effect", level=Level.SINGLE, law=3, spec=SPEC)
 def no_effect(bench: TrainBench) -> None:
     """Sending changes nothing: the steps after it are those without it, bit for bit."""
-    weights = []
-    for sending in (False, True):
-        with bench.engine() as engine:
-            for step in range(3):
-                engine.train_step(bench.batch(seed=step), Drawing())
-                if sending:
-                    bench.sent(engine, version=step + 1)
-            weights.append(bench.witnessed(engine))
-    same("weights after three steps, each sent", weights[1], weights[0])
+    without_effect(bench, "each sent", bench.sent)
 
 
 @check("train.send.kept", level=Level.SINGLE, law=7, spec=SINK)
@@ -267,10 +255,8 @@ def raising_sink(bench: TrainBench) -> None:
             for error in (StorageError("no room", why="a test"), CoverageError("not announced", why="a test")):
                 sink = RaisingSink(place, error)
                 fails(engine, sink, type(error), f"a sink that raises {type(error).__name__} at {place}")
-                expect(
-                    sink.calls.count("finish") == (1 if place == "finish" else 0),
-                    f"after the error at {place} the sink was finished: {sink.calls}",
-                )
+                once = sink.calls.count("finish") == (place == "finish")
+                expect(once, f"after the error at {place} the sink was finished: {sink.calls}")
             held = bench.witnessed(engine)
             same(f"sent after a failure at {place}", bench.sent(engine, version=number + 1), held)
             engine.train_step(bench.batch(seed=number), PolicyGradient())

@@ -7,6 +7,7 @@ Does not know: what a state looks like on disk; what must hold in any order (`ma
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
 SPEC = "train#areal_core.contract.train.TrainEngine.load_state"
 EXACT = ("checkpoint.exact",)
+End = tuple[dict[str, Tensor], list[TrainReport]]
+"""Weights after some steps, and what the steps reported."""
 SCHEDULED = OptimizerSpec(
     lr=1e-2, weight_decay=0.1, schedule="cosine", warmup_steps=3, total_steps=9, min_lr_ratio=0.2, max_grad_norm=0.3
 )
@@ -44,13 +47,31 @@ def plain(reports: list[TrainReport]) -> list[TrainReport]:
     return [attrs.evolve(report, seconds=0.0) for report in reports]
 
 
-def ends_equal(
-    what: str, got: tuple[dict[str, Tensor], list[TrainReport]], wanted: tuple[dict[str, Tensor], list[TrainReport]]
-) -> None:
+def ends_equal(what: str, got: End, wanted: End) -> None:
     """Expect the same reports and the same bits."""
     for left, right in zip(plain(got[1]), plain(wanted[1]), strict=True):
         expect(left == right, f"{what}: a report is {left}, without interruption {right}")
     same(f"weights, {what}", got[0], wanted[0])
+
+
+def without_effect(bench: TrainBench, what: str, act: Callable[[TrainEngine, int], object], **fields: Any) -> None:
+    """Expect four steps with `act` after each, told its number, to be those without it. Any: fields of TrainSpec."""
+    ends = []
+    for acting in (False, True):
+        with bench.engine(**fields) as engine:
+            reports = []
+            for step in range(1, 5):
+                reports += steps(bench, engine, step, step)
+                if acting:
+                    act(engine, step)
+            ends.append((bench.witnessed(engine), reports))
+    ends_equal(f"four steps, {what}", ends[1], ends[0])
+
+
+def end_of(bench: TrainBench, engine: TrainEngine, first: int, last: int) -> End:
+    """Make these steps; return the weights after them and their reports."""
+    reports = steps(bench, engine, first, last)
+    return bench.witnessed(engine), reports
 
 
 def resumes(bench: TrainBench, saved_after: int, then: int, **fields: Any) -> None:
@@ -61,12 +82,11 @@ def resumes(bench: TrainBench, saved_after: int, then: int, **fields: Any) -> No
     with bench.engine(**fields) as engine:
         steps(bench, engine, 1, saved_after)
         engine.save_state(folder)
-        reports = steps(bench, engine, saved_after + 1, last)
-        wanted = bench.witnessed(engine), reports
+        wanted = end_of(bench, engine, saved_after + 1, last)
     with bench.engine(**{**fields, "seed": 99}) as engine:
         engine.load_state(folder)
-        reports = steps(bench, engine, saved_after + 1, last)
-        ends_equal(f"{then} steps after resuming from step {saved_after}", (bench.witnessed(engine), reports), wanted)
+        got = end_of(bench, engine, saved_after + 1, last)
+        ends_equal(f"{then} steps after resuming from step {saved_after}", got, wanted)
 
 
 @check("train.state.exact", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT)
@@ -115,12 +135,10 @@ def same_engine(bench: TrainBench) -> None:
     with bench.engine(optimizer=SCHEDULED) as engine:
         steps(bench, engine, 1, 2)
         engine.save_state(folder)
-        reports = steps(bench, engine, 3, 5)
-        wanted = bench.witnessed(engine), reports
+        wanted = end_of(bench, engine, 3, 5)
         for time in ("once", "twice", "three times"):
             engine.load_state(folder)
-            reports = steps(bench, engine, 3, 5)
-            ends_equal(f"after loading {time}", (bench.witnessed(engine), reports), wanted)
+            ends_equal(f"after loading {time}", end_of(bench, engine, 3, 5), wanted)
 
 
 @check("train.state.loaded_weights", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT)
@@ -168,27 +186,20 @@ def skipped_step(bench: TrainBench) -> None:
         told = engine.train_step(bench.batch(advantages=torch.inf), PolicyGradient())
         expect(not told.stepped, "a step with infinite advantages was made")
         engine.save_state(folder)
-        reports = steps(bench, engine, 3, 4)
-        wanted = bench.witnessed(engine), reports
+        wanted = end_of(bench, engine, 3, 4)
     with bench.engine(optimizer=SCHEDULED) as engine:
         engine.load_state(folder)
-        reports = steps(bench, engine, 3, 4)
-        ends_equal("after a skipped step, saved and loaded", (bench.witnessed(engine), reports), wanted)
+        ends_equal("after a skipped step, saved and loaded", end_of(bench, engine, 3, 4), wanted)
 
 
 @check("train.state.no_effect", level=Level.SINGLE, law=4, spec=SPEC)
 def no_effect(bench: TrainBench) -> None:
     """Saving a state changes nothing: the steps after it are those without it."""
-    ends = []
-    for saving in (False, True):
-        with bench.engine(optimizer=SCHEDULED) as engine:
-            reports = []
-            for step in range(1, 5):
-                reports += steps(bench, engine, step, step)
-                if saving:
-                    engine.save_state(bench.folder / f"state-{step}")
-            ends.append((bench.witnessed(engine), reports))
-    ends_equal("with a state saved after every step", ends[1], ends[0])
+
+    def save(engine: TrainEngine, step: int) -> None:
+        engine.save_state(bench.folder / f"state-{step}")
+
+    without_effect(bench, "with a state saved after every step", save, optimizer=SCHEDULED)
 
 
 @check("train.state.replaces", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT)
@@ -223,6 +234,14 @@ def moved(bench: TrainBench) -> None:
     with bench.engine() as engine:
         engine.load_state(elsewhere)
         same("weights of the state that was moved", bench.witnessed(engine), wanted)
+
+
+def copies(bench: TrainBench, state: Path, what: str) -> Iterator[tuple[Path, Path]]:
+    """Copy a state once for each of its files; yield each copy, and that file in it."""
+    for file in sorted(path for path in state.rglob("*") if path.is_file()):
+        copy = bench.folder / f"{what}-{file.name}"
+        shutil.copytree(state, copy)
+        yield copy, copy / file.relative_to(state)
 
 
 class Loader:
@@ -277,10 +296,8 @@ def missing(bench: TrainBench) -> None:
         (bench.folder / "empty").mkdir()
         loader.refuses(bench.folder / "empty", "an empty folder")
         loader.refuses(bench.model(), "a model folder")
-        for file in sorted(path for path in state.rglob("*") if path.is_file()):
-            copy = bench.folder / f"without-{file.name}"
-            shutil.copytree(state, copy)
-            (copy / file.relative_to(state)).unlink()
+        for copy, file in copies(bench, state, "without"):
+            file.unlink()
             loader.refuses(copy, f"a state without {file.name}")
         loader.goes_on()
 
@@ -291,13 +308,10 @@ def truncated(bench: TrainBench) -> None:
     state = bench.folder / "state"
     with bench.engine(optimizer=SCHEDULED) as engine:
         loader = Loader(bench, engine, state)
-        for file in sorted(path for path in state.rglob("*") if path.is_file()):
-            for part in (0.0, 0.5, 0.999):
-                copy = bench.folder / f"cut-{part}-{file.name}"
-                shutil.copytree(state, copy)
-                spoiled = copy / file.relative_to(state)
-                data = spoiled.read_bytes()
-                spoiled.write_bytes(data[: min(int(len(data) * part), len(data) - 2)])
+        for part in (0.0, 0.5, 0.999):
+            for copy, file in copies(bench, state, f"cut-{part}"):
+                data = file.read_bytes()
+                file.write_bytes(data[: min(int(len(data) * part), len(data) - 2)])
                 loader.refuses(copy, f"a state with {part:.1%} of {file.name}")
         loader.goes_on()
 
@@ -353,14 +367,11 @@ def no_pickle(bench: TrainBench) -> None:
     state = bench.folder / "state"
     with bench.engine(optimizer=SCHEDULED) as engine, Bomb(bench.folder) as bomb:
         loader = Loader(bench, engine, state)
-        files = sorted(path for path in state.rglob("*") if path.is_file())
-        for file in files:
+        for copy, file in copies(bench, state, "pickled"):
             head = file.read_bytes()[:4]
             pickled = head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05") or head == b"PK\x03\x04"
             expect(not pickled, f"{file.name} of a state is a pickle")
-            copy = bench.folder / f"pickled-{file.name}"
-            shutil.copytree(state, copy)
-            write_pickle(copy / file.relative_to(state), bomb)
+            write_pickle(file, bomb)
             loader.refuses(copy, f"a state with a pickle as {file.name}")
         expect(not bomb.went_off, "a pickle in a state was executed")
         loader.goes_on()

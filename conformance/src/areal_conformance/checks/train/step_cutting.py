@@ -25,7 +25,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, TrainReport
 from areal_torch.testing.objectives import PolicyGradient
 
-SPEC = "train#areal_core.contract.train.Objective"
+SPEC, ENGINES = "train#areal_core.contract.train.Objective", "train#training-engines-and-objectives"
 BUDGET = 15
 ATOL = 2e-5
 
@@ -64,14 +64,10 @@ def whole_sequences(bench: TrainBench) -> None:
             got = part.to("cpu").flat()
             for name, column in wanted.items():
                 expect(name in got, f"the micro-batch lacks the column {name}")
-                expect(
-                    got[name].equal(column) or bool(column.isnan().any()),
-                    f"column {name} of sequences {numbers} is not the batch's: {got[name].tolist()}",
-                )
-        expect(
-            sorted(seen) == list(range(batch.num_sequences)),
-            f"the objective saw sequences {sorted(seen)} of {batch.num_sequences}, expected each once",
-        )
+                alike = got[name].equal(column) or bool(column.isnan().any())
+                expect(alike, f"column {name} of sequences {numbers} is not the batch's: {got[name].tolist()}")
+        once = sorted(seen) == list(range(batch.num_sequences))
+        expect(once, f"the objective saw sequences {sorted(seen)} of {batch.num_sequences}, expected each once")
 
 
 @check("train.step.columns", level=Level.SINGLE, law=1, spec=SPEC)
@@ -132,11 +128,8 @@ def report(bench: TrainBench) -> None:
         began = time.perf_counter()
         objective, told = watched(bench, batch, tokens)
         passed = time.perf_counter() - began
-        calls = len(objective.losses)
-        expect(
-            told.num_microbatches == calls,
-            f"num_microbatches is {told.num_microbatches}, the objective was called {calls} times",
-        )
+        calls, made = len(objective.losses), told.num_microbatches
+        expect(made == calls, f"num_microbatches is {made}, the objective was called {calls} times")
         expect(told.num_tokens == batch.num_tokens, f"num_tokens is {told.num_tokens}, expected {batch.num_tokens}")
         expect(0.0 < told.seconds <= passed + 1.0, f"the step says it took {told.seconds} s, it took {passed:.3f}")
         expect(told.stepped is True, f"stepped is {told.stepped!r}")
@@ -150,9 +143,8 @@ def budget(bench: TrainBench) -> None:
     batch = bench.batch(["0111111111", "000000001", (1, 1), (4, 9), "0000", (2, 3), (1, 5)])
     whole = stepped(bench, batch, 16384)
     for tokens in (30, 17, 13):
-        weights_close(
-            bench, f"weights with {tokens} tokens a micro-batch", stepped(bench, batch, tokens), whole, atol=ATOL
-        )
+        what = f"weights with {tokens} tokens a micro-batch"
+        weights_close(bench, what, stepped(bench, batch, tokens), whole, atol=ATOL)
 
 
 @check("train.step.order", level=Level.SINGLE, law=6, spec=SPEC)
@@ -166,20 +158,12 @@ def order(bench: TrainBench) -> None:
         weights_close(bench, f"weights in order {rows}", stepped(bench, batch.select(rows), 16), straight, atol=ATOL)
 
 
-@check(
-    "train.packing.fills",
-    level=Level.SINGLE,
-    law=6,
-    spec="train#training-engines-and-objectives",
-    requires=("packing",),
-)
+@check("train.packing.fills", level=Level.SINGLE, law=6, spec=ENGINES, requires=("packing",))
 def packing_fills(bench: TrainBench) -> None:
     """Short sequences share micro-batches: no more of them than twice what the budget asks for."""
     batch = bench.batch([(1, 2)] * 40)
     objective, told = watched(bench, batch, 30)
     most = 2 * -(-batch.num_tokens // 30)
-    expect(
-        told.num_microbatches <= most,
-        f"{batch.num_tokens} tokens in 40 sequences took {told.num_microbatches} micro-batches of 30, at most {most}",
-    )
+    made = f"{batch.num_tokens} tokens in 40 sequences took {told.num_microbatches} micro-batches of 30"
+    expect(told.num_microbatches <= most, f"{made}, at most {most}")
     expect(len(objective.losses) == told.num_microbatches, f"the objective was called {len(objective.losses)} times")
