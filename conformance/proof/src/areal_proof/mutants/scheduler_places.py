@@ -89,12 +89,15 @@ class OthersStay(SecondScheduler):
 
     async def cancel(self, role: str) -> None:
         if self._failing and len(self.gangs.get(role, ())) > 1:
-            await asyncio.gather(*(worker.end() for worker in self.gangs.pop(role)[1:]))
+            # Held on to: a handle that is collected closes its stream, and with that its worker ends after all.
+            self._left = self.gangs.pop(role)
+            await asyncio.gather(*(worker.end() for worker in self._left[1:]))
             self.owned.pop(role)
             return
         await super().cancel(role)
 
     _failing = False
+    _left: Sequence[SecondWorker] = ()
 
 
 @breaks("submit", "scheduler.gang.all_or_nothing", _taken=frozenset())
