@@ -58,6 +58,11 @@ class ArealError(Exception):
     code: ClassVar[str] = "E000"
     retryable: ClassVar[bool] = False
 
+    def __init_subclass__(cls, *, code: str = "", retryable: bool = False) -> None:
+        super().__init_subclass__()
+        cls.code = code or cls.code
+        cls.retryable = retryable or cls.retryable
+
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what, self.why, self.fix = what, why, fix
@@ -78,234 +83,156 @@ def _rebuild(kind: type[ArealError], what: str, why: str, fix: str) -> ArealErro
     return kind(what, why=why, fix=fix)
 
 
-class PluginError(ArealError):
+class PluginError(ArealError, code="E100"):
     """A plugin cannot be used."""
 
-    code = "E100"
 
-
-class BackendNotFound(PluginError, LookupError):
+class BackendNotFound(PluginError, LookupError, code="E101"):
     """No installed plugin has the name asked for."""
 
-    code = "E101"
 
-
-class EngineMissing(PluginError, ImportError):
+class EngineMissing(PluginError, ImportError, code="E102"):
     """The plugin is installed without the engine it drives."""
 
-    code = "E102"
 
-
-class BackendBroken(PluginError, ImportError):
+class BackendBroken(PluginError, ImportError, code="E103"):
     """The plugin raises when it is imported."""
 
-    code = "E103"
 
-
-class ContractMismatch(PluginError):
+class ContractMismatch(PluginError, code="E104"):
     """The plugin was written for a contract this core does not speak."""
 
-    code = "E104"
 
-
-class DuplicateName(PluginError):
+class DuplicateName(PluginError, code="E105"):
     """Two distributions register the same name for the same role."""
 
-    code = "E105"
 
-
-class CapabilityError(PluginError):
+class CapabilityError(PluginError, code="E106"):
     """The backend was asked for something its manifest does not claim."""
 
-    code = "E106"
 
-
-class ManifestError(PluginError, ValueError):
+class ManifestError(PluginError, ValueError, code="E107"):
     """A manifest has a missing, unknown or malformed entry."""
 
-    code = "E107"
 
-
-class ConfigError(ArealError, ValueError):
+class ConfigError(ArealError, ValueError, code="E200"):
     """The configuration cannot be used."""
 
-    code = "E200"
 
-
-class UnknownKey(ConfigError):
+class UnknownKey(ConfigError, code="E201"):
     """The configuration has a key that nothing reads."""
 
-    code = "E201"
 
-
-class WrongType(ConfigError, TypeError):
+class WrongType(ConfigError, TypeError, code="E202"):
     """A configuration value has the wrong type or is out of its range."""
 
-    code = "E202"
 
-
-class PlanError(ConfigError):
+class PlanError(ConfigError, code="E203"):
     """Values that are each fine cannot go together."""
 
-    code = "E203"
 
-
-class ModelError(ConfigError):
+class ModelError(ConfigError, code="E204"):
     """The model folder is missing, or holds no model this role can use."""
 
-    code = "E204"
 
-
-class DatasetError(ConfigError):
+class DatasetError(ConfigError, code="E205"):
     """The data set is missing, or a row lacks what the workflow needs."""
 
-    code = "E205"
 
-
-class RunFolderError(ConfigError):
+class RunFolderError(ConfigError, code="E206"):
     """The run folder belongs to another live run, or cannot be resumed."""
 
-    code = "E206"
 
-
-class LayoutError(ConfigError):
+class LayoutError(ConfigError, code="E207"):
     """The parallel layout cannot be parsed, or does not fit the model or the machine."""
 
-    code = "E207"
 
-
-class RolloutError(ArealError):
+class RolloutError(ArealError, code="E300"):
     """Something went wrong between a prompt and its episode."""
 
-    code = "E300"
 
-
-class EpisodeFailed(RolloutError):
+class EpisodeFailed(RolloutError, code="E301"):
     """A workflow raised; the episode is neither rejected nor worth a reward of zero."""
 
-    code = "E301"
 
-
-class RewardFailed(RolloutError):
+class RewardFailed(RolloutError, code="E302"):
     """A reward function raised, hung, died or returned something that is not a finite number."""
 
-    code = "E302"
 
-
-class PromptTooLong(RolloutError, ValueError):
+class PromptTooLong(RolloutError, ValueError, code="E303"):
     """The prompt leaves no room for a single generated token."""
 
-    code = "E303"
 
-
-class GenerationFailed(RolloutError):
+class GenerationFailed(RolloutError, code="E304", retryable=True):
     """An inference engine refused or lost a request."""
 
-    code = "E304"
-    retryable = True
 
-
-class NoReplica(RolloutError):
+class NoReplica(RolloutError, code="E305"):
     """Every inference replica is out of service."""
 
-    code = "E305"
 
-
-class StalenessViolation(RolloutError):
+class StalenessViolation(RolloutError, code="E306"):
     """An episode older than `max_staleness` was about to be trained on; a bug of the core."""
 
-    code = "E306"
 
-
-class WorkerError(ArealError):
+class WorkerError(ArealError, code="E400"):
     """A worker process, or the call made to it, failed."""
 
-    code = "E400"
 
-
-class WorkerDied(WorkerError):
+class WorkerDied(WorkerError, code="E401", retryable=True):
     """A worker process ended while it was needed."""
 
-    code = "E401"
-    retryable = True
 
-
-class WorkerTimeout(WorkerError, TimeoutError):
+class WorkerTimeout(WorkerError, TimeoutError, code="E402"):
     """A worker did not answer within the deadline of the call."""
 
-    code = "E402"
 
-
-class RemoteError(WorkerError):
+class RemoteError(WorkerError, code="E403"):
     """A call raised inside a worker; the remote traceback is in `why`."""
 
-    code = "E403"
 
-
-class ResourceError(WorkerError):
+class ResourceError(WorkerError, code="E404"):
     """The machine has not enough devices, ports, shared memory or processes."""
 
-    code = "E404"
 
-
-class AuthenticationError(WorkerError):
+class AuthenticationError(WorkerError, code="E405"):
     """A peer did not present this run's key."""
 
-    code = "E405"
 
-
-class CodecError(WorkerError, ValueError):
+class CodecError(WorkerError, ValueError, code="E406"):
     """A message holds a type that does not travel, or bytes that do not decode."""
 
-    code = "E406"
 
-
-class WeightSyncError(ArealError):
+class WeightSyncError(ArealError, code="E500"):
     """A weight update did not happen; the fleet still serves the previous version."""
 
-    code = "E500"
 
-
-class CoverageError(WeightSyncError):
+class CoverageError(WeightSyncError, code="E501"):
     """A tensor has no destination, or a destination got no tensor."""
 
-    code = "E501"
 
-
-class FingerprintMismatch(WeightSyncError):
+class FingerprintMismatch(WeightSyncError, code="E502"):
     """The bytes received differ from the bytes sent."""
 
-    code = "E502"
 
-
-class VersionRegressed(WeightSyncError, ValueError):
+class VersionRegressed(WeightSyncError, ValueError, code="E503"):
     """Weights not newer than those already serving were offered."""
 
-    code = "E503"
 
-
-class TrainError(ArealError):
+class TrainError(ArealError, code="E600"):
     """A train engine could not do what it was asked."""
 
-    code = "E600"
 
-
-class BatchError(TrainError, ValueError):
+class BatchError(TrainError, ValueError, code="E601"):
     """A batch lacks a column, or holds a sequence the engine cannot take."""
 
-    code = "E601"
 
-
-class CheckpointError(TrainError):
+class CheckpointError(TrainError, code="E602"):
     """A checkpoint is missing, incomplete, or belongs to another model."""
 
-    code = "E602"
 
-
-class StorageError(ArealError, OSError):
+class StorageError(ArealError, OSError, code="E700"):
     """A file could not be written: disk full, read-only, or no permission."""
-
-    code = "E700"
 
 
 @contextmanager
