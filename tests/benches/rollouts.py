@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import frozen
+from tests.benches.scripted import Length, ScriptedEngine, ScriptedWorker
 
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.data import Trajectory
@@ -23,7 +24,6 @@ from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
 from areal_core.testing.clock import StepClock
-from areal_core.testing.engines import Length, ScriptedEngine, ScriptedWorker
 
 T = TypeVar("T")
 

@@ -11,14 +11,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import ArealError, GenerationFailed, WorkerDied
-from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, InferenceSpec, PauseMode
+from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, PauseMode
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.scheduler import Worker
-from areal_core.contract.train import EngineInfo
 from areal_core.fleet.breaker import Breaker
 from areal_core.fleet.continuation import Continuation
 from areal_core.fleet.replica import FAILOVER, Replica, ReplicaStage
@@ -95,23 +94,6 @@ class InferencePool(Roster):
         except ArealError:
             return  # it cannot interrupt, or does not answer: its requests are made again elsewhere when it ends
         await self._is_idle(replica, self._policy.status_timeout_s)
-
-    async def start_fleet(self, spec: InferenceSpec, *, timeout_s: float) -> list[EngineInfo]:
-        """Start the engine of every replica, each with its own replica number; all or an error.
-
-        Raises:
-            ArealError: the first error of any replica; the others are left for the scheduler to end.
-        """
-        calls = [
-            asyncio.ensure_future(replica.worker.call("start", evolve(spec, replica=number), timeout_s=timeout_s))
-            for number, replica in enumerate(self.replicas)
-        ]
-        try:
-            return list(await asyncio.gather(*calls))
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
 
     async def generate(self, request: GenerationRequest, *, affinity: Sequence[str] = ()) -> Generation:
         """Generate, through interruptions and over failing replicas.

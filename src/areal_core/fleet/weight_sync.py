@@ -32,7 +32,7 @@ from areal_core.contract.weights import Offer, Receipt, WeightTransport
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import Replica
 from areal_core.fleet.streaming import Results, at_once, is_lost, most_telling, refused
-from areal_core.fleet.task_groups import to_the_end
+from areal_core.fleet.task_groups import gather_or_cancel, to_the_end
 from areal_core.weights.coverage import check, named
 
 
@@ -256,16 +256,9 @@ class WeightSync:
 
     async def _send(self, offer: Offer) -> Receipt:
         """Call every rank; the first failure ends the wait, for the others wait for the one that failed."""
-        calls = [
-            asyncio.ensure_future(worker.call(*call, timeout_s=self._timeout_s))
-            for worker, call in self._senders(offer)
-        ]
-        try:
-            receipts = await asyncio.gather(*calls)
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+        receipts = await gather_or_cancel(
+            [worker.call(*call, timeout_s=self._timeout_s) for worker, call in self._senders(offer)]
+        )
         return self._receipt(receipts[0], offer)
 
     def _senders(self, offer: Offer) -> list[tuple[Worker, tuple[str, Offer | None, int]]]:
@@ -320,24 +313,15 @@ class WeightSync:
 
     async def _abort(self, replicas: Sequence[Replica]) -> None:
         """Have replicas drop what they hold; one that cannot is in a state nobody knows, and goes."""
-        results = await self._each(replicas, "abort_weights")
-        for replica in replicas:
-            result = results[replica.worker.id]
-            if isinstance(result, Exception):
-                self._exclude(replica, result)
+        await self._all_or_excluded(replicas, "abort_weights")
 
     async def _flip(self, version: int) -> None:
         async with self._paused():
             await self._commit(version)
 
     async def _commit(self, version: int) -> None:
-        replicas = self._in_service()
         with self._timed("commit"):
-            results = await self._each(replicas, "commit_weights", version)
-        for replica in replicas:
-            result = results[replica.worker.id]
-            if isinstance(result, Exception):
-                self._exclude(replica, result)
+            await self._all_or_excluded(self._in_service(), "commit_weights", version)
         served = self._in_service()
         self._version = version
         for replica in served:
@@ -361,6 +345,7 @@ class WeightSync:
             self._pool.release()
 
     async def _all_or_excluded(self, replicas: Sequence[Replica], method: str, *args: object) -> None:
+        """Call a method on replicas at once; one that fails it is taken out of service."""
         results = await self._each(replicas, method, *args)
         for replica in replicas:
             result = results[replica.worker.id]

@@ -206,15 +206,11 @@ def _write_progress(path: Path, progress: Progress, groups: Sequence[TrainGroup]
         "totals": dict(progress.totals),
         "roles": [group.role for group in groups],
     }
-    _write_json(path / "loop.json", record)
+    with (path / "loop.json").open("w") as stream:
+        json.dump(record, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _named(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".partial"))
-
-
-def _write_json(path: Path, record: Mapping[str, Any]) -> None:
-    with path.open("w") as stream:
-        json.dump(record, stream)
-        stream.flush()
-        os.fsync(stream.fileno())

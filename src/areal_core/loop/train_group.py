@@ -106,5 +106,5 @@ class TrainGroup:
     def _scatter(self, batch: Batch) -> list[tuple[list[int], Batch]]:
         """Return, per rank, the rows of its shard and the shard itself."""
         parts = balance(batch.lengths.tolist(), self.info.data_size)
-        shards = [batch.select(rows) for rows in parts] if len(parts) > 1 else [batch.select(parts[0])]
+        shards = [batch.select(rows) for rows in parts]
         return [(parts[info.data_rank], shards[info.data_rank]) for info in self._infos]

@@ -79,21 +79,16 @@ def load_object(target: str, manifest: Manifest, entry: Entry) -> object:
     """
     try:
         return resolve(target)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] in import_roots(manifest):
-            raise engine_missing(manifest, entry, f"not importable: {exc.name}") from exc
-        raise _broken(f"{noun(manifest.role)} {manifest.name!r} of {entry.origin} is broken", entry, exc) from exc
     except (Exception, SystemExit) as exc:
+        if isinstance(exc, ModuleNotFoundError) and (exc.name or "").partition(".")[0] in import_roots(manifest):
+            why, fix = f"not importable: {exc.name}", engine_command(manifest, entry.distribution)
+            raise engine_missing(manifest.role, manifest.name, why, fix) from exc
         raise _broken(f"{noun(manifest.role)} {manifest.name!r} of {entry.origin} is broken", entry, exc) from exc
 
 
-def engine_missing(manifest: Manifest, entry: Entry, why: str) -> EngineMissing:
+def engine_missing(role: str, name: str, why: str, fix: str) -> EngineMissing:
     """Return the error for a plugin whose engine is absent or too old."""
-    return EngineMissing(
-        f"{noun(manifest.role)} {manifest.name!r} is installed without its engine",
-        why=why,
-        fix=engine_command(manifest, entry.distribution),
-    )
+    return EngineMissing(f"{noun(role)} {name!r} is installed without its engine", why=why, fix=fix)
 
 
 def reason(exc: BaseException) -> str:

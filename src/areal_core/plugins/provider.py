@@ -47,8 +47,27 @@ class Provider:
         return self.factory(structured(self.config, options, path))
 
     def check(self, options: Mapping[str, Any], path: str) -> None:
-        """Raise UnknownKey when the factory would refuse the options as keywords."""
-        _check_keywords(self.factory, options, path)
+        """Refuse options that the factory would not take as keywords.
+
+        Raises:
+            UnknownKey: it has no such parameter.
+            WrongType: one that it needs is missing.
+        """
+        parameters = inspect.signature(self.factory).parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return
+        names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        for key in options:
+            if key not in names:
+                near = difflib.get_close_matches(str(key), names, n=1)
+                raise UnknownKey(
+                    f"unknown key {_dotted(path, key)!r}",
+                    why=f"it takes: {', '.join(names) or 'no options'}",
+                    fix=f"did you mean '{near[0]}'?" if near else "remove it",
+                )
+        for parameter in parameters:
+            if parameter.name in names and parameter.default is parameter.empty and parameter.name not in options:
+                raise WrongType(f"{_dotted(path, parameter.name)} is missing", why="it has no default")
 
 
 def structured(config: type, options: Mapping[str, Any], path: str) -> object:
@@ -68,25 +87,6 @@ def refuse_options(manifest: Manifest, options: Mapping[str, Any], path: str) ->
             why=f"{manifest.role} {manifest.name!r} takes no options",
             fix="remove it",
         )
-
-
-def _check_keywords(function: Factory, options: Mapping[str, Any], path: str) -> None:
-    """Raise UnknownKey when a function would refuse the options as keywords or misses one."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    for key in options:
-        if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1)
-            raise UnknownKey(
-                f"unknown key {_dotted(path, key)!r}",
-                why=f"it takes: {', '.join(names) or 'no options'}",
-                fix=f"did you mean '{near[0]}'?" if near else "remove it",
-            )
-    for parameter in parameters:
-        if parameter.name in names and parameter.default is parameter.empty and parameter.name not in options:
-            raise WrongType(f"{_dotted(path, parameter.name)} is missing", why="it has no default")
 
 
 def _dotted(path: str, key: object) -> str:

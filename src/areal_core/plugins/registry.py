@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from areal_core.contract.errors import BackendBroken, CapabilityError, EngineMissing, PluginError
+from areal_core.contract.errors import BackendBroken, CapabilityError, PluginError
 from areal_core.contract.version import CONTRACT, ROLES
 from areal_core.plugins import describe as description
 from areal_core.plugins import probe as probing
@@ -148,11 +148,7 @@ class Registry:
         """
         found = self._probe(role, name, ())
         if found.missing:
-            raise EngineMissing(
-                f"{description.noun(role)} {name!r} is installed without its engine",
-                why=f"missing: {', '.join(found.missing)}",
-                fix=found.fix,
-            )
+            raise description.engine_missing(role, name, f"missing: {', '.join(found.missing)}", found.fix)
 
     def load(self, role: str, name: str) -> Factory:
         """Import the plugin's engine and return its factory, to be called with a config or with nothing.
@@ -288,7 +284,8 @@ class Registry:
         resolved = resolve(path)
         if resolved not in self._files:
             providers = load_file(resolved)
-            taken = {**self._installed_origins(), **{k: p.origin for k, p in self._from_files().items()}}
+            taken = {key: entries[0].origin for key, entries in self.discovery.roles.items()}
+            taken |= {key: provider.origin for key, provider in self._from_files().items()}
             for provider in providers:
                 key = (provider.manifest.role, provider.manifest.name)
                 if key in taken:
@@ -302,9 +299,6 @@ class Registry:
         in_hand = self._in_hand(role, name) is not None
         distribution = manifest.name if in_hand else self._entry(role, name).distribution
         return probing.probe(manifest, distribution, kinds)
-
-    def _installed_origins(self) -> dict[Key, str]:
-        return {key: entries[0].origin for key, entries in self.discovery.roles.items()}
 
     def _from_files(self) -> dict[Key, Provider]:
         every = (provider for providers in self._files.values() for provider in providers)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -39,21 +38,8 @@ MAX_MESSAGE_BYTES = 8 << 30
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
 _KEYS = frozenset((bool, int, float, str, bytes))
 
-
-class _Tag(IntEnum):
-    FLAT_LIST = 0
-    FLAT_TUPLE = 1
-    LIST = 2
-    TUPLE = 3
-    FROZENSET = 4
-    OBJECT = 5
-    ENUM = 6
-    ERROR = 7
-    TENSOR = 8
-    BATCH = 9
-
-
-_FLAT_LIST, _FLAT_TUPLE, _LIST, _TUPLE, _FROZENSET, _OBJECT, _ENUM, _ERROR, _TENSOR, _BATCH = (int(tag) for tag in _Tag)
+# What the first entry of a node says the node is.
+_FLAT_LIST, _FLAT_TUPLE, _LIST, _TUPLE, _FROZENSET, _OBJECT, _ENUM, _ERROR, _TENSOR, _BATCH = range(10)
 
 _header_encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder()
@@ -140,16 +126,12 @@ def _pack_mapping(value: Any, frames: Frames) -> Node:
     return {key: _pack(item, frames) for key, item in value.items()}
 
 
-def _pack_frozenset(value: frozenset[Any], frames: Frames) -> Node:
-    return [_FROZENSET, *[_pack(item, frames) for item in value]]
-
-
 _PACKERS: dict[type, Callable[[Any, Frames], Node]] = {
     list: _pack_list,
     tuple: _pack_tuple,
     dict: _pack_mapping,
     MappingProxyType: _pack_mapping,
-    frozenset: _pack_frozenset,
+    frozenset: lambda value, frames: [_FROZENSET, *[_pack(item, frames) for item in value]],
 }
 
 
@@ -195,24 +177,8 @@ def _flat(node: Node) -> Any:
     return items
 
 
-def _unpack_flat_list(node: Node, _frames: Sequence[Frame]) -> Any:
-    return _flat(node)
-
-
-def _unpack_flat_tuple(node: Node, _frames: Sequence[Frame]) -> Any:
-    return tuple(_flat(node))
-
-
-def _unpack_list(node: Node, frames: Sequence[Frame]) -> Any:
+def _items(node: Node, frames: Sequence[Frame]) -> list[Any]:
     return [_unpack(item, frames) for item in node[1:]]
-
-
-def _unpack_tuple(node: Node, frames: Sequence[Frame]) -> Any:
-    return tuple([_unpack(item, frames) for item in node[1:]])
-
-
-def _unpack_frozenset(node: Node, frames: Sequence[Frame]) -> Any:
-    return frozenset([_unpack(item, frames) for item in node[1:]])
 
 
 def _unpack_object(node: Node, frames: Sequence[Frame]) -> Any:
@@ -251,11 +217,11 @@ def _unpack_batch(node: Node, frames: Sequence[Frame]) -> Any:
 
 
 _UNPACKERS: dict[int, Callable[[Node, Sequence[Frame]], Any]] = {
-    _FLAT_LIST: _unpack_flat_list,
-    _FLAT_TUPLE: _unpack_flat_tuple,
-    _LIST: _unpack_list,
-    _TUPLE: _unpack_tuple,
-    _FROZENSET: _unpack_frozenset,
+    _FLAT_LIST: lambda node, _: _flat(node),
+    _FLAT_TUPLE: lambda node, _: tuple(_flat(node)),
+    _LIST: _items,
+    _TUPLE: lambda node, frames: tuple(_items(node, frames)),
+    _FROZENSET: lambda node, frames: frozenset(_items(node, frames)),
     _OBJECT: _unpack_object,
     _ENUM: _unpack_enum,
     _ERROR: _unpack_error,

@@ -59,10 +59,6 @@ class Supervisor:
         """Count every failure of a role as fatal."""
         self._roles.add(role)
 
-    def unwatch(self, role: str) -> None:
-        """Stop watching a role, before it is cancelled on purpose. Idempotent."""
-        self._roles.discard(role)
-
     def watch_with(self, check: Callable[[], None]) -> None:
         """Call `check` at every look as well: it looks after workers that may be lost, and raises if it is fatal."""
         self._checks.append(check)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from attrs import evolve
 from torch import Tensor
 
 from areal_conformance.benches.base import Bench
@@ -32,6 +33,7 @@ from areal_core.contract.train import ObjectiveSpec, OptimizerSpec, Output, Rank
 from areal_core.contract.trajectory import from_generation
 from areal_core.contract.weights import WeightTransport
 from areal_core.fleet.pool import InferencePool
+from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
 from areal_core.loop.train_group import TrainGroup
 from areal_core.worker.rendezvous import init_method
@@ -218,7 +220,11 @@ class PairBench(Bench):
                 timeout_s=patience,
             )
             pool = InferencePool(servers)
-            await pool.start_fleet(serving, timeout_s=patience)
+            starts = [
+                worker.call("start", evolve(serving, replica=number), timeout_s=patience)
+                for number, worker in enumerate(servers)
+            ]
+            await gather_or_cancel(starts)
             sync = WeightSync(
                 trainers=trainers,
                 pool=pool,
