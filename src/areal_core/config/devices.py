@@ -39,7 +39,9 @@ def choose_device(
     seen = [kind for kind, count in devices.items() if count and not device_named(registry, kind).stand_in]
     reasons = []
     for kind in seen:
-        lacking = [f"{role} backend {name!r}" for role, name in backends if not _runs_on(registry, role, name, kind)]
+        lacking = [
+            f"{role} backend {name!r}" for role, name in backends if kind not in registry.describe(role, name).devices
+        ]
         if not lacking:
             return kind
         reasons.append(f"{' and '.join(dict.fromkeys(lacking))} cannot run on {kind}")
@@ -71,10 +73,6 @@ def stand_in_warnings(device: str, registry: Registry) -> list[str]:
     """Return what a run on a stand-in leaves open, so that nobody takes it for the real device."""
     said = device_named(registry, device).stand_in
     return [f"{device} is a stand-in. {said}"] if said else []
-
-
-def _runs_on(registry: Registry, role: str, name: str, kind: str) -> bool:
-    return kind in registry.describe(role, name).devices
 
 
 def _told(devices: Mapping[str, int]) -> str:

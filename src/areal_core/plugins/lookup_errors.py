@@ -39,23 +39,6 @@ def not_found(role: str, name: str, origins: Mapping[str, str], hidden: Iterable
     return BackendNotFound(f"no {noun(role)} named {name!r} is installed", why=why, fix=fix)
 
 
-def not_found_anywhere(name: str, role: str | None, known: Iterable[str]) -> BackendNotFound:
-    """Return the error for a name that no role has; `known` are the names of all roles looked at."""
-    roles = ROLES if role is None else (role,)
-    officials = {official: pip_command(one, official) for one in roles for official in official_names(one)}
-    if name in (planned for one in roles for planned in PLANNED.get(one, ())):
-        what = f"nothing named {name!r} is installed"
-        return BackendNotFound(what, why="it does not exist yet", fix="areal backends")
-    if name in officials:
-        return BackendNotFound(f"nothing named {name!r} is installed", fix=officials[name])
-    installed = sorted(set(known))
-    near = difflib.get_close_matches(name, [*installed, *officials], n=1)
-    hint = "areal backends"
-    if near:
-        hint = f"did you mean '{near[0]}'?" + ("" if near[0] in installed else f"  {officials[near[0]]}")
-    return BackendNotFound(f"nothing named {name!r} is installed", fix=hint)
-
-
 def command_not_installed(word: str) -> EngineMissing | None:
     """Return the error for a command of ours whose package is not installed, or left out; None for another word."""
     distribution = COMMANDS.get(word)

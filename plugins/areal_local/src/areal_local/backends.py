@@ -18,9 +18,8 @@ from rich.table import Table
 from areal_core.contract.errors import ContractMismatch, DuplicateName, ManifestError
 from areal_core.plugins.claims import Claim, Support
 from areal_core.plugins.discovery import Discovery
-from areal_core.plugins.lookup_errors import not_found_anywhere
 from areal_core.plugins.registry import Registry, default_registry
-from areal_local.inventory import Row, inventory, plain
+from areal_local.inventory import Row, inventory, nothing_named, plain
 
 _ANSWERS = {Support.FULL: "yes", Support.WHEN: "when", Support.NOT_YET: "not yet", Support.UNSUPPORTED: "no"}
 _FAULTS = {DuplicateName: "registered twice", ContractMismatch: "contract mismatch", ManifestError: "bad manifest"}
@@ -50,7 +49,7 @@ def show(registry: Registry, console: Console, *, name: str | None, role: str | 
     """
     rows = inventory(registry, role, name)
     if name is not None and not rows:
-        raise not_found_anywhere(name, role, (listing.name for listing in registry.listings(role)))
+        raise nothing_named(registry, name, role)
     if json:
         console.file.write(jsonlib.dumps([plain(row) for row in rows], indent=2) + "\n")
     elif name is None:

@@ -6,10 +6,13 @@ Does not know: how it is shown.
 
 from __future__ import annotations
 
+import difflib
+
 from attrs import frozen
 
-from areal_core.contract.errors import PluginError
-from areal_core.plugins.catalogue import OWN
+from areal_core.contract.errors import BackendNotFound, PluginError
+from areal_core.contract.version import ROLES
+from areal_core.plugins.catalogue import OWN, PLANNED, official_names, pip_command
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.probe import Probe
 from areal_core.plugins.registry import Registry
@@ -42,6 +45,23 @@ def inventory(registry: Registry, role: str | None = None, name: str | None = No
     """
     listings = [each for each in registry.listings(role) if name == each.name or (name is None and not each.proof)]
     return [_row(registry, listing.role, listing.name, listing.origin) for listing in listings]
+
+
+def nothing_named(registry: Registry, name: str, role: str | None = None) -> BackendNotFound:
+    """Return the error for a name that no role has, or not the one asked for."""
+    what = f"nothing named {name!r} is installed"
+    roles = ROLES if role is None else (role,)
+    if any(name in PLANNED.get(one, ()) for one in roles):
+        return BackendNotFound(what, why="it does not exist yet", fix="areal backends")
+    officials = {official: pip_command(one, official) for one in roles for official in official_names(one)}
+    if name in officials:
+        return BackendNotFound(what, fix=officials[name])
+    installed = sorted({listing.name for listing in registry.listings(role)})
+    near = difflib.get_close_matches(name, [*installed, *officials], n=1)
+    hint = "areal backends"
+    if near:
+        hint = f"did you mean '{near[0]}'?" + ("" if near[0] in installed else f"  {officials[near[0]]}")
+    return BackendNotFound(what, fix=hint)
 
 
 def plain(row: Row) -> dict[str, object]:

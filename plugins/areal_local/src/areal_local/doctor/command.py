@@ -20,13 +20,12 @@ from rich.markup import escape
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.findings import Finding, Report, Severity
 from areal_core.plugins.hooks import Hooks
-from areal_core.plugins.lookup_errors import not_found_anywhere
 from areal_core.plugins.registry import Registry, default_registry
 from areal_local.doctor.deep import check_deep
 from areal_local.doctor.host import check_host
 from areal_local.doctor.installed import check_discovery, check_hooks, check_rows
 from areal_local.doctor.packages import check_packages
-from areal_local.inventory import inventory
+from areal_local.inventory import inventory, nothing_named
 
 _MARKS = {Severity.OK: "[green]ok     [/]", Severity.WARNING: "[yellow]warning[/]", Severity.ERROR: "[red]error  [/]"}
 
@@ -61,7 +60,7 @@ def examine(registry: Registry, folder: Path, *, backend: str | None, deep: bool
     """
     rows = inventory(registry, name=backend)
     if backend is not None and not rows:
-        raise not_found_anywhere(backend, None, (listing.name for listing in registry.listings()))
+        raise nothing_named(registry, backend)
     kinds = accelerators(registry)
     findings = [*check_host(folder, kinds), *check_packages(), *check_discovery(registry.discovery)]
     findings += check_rows(rows, wanted=backend is not None)
