@@ -6,13 +6,12 @@ Does not know: who decides that a replica comes or goes.
 
 from __future__ import annotations
 
-from tests.benches.scripted import Length, ScriptedEngine, ScriptedWorker
-
 from areal_core.contract.clock import Clock
 from areal_core.contract.errors import ResourceError, WorkerDied, WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
+from areal_core.testing.engines import Length, ScriptedEngine, ScriptedWorker
 
 
 class EndableWorker(ScriptedWorker):

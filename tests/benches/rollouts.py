@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import frozen
-from tests.benches.scripted import Length, ScriptedEngine, ScriptedWorker
 
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.data import Trajectory
@@ -24,6 +23,7 @@ from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
 from areal_core.testing.clock import StepClock
+from areal_core.testing.engines import Length, ScriptedEngine, ScriptedWorker
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.benches.fleets import EndableWorker, ScriptedLauncher
-from tests.benches.scripted import END_TOKEN, scripted_token
 
 from areal_core.contract.errors import (
     GenerationFailed,
@@ -30,6 +29,7 @@ from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.replica import ReplicaStage
 from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
 from areal_core.testing.clock import StepClock
+from areal_core.testing.engines import END_TOKEN, scripted_token
 
 LENGTH = 6
 """Tokens of every request, a second each."""

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from attrs import evolve
 from tests.benches.rollouts import drive
-from tests.benches.scripted import END_TOKEN, ScriptedEngine, ScriptedWorker
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import GenerationFailed, NoReplica, PromptTooLong, WorkerDied, WorkerTimeout
@@ -23,6 +22,7 @@ from areal_core.contract.inference import (
 from areal_core.fleet.breaker import Breaker, BreakerState
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.testing.clock import StepClock
+from areal_core.testing.engines import END_TOKEN, ScriptedEngine, ScriptedWorker
 
 
 class Fleet:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tests.benches.rollouts import NoTokenizer, drive
-from tests.benches.scripted import ScriptedEngine, ScriptedWorker
 
 from areal_core.contract.abilities import asked_of
 from areal_core.contract.errors import ConfigError, RolloutError, WorkerTimeout
@@ -19,6 +18,7 @@ from areal_core.contract.workflow import RewardInput, Session
 from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.session import PoolSession, PoolSessions, derive_seed
 from areal_core.testing.clock import StepClock
+from areal_core.testing.engines import ScriptedEngine, ScriptedWorker
 
 
 class Bench:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.benches.rollouts import greedy
-from tests.benches.scripted import END_TOKEN, scripted_token
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, EpisodeFailed, GenerationFailed, NoReplica, RolloutError
 from areal_core.contract.inference import PauseMode
 from areal_core.fleet.pool import PoolPolicy
+from areal_core.testing.engines import END_TOKEN, scripted_token
 
 if TYPE_CHECKING:
     from areal_core.contract.inference import Generation
