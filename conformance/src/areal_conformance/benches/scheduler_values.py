@@ -6,16 +6,19 @@ Does not know: any codec.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from types import UnionType
 from typing import Any
 
 import attrs
 
 from areal_core.contract import data, errors, inference, scheduler, train, weights, workflow
 from areal_core.contract.errors import ArealError
-from areal_core.contract.ids import RequestId
 
 
 def plain_values() -> dict[str, Any]:
@@ -39,140 +42,14 @@ def plain_values() -> dict[str, Any]:
 
 
 def contract_values() -> dict[str, Any]:
-    """Return one value of every contract type by name; no field is at its default."""
-    sampling = inference.SamplingParams(
-        max_new_tokens=7,
-        min_new_tokens=2,
-        temperature=0.3,
-        top_p=0.9,
-        top_k=5,
-        stop_token_ids=(3, 4),
-        stop=("a", "bc"),
-        ignore_eos=True,
-        seed=2**40,
-        min_p=0.05,
-        frequency_penalty=0.5,
-        presence_penalty=-0.25,
-        repetition_penalty=1.25,
-    )
-    structure = inference.Structure(grammar=inference.Grammar.REGEX, text="yes|no")
-    optimizer = train.OptimizerSpec(
-        lr=0.1,
-        betas=(0.8, 0.7),  # type: ignore[arg-type]  # attrs tells mypy of the converter tuple
-        eps=1e-3,
-        weight_decay=0.2,
-        max_grad_norm=3.0,
-        schedule="cosine",
-        warmup_steps=4,
-        total_steps=9,
-        min_lr_ratio=0.5,
-    )
-    tensor = weights.TensorSpec(name="model.norm.weight", shape=(64, 2), dtype="float32")
-    found: list[Any] = [
-        sampling,
-        optimizer,
-        tensor,
+    """Return one value of every contract type that holds no tensor, by name; no field is at its default."""
+    modules, numbers = (inference, scheduler, train, weights, workflow), itertools.count(3)
+    own = (kind for module in modules for kind in vars(module).values() if attrs.has(kind))
+    kinds = [kind for kind in dict.fromkeys(own) if kind.__module__ != data.__name__]
+    found = [_filled(kind, numbers) for kind in kinds]
+    found += [
         weights.TensorSpec(name="scalar", shape=(), dtype="bfloat16"),
-        weights.WeightManifest(version=4, tensors=(tensor, tensor), tied={"lm_head.weight": "embed"}),
-        weights.Receipt(version=4, num_bytes=2**40, seconds=0.25, fingerprints={"a": "f0", "b": "0f"}),
-        weights.Offer(transport="disk", version=4, location={"folder": "/x", "port": 7}),
-        inference.GenerationRequest(
-            request_id=RequestId("t/0/3#1"),
-            input_ids=(5, 9),
-            sampling=sampling,
-            num_prior=1,
-            extras={"k": (1,)},
-            adapter="mine",
-            structure=structure,
-        ),
-        structure,
-        inference.Generation(
-            output_ids=(4, 7, 1),
-            logprobs=(-0.7, -0.1, -0.2),
-            version_spans=(
-                inference.VersionSpan(start=0, stop=1, version=3),
-                inference.VersionSpan(start=1, stop=3, version=4),
-            ),
-            stop_reason=data.StopReason.LENGTH,
-            timings=inference.Timings(queued_s=0.5, first_token_s=0.25, total_s=1.5),
-            token_extras={"k": [1, 2, 3]},
-        ),
-        inference.InferenceSpec(
-            model_path="/m",
-            dtype="bfloat16",
-            layout={"t": 2},
-            context_length=9,
-            max_concurrent=3,
-            seed=8,
-            device="cuda",
-            replica=2,
-            options={"o": [1, None]},
-        ),
-        inference.EngineStatus(
-            version=3, num_running=1, num_waiting=2, paused=True, tokens_generated=5, busy_s=0.5, metrics={"m": 1.5}
-        ),
-        train.LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj")),
-        train.TrainSpec(
-            role="actor",
-            model_path="/m",
-            head=train.Head.VALUE,
-            dtype="bfloat16",
-            layout={"d": 2, "t": 1},
-            optimizer=optimizer,
-            temperature=0.7,
-            max_tokens_per_microbatch=99,
-            seed=5,
-            options={"x": {"y": 1}},
-            lora=train.LoraSpec(rank=1, alpha=2.0, targets=("a",)),
-        ),
-        train.RankContext(
-            rank=1, world_size=2, local_rank=1, device="cpu", init_method="tcp://127.0.0.1:45", timeout_s=7.0
-        ),
-        train.EngineInfo(
-            engine="e",
-            engine_version="1",
-            device="cpu",
-            num_parameters=2**40,
-            context_length=9,
-            data_rank=1,
-            data_size=2,
-            details={"a": "b"},
-        ),
-        train.TrainReport(
-            loss=0.5,
-            grad_norm=math.inf,
-            lr=1e-6,
-            stepped=False,
-            num_microbatches=3,
-            num_tokens=7,
-            seconds=0.5,
-            metrics={"kl": train.Sum(value=0.25, weight=3.0)},
-        ),
-        train.ObjectiveSpec(name="ppo", config={"clip": 0.2, "deep": [{"a": 1}]}),
-        scheduler.Job(
-            role="r",
-            engine_role="infer",
-            backend="b",
-            num_workers=3,
-            device="cuda",
-            devices_per_worker=2,
-            cpus_per_worker=4,
-            env={"A": "b"},
-            python="/p",
-            imports=("a.py", "b.py"),
-            num_hosts=3,
-            hosts=("h1", "h2"),
-            memory=2**40,
-            image="registry/image:1",
-            together_with=scheduler.Together(role="other", share="devices"),
-        ),
-        scheduler.Together(role="other", share="devices"),
-        scheduler.WorkerStatus(
-            id="r/1", role="r", rank=1, state="silent", pid=9, exit_code=-9, log_path="/l", log_tail=("a", "b")
-        ),
-        workflow.RewardInput(
-            prompt="p", completion="c", completion_ids=(1, 2), stop_reason="stop", row={"answer": "42", "n": [1]}
-        ),
+        attrs.evolve(_filled(train.TrainReport, numbers), grad_norm=math.inf),
         workflow.RewardResult(value=None, status="timeout", components={"c": 0.5}, detail="d", seconds=1.5),
     ]
     named = {f"{type(value).__name__} {number}": value for number, value in enumerate(found)}
@@ -247,6 +124,33 @@ def difference(sent: Any, given: Any, path: str = "value") -> str | None:
     if hasattr(sent, "untyped_storage"):
         return _of_tensors(sent, given, path)
     return None if sent == given else f"{path} was {sent!r:.60}, is {given!r:.60}"
+
+
+def _filled(kind: type[Any], numbers: Iterator[int]) -> Any:
+    """Return an instance of a contract type, each of its fields filled by its type. Any: of that type."""
+    hints = typing.get_type_hints(kind)
+    return kind(**{field.name: _of_type(hints[field.name], field, numbers) for field in attrs.fields(kind)})
+
+
+def _of_type(wanted: Any, field: Any, numbers: Iterator[int]) -> Any:  # Any: a type, an attrs field, a value
+    """Return a value of a field's type, or of a part of it, unlike its default and all others."""
+    kind, parts = typing.get_origin(wanted) or getattr(wanted, "__supertype__", wanted), typing.get_args(wanted)
+    if kind is UnionType:
+        return _of_type(parts[0], field, numbers)
+    if kind in (tuple, Sequence):
+        both = (parts[0], parts[0] if parts[-1] is Ellipsis else parts[-1])
+        return tuple(_of_type(part, field, numbers) for part in both)
+    if kind is Mapping:
+        return {f"a key of {field.name}": _of_type(parts[1], field, numbers)}
+    if kind is Any:
+        return [next(numbers), None, {"deep": (0.5, "text")}]
+    if attrs.has(kind):
+        return _filled(kind, numbers)
+    if issubclass(kind, Enum):
+        return next(member for member in kind if member != field.default)
+    if kind is bool:
+        return field.default is not True
+    return f"{field.name} {next(numbers)}" if kind is str else kind(next(numbers) + 2**40 + 0.25)
 
 
 def _of_mappings(sent: Mapping[Any, Any], given: Any, path: str) -> str | None:
