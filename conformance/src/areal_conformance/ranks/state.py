@@ -6,6 +6,7 @@ Does not know: what is right; the checks judge.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -150,37 +151,28 @@ def load_each_torn(bench: RankBench, layout: dict[str, int], rows: Rows) -> list
         engine.version = 4
         engine.save_state(own)
         held = bench.sent(engine)
-        draw = _draw(bench)
-        out.append(
-            {
-                "file": "",
-                "way": "",
-                "step": _steps(engine, [mine])[0],
-                "error": ["", "", ""],
-                "version": 4,
-                "gap": [0.0, ""],
-            }
-        )
-        end = bench.sent(engine)
-        out[0] |= {"drawn": draw, "end_gap": [0.0, ""]}
+
+        def told_here(file: str, way: str, error: list[str]) -> None:
+            entry: dict[str, Any] = {"file": file, "way": way, "error": error, "version": engine.version}
+            entry |= {"gap": gap(held, bench.sent(engine)), "drawn": _draw(bench)}
+            entry |= {"step": _steps(engine, [mine])[0], "end": bench.sent(engine)}
+            entry["end_gap"] = gap((out or [entry])[0]["end"], entry["end"])
+            out.append(entry)
+
+        told_here("", "", ["", "", ""])
         files = sorted(str(file.relative_to(good)) for file in good.rglob("*") if file.is_file())
-        for number, file in enumerate(files):
-            for way in _WAYS:
-                engine.load_state(own)
-                path = bench.folder / f"torn-{name}-{number}-{way}"
-                if bench.rank == 0:
-                    shutil.copytree(good, path)
-                    spoil(path / file, way)
-                bench.share()
-                told_here: dict[str, Any] = {"file": file, "way": way}
-                told_here["error"] = error_of(lambda path=path: engine.load_state(path))  # type: ignore[misc]
-                bench.share()
-                told_here["version"] = engine.version
-                told_here["gap"] = gap(held, bench.sent(engine))
-                told_here["drawn"] = _draw(bench)
-                told_here["step"] = _steps(engine, [mine])[0]
-                told_here["end_gap"] = gap(end, bench.sent(engine))
-                out.append(told_here)
+        for (number, file), way in itertools.product(enumerate(files), _WAYS):
+            engine.load_state(own)
+            path = bench.folder / f"torn-{name}-{number}-{way}"
+            if bench.rank == 0:
+                shutil.copytree(good, path)
+                spoil(path / file, way)
+            bench.share()
+            error = error_of(lambda path=path: engine.load_state(path))  # type: ignore[misc]
+            bench.share()
+            told_here(file, way, error)
+    for entry in out:
+        del entry["end"]
     return out
 
 

@@ -9,7 +9,7 @@ Does not know: how an engine keeps an adapter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, number, same
 from areal_conformance.oracles.train_experts import KIND as EXPERTS
 from areal_conformance.outcome import Inconclusive, expect, raises
+from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError, CheckpointError
 from areal_core.contract.train import LoraSpec, OptimizerSpec, Output, TrainEngine
 from areal_torch.testing.objectives import PolicyGradient
@@ -49,19 +50,24 @@ def is_target(name: str, targets: tuple[str, ...]) -> bool:
     return name.endswith(".weight") and name.removesuffix(".weight").endswith(targets)
 
 
-def moved(bench: TrainBench, engine: TrainEngine, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return sent minus base, float64, of every tensor that differs."""
-    sent = bench.sent(engine)
-    deltas = {name: tensor.double() - base[name].double() for name, tensor in sent.items()}
-    return {name: delta for name, delta in deltas.items() if bool(delta.any())}
+def moved(
+    bench: TrainBench, lora: LoraSpec, optimizer: OptimizerSpec, batches: Sequence[Batch], **fields: Any
+) -> tuple[dict[str, Tensor], float]:
+    """Make a step on each batch; return sent minus base, float64, of every tensor that differs, and the last norm.
 
-
-def in_float32(bench: TrainBench) -> None:
-    """Inconclusive where merged weights are too coarse to look at their rank and size."""
+    Inconclusive where merged weights are too coarse to look at their rank and size. Any: fields of TrainSpec.
+    """
     if bench.dtype != "float32":
         raise Inconclusive(
             f"merged weights are sent in {bench.dtype}: the adapter's rank and size are lost in rounding"
         )
+    base = read_folder(bench.model())
+    with bench.engine("lora", model=bench.model(), lora=lora, optimizer=optimizer, **fields) as engine:
+        norms = [engine.train_step(batch, PolicyGradient()).grad_norm for batch in batches]
+        deltas = {name: tensor.double() - base[name].double() for name, tensor in bench.sent(engine).items()}
+    found = {name: delta for name, delta in deltas.items() if bool(delta.any())}
+    expect(found, f"nothing moved in {len(norms)} steps")
+    return found, norms[-1]
 
 
 @_check("train.lora.starts_as_base", law=7)
@@ -105,16 +111,9 @@ def targets(bench: TrainBench) -> None:
 @_check("train.lora.rank", law=7)
 def rank(bench: TrainBench) -> None:
     """Merged minus base has the rank of the adapter, no more and no less, weight decay or not."""
-    in_float32(bench)
-    model = bench.model()
-    base = read_folder(model)
     for size in (1, 2, 5):
         spec = LoraSpec(rank=size, alpha=3.0, targets=("q_proj", "o_proj", "down_proj"))
-        with bench.engine("lora", model=model, lora=spec, optimizer=QUICK) as engine:
-            for step in range(5):
-                engine.train_step(bench.batch(seed=step), PolicyGradient())
-            deltas = moved(bench, engine, base)
-        expect(deltas, "nothing moved in five steps")
+        deltas, _ = moved(bench, spec, QUICK, [bench.batch(seed=step) for step in range(5)])
         for name, delta in deltas.items():
             values = torch.linalg.svdvals(delta)
             found = int((values > 2e-4 * values[0]).sum())
@@ -128,16 +127,9 @@ def scale(bench: TrainBench) -> None:
     After two steps of size lr up or down, B holds 0 and +-2 lr, A about +-lr; B A is then 2 lr^2 times integers
     of at most the rank, some of them odd.
     """
-    in_float32(bench)
-    model = bench.model()
-    base = read_folder(model)
     for size, alpha in ((1, 1.5), (2, 3.0), (4, 2.0), (3, 12.0)):
         spec = LoraSpec(rank=size, alpha=alpha, targets=("v_proj", "o_proj"))
-        with bench.engine("lora", model=model, lora=spec, optimizer=SIGNS) as engine:
-            for step in range(2):
-                engine.train_step(bench.batch(seed=step), PolicyGradient())
-            deltas = moved(bench, engine, base)
-        expect(deltas, "nothing moved in two steps")
+        deltas, _ = moved(bench, spec, SIGNS, [bench.batch(seed=step) for step in range(2)])
         for name, delta in deltas.items():
             counts = delta / (2 * SIGNS.lr**2 * alpha / size)
             off = float((counts - counts.round()).abs().max())
@@ -156,19 +148,12 @@ def gradient(bench: TrainBench) -> None:
 
     With B zero, minus the gradient of B moves the merged weight by dW, and |gradient|^2 = -<dW, the model's gradient>.
     """
-    in_float32(bench)
-    model = bench.model()
     batch = bench.batch(seed=3)
-    full = Oracle(model).gradient(batch, PolicyGradient()).by_name
-    base = read_folder(model)
+    full = Oracle(bench.model()).gradient(batch, PolicyGradient()).by_name
     for names in TARGETS[:3]:
         for budget in (16384, 16):
             spec = LoraSpec(rank=3, alpha=2.0, targets=names)
-            with bench.engine(
-                "lora", model=model, lora=spec, optimizer=SLOPE, max_tokens_per_microbatch=budget
-            ) as engine:
-                norm = engine.train_step(batch, PolicyGradient()).grad_norm
-                deltas = moved(bench, engine, base)
+            deltas, norm = moved(bench, spec, SLOPE, [batch], max_tokens_per_microbatch=budget)
             along = _along(deltas, full, names)
             what = f"the norm of the gradient of an adapter on {', '.join(names)}, squared"
             number(bench, what, norm**2, along, rtol=2e-3)
@@ -177,17 +162,11 @@ def gradient(bench: TrainBench) -> None:
 @_check("train.lora.clipping", law=6)
 def clipping(bench: TrainBench) -> None:
     """The gradient is clipped by the norm of what is trained, the adapter's alone."""
-    in_float32(bench)
-    model = bench.model()
     batch = bench.batch(seed=4)
-    full = Oracle(model).gradient(batch, PolicyGradient()).by_name
-    base = read_folder(model)
+    full = Oracle(bench.model()).gradient(batch, PolicyGradient()).by_name
     limit = 0.05
     spec = LoraSpec(rank=2, alpha=2.0, targets=("q_proj", "v_proj"))
-    clipped = attrs.evolve(SLOPE, max_grad_norm=limit)
-    with bench.engine("lora", model=model, lora=spec, optimizer=clipped) as engine:
-        norm = engine.train_step(batch, PolicyGradient()).grad_norm
-        deltas = moved(bench, engine, base)
+    deltas, norm = moved(bench, spec, attrs.evolve(SLOPE, max_grad_norm=limit), [batch])
     expect(norm > limit, f"the norm {norm:g} is under the limit of {limit:g}: nothing to clip")
     along = _along(deltas, full, spec.targets)
     number(bench, "how far a clipped step went along the gradient", along, limit * norm, rtol=5e-3)
