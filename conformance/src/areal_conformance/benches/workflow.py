@@ -248,7 +248,9 @@ class WorkflowBench(Bench):
         Raises:
             Violation: the workflow rejected the row, or returned something else.
         """
-        made = await self.run(session, row)
+        return self._wrapped(await self.run(session, row), session)
+
+    def _wrapped(self, made: Any, session: ScriptedSession) -> Episode:  # Any: what a workflow returned
         if isinstance(made, Trajectory):
             return Episode(trajectories=(made,), task_id=session.task_id, group_id=session.group_id)
         if made is None:
@@ -280,8 +282,8 @@ class WorkflowBench(Bench):
         rewards = [t.reward for t in (made.trajectories if isinstance(made, Episode) else (made,))]
         raise Violation(f"{what}: an episode with rewards {rewards} was made instead of failing")
 
-    async def ended_by(self, session: ScriptedSession, stop: StopReason) -> tuple[Trajectory, ...]:
-        """Return what is made of outputs that end in this way; nothing where they are rejected, as all may but `stop`.
+    async def ended_by(self, session: ScriptedSession, stop: StopReason) -> Episode | None:
+        """Return what is made of outputs that end in this way; None where they are rejected, as all may but `stop`.
 
         Raises:
             Violation: an output that ended is rejected, or one that was not aborted is an error.
@@ -292,12 +294,12 @@ class WorkflowBench(Bench):
             raise
         except Exception as error:
             expect(stop is StopReason.ABORTED, f"an output that ended with {stop!s} raised {error!r}")
-            return ()
+            return None
         if made is not None:
-            return tuple(made.trajectories) if isinstance(made, Episode) else (made,)
+            return self._wrapped(made, session)
         expect(stop is not StopReason.STOP, "an output that ended with an end token was rejected")
         self.notes.append(f"rejects outputs that ended with {stop!s}")
-        return ()
+        return None
 
     @contextlib.asynccontextmanager
     async def no_task_left(self) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Whether trajectories hold exactly what the session generated: ids, log-probs, versions, mask.
+"""Whether trajectories hold exactly what the session generated, and whether its reward was told of that.
 
 Knows: how tokens of an episode are traced to the calls they came from.
 Does not know: workflows; sessions only by what they were asked.
@@ -6,7 +6,8 @@ Does not know: workflows; sessions only by what they were asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from areal_conformance.benches.workflow import Asked, ScriptedSession
 from areal_conformance.outcome import Violation, expect
@@ -42,6 +43,20 @@ def traced(episode: Episode, session: ScriptedSession) -> list[Asked]:
 def versions_of(generation: Generation) -> list[int]:
     """Return the version of every generated token."""
     return [span.version for span in generation.version_spans for _ in range(span.start, span.stop)]
+
+
+def told_right(session: ScriptedSession, tokenizer: Any, row: Mapping[str, Any]) -> None:
+    """Expect every question put to the reward to be whole. Any: transformers is not typed; the data decides."""
+    made = [a.generation for a in session.asked if a.generation is not None]
+    for value in session.scored:
+        fitting = [g for g in made if tuple(g.output_ids) == tuple(value.completion_ids)]
+        ids = [tuple(g.output_ids) for g in made]
+        expect(bool(fitting), f"the reward is asked about {tuple(value.completion_ids)}, generated were {ids}")
+        text = tokenizer.decode(value.completion_ids, skip_special_tokens=True)
+        expect(value.completion == text, f"the reward is asked about the text {value.completion!r}, it is {text!r}")
+        ends = [str(g.stop_reason) for g in fitting]
+        expect(value.stop_reason in ends, f"an output that ended with {ends} is told as {value.stop_reason!r}")
+        expect(dict(value.row) == dict(row), f"the row {dict(row)} is told as {dict(value.row)}")
 
 
 def _begun_at(trajectory: Trajectory, start: int, every: Sequence[Asked], before: Sequence[Asked]) -> Asked:

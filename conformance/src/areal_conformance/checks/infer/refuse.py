@@ -61,12 +61,10 @@ _METHODS: dict[str, Row] = {
     ),
 }
 """Ability -> its claim, its method, and arguments of that."""
-_FACTS: dict[str, Any] = {"level": Level.SINGLE, "law": 8}
-"""Any: facts of `check`."""
 rule = functools.partial(check, level=Level.SINGLE, law=8)
 
 
-@family("infer.refuse.{field}", _ASKED, spec="infer#sampling", unless=("sampling.{field}",), **_FACTS)
+@family("infer.refuse.{field}", _ASKED, spec="infer#sampling", unless=("sampling.{field}",), **rule.keywords)
 async def sampling(bench: InferBench, case: tuple[Any, ...]) -> None:
     """A sampling parameter is refused, alone and beside a request that does not ask for it, which is served."""
     field, *cases = case
@@ -80,7 +78,7 @@ async def sampling(bench: InferBench, case: tuple[Any, ...]) -> None:
             await engine.generate(request)
 
 
-@family("infer.refuse.{ability}", _METHODS, **_FACTS)
+@family("infer.refuse.{ability}", _METHODS, **rule.keywords)
 async def method(bench: InferBench, case: tuple[Any, ...]) -> None:
     """A method of an ability that is not claimed is refused; not having it is the best refusal."""
     claim, name, *arguments = case

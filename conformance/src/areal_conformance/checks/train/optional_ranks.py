@@ -7,7 +7,6 @@ Does not know: how the ranks are started; the programs are in `ranks.optional`.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, Row, check, family
@@ -28,8 +27,6 @@ _PROGRAMS = "areal_conformance.ranks.optional"
 _DATA = "parallel.data"
 _ATOL = 5e-5
 PLANS = [EVEN, UNEVEN, NOTHING_ON_LAST]
-_FACTS: dict[str, Any] = {"level": Level.DISTRIBUTED, "since": (1, 1), "ranks": 2}
-"""Any: facts of `check`."""
 rule = partial(check, level=Level.DISTRIBUTED, since=(1, 1), ranks=2)
 
 
@@ -59,7 +56,7 @@ rule = partial(check, level=Level.DISTRIBUTED, since=(1, 1), ranks=2)
     },
     law=6,
     spec="train#{ability}",
-    **_FACTS,
+    **rule.keywords,
 )
 def as_one(bench: TrainBench, program: str) -> None:
     """The ranks agree to the bit, and with one rank within rounding, in norms, scores and weights."""

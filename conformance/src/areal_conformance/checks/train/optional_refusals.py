@@ -6,6 +6,7 @@ Does not know: whether it would have worked; the session finds out.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from areal_torch.testing.batches import make_episode
 from areal_torch.testing.images import make_seeing_trajectory
 from areal_torch.testing.objectives import PolicyGradient
 
-SPEC = "index#optional-abilities"
+_check = partial(check, level=Level.SINGLE, law=8, spec="index#optional-abilities")
 
 
 def _start(bench: TrainBench, claim: str, **fields: Any) -> None:  # Any: the fields of TrainSpec
@@ -28,13 +29,13 @@ def _start(bench: TrainBench, claim: str, **fields: Any) -> None:  # Any: the fi
     bench.refuses(claim, lambda: engine.start(spec, context))
 
 
-@check("train.refuse.lora", level=Level.SINGLE, law=8, spec=SPEC, unless=("lora",), since=(1, 1))
+@_check("train.refuse.lora", unless=("lora",), since=(1, 1))
 def lora(bench: TrainBench) -> None:
     """An adapter is refused at start; training all weights instead would answer another question."""
     _start(bench, "lora", lora=LoraSpec(rank=2, alpha=4.0, targets=("q_proj", "v_proj")))
 
 
-@check("train.refuse.experts", level=Level.SINGLE, law=8, spec=SPEC, unless=("experts.replay",), since=(1, 1))
+@_check("train.refuse.experts", unless=("experts.replay",), since=(1, 1))
 def experts(bench: TrainBench) -> None:
     """Recorded routes are refused by `forward` and by `train_step`; ignoring them would score another computation."""
     batch = bench.batch([(2, 3), (1, 5)])
@@ -47,7 +48,7 @@ def experts(bench: TrainBench) -> None:
             bench.refuses("experts.replay", lambda given=given: engine.train_step(given, PolicyGradient()))  # type: ignore[misc]
 
 
-@check("train.refuse.images", level=Level.SINGLE, law=8, spec=SPEC, unless=("images",), since=(1, 2))
+@_check("train.refuse.images", unless=("images",), since=(1, 2))
 def images(bench: TrainBench) -> None:
     """Images are refused by `forward` and by `train_step`; the tokens that stand for them say nothing by themselves."""
     seen = Batch.pack([make_episode(make_seeing_trajectory(vocab_size=60))])
@@ -57,13 +58,13 @@ def images(bench: TrainBench) -> None:
         bench.refuses("images", lambda: engine.train_step(batch, PolicyGradient()))
 
 
-@check("train.refuse.bfloat16", level=Level.SINGLE, law=8, spec=SPEC, unless=("precision.bfloat16",))
+@_check("train.refuse.bfloat16", unless=("precision.bfloat16",))
 def bfloat16(bench: TrainBench) -> None:
     """bfloat16 is refused at start."""
     _start(bench, "precision.bfloat16", dtype="bfloat16")
 
 
-@check("train.refuse.offload", level=Level.SINGLE, law=8, spec=SPEC, unless=("memory.offload",))
+@_check("train.refuse.offload", unless=("memory.offload",))
 def offload(bench: TrainBench) -> None:
     """A started engine has no `offload` and no `onload`."""
     with bench.engine() as engine:
@@ -71,7 +72,7 @@ def offload(bench: TrainBench) -> None:
             raise NotRefused("memory.offload")
 
 
-@check("train.refuse.background", level=Level.SINGLE, law=8, spec=SPEC, unless=("checkpoint.background",), since=(1, 2))
+@_check("train.refuse.background", unless=("checkpoint.background",), since=(1, 2))
 def background(bench: TrainBench) -> None:
     """A started engine has neither `begin_state` nor `state_written` nor `finish_state`."""
     with bench.engine() as engine:
@@ -88,7 +89,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
 }
 
 
-@family("train.refuse.{axis}", LAYOUTS, level=Level.SINGLE, law=8, spec=SPEC, unless=("parallel.{axis}",))
+@family("train.refuse.{axis}", LAYOUTS, unless=("parallel.{axis}",), **_check.keywords)
 def axis(bench: TrainBench, layout: dict[str, int]) -> None:
     """A layout with {axis} parallelism is refused at start."""
     claim = next(f"parallel.{name}" for name, one in LAYOUTS.items() if one is layout)

@@ -35,6 +35,7 @@ _CONNECTING_S = 15.0
 _STEP, _FORWARD, _SEND, _STATE = "train#train_step", "train#forward", "train#send_weights", "train#save_state"
 _NOT_WAITED_FOR = "does not keep the others waiting beyond the timeout"
 _fault = partial(check, level=Level.FAULTS, law=9, requires=_DATA, ranks=2)
+_error = partial(_fault, level=Level.DISTRIBUTED, deadline_s=40.0)
 
 
 @family(
@@ -47,11 +48,7 @@ _fault = partial(check, level=Level.FAULTS, law=9, requires=_DATA, ranks=2)
             "A token id one rank does not know", ("unknown_token", "train_step", "forward"), spec=_STEP
         ),
     },
-    level=Level.DISTRIBUTED,
-    law=9,
-    requires=_DATA,
-    ranks=2,
-    deadline_s=40.0,
+    **_error.keywords,
 )
 def error_on_all(bench: TrainBench, case: tuple[str, ...]) -> None:
     """{...} is a BatchError on every rank, nobody hangs, and the next step is right."""
@@ -69,15 +66,7 @@ def error_on_all(bench: TrainBench, case: tuple[str, ...]) -> None:
                 same_report(bench, layout, answers[0]["alone"], answers[0]["next"], f"the step after {what}")
 
 
-@check(
-    "train.ranks.error.model",
-    level=Level.DISTRIBUTED,
-    law=9,
-    spec="train#start",
-    requires=_DATA,
-    ranks=2,
-    deadline_s=40,
-)
+@_error("train.ranks.error.model", spec="train#start")
 def missing_model(bench: TrainBench) -> None:
     """A model folder one rank cannot see is a ModelError on every rank, or all start; the next start works."""
     for bad in (1, 0):
@@ -99,24 +88,17 @@ def missing_model(bench: TrainBench) -> None:
         "forward": Row(f"before it scores {_NOT_WAITED_FOR}", "forward", spec=_FORWARD),
         "send": Row(f"while weights are sent {_NOT_WAITED_FOR}", "send_weights", spec=_SEND),
     },
-    level=Level.FAULTS,
-    law=9,
-    requires=_DATA,
-    ranks=2,
+    **_fault.keywords,
 )
 def killed(bench: TrainBench, call: str) -> None:
     """A rank killed {...}."""
     for layout in layouts(bench):
         died = 0
         for victim in (1, 0):
-            told: dict[str, Any] = {
-                "layout": layout,
-                "rows": EVEN,
-                "victim": victim,
-                "call": call,
-                "timeout_s": _TIMEOUT_S,
-            }
-            answers = bench.on_ranks(f"{_FAULTS}:killed", 2, apart_s=_LATE_S, may_die=(victim,), **told)
+            told: dict[str, Any] = {"layout": layout, "rows": EVEN, "victim": victim, "call": call}
+            answers = bench.on_ranks(
+                f"{_FAULTS}:killed", 2, apart_s=_LATE_S, may_die=(victim,), timeout_s=_TIMEOUT_S, **told
+            )
             where = f"layout {named(layout)}, rank {victim} killed in {call}"
             if answers[victim] is not None and call == "train_step" and layout.get("p", 1) > 1:
                 continue  # it is killed by its loss, which the ranks of the last stage compute
@@ -163,10 +145,7 @@ def stuck(bench: TrainBench) -> None:
         "state": Row("state saved before still loads", "save_state", law=4, spec=_STATE, requires=_EXACT),
         "weights": Row("folder saved before is whole", "save_weights", spec="train#save_weights"),
     },
-    level=Level.FAULTS,
-    law=9,
-    requires=_DATA,
-    ranks=2,
+    **_fault.keywords,
 )
 def disk_full(bench: TrainBench, call: str) -> None:
     """A disk full for one rank is a StorageError of save_{what} on every rank; the {...}."""

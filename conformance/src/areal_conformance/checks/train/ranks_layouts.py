@@ -7,6 +7,7 @@ Does not know: meshes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from areal_conformance.benches.train import TrainBench
@@ -39,9 +40,11 @@ REFUSED: dict[str, dict[str, int]] = {
     "data": {"d": 2},
 }
 """Axis -> a layout of two ranks along it; its letter comes last."""
+_right = partial(family, level=Level.DISTRIBUTED, law=6, ranks=2)
+_refuses = partial(check, level=Level.DISTRIBUTED, law=8, spec="train#start", ranks=2, deadline_s=40.0)
 
 
-@family(
+@_right(
     "train.ranks.{axis}",
     {
         "tensor": Row("each matrix take the whole batch, and", "t"),
@@ -49,11 +52,8 @@ REFUSED: dict[str, dict[str, int]] = {
         "pipeline": Row("the layers take the whole batch, and", "p"),
         "expert": Row("the experts, and send each token to its own,", "e"),
     },
-    level=Level.DISTRIBUTED,
-    law=6,
     spec="train#TrainSpec",
     requires=("parallel.{axis}",),
-    ranks=2,
 )
 def axis(bench: TrainBench, letter: str) -> None:
     """Ranks that share {...} compute what one rank computes."""
@@ -61,7 +61,7 @@ def axis(bench: TrainBench, letter: str) -> None:
         _as_one_rank(bench, layout, 2, plans=[EVEN, UNEVEN, EVEN])
 
 
-@family(
+@_right(
     "train.ranks.{four}",
     {
         "four": Row(
@@ -75,8 +75,6 @@ def axis(bench: TrainBench, letter: str) -> None:
             requires=("parallel.expert",),
         ),
     },
-    level=Level.DISTRIBUTED,
-    law=6,
     spec="train#EngineInfo",
     ranks=4,
 )
@@ -87,16 +85,7 @@ def four(bench: TrainBench, letter: str) -> None:
         _as_one_rank(bench, layout, 4, plans=plans, shapes=_PAIRS)
 
 
-@family(
-    "train.ranks.refuse.{axis}",
-    REFUSED,
-    level=Level.DISTRIBUTED,
-    law=8,
-    spec="train#start",
-    unless=("parallel.{axis}",),
-    ranks=2,
-    deadline_s=40.0,
-)
+@family("train.ranks.refuse.{axis}", REFUSED, unless=("parallel.{axis}",), **_refuses.keywords)
 def refused(bench: TrainBench, layout: dict[str, int]) -> None:
     """Without {axis} parallelism, a layout that has it is refused on every rank."""
     answers = bench.on_ranks(_REFUSED, 2, apart_s=APART_S, layout=layout, model=_model(layout))
@@ -107,7 +96,7 @@ def refused(bench: TrainBench, layout: dict[str, int]) -> None:
     raised_on_all(layout, answers, ["LayoutError", "CapabilityError"], what)
 
 
-@check("train.ranks.layout_error", level=Level.DISTRIBUTED, law=8, spec="train#start", ranks=2, deadline_s=40.0)
+@_refuses("train.ranks.layout_error")
 def layout_error(bench: TrainBench) -> None:
     """A layout of another number of ranks than were started is a LayoutError on every rank; nobody waits."""
     for layout in ({"d": 3}, {"d": 1}, {"d": 4}, {"d": 2, "t": 2}, {"d": 1, "t": 1, "p": 1, "c": 1}):

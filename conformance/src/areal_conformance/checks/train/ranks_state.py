@@ -76,11 +76,7 @@ def random_numbers(bench: TrainBench) -> None:
             requires=(*_RESHARD, "parallel.tensor"),
         ),
     },
-    level=Level.DISTRIBUTED,
-    law=4,
-    spec="train#load_state",
-    requires=_RESHARD,
-    ranks=2,
+    **{**_check.keywords, "requires": _RESHARD},
 )
 def others(bench: TrainBench, case: str) -> None:
     """Other ranks go on where the first stopped."""
@@ -114,19 +110,15 @@ def refuse_reshard(bench: TrainBench) -> None:
         "missing": Row(
             "A state one rank cannot read is a CheckpointError on every rank and changes nothing, "
             "or every rank loads it.",
-            level=Level.DISTRIBUTED,
             law=9,
         ),
         "torn": Row(
             "A state one of whose files was cut short is a CheckpointError on every rank, and changes nothing.",
             level=Level.FAULTS,
-            law=4,
         ),
     },
-    spec="train#load_state",
-    requires=_EXACT,
-    ranks=2,
     deadline_s=40.0,
+    **_check.keywords,
 )
 def all_or_none(bench: TrainBench, case: str) -> None:
     """All ranks load a state, or none does."""

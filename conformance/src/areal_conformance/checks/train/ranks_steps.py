@@ -106,11 +106,7 @@ def report_alike(bench: TrainBench) -> None:
             {"plans": [EVEN, UNEVEN, FEW, EVEN], "optimizer": _SCHEDULE, "spec": _SMALL},
         ),
     },
-    level=Level.DISTRIBUTED,
-    law=6,
-    spec="train#train_step",
-    requires=_DATA,
-    ranks=2,
+    **_check.keywords,
 )
 def as_one(bench: TrainBench, arguments: dict[str, Any]) -> None:
     """Several ranks train as one."""
@@ -195,13 +191,9 @@ def lora(bench: TrainBench) -> None:
                 _same_scores(bench, layout, first, second, f"rank 1 against rank 0, {moment} steps, sequence {row}")
         for step in range(2):
             same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
-        alone, told, atol = (
-            answers[0]["alone"]["loss"],
-            answers[0]["reports"][0]["loss"],
-            bench.tolerance(atol=2e-5).atol,
-        )
+        alone, told = answers[0]["alone"]["loss"], answers[0]["reports"][0]["loss"]
         what = "the loss of the first step, when no adapter has an effect yet"
-        close(alone, told, atol, 0.0, f"layout {named(layout)}: {what}")
+        close(alone, told, bench.tolerance(atol=2e-5).atol, 0.0, f"layout {named(layout)}: {what}")
         moved, targets = answers[0]["moved"], answers[0]["targets"]
         expect(moved == targets, f"layout {named(layout)}: moved {moved}, the adapter's targets are {targets}")
 

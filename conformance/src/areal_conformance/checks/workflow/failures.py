@@ -20,7 +20,7 @@ from areal_conformance.benches.workflow import (
     paying,
     scripted,
 )
-from areal_conformance.benches.workflow_tokens import traced
+from areal_conformance.benches.workflow_tokens import told_right, traced
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import StopReason
@@ -63,14 +63,7 @@ async def asked_with(bench: WorkflowBench) -> None:
         session = bench.session(scripted(1, stop=stop))
         await bench.run(session, row)
         given = bench.scored(session)
-        ids = tuple(given.completion_ids)
-        fitting = [a.generation for a in session.asked if a.generation and a.generation.output_ids == ids]
-        made = [a.generation.output_ids for a in session.asked if a.generation]
-        expect(bool(fitting), f"the reward is asked with ids {ids}, generated were {made}")
-        wanted = tokenizer.decode(ids, skip_special_tokens=True)
-        expect(given.completion == wanted, f"the completion is told as {given.completion!r}, it is {wanted!r}")
-        expect(given.stop_reason == stop.value, f"an output that ended with {stop!s} is told as {given.stop_reason!r}")
-        expect(dict(given.row) == dict(row), f"the row {row} is told as {given.row}")
+        told_right(session, tokenizer, row)
         if isinstance(row.get("prompt"), str):
             expect(row["prompt"] in given.prompt, f"the prompt {row['prompt']!r} is told as {given.prompt!r}")
 

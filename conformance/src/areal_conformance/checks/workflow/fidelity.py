@@ -11,8 +11,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, drifting_tokenizer, paying, scripted
-from areal_conformance.benches.workflow_tokens import traced
+from areal_conformance.benches.workflow import WorkflowBench, drifting_tokenizer, paying, scripted
+from areal_conformance.benches.workflow_tokens import told_right, traced
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import Episode, StopReason
@@ -37,13 +37,9 @@ async def as_sampled(bench: WorkflowBench) -> None:
             raise Inconclusive(f"the suite's tokenizer encodes the text of {whole} as {anew}")
         stop = StopReason.STOP if ids[-1] == 1 else StopReason.LENGTH
         session = bench.session(scripted(length=len(ids), stop=stop, output_ids=ids))
-        made = await bench.run(session)
-        if made is None and stop is StopReason.LENGTH:
-            bench.notes.append("rejects outputs without an end")
-            continue
-        trajectories = made.trajectories if isinstance(made, Episode) else (made,)
-        episode = Episode(trajectories=trajectories, task_id=session.task_id, group_id=session.group_id)
-        expect(bool(traced(episode, session)), f"the episode trains on nothing of {ids}")
+        made = await bench.ended_by(session, stop)
+        if made is not None:
+            expect(bool(traced(made, session)), f"the episode trains on nothing of {ids}")
 
 
 @check("workflow.reward.components", level=Level.SINGLE, law=5, spec=_RESULT)
@@ -76,16 +72,13 @@ async def any_end(bench: WorkflowBench) -> None:
         for length in (1, 2, 19, 200):
             for value in (0.625, -2.0):
                 session = bench.session(scripted(length=length, stop=stop), paying(value))
-                made = await bench.run(session)
-                if made is None and stop is StopReason.LENGTH:
-                    bench.notes.append("rejects outputs without an end")
+                made = await bench.ended_by(session, stop)
+                if made is None:
                     continue
                 bench.scored(session)
-                seen = [one.reward for one in (made.trajectories if isinstance(made, Episode) else (made,))]
-                expect(
-                    all(one == value for one in seen),
-                    f"{length} tokens that ended with {stop!s} were given a reward of {value}, recorded is {seen}",
-                )
+                seen = [one.reward for one in made.trajectories]
+                told = f"{length} tokens that ended with {stop!s} were given a reward of {value}, recorded is {seen}"
+                expect(all(one == value for one in seen), told)
 
 
 @check("workflow.reward.told_all", level=Level.SINGLE, law=5, spec=_INPUT)
@@ -98,22 +91,8 @@ async def told_all(bench: WorkflowBench) -> None:
             given = {**row, **more}
             session = bench.session(scripted(3, length=length, stop=stop))
             await bench.run(session, given)
-            _told(session, tokenizer, given)
+            told_right(session, tokenizer, given)
             bench.scored(session)
-
-
-def _told(session: ScriptedSession, tokenizer: Any, row: dict[str, Any]) -> None:
-    """Expect every question put to the reward to be whole. Any: transformers is not typed; the data decides."""
-    made = [a.generation for a in session.asked if a.generation is not None]
-    for value in session.scored:
-        fitting = [g for g in made if tuple(g.output_ids) == tuple(value.completion_ids)]
-        ids = [tuple(g.output_ids) for g in made]
-        expect(bool(fitting), f"the reward is asked about {tuple(value.completion_ids)}, generated were {ids}")
-        text = tokenizer.decode(value.completion_ids, skip_special_tokens=True)
-        expect(value.completion == text, f"the reward is asked about the text {value.completion!r}, it is {text!r}")
-        ends = [str(g.stop_reason) for g in fitting]
-        expect(value.stop_reason in ends, f"an output that ended with {ends} is told as {value.stop_reason!r}")
-        expect(dict(value.row) == row, f"the row {row} is told as {dict(value.row)}")
 
 
 @check("workflow.cancel.leaves_nothing", level=Level.SINGLE, law=10, spec=_RUN)
@@ -216,10 +195,10 @@ async def worth(bench: WorkflowBench) -> None:
             for value in (0.625, -3.25, 250.0):
                 session = bench.session(scripted(length=length, stop=stop), paying(value))
                 made = await bench.ended_by(session, stop)
-                if not made:
+                if made is None:
                     continue
                 bench.scored(session)
-                seen = [trajectory.reward for trajectory in made]
+                seen = [trajectory.reward for trajectory in made.trajectories]
                 allowed = tolerance.atol + tolerance.rtol * abs(value)
                 close = bool(seen) and all(abs(one - value) <= allowed for one in seen)
                 what = f"a reward of {value} for {length} tokens that ended with {stop!s}"

@@ -82,12 +82,9 @@ async def special(bench: WorkflowBench) -> None:
     for ids in ((3, 0, 4, 2, 1), (1, 1, 1, 5, 1), (2, 2, 3, 4, 5), (0, 0, 0, 0, 0)):
         stop = StopReason.STOP if ids[-1] == 1 else StopReason.LENGTH
         session = bench.session(scripted(length=5, stop=stop, output_ids=ids))
-        made = await bench.run(session)
-        if made is None and stop is StopReason.LENGTH:
-            bench.notes.append("rejects outputs without an end")
-            continue
-        session = bench.session(scripted(length=5, stop=stop, output_ids=ids))
-        traced(await bench.episode(session), session)
+        made = await bench.ended_by(session, stop)
+        if made is not None:
+            traced(made, session)
 
 
 @check("workflow.tokens.stop_reason", level=Level.SINGLE, law=1, spec=_TRAJECTORY)
@@ -95,9 +92,9 @@ async def stop_reason(bench: WorkflowBench) -> None:
     """A trajectory's stop reason is its last generation's; an aborted output is never passed off as a whole one."""
     for stop in StopReason:
         made = await bench.ended_by(bench.session(scripted(stop=stop)), stop)
-        if not made:
+        if made is None:
             continue
-        last = made[-1]
+        last = made.trajectories[-1]
         told = f"an output that ended with {stop!s} became a trajectory of {last.stop_reason!s}"
         expect(last.stop_reason is stop, told)
 
