@@ -6,6 +6,7 @@ Does not know: how bytes travel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attrs import Factory, define
@@ -24,6 +25,7 @@ from areal_core.weights.tensors import manifest_of
 
 _STEPS = 24
 _EXAMPLES = 40
+Step = Callable[..., None]
 
 
 @define
@@ -58,10 +60,11 @@ def machine(bench: TransportBench) -> None:
     run_state_machine_as_test(lambda: Machine(bench), settings=limits)  # type: ignore[arg-type]
 
 
-def _step(*states: str, **drawn: Any) -> Any:
-    """Mark a step on an offer in one of these states, or in any. Any: hypothesis has no types for it."""
-    possible, drawing = precondition(lambda machine: machine.those(*states)), rule(number=st.integers(0, 5), **drawn)
-    return lambda step: possible(drawing(step))
+def _step(*states: str, **drawn: Any) -> Callable[[Step], Step]:
+    """Mark a step on an offer in one of these states, or in any. Any: strategies of all types."""
+    possible: Any = precondition(lambda machine: machine.those(*states))  # Any: hypothesis has no types for it
+    drawing: Any = rule(number=st.integers(0, 5), **drawn)
+    return lambda step: possible(drawing(step))  # type: ignore[no-any-return]
 
 
 class Machine(RuleBasedStateMachine):
