@@ -64,7 +64,7 @@ def _step(*states: str, **drawn: Any) -> Callable[[Step], Step]:
     """Mark a step on an offer in one of these states, or in any. Any: strategies of all types."""
     possible: Any = precondition(lambda machine: machine.those(*states))  # Any: hypothesis has no types for it
     drawing: Any = rule(number=st.integers(0, 5), **drawn)
-    return lambda step: possible(drawing(step))  # type: ignore[no-any-return]
+    return lambda step: possible(drawing(step))
 
 
 class Machine(RuleBasedStateMachine):
