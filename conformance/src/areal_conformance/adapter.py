@@ -83,24 +83,16 @@ def _build(case: Case) -> Any:
     return case.make(case.options)
 
 
-def _no_witness(engine: Any) -> Witness | None:
-    return None
-
-
-def _no_faults(engine: Any) -> Mapping[str, Fault]:
-    return {}
-
-
 @frozen(kw_only=True)
 class Adapter:
     """All a backend may have to say. Every field has a default that fits most."""
 
     build: Callable[[Case], Any] = _build
     """Returns the engine, scheduler, transport or workflow, not started. Any: the role decides."""
-    witness: Callable[[Any], Witness | None] = _no_witness
+    witness: Callable[[Any], Witness | None] = lambda _: None
     """Given a started engine. A trainer without one is witnessed by the folder it saves. An inference engine without
     one is judged by what it computes; the one check that reads its weights is inconclusive, the verdict `partial`."""
-    faults: Callable[[Any], Mapping[str, Fault]] = _no_faults
+    faults: Callable[[Any], Mapping[str, Fault]] = lambda _: {}
     """Given a started engine: its own faults by name. Those of transport, clock, processes and disk are the suite's."""
     tolerances: Mapping[str, Tolerance] = Factory(dict)
     """Check id -> looser tolerance."""

@@ -37,11 +37,11 @@ class Oracle:
         """Return float32 logits [L, V] of a sequence."""
         return self._forward(ids, weights, None)
 
-    def greedy(self, prompt: Sequence[int], count: int, weights: Mapping[str, Tensor] | None = None) -> list[int]:
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """Return what greedy decoding gives, without a cache."""
         ids = list(prompt)
         for _ in range(count):
-            ids.append(int(self.logits(ids, weights)[-1].argmax()))
+            ids.append(int(self.logits(ids)[-1].argmax()))
         return ids[len(prompt) :]
 
     def logprobs(
@@ -56,10 +56,8 @@ class Oracle:
         logits = self.logits([*prompt, *output], weights)[len(prompt) - 1 : -1]
         return _chosen(logits / temperature, output)
 
-    def kept(
-        self, prompt: Sequence[int], output: Sequence[int], segments: Sequence[Segment], *, temperature: float = 1.0
-    ) -> Tensor:
-        """Return log-probs of an output made under changing weights that kept the cached keys and values.
+    def kept(self, prompt: Sequence[int], output: Sequence[int], segments: Sequence[Segment]) -> Tensor:
+        """Return log-probs of an output made at temperature 1 under changing weights that kept cached keys and values.
 
         The last token of a segment is cached by the next one: a step caches the token it starts from.
         """
@@ -71,7 +69,7 @@ class Oracle:
             logits = self._forward(ids[done:upto], segment.weights, cache)
             parts.append(logits[len(logits) - (segment.stop - segment.start) :])
             done = upto
-        return _chosen(torch.cat(parts) / temperature, output)
+        return _chosen(torch.cat(parts), output)
 
     @torch.no_grad()
     def _forward(self, ids: Sequence[int], weights: Mapping[str, Tensor] | None, cache: Any) -> Tensor:

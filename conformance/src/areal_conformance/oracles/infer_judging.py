@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -20,7 +21,7 @@ from areal_conformance.benches.infer import InferBench
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.ids import RequestId
-from areal_core.contract.inference import Generation, GenerationRequest
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
 from areal_torch.testing.serving import FolderWeights
 
 VOCABULARY = 64
@@ -103,6 +104,12 @@ def true_to_versions(generation: Generation, request: GenerationRequest) -> None
         )
 
 
+def all_true_to_versions(results: Iterable[Generation], requests: Iterable[GenerationRequest]) -> None:
+    """Expect of every output what `true_to_versions` does."""
+    for result, request in zip(results, requests, strict=True):
+        true_to_versions(result, request)
+
+
 def gap(generation: Generation, expected: Tensor) -> float:
     """Return the largest absolute difference of a Generation's log-probs from the expected ones."""
     given = torch.tensor(generation.logprobs, dtype=torch.float64)
@@ -158,12 +165,19 @@ def expect_policy(
     expect_logprobs(bench, generation, chosen, told)
 
 
-def expect_policies(
-    bench: InferBench, pairs: Iterable[tuple[Generation, GenerationRequest]], *, weights: FolderWeights | None = None
-) -> None:
+def expect_policies(bench: InferBench, pairs: Iterable[tuple[Generation, GenerationRequest]]) -> None:
     """Expect every output to be its own prompt's."""
     for generation, request in pairs:
-        expect_policy(bench, generation, request, weights=weights)
+        expect_policy(bench, generation, request)
+
+
+async def expect_answered(
+    bench: InferBench, engine: InferenceEngine, request: GenerationRequest, **truth: Any
+) -> Generation:
+    """Ask, expect the output of `expect_policy`, and return it. Any: what that takes."""
+    result = await bench.generate(engine, request)
+    expect_policy(bench, result, request, **truth)
+    return result
 
 
 def expect_survivors(

@@ -17,6 +17,7 @@ from areal_conformance.benches.infer_truth import Segment
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.versions import harvest
 from areal_conformance.oracles.infer_judging import (
+    expect_answered,
     expect_logprobs,
     expect_policies,
     expect_policy,
@@ -159,8 +160,7 @@ async def cross_talk(bench: InferBench) -> None:
         for turn in (shared, shared[::-1]):
             requests = bench.asks(turn, max_new_tokens=3)
             expect_policies(bench, [(await engine.generate(request), request) for request in requests])
-        calls = bench.start(engine, requests)
-        expect_policies(bench, zip(await bench.results(calls), requests, strict=True))
+        expect_policies(bench, zip(await bench.together(engine, requests), requests, strict=True))
 
 
 @rule("infer.prefix_cache.follows_updates", law=7)
@@ -174,7 +174,7 @@ async def follows_updates(bench: InferBench) -> None:
             for again in range(2):
                 for request in bench.asks(asked, max_new_tokens=3):
                     told = f"prompt {request.request_id!r} asked {('first', 'again')[again]} after an update"
-                    expect_policy(bench, await engine.generate(request), request, weights=weights, told=told)
+                    await expect_answered(bench, engine, request, weights=weights, told=told)
 
 
 @rule("infer.prefix_cache.update_in_flight", law=7, requires=(*PREFIX, "weights.in_flight"))
@@ -190,7 +190,7 @@ async def update_in_flight(bench: InferBench) -> None:
         for count in (0, 1, 4, 16, 40, 120):
             request = bench.ask(*PROMPT, *made.output_ids[:count], name=f"after-{count}", max_new_tokens=4)
             told = f"a new prompt of the tokens of a request that lived through an update, {count} of its output"
-            expect_policy(bench, await engine.generate(request), request, weights=other, told=told)
+            await expect_answered(bench, engine, request, weights=other, told=told)
 
 
 @rule("infer.prefix_cache.not_the_output", law=1)
@@ -201,7 +201,6 @@ async def not_the_output(bench: InferBench) -> None:
         for number in range(6):
             heat = (1.0, 0.5)[number % 2]
             request = bench.ask(*PROMPT, name=f"t{number}", temperature=heat, max_new_tokens=16, **bench.seeded(number))
-            results.append(await engine.generate(request))
-            expect_policy(bench, results[-1], request)
+            results.append(await expect_answered(bench, engine, request))
     distinct = len({result.output_ids for result in results})
     expect(distinct == 6, f"one prompt asked 6 times with draws of its own gave {distinct} different outputs")

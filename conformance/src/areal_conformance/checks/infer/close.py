@@ -17,7 +17,7 @@ from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.benches.process import listening, pooled_threads
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.life import controls
-from areal_conformance.oracles.infer_judging import expect_policies, expect_survivors, prompts, raises
+from areal_conformance.oracles.infer_judging import expect_answered, expect_survivors, prompts, raises
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, ModelError
 from areal_core.contract.inference import InferenceEngine, PauseMode
@@ -156,8 +156,7 @@ async def frees_slot(bench: InferBench) -> None:
         await bench.until_generated(engine, 4)
         queued.cancel()
         stuck.cancel()
-        request = bench.ask(7, 9, name="next")
-        expect_policies(bench, [(await bench.generate(engine, request), request)])
+        await expect_answered(bench, engine, bench.ask(7, 9, name="next"))
         await bench.until_shown(engine, 0, 0, "after all were cancelled or done")
         made = (await engine.status()).tokens_generated
         await bench.turns()

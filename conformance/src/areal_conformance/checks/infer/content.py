@@ -18,7 +18,7 @@ from torch import Tensor
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sources import FailingSource
-from areal_conformance.oracles.infer_judging import expect_policy, gap, prompts, raises, well_formed
+from areal_conformance.oracles.infer_judging import expect_answered, gap, prompts, raises, well_formed
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import InferenceEngine
 from areal_core.weights.tensors import fingerprint
@@ -51,7 +51,7 @@ def in_dtypes(weights: FolderWeights, *dtypes: str) -> FolderWeights:
 async def computes(bench: InferBench, engine: InferenceEngine, folder: Path, weights: FolderWeights, told: str) -> None:
     """Expect an engine to compute with exactly these weights: its log-probs are theirs."""
     request = bench.ask(*PROMPT, temperature=1.0, max_new_tokens=6)
-    expect_policy(bench, await bench.generate(engine, request), request, model=folder, weights=weights, told=told)
+    await expect_answered(bench, engine, request, model=folder, weights=weights, told=told)
 
 
 @check("infer.weights.every_tensor", level=Level.SINGLE, law=7, spec="infer#weights")
@@ -94,8 +94,8 @@ async def kinds(bench: InferBench) -> None:
                 await bench.update(engine, bench.weights(new))
                 told = f"{kind}, {'tied' if tied else 'untied'}: after an update"
                 for request in bench.asks(prompts(3, seed=8), temperature=1.0):
-                    result = await bench.generate(engine, request)
-                    expect_policy(bench, result, request, model=new, told=f"{told}, request {request.request_id!r}")
+                    what = f"{told}, request {request.request_id!r}"
+                    await expect_answered(bench, engine, request, model=new, told=what)
 
 
 @check("infer.weights.one_by_one", level=Level.SINGLE, law=7, spec="infer#weights")
@@ -192,8 +192,8 @@ async def bfloat16_sent(bench: InferBench) -> None:
             sent, worth = recast(bench, *dtypes, seed=seed)
             await proved_update(bench, engine, sent)
             request = bench.ask(5, 9, 7, name=f"r{seed}", temperature=1.0, max_new_tokens=24)
-            result = await engine.generate(request)
-            expect_policy(bench, result, request, weights=worth, told=f"after an update in {' and '.join(dtypes)}")
+            told = f"after an update in {' and '.join(dtypes)}"
+            await expect_answered(bench, engine, request, weights=worth, told=told)
 
 
 @check("infer.cast.bfloat16_served", level=Level.SINGLE, law=7, spec="infer#weights", requires=CAST)

@@ -20,17 +20,18 @@ from areal_conformance.checks.infer.sources import FailingSource, stalled
 from areal_conformance.checks.infer.updates import serves
 from areal_conformance.checks.infer.versions import harvest, told_engine
 from areal_conformance.oracles.infer_judging import (
+    all_true_to_versions,
+    expect_answered,
     expect_policies,
     expect_policy,
     expect_survivors,
     prompts,
     raises,
     teller,
-    true_to_versions,
 )
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, StorageError, WeightSyncError
-from areal_core.contract.inference import Generation, PauseMode
+from areal_core.contract.inference import PauseMode
 from areal_core.weights.tensors import fingerprint
 
 rule = partial(check, level=Level.FAULTS, law=7, spec="infer#weights")
@@ -153,8 +154,7 @@ async def crossing_calls(bench: InferBench) -> None:
             await engine.resume()
             await bench.until_generated(engine, 6)
         results = await harvest(bench, engine, calls)
-        for result, request in zip(results, requests, strict=True):
-            true_to_versions(result, request)
+        all_true_to_versions(results, requests)
 
 
 @rule("infer.faults.crossing_updates", requires=("weights.staged",))
@@ -233,7 +233,5 @@ async def pause_storm(bench: InferBench) -> None:
             errors = [outcome for outcome in outcomes if outcome is not None]
             expect(not errors, f"pause and resume must return, raised {errors}")
             await engine.resume()
-        results: list[Generation] = await bench.results(calls)
-        expect_policies(bench, zip(results, requests, strict=True))
-        later = bench.ask(5, 9)
-        expect_policies(bench, [(await bench.generate(engine, later), later)])
+        expect_policies(bench, zip(await bench.results(calls), requests, strict=True))
+        await expect_answered(bench, engine, bench.ask(5, 9))

@@ -13,6 +13,7 @@ from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import (
     VOCABULARY,
+    expect_answered,
     expect_policies,
     expect_policy,
     prompts,
@@ -30,7 +31,7 @@ async def greedy(bench: InferBench) -> None:
     """Temperature 0 gives the likeliest token every time, for prompts of any length, and never the prompt itself."""
     async with bench.engine() as engine:
         for request in bench.asks(prompts(9), max_new_tokens=lambda number: 1 + 3 * number):
-            expect_policy(bench, await bench.generate(engine, request), request)
+            await expect_answered(bench, engine, request)
 
 
 @check("infer.output.logprobs", level=Level.SINGLE, law=1, spec="infer#generate")
@@ -39,7 +40,7 @@ async def logprobs(bench: InferBench) -> None:
     async with bench.engine() as engine:
         lengths = [1 + 10 * number for number in range(8)]
         for request in bench.asks(prompts(8, seed=2, longest=70), temperature=1.0, max_new_tokens=lengths):
-            expect_policy(bench, await bench.generate(engine, request), request)
+            await expect_answered(bench, engine, request)
 
 
 @check("infer.output.temperature", level=Level.SINGLE, law=1, spec="infer#generate")

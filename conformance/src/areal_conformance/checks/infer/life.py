@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import (
-    expect_policies,
-    expect_policy,
+    expect_answered,
     prompts,
     raises,
     telling,
@@ -58,7 +57,7 @@ async def serves_the_folder(bench: InferBench) -> None:
             async with bench.engine(model=folder, fresh=True) as engine:
                 for request in bench.asks(prompts(3), name=f"{kind}-", temperature=1.0):
                     told = f"{kind}, {'tied' if tied else 'untied'}, request {request.request_id!r}"
-                    expect_policy(bench, await bench.generate(engine, request), request, model=folder, told=told)
+                    await expect_answered(bench, engine, request, model=folder, told=told)
 
 
 def _missing(folder: Path) -> None:
@@ -108,8 +107,7 @@ async def first(bench: InferBench) -> None:
     for name, action in controls(engine, source).items():
         await raises(ArealError, action, f"{name} before start")
     await engine.start(bench.spec())
-    request = bench.ask(5, 9)
-    expect_policies(bench, [(await bench.generate(engine, request), request)])
+    await expect_answered(bench, engine, bench.ask(5, 9))
 
 
 def controls(engine: InferenceEngine, source: WeightSource) -> dict[str, Callable[[], Awaitable[object]]]:
@@ -137,6 +135,5 @@ async def again(bench: InferBench) -> None:
     status = await two.status()
     seen = (status.version, status.paused, status.tokens_generated)
     expect(seen == (0, False, 0), f"a new engine must start as version 0, not paused, no token made; got {status}")
-    result = await bench.generate(two, request)
+    result = await expect_answered(bench, two, request)
     expect([span.version for span in result.version_spans] == [0], f"stamps must be 0, got {result.version_spans}")
-    expect_policies(bench, [(result, request)])

@@ -13,7 +13,13 @@ from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.content import proved_update
 from areal_conformance.checks.infer.versions import harvest, start_all, told_engine
-from areal_conformance.oracles.infer_judging import expect_policy, prompts, true_to_versions, versions_of
+from areal_conformance.oracles.infer_judging import (
+    expect_answered,
+    expect_policy,
+    prompts,
+    true_to_versions,
+    versions_of,
+)
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.config.backend import parse_backend
 from areal_core.contract.inference import GenerationRequest
@@ -58,9 +64,8 @@ async def update(bench: InferBench) -> None:
                 weights = bench.weights(bench.model(seed=seed))
                 await proved_update(bench, engine, weights)
                 for request in _requests(bench, length=6):
-                    result = await bench.generate(engine, request)
                     told = f"{layout}: {request.request_id!r} after an update to the weights of seed {seed}"
-                    expect_policy(bench, result, request, weights=weights, told=told)
+                    await expect_answered(bench, engine, request, weights=weights, told=told)
 
 
 @rule("infer.parallel.in_flight", requires=("parallel.tensor", "weights.in_flight"))

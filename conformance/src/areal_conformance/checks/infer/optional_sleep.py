@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.infer_judging import expect_policy, raises, well_formed
+from areal_conformance.oracles.infer_judging import expect_answered, expect_policy, raises, well_formed
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
@@ -44,7 +44,7 @@ async def round_trip(bench: InferBench) -> None:
     async with bench.engine(*SLEEP, fresh=True) as engine:
         sleeper: Any = engine
         request = bench.ask(5, 9, 7, max_new_tokens=12)
-        expect_policy(bench, await engine.generate(request), request)
+        await expect_answered(bench, engine, request)
         for weights in sizes:
             await engine.pause(bench.resting)
             for _ in range(3):
@@ -53,8 +53,9 @@ async def round_trip(bench: InferBench) -> None:
             expect(status.paused, f"a sleeping engine is paused; its status says {status}")
             await sleeper.wake()
             version = await _wake_with(bench, engine, weights)
-            result = await engine.generate(request)
-            expect_policy(bench, result, request, weights=weights, told="after sleep, wake and an update")
+            result = await expect_answered(
+                bench, engine, request, weights=weights, told="after sleep, wake and an update"
+            )
             stamped = {span.version for span in result.version_spans}
             expect(stamped == {version}, f"after waking with version {version} tokens are stamped {stamped}")
 

@@ -12,8 +12,8 @@ import contextlib
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, Row, check, family
 from areal_conformance.oracles.infer_judging import (
+    expect_answered,
     expect_policies,
-    expect_policy,
     expect_survivors,
     prompts,
     teller,
@@ -196,10 +196,8 @@ async def idempotent(bench: InferBench) -> None:
                 await engine.pause(mode)
             await stands_still(bench, engine, f"busy, ten times pause({mode})")
             await engine.resume()
-            results = await bench.results(calls)
-            expect_policies(bench, zip(results, requests, strict=True))
-            request = bench.ask(6, 9)
-            expect_policies(bench, [(await bench.generate(engine, request), request)])
+            expect_policies(bench, zip(await bench.results(calls), requests, strict=True))
+            await expect_answered(bench, engine, bench.ask(6, 9))
 
 
 @check("infer.pause.mixed", level=Level.SINGLE, law=7, spec="infer#pause", requires=("pause.keep", "pause.abort"))
@@ -266,14 +264,12 @@ async def while_paused(bench: InferBench) -> None:
             expect(await freed(), f"{told}, {shown}")
         expect((await engine.status()).paused, "the engine was not resumed, its status must show paused")
         await engine.resume()
-        request = bench.ask(5, 9)
-        expect_policies(bench, [(await bench.generate(engine, request), request)])
+        await expect_answered(bench, engine, bench.ask(5, 9))
 
 
 async def _goes_on(bench: InferBench, engine: InferenceEngine, told: str) -> None:
     """Expect an engine to answer a new request and to keep generating for a running one."""
-    request = bench.ask(5, 9, max_new_tokens=12)
-    expect_policy(bench, await bench.generate(engine, request), request, told=told)
+    await expect_answered(bench, engine, bench.ask(5, 9, max_new_tokens=12), told=told)
     await bench.until_generated(engine, 10)
 
 

@@ -27,10 +27,8 @@ AFRESH = (5, 9, 7)
 rule = partial(check, level=Level.SINGLE, law=1, spec="infer#sampling")
 
 
-async def _ids(
-    bench: InferBench, engine: InferenceEngine, seed: int, *, name: str = "r", count: int = 24
-) -> tuple[int, ...]:
-    request = bench.ask(5, 9, 7, name=name, temperature=1.0, seed=seed, max_new_tokens=count)
+async def _ids(bench: InferBench, engine: InferenceEngine, seed: int, *, name: str = "r") -> tuple[int, ...]:
+    request = bench.ask(5, 9, 7, name=name, temperature=1.0, seed=seed, max_new_tokens=24)
     return (await engine.generate(request)).output_ids
 
 

@@ -15,7 +15,7 @@ from areal_conformance.checks.infer.content import computes, nudged, other_value
 from areal_conformance.checks.infer.sources import FailingSource, ScratchSource, stalled
 from areal_conformance.checks.infer.versions import harvest, told_engine
 from areal_conformance.oracles.infer_judging import (
-    expect_policy,
+    expect_answered,
     prompts,
     raises,
     same,
@@ -93,7 +93,7 @@ async def abort_unstarted(bench: InferBench) -> None:
         request = bench.ask(5, 9, 30)
         before = await bench.generate(engine, request)
         await engine.abort_weights()
-        expect_policy(bench, await bench.generate(engine, request), request, told="after an abort of nothing")
+        await expect_answered(bench, engine, request, told="after an abort of nothing")
         version = await told_engine(bench, engine)
         await engine.abort_weights()
         await serves(bench, engine, version, "an abort after a commit")
@@ -217,7 +217,7 @@ async def copied(bench: InferBench) -> None:
             await bench.take(engine, ScratchSource(weights, version, per_bucket=per_bucket), version)
             for request in bench.asks(prompts(3), temperature=1.0):
                 told = f"weights that came through a reused buffer, {per_bucket} tensors at a time"
-                expect_policy(bench, await bench.generate(engine, request), request, weights=weights, told=told)
+                await expect_answered(bench, engine, request, weights=weights, told=told)
         await bench.update(engine, weights)
         await bench.update(engine, bench.weights())
     changed = [name for name, tensor in weights.tensors.items() if fingerprint(tensor) != truth[name]]

@@ -13,7 +13,14 @@ from functools import partial
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.machines import versions
-from areal_conformance.oracles.infer_judging import prompts, teller, telling, true_to_versions, versions_of
+from areal_conformance.oracles.infer_judging import (
+    all_true_to_versions,
+    prompts,
+    teller,
+    telling,
+    true_to_versions,
+    versions_of,
+)
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
 
@@ -92,8 +99,7 @@ async def in_flight(bench: InferBench) -> None:
             await told_engine(bench, engine)
         await bench.until_generated(engine, 30)
         results = await harvest(bench, engine, calls)
-    for result, request in zip(results, requests, strict=True):
-        true_to_versions(result, request)
+    all_true_to_versions(results, requests)
     most = max(len(result.version_spans) for result in results)
     if most < 2:
         raise Inconclusive("every request ended before the first update: the engine is too fast for this check")
@@ -116,8 +122,7 @@ async def from_next_token(bench: InferBench) -> None:
         upto = (await engine.status()).tokens_generated - start
         await bench.until_generated(engine, 24)
         results = await harvest(bench, engine, calls)
-    for result, request in zip(results, requests, strict=True):
-        true_to_versions(result, request)
+    all_true_to_versions(results, requests)
     late = sum(versions_of(result).count(old) for result in results)
     told = f"when commit returned {upto} tokens had been generated, yet {late} were made by the old weights"
     expect(late <= upto + len(calls), told)

@@ -24,7 +24,7 @@ from areal_conformance.checks.pair.judging import atol, expect_holds, expect_ser
 from areal_conformance.oracles.infer_judging import raises
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.errors import ArealError, FingerprintMismatch, StorageError, WeightSyncError, WorkerDied
-from areal_core.contract.weights import WeightManifest
+from areal_core.contract.weights import TensorSpec, WeightManifest
 
 
 async def fails(pair: Pair, what: str, *naming: str, kind: type[ArealError] = ArealError) -> None:
@@ -79,26 +79,21 @@ async def sender_spoiled(bench: PairBench) -> None:
 async def renamed(bench: PairBench) -> None:
     """A manifest with a name too many, too few or another is refused by the replicas, and nothing changes."""
 
-    def without_last(manifest: WeightManifest) -> WeightManifest:
-        return attrs.evolve(manifest, tensors=manifest.tensors[:-1])
+    def first(manifest: WeightManifest, name: str) -> TensorSpec:
+        return attrs.evolve(manifest.tensors[0], name=name)
 
-    def other_name(manifest: WeightManifest) -> WeightManifest:
-        first = attrs.evolve(manifest.tensors[0], name="model.other.weight")
-        return attrs.evolve(manifest, tensors=(first, *manifest.tensors[1:]))
-
-    def one_more(manifest: WeightManifest) -> WeightManifest:
-        more = attrs.evolve(manifest.tensors[0], name="model.more.weight")
-        return attrs.evolve(manifest, tensors=(*manifest.tensors, more))
-
-    def other_version(manifest: WeightManifest) -> WeightManifest:
-        return attrs.evolve(manifest, version=manifest.version + 1)
-
+    changes: dict[str, Callable[[WeightManifest], dict[str, Any]]] = {  # Any: fields of a manifest
+        "without its last name": lambda made: {"tensors": made.tensors[:-1]},
+        "with another name": lambda made: {"tensors": (first(made, "model.other.weight"), *made.tensors[1:])},
+        "with one name more": lambda made: {"tensors": (*made.tensors, first(made, "model.more.weight"))},
+        "of another version": lambda made: {"version": made.version + 1},
+    }
     trouble = Trouble()
     async with ahead(bench, trouble) as (pair, old):
-        for change in (without_last, other_name, one_more, other_version):
-            trouble.on_manifest = change
-            await fails(pair, change.__name__, "rollout/0", kind=WeightSyncError)
-            await expect_serves(bench, pair, old, pair.sync.version, change.__name__)
+        for how, change in changes.items():
+            trouble.on_manifest = lambda made, change=change: attrs.evolve(made, **change(made))  # type: ignore[misc]
+            await fails(pair, f"a manifest {how}", "rollout/0", kind=WeightSyncError)
+            await expect_serves(bench, pair, old, pair.sync.version, f"a manifest {how}")
         trouble.heal()
         await recovers(bench, pair, old, "manifests that did not fit")
 
@@ -257,14 +252,7 @@ async def _by_another(pair: Pair, trouble: Trouble) -> None:
 
 async def _spoiled(pair: Pair, trouble: Trouble) -> None:
     """Both replicas receive everything, one of them another bit."""
-
-    def flipped(bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        last = list(bucket)[-1]
-        changed = bucket[last].detach().clone()
-        changed.reshape(-1).view(torch.uint8)[0] ^= 1
-        return {**bucket, last: changed}
-
-    trouble.on_read, trouble.only_reader = flipped, trouble.readers[0]
+    trouble.on_read, trouble.only_reader = _flip_one, trouble.readers[0]
     await _fails(pair, trouble, "a flipped bit")
 
 

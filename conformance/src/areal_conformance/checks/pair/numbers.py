@@ -111,7 +111,7 @@ async def in_flight(bench: PairBench) -> None:
         batch = pair.batch(await pair.generate(temperature=1.0))
         running = asyncio.ensure_future(pair.generate(((5, 9, 12), (7,)), temperature=1.0, max_new_tokens=160))
         for _ in range(2):
-            await _generated(pair.replicas[0], 12)
+            await _computed(pair.replicas[0], 12)
             await pair.step(batch)
             await pair.update()
         ended = await running
@@ -134,17 +134,6 @@ def _alike(differences: Sequence[float], allowed: float, where: str) -> None:
     """Expect trainer and replica to rate every sampled token alike."""
     told = f"differ by up to {max(differences):.2e} in the log-prob of a sampled token (tolerance {allowed:g})"
     expect(max(differences) <= allowed, f"{where}: trainer and replica {told}")
-
-
-async def _generated(worker: object, tokens: int) -> None:
-    """Let the loop turn until a replica has generated more tokens."""
-    goal = None
-    while True:
-        status = await worker.call("status", timeout_s=30.0)  # type: ignore[attr-defined]
-        goal = status.tokens_generated + tokens if goal is None else goal
-        if status.tokens_generated >= goal or not status.num_running:
-            return
-        await asyncio.sleep(0)
 
 
 SHAPES = ((60, 130), (1, 200), (33, 64), (121, 120), (17, 15), (64, 100), (90, 31))
