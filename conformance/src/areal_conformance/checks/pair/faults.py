@@ -91,7 +91,7 @@ async def renamed(bench: PairBench) -> None:
     trouble = Trouble()
     async with ahead(bench, trouble) as (pair, old):
         for how, change in changes.items():
-            trouble.on_manifest = lambda made, change=change: attrs.evolve(made, **change(made))  # type: ignore[misc]
+            trouble.on_manifest = lambda made, change=change: attrs.evolve(made, **change(made))
             await fails(pair, f"a manifest {how}", "rollout/0", kind=WeightSyncError)
             await expect_serves(bench, pair, old, pair.sync.version, f"a manifest {how}")
         trouble.heal()
