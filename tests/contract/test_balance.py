@@ -1,4 +1,4 @@
-"""The laws of packing: every row once, no budget exceeded, groups whole, nearly the fewest bins."""
+"""The laws of sharing rows out: every row once, groups whole, parts nearly even."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from areal_core.contract.balance import ALGORITHMS, balance, largest_differencing, longest_first, microbatches
+from areal_core.contract.balance import balance, largest_differencing, longest_first
 from areal_core.contract.errors import BatchError
-
-sizes = st.lists(st.integers(1, 40), max_size=14)
 
 
 def sums(lengths: Sequence[int], plan: Sequence[Sequence[int]]) -> list[int]:
@@ -21,67 +19,16 @@ def sums(lengths: Sequence[int], plan: Sequence[Sequence[int]]) -> list[int]:
     return [sum(lengths[row] for row in part) for part in plan]
 
 
-def fewest_bins(lengths: Sequence[int], capacity: int) -> int:
-    """Find the optimum by search over all assignments, without the symmetric ones."""
-    best = len(lengths)
-
-    def place(position: int, rooms: list[int]) -> None:
-        nonlocal best
-        if len(rooms) >= best:
-            return
-        if position == len(lengths):
-            best = len(rooms)
-            return
-        for number, room in enumerate(rooms):
-            if lengths[position] <= room:
-                place(position + 1, [*rooms[:number], room - lengths[position], *rooms[number + 1 :]])
-        place(position + 1, [*rooms, capacity - lengths[position]])
-
-    place(0, [])
-    return best
-
-
-@given(sizes, st.integers(0, 60), st.sampled_from(ALGORITHMS), st.integers(1, 20))
-def test_every_row_is_in_one_bin_and_no_bin_is_over_budget(
-    lengths: list[int], slack: int, algorithm: str, min_bins: int
-) -> None:
-    """Whatever the lengths, each row appears once, no bin is empty, and there are as many bins as asked for."""
-    budget = max(lengths, default=1) + slack
-
-    plan = microbatches(lengths, budget, algorithm=algorithm, min_bins=min_bins)
-
-    assert sorted(itertools.chain(*plan)) == list(range(len(lengths)))
-    assert all(plan)
-    assert max(sums(lengths, plan), default=0) <= budget
-    assert len(plan) >= min(min_bins, len(lengths))
-
-
-@given(st.lists(st.tuples(st.integers(1, 20), st.sampled_from("abcd")), max_size=12), st.sampled_from(ALGORITHMS))
-def test_groups_stay_together(rows: list[tuple[int, str]], algorithm: str) -> None:
-    """Rows of one group are in one bin, also when they are not neighbours and groups differ in size."""
+@given(st.lists(st.tuples(st.integers(1, 20), st.sampled_from("abcd")), max_size=12))
+def test_groups_stay_together(rows: list[tuple[int, str]]) -> None:
+    """Rows of one group are in one part, also when they are not neighbours and groups differ in size."""
     lengths, groups = [length for length, _ in rows], [group for _, group in rows]
-    budget = max((sum(n for n, g in rows if g == group) for group in groups), default=1)
 
-    plan = microbatches(lengths, budget, groups=groups, algorithm=algorithm)
     shares = balance(lengths, 3, groups=groups)
 
-    for parts in (plan, shares):
-        owner = {row: number for number, part in enumerate(parts) for row in part}
-        assert sorted(owner) == list(range(len(rows)))
-        assert len({(groups[row], number) for row, number in owner.items()}) == len(set(groups))
-
-
-@given(st.lists(st.integers(1, 20), max_size=8), st.integers(20, 30))
-def test_first_fit_decreasing_keeps_its_bound(lengths: list[int], budget: int) -> None:
-    """FFD uses at most 11/9 of the fewest possible bins, plus one."""
-    plan = microbatches(lengths, budget)
-
-    assert len(plan) <= 11 / 9 * fewest_bins(lengths, budget) + 1
-
-
-def test_long_rows_are_placed_first() -> None:
-    """In the order given [3, 3, 3, 7, 7, 7] would need four bins of 10; the longest first need three."""
-    assert microbatches([3, 3, 3, 7, 7, 7], 10) == [[0, 3], [1, 4], [2, 5]]
+    owner = {row: number for number, part in enumerate(shares) for row in part}
+    assert sorted(owner) == list(range(len(rows)))
+    assert len({(groups[row], number) for row, number in owner.items()}) == len(set(groups))
 
 
 @given(st.lists(st.integers(1, 100), max_size=24), st.integers(1, 9))
@@ -124,20 +71,8 @@ def test_largest_differencing_is_evener_than_longest_first(num_parts: int) -> No
 
 
 def test_values_seen_elsewhere() -> None:
-    """[5, 4, 3, 3] under a budget of 8: both algorithms fill two bins with 8 and 7 (AReaL gives the same sums)."""
-    assert microbatches([5, 4, 3, 3], 8, algorithm="kk") == [[0, 2], [1, 3]]
-    assert sums([5, 4, 3, 3], microbatches([5, 4, 3, 3], 8)) == [8, 7]
+    """[5, 4, 3, 3] in two parts gives 8 and 7, the sums AReaL gives."""
     assert sums([5, 4, 3, 3], balance([5, 4, 3, 3], 2)) == [8, 7]
-
-
-def test_karmarkar_karp_falls_back_where_it_would_overflow() -> None:
-    """Differencing [8, 7, 6, 5, 4] in two gives 16 and 14; a budget of 15 needs the plan of FFD, which fits."""
-    lengths = [8, 7, 6, 5, 4]
-    assert max(sums(lengths, largest_differencing(lengths, 2))) == 16
-
-    plan = microbatches(lengths, 15, algorithm="kk")
-
-    assert max(sums(lengths, plan)) <= 15
 
 
 @pytest.mark.parametrize("lengths", [[], [7], [3, 3, 3]])
@@ -148,37 +83,19 @@ def test_fewer_rows_than_parts_leave_the_last_parts_empty(lengths: list[int]) ->
     assert [len(share) for share in shares] == [1] * len(lengths) + [0] * (4 - len(lengths))
 
 
-def test_more_bins_than_rows_gives_a_bin_for_each_row() -> None:
-    """min_bins is a wish: there are at most as many bins as rows, or groups."""
-    assert microbatches([4, 4], 100, min_bins=5) == [[0], [1]]
-    assert microbatches([4, 4, 4], 100, groups=[1, 1, 2], min_bins=5) == [[0, 1], [2]]
-    assert microbatches([4, 4], 100, algorithm="kk", min_bins=5) == [[0], [1]]
-
-
-def test_a_row_over_budget_is_named() -> None:
-    """The error tells the row, its length and the budget; for groups, the rows."""
-    with pytest.raises(BatchError, match="row 1 has 9 tokens, the budget is 8"):
-        microbatches([3, 9, 2], 8)
-    with pytest.raises(BatchError, match="the group of rows 0, 2 has 9 tokens, the budget is 8"):
-        microbatches([4, 3, 5], 8, groups=["a", "b", "a"])
-
-
 def test_unfit_arguments_are_refused() -> None:
-    """An unknown algorithm, no budget, no parts, or too few group ids."""
-    with pytest.raises(BatchError, match="'best'"):
-        microbatches([1], 8, algorithm="best")
-    with pytest.raises(BatchError, match="budget is 0"):
-        microbatches([], 0, algorithm="kk")
+    """No parts, or too few group ids."""
     with pytest.raises(BatchError, match="0 parts"):
         balance([1], 0)
     with pytest.raises(BatchError, match="1 group ids for 2"):
         balance([1, 2], 2, groups=[0])
 
 
-@given(sizes, st.sampled_from(ALGORITHMS))
-def test_plans_are_written_in_one_canonical_order(lengths: list[int], algorithm: str) -> None:
-    """Rows ascend in a bin and bins are ordered by their first row, so that every process writes the same plan."""
-    plan = microbatches(lengths, 40, algorithm=algorithm)
+@given(st.lists(st.integers(1, 40), max_size=14), st.integers(1, 5))
+def test_plans_are_written_in_one_canonical_order(lengths: list[int], num_parts: int) -> None:
+    """Rows ascend in a part and parts are ordered by their first row, so that every process writes the same plan."""
+    plan = balance(lengths, num_parts)
 
-    assert plan == sorted(sorted(part) for part in plan)
-    assert plan == microbatches(tuple(lengths), 40, algorithm=algorithm)
+    filled = [part for part in plan if part]
+    assert plan == sorted(sorted(part) for part in filled) + [[]] * (num_parts - len(filled))
+    assert plan == balance(tuple(lengths), num_parts)

@@ -1,7 +1,7 @@
-"""Which sequences go together: into micro-batches under a token budget, or onto data-parallel ranks.
+"""Which sequences go together: onto data-parallel ranks, or into minibatches, by their numbers of tokens.
 
-Knows: lengths, the budget, and group ids whose rows must not be separated; bins of bounded size, parts of even size.
-Does not know: what a row holds (`Batch.split` takes the plan) or how many ranks exist elsewhere.
+Knows: lengths, and group ids whose rows must not be separated; parts of even size.
+Does not know: what a row holds (`Batch.select` takes a part), or how many ranks exist elsewhere.
 
 Every row appears exactly once in a plan. No number has to divide another. The same input gives the
 same plan in every process: rows ascend within a part, parts are ordered by their first row.
@@ -14,45 +14,8 @@ from collections.abc import Hashable, Sequence
 
 from areal_core.contract.errors import BatchError
 
-ALGORITHMS = ("ffd", "kk")
-
-
-def microbatches(
-    lengths: Sequence[int],
-    max_tokens: int,
-    groups: Sequence[Hashable] | None = None,
-    algorithm: str = "ffd",
-    min_bins: int = 1,
-) -> list[list[int]]:
-    """Plan micro-batches of at most `max_tokens` tokens each.
-
-    Args:
-        lengths: tokens per sequence.
-        groups: one id per sequence; rows with equal ids stay together. None: each row is free.
-        algorithm: "ffd", first-fit-decreasing: nearly the fewest bins. "kk", Karmarkar-Karp: bins of
-            nearly equal sums; takes the plan of "ffd" where it would overflow the budget.
-        min_bins: bins wanted at least, for example to be as many as another rank's; where there
-            are fewer rows (or groups) than that, one bin for each.
-
-    Returns:
-        Row numbers per micro-batch. No rows, no micro-batches.
-
-    Raises:
-        BatchError: one row (or group) exceeds the budget, or an argument is unfit.
-    """
-    if algorithm not in ALGORITHMS:
-        raise BatchError(f"unknown packing algorithm {algorithm!r}", why=f"there are {', '.join(ALGORITHMS)}")
-    if max_tokens < 1:
-        raise BatchError(f"the budget is {max_tokens} tokens", why="it must be at least 1")
-    units = _units(len(lengths), groups)
-    sizes = [sum(lengths[row] for row in unit) for unit in units]
-    _check_budget(units, sizes, max_tokens, grouped=groups is not None)
-    bins = first_fit_decreasing(sizes, max_tokens, min_bins)
-    if algorithm == "kk":
-        fewest = max(min_bins, -(-sum(sizes) // max_tokens))
-        tries = (largest_differencing(sizes, num_bins) for num_bins in (fewest, len(bins)))
-        bins = next((plan for plan in tries if _largest(sizes, plan) <= max_tokens and all(plan)), bins)
-    return _rows(units, bins)
+Part = tuple[int, tuple[int, ...]]
+"""The sum of a part and the positions in it."""
 
 
 def balance(lengths: Sequence[int], num_parts: int, groups: Sequence[Hashable] | None = None) -> list[list[int]]:
@@ -72,7 +35,9 @@ def balance(lengths: Sequence[int], num_parts: int, groups: Sequence[Hashable] |
     units = _units(len(lengths), groups)
     sizes = [sum(lengths[row] for row in unit) for unit in units]
     plans = (largest_differencing(sizes, num_parts), longest_first(sizes, num_parts))
-    return _rows(units, min(plans, key=lambda plan: _largest(sizes, plan)))
+    best = min(plans, key=lambda plan: max(sum(sizes[position] for position in part) for part in plan))
+    rows = [sorted(row for position in part for row in units[position]) for part in best]
+    return sorted(rows, key=lambda part: part[0] if part else len(lengths))
 
 
 def _units(num_rows: int, groups: Sequence[Hashable] | None) -> list[list[int]]:
@@ -84,51 +49,6 @@ def _units(num_rows: int, groups: Sequence[Hashable] | None) -> list[list[int]]:
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)
     return list(members.values())
-
-
-def _check_budget(units: Sequence[Sequence[int]], sizes: Sequence[int], max_tokens: int, *, grouped: bool) -> None:
-    for unit, size in zip(units, sizes, strict=True):
-        if size > max_tokens:
-            name = f"the group of rows {', '.join(map(str, unit))}" if grouped else f"row {unit[0]}"
-            raise BatchError(
-                f"{name} has {size} tokens, the budget is {max_tokens}",
-                why=f"a {'group' if grouped else 'sequence'} is never cut",
-                fix=f"raise max_tokens_per_microbatch to {size} or more, or shorten prompts or max_new_tokens",
-            )
-
-
-def _largest(sizes: Sequence[int], plan: Sequence[Sequence[int]]) -> int:
-    return max((sum(sizes[position] for position in part) for part in plan), default=0)
-
-
-def _rows(units: Sequence[Sequence[int]], parts: Sequence[Sequence[int]]) -> list[list[int]]:
-    rows = [sorted(row for position in part for row in units[position]) for part in parts]
-    return sorted(rows, key=lambda part: part[0] if part else sum(len(unit) for unit in units))
-
-
-Part = tuple[int, tuple[int, ...]]
-"""The sum of a part and the positions in it."""
-
-
-def first_fit_decreasing(sizes: Sequence[int], capacity: int, min_bins: int = 1) -> list[list[int]]:
-    """Put each size, largest first, into the first bin with room; open a bin when there is none.
-
-    Never uses more than 11/9 of the fewest possible bins plus one (Johnson), except that the first
-    `min_bins` sizes open a bin each. The caller sees to it that no size exceeds the capacity.
-    """
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for position in _largest_first(sizes):
-        size = sizes[position]
-        fitting = (number for number, free in enumerate(room) if size <= free)
-        number = None if len(bins) < min_bins else next(fitting, None)
-        if number is None:
-            bins.append([position])
-            room.append(capacity - size)
-        else:
-            bins[number].append(position)
-            room[number] -= size
-    return bins
 
 
 def largest_differencing(sizes: Sequence[int], num_parts: int) -> list[list[int]]:

@@ -1,14 +1,15 @@
 """A shard cut into micro-batches that fit the token budget.
 
-Knows: sequence lengths and the budget; rows sorted by length, which packed attention likes.
+Knows: sequence lengths and the budget, bins of bounded size; rows sorted by length, which packed attention likes.
 Does not know: other ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from areal_core.contract.balance import microbatches
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 
@@ -49,12 +50,45 @@ def cut(batch: Batch, max_tokens: int) -> list[Batch]:
     """Return micro-batches of at most `max_tokens` tokens; every sequence is in exactly one.
 
     Each carries the token column `row`, int64: where its tokens stood in `batch`.
+
+    Raises:
+        BatchError: one sequence exceeds the budget.
     """
     lengths = batch.lengths.tolist()
-    plan = microbatches(lengths, max_tokens)
     numbered = batch.with_tokens(row=torch.arange(batch.num_tokens, device=batch.device))
-    ordered = [sorted(part, key=lambda row: (lengths[row], row)) for part in plan]
+    ordered = [sorted(part, key=lambda row: (lengths[row], row)) for part in plan_bins(lengths, max_tokens)]
     return numbered.split(ordered)
+
+
+def plan_bins(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Put each row, the longest first, into the first bin with room for its tokens; open a bin when there is none.
+
+    First-fit-decreasing never uses more than 11/9 of the fewest possible bins plus one (Johnson). The same lengths give
+    the same plan in every process: rows ascend within a bin, bins are ordered by their first row.
+
+    Returns:
+        Row numbers per bin. No rows, no bins.
+
+    Raises:
+        BatchError: one row exceeds the budget.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        size = lengths[row]
+        if size > max_tokens:
+            raise BatchError(
+                f"row {row} has {size} tokens, the budget is {max_tokens}",
+                why="a sequence is never cut",
+                fix=f"raise max_tokens_per_microbatch to {size} or more, or shorten prompts or max_new_tokens",
+            )
+        number = next((number for number, free in enumerate(room) if size <= free), len(bins))
+        if number == len(bins):
+            bins.append([])
+            room.append(max_tokens)
+        bins[number].append(row)
+        room[number] -= size
+    return sorted(sorted(rows) for rows in bins)
 
 
 def placeholder(device: torch.device) -> Batch:
