@@ -295,7 +295,7 @@ def test_a_port_taken_by_another_program_is_named(tmp_path: Path, model: Path) -
 )
 def test_a_bad_episode_ends_the_run_by_name(bench: Path, words: Sequence[str], said: Sequence[str]) -> None:
     """The episode, the user's line, the fix; and the same folder can be used again once it is corrected."""
-    with started(bench, *words) as run:
+    with started(bench, *words, "rollout.max_failed_share=0") as run:
         refusal = refused(run)
         recorded(run, refusal)
 

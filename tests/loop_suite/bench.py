@@ -63,6 +63,7 @@ class LoopBench(Bench):
                 "group_size": group,
                 "max_staleness": staleness,
                 "retries": 0,
+                "max_failed_share": 0.0,
                 "sampling": SamplingParams(max_new_tokens=64),
                 **fields,
             }

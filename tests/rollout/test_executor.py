@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.benches.rollouts import RolloutBench, ScriptedWorkflow, greedy
@@ -157,7 +158,8 @@ def test_one_failing_member_fails_its_group_visibly(error: Exception) -> None:
     """The error names task and member and keeps the cause; siblings are cancelled; no group is ever smaller."""
 
     async def test() -> None:
-        bench = RolloutBench(SMALL, judge=fails_on(1, error), length=slow_rows({1: 30}))
+        strict = evolve(SMALL, max_failed_share=0.0)
+        bench = RolloutBench(strict, judge=fails_on(1, error), length=slow_rows({1: 30}))
         with pytest.raises(EpisodeFailed, match="episode train/0/1, member 0, failed") as caught:
             for _ in range(5):
                 assert all(len(group.episodes) == 2 for group in await bench.step())
@@ -173,10 +175,10 @@ def test_one_failing_member_fails_its_group_visibly(error: Exception) -> None:
 
 
 def test_failed_groups_within_the_allowance_are_counted_and_replaced() -> None:
-    """With max_failed_groups 1 the run goes on, whole batches only; the second failure ends it."""
+    """One of the last 20 groups may fail: the run goes on, whole batches only; the second failure ends it."""
 
     async def test() -> None:
-        config = RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=0, max_failed_groups=1, retries=0)
+        config = RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=0, max_failed_share=0.05, retries=0)
         bench = RolloutBench(config, judge=lambda row, _: 1 / (row["number"] % 4))
         assert indices(await bench.step()) == [1, 2]
         assert bench.executor.stats().failed == 1
@@ -184,6 +186,34 @@ def test_failed_groups_within_the_allowance_are_counted_and_replaced() -> None:
         with pytest.raises(EpisodeFailed, match="train/0/4"):
             await bench.step()
         await bench.close()
+
+    run(test)
+
+
+def test_the_share_of_failed_groups_is_of_the_last_ones_and_ends_the_run_with_the_count() -> None:
+    """One in four fails for ever under a share of 0.3; a bug that comes later ends the run, and the error counts."""
+
+    async def test() -> None:
+        broken = 10**9
+
+        def judge(row: Mapping[str, Any], _: Generation) -> float:
+            if row["number"] % 4 == 0 or row["number"] >= broken:
+                raise ValueError("bug")
+            return 1.0
+
+        config = RolloutConfig(prompts_per_step=1, group_size=1, max_staleness=0, max_failed_share=0.3)
+        bench = RolloutBench(config, num_rows=500, judge=judge)
+        for _ in range(60):
+            await bench.step()
+        assert bench.executor.stats().failed >= 15
+        broken = 0
+        with pytest.raises(
+            EpisodeFailed, match=r"4 of the last 10 groups failed, rollout.max_failed_share=0.3"
+        ) as told:
+            await bench.step()
+        await bench.close()
+
+        assert "ValueError: bug" in told.value.why
 
     run(test)
 
@@ -265,7 +295,7 @@ def test_a_non_retryable_error_is_tried_once() -> None:
             calls.append(row["number"])
             raise ValueError("bug")
 
-        config = RolloutConfig(prompts_per_step=1, group_size=1, max_staleness=0, retries=5)
+        config = RolloutConfig(prompts_per_step=1, group_size=1, max_staleness=0, retries=5, max_failed_share=0.0)
         bench = RolloutBench(config, judge=judge)
         with pytest.raises(EpisodeFailed, match="train/0/0"):
             await bench.step()
@@ -280,7 +310,7 @@ def test_the_death_of_the_only_replica_ends_the_run_by_name() -> None:
     """NoReplica comes out of next_batch with worker, rank and log, whatever the allowance for failed groups."""
 
     async def test() -> None:
-        bench = RolloutBench(RolloutConfig(prompts_per_step=2, group_size=2, max_failed_groups=100))
+        bench = RolloutBench(RolloutConfig(prompts_per_step=2, group_size=2, max_failed_share=0.9))
         pending = asyncio.ensure_future(bench.executor.next_batch())
         await bench.clock.advance(0.5)
         bench.workers[0].die(("Killed by signal 9",))

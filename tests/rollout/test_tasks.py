@@ -43,24 +43,31 @@ def test_without_shuffle_rows_come_in_order() -> None:
 
 @given(data=st.data(), num_rows=st.integers(1, 6), issued=st.integers(0, 20))
 def test_a_resumed_run_trains_every_prompt_exactly_once(data: st.DataObject, num_rows: int, issued: int) -> None:
-    """Whatever subset was used when the state was taken, the rest comes again first, in order, then new ones."""
+    """Whatever was used when the state was taken, the rest comes again first, in order, then new ones.
+
+    What failed is the first of the rest, as another attempt.
+    """
     rows = [{"number": n} for n in range(num_rows)]
     source = TaskSource(rows, seed=2)
     order = [source.next() for _ in range(issued)]
-    used = data.draw(st.lists(st.sampled_from(range(issued)), unique=True) if issued else st.just([]))
-    for index in used:
-        source.use(index)
+    ended = data.draw(st.lists(st.sampled_from(range(issued)), unique=True) if issued else st.just([]))
+    failed = data.draw(st.sets(st.sampled_from(ended)) if ended else st.just(set()))
+    for index in ended:
+        (source.fail if index in failed else source.use)(index)
     resumed = TaskSource(rows, seed=2)
     resumed.restore(json.loads(json.dumps(source.state())))
 
-    outstanding = [index for index in range(issued) if index not in used]
+    running = [index for index in range(issued) if index not in ended]
+    outstanding = [*sorted(failed), *running]
     again = [resumed.next() for _ in range(len(outstanding) + 3)]
     assert [task.index for task in again] == [*outstanding, issued, issued + 1, issued + 2]
     assert [task.task_id for task in again[: len(outstanding)]] == [order[index].task_id for index in outstanding]
+    assert [task.attempt for task in again] == [int(task.index in failed) for task in again]
+    assert not any(resumed.is_used(task.index) for task in again)
     for task in again:
         resumed.use(task.index)
     assert resumed.state()["frontier"] == issued + 3
-    assert resumed.state()["used"] == []
+    assert resumed.state()["used"] == resumed.state()["failed"] == []
 
 
 def test_a_dropped_task_comes_next_with_the_same_id_as_a_new_attempt() -> None:

@@ -17,7 +17,7 @@ from .conftest import Wheels
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMES = [name_of(project) for project in PROJECTS]
-FIRST_RUN = ("core", "devices", "torch", "serving", "local", "tasks", "report", "reference", "fsdp")
+FIRST_RUN = ("core", "devices", "torch", "serving", "local", "tasks", "report", "episodes", "reference", "fsdp")
 """What `areal-core[quickstart]` brings."""
 
 

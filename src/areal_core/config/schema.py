@@ -92,8 +92,8 @@ class RolloutConfig:
     """Groups in flight; 0 means all the staleness bound allows."""
     retries: int = field(default=2, validator=validators.ge(0))
     """How often a member is run again after a retryable error."""
-    max_failed_groups: int = field(default=0, validator=validators.ge(0))
-    """Groups that may fail for good before the run stops."""
+    max_failed_share: float = field(default=0.1, validator=[validators.ge(0.0), validators.lt(1.0)])
+    """Of the last 10 * prompts_per_step groups, the share that may fail for good before the run stops."""
     request_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
     """One generation request, from asking a replica to its last token; also how long it may be held back."""
     max_replacements: int = field(default=2, validator=validators.ge(0), metadata={"was": "replace"})
@@ -152,6 +152,14 @@ class CheckpointConfig:
 
 
 @frozen(kw_only=True)
+class EpisodesConfig:
+    """The store of episodes in the run folder, where a package that keeps one is installed."""
+
+    keep: int = field(default=100_000, validator=validators.ge(0))
+    """Episodes that stay at most, oldest out first. 0 keeps none: a resume generates again what was not trained on."""
+
+
+@frozen(kw_only=True)
 class SchedulerConfig:
     """Who places worker processes, and when silence counts as death."""
 
@@ -194,5 +202,6 @@ class RunConfig:
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    episodes: EpisodesConfig = EpisodesConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     loggers: tuple[LoggerConfig, ...] = field(default=(), converter=tuple[LoggerConfig, ...])

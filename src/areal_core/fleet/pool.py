@@ -226,6 +226,10 @@ class InferencePool(Roster):
             return home
         return least
 
+    def home(self, affinity: Sequence[str]) -> str:
+        """Return the id of the replica that served these names last, empty if none did."""
+        return next((self._homes[name].id for name in affinity if name in self._homes), "")
+
     def _remember(self, affinity: Sequence[str], replica: Replica) -> None:
         for name in affinity:
             self._homes[name] = replica

@@ -40,6 +40,7 @@ from areal_core.loop.train_loop import Evaluator, Parts, TrainLoop
 from areal_core.observe.events import RUN_ENDED, RUN_STARTED, WEIGHTS_TRAVEL, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.plugins.blame import told
+from areal_core.plugins.episodes import EpisodeStore, OpenEpisodeStore
 from areal_core.plugins.extensions import (
     ImagePreparer,
     ImageSupport,
@@ -177,7 +178,10 @@ class Run:
         await gather_or_cancel([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
         tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
-        executor = self._executor(pool, rewards, tokenizer, rows, images, events, progress)
+        store = self._store(tokenizer, events)
+        if store is not None:
+            stack.callback(store.close)
+        executor = self._executor(pool, rewards, tokenizer, rows, images, events, progress, store)
         stack.push_async_callback(executor.close)
         sync = self._weight_sync(stack, learner, pool, launcher, events)
         if checkpoint is not None:
@@ -198,6 +202,8 @@ class Run:
         stack.push_async_callback(fleet.close)
         fleet.start()
         supervisor.watch_with(fleet.check)
+        if store is not None:
+            supervisor.watch_with(store.check)
         if self._scaling is not None:
             inbox = self._scaling.inbox(self._folder.root, fleet)
             stack.push_async_callback(inbox.close)
@@ -279,6 +285,7 @@ class Run:
         images: ImagePreparer | None,
         events: EventLog,
         progress: Progress,
+        store: EpisodeStore | None,
     ) -> RolloutExecutor:
         config = self._config
         workflow = self._registry.build(
@@ -301,6 +308,7 @@ class Run:
             version=progress.version,
             on_event=events.write,
             prepare=None if images is None else images.prepare,
+            store=store,
         )
         if progress.tasks:
             executor.restore(progress.tasks)
@@ -353,6 +361,13 @@ class Run:
         limits = [role.max_tokens_per_microbatch for role in roles]
         support: ImageSupport = need("images", "a policy that takes images")
         return support.preparer(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
+
+    def _store(self, tokenizer: Any, events: EventLog) -> EpisodeStore | None:  # Any: a transformers tokenizer
+        keep = self._config.episodes.keep
+        make: OpenEpisodeStore | None = extension("episodes") if keep else None
+        if make is None:
+            return None
+        return make(self._folder.root, keep=keep, tokenizer=tokenizer, redact=redact, tell=events.write)
 
     def _rewards(self, events: EventLog) -> RewardPool:
         make: MakeRewardPool = need("rewards", "a run")

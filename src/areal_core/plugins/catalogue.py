@@ -13,8 +13,9 @@ from areal_core.plugins.install import pip_install
 
 CORE = "areal-core"
 DEVICES, LOCAL, TASKS, REPORT = "areal-devices", "areal-local", "areal-tasks", "areal-report"
+EPISODES = "areal-episodes"
 
-OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, "areal-torch", "areal-serving"})
+OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, EPISODES, "areal-torch", "areal-serving"})
 """What a run is made of beside its backends: never left out by AREAL_PLUGINS, and what one lacks is a choice."""
 
 PROOF = "areal-conformance-proof"
@@ -50,6 +51,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "doctor": LOCAL,
         "scale": LOCAL,
         "quickstart": TASKS,
+        "episodes": EPISODES,
         "convert": "areal-torch",
         "env": "areal-serving",
         "new": "areal-conformance",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,11 +18,13 @@ from attrs import evolve, frozen
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import ArealError, EpisodeFailed, NoReplica
 from areal_core.contract.ids import GroupId, TaskId
-from areal_core.contract.inference import SamplingParams
+from areal_core.contract.inference import IMAGES, SamplingParams
+from areal_core.contract.trajectory import from_generation
 from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
-from areal_core.rollout.session import PoolSessions
+from areal_core.plugins.episodes import EndedEpisode, Ending, EpisodeStore
+from areal_core.rollout.session import PoolSession, PoolSessions
 
 Prepare = Callable[[Trajectory], Trajectory]
 """Makes a trajectory what the trainer takes. May take long: it never runs in the event loop."""
@@ -32,9 +35,12 @@ class EpisodeOrder:
     """What to run: one member of one group, or one evaluation prompt.
 
     `seed_name` decides the seeds; `tag` keeps the names of sessions apart where task ids repeat.
+    `index` and `attempt` are the task's; evaluations have index -1.
     """
 
     task_id: TaskId
+    index: int = -1
+    attempt: int = 0
     member: int
     row: Mapping[str, Any]  # Any: the data set decides
     seed_name: str
@@ -54,6 +60,8 @@ class EpisodeRunner:
         timeout_s: float,
         on_event: EventSink = ignore_event,
         prepare: Prepare | None = None,
+        store: EpisodeStore | None = None,
+        version: Callable[[], int] = lambda: 0,
     ) -> None:
         """Start nothing yet.
 
@@ -61,6 +69,7 @@ class EpisodeRunner:
             retries: further tries after a retryable error, with the same seeds.
             timeout_s: bounds what is awaited under `deadline`.
             prepare: makes a trajectory what the trainer takes; called in a thread of its own. None leaves it.
+            store: hears how every episode ended, and at which `version`.
         """
         self.num_generated = 0
         """Tokens of every session so far, of rejected, failed and repeated tries too."""
@@ -70,6 +79,7 @@ class EpisodeRunner:
         self._retries = retries
         self._timeout_s = timeout_s
         self._prepare = prepare
+        self._store, self._version = store, version
 
     async def run(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
         """Return the episode, None if the workflow rejected the row; and how many tokens its last try generated.
@@ -78,6 +88,7 @@ class EpisodeRunner:
             EpisodeFailed: the workflow raised, or returned something that cannot be trained on.
             NoReplica: no episode can be made any more, by anyone.
         """
+        started = time.time()
         for attempt in range(self._retries + 1):
             session = self._sessions.open(
                 task_id=order.task_id,
@@ -87,7 +98,9 @@ class EpisodeRunner:
             )
             try:
                 result = await self._workflow.arun_episode(session, order.row)
-                return _episode(result, order), session.num_generated
+                episode = await self._prepared(order, _episode(result, order))
+                self._tell(order, session, started, episode)
+                return episode, session.num_generated
             except NoReplica:
                 raise
             except asyncio.CancelledError:
@@ -96,27 +109,52 @@ class EpisodeRunner:
                 raise _failed(order, RuntimeError("the workflow cancelled itself")) from None
             except Exception as exc:
                 if not getattr(exc, "retryable", False) or attempt == self._retries:
-                    raise _failed(order, exc) from exc
+                    failure = _failed(order, exc)
+                    self._tell(order, session, started, None, str(failure))
+                    raise failure from exc
                 self.on_event("episode_retried", task_id=order.task_id, member=order.member, error=str(exc))
             finally:
                 self.num_generated += session.num_generated
                 await session.close()
         raise AssertionError("the last try returns or raises")
 
-    async def prepared(self, order: EpisodeOrder, episode: Episode) -> Episode:
-        """Return an episode with what its trajectories carry made ready for training, beside the event loop.
-
-        Raises:
-            EpisodeFailed: a trajectory cannot be trained on.
-        """
+    async def _prepared(self, order: EpisodeOrder, episode: Episode | None) -> Episode | None:
+        """Return an episode of a group with what its trajectories carry made ready for training, in a thread."""
         prepare = self._prepare
-        if prepare is None:
+        if episode is None or prepare is None or order.index < 0:
             return episode
-        try:
-            made = await asyncio.to_thread(lambda: [prepare(trajectory) for trajectory in episode.trajectories])
-        except Exception as exc:
-            raise _failed(order, exc) from exc
+        made = await asyncio.to_thread(lambda: [prepare(trajectory) for trajectory in episode.trajectories])
         return evolve(episode, trajectories=made)
+
+    def _tell(
+        self, order: EpisodeOrder, session: PoolSession, started: float, episode: Episode | None, error: str = ""
+    ) -> None:
+        """Tell the store how an episode ended; of one that failed or was rejected, what it had generated."""
+        if self._store is None:
+            return
+        outcome = Ending.FAILED if error else Ending.REJECTED if episode is None else Ending.FINISHED
+        turns = [
+            from_generation(request.input_ids, generation, 0.0, images=request.extras.get(IMAGES, ()))
+            for request, generation in (session.turns if episode is None else ())
+        ]
+        self._store.ended(
+            EndedEpisode(
+                ending=outcome,
+                task_id=order.task_id,
+                task_index=order.index,
+                attempt=order.attempt,
+                member=order.member,
+                version=self._version(),
+                row=order.row,
+                trajectories=turns if episode is None else episode.trajectories,
+                metrics={} if episode is None else episode.metrics,
+                reward=session.last_reward,
+                started=started,
+                seconds=time.time() - started,
+                replica=session.home,
+                error=error,
+            )
+        )
 
     @asynccontextmanager
     async def deadline(self, task_id: TaskId) -> AsyncIterator[None]:

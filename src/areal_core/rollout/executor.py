@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,13 +23,16 @@ from areal_core.contract.inference import SamplingParams
 from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
+from areal_core.plugins.episodes import EpisodeStore, Fate, KeptGroup
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare
-from areal_core.rollout.groups import EpisodeGroup, run_group, stamped
+from areal_core.rollout.groups import EpisodeGroup, kept_group, run_group, stamped
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.staleness import Buffer, DroppingGate, StalenessGate
 from areal_core.rollout.stats import Counts, RolloutStats
 from areal_core.rollout.tasks import Task, TaskSource
 
+_WINDOW = 10
+"""Batches of groups over which the share of failed ones is taken."""
 CLOSE_TIMEOUT_S = 10.0
 """How long `close` waits for workflows that were cancelled."""
 
@@ -47,6 +51,7 @@ class RolloutExecutor:
         on_event: EventSink = ignore_event,
         accept: Callable[[Sequence[Episode]], bool] | None = None,
         prepare: Prepare | None = None,
+        store: EpisodeStore | None = None,
         episode_timeout_s: float = 1800.0,
     ) -> None:
         """Start nothing yet.
@@ -55,11 +60,13 @@ class RolloutExecutor:
             version: the policy version the run starts or resumes at.
             accept: called with each finished group; False rejects it (dynamic sampling).
             prepare: called in a thread with each trajectory to be trained on, for its images.
+            store: hears of every episode, and gives back on resume what was not trained on.
         """
         self._tasks = tasks
         self._config = config
         self._on_event = on_event
         self._accept = accept
+        self._store = store
         self._runner = EpisodeRunner(
             workflow=workflow,
             sessions=sessions,
@@ -67,6 +74,8 @@ class RolloutExecutor:
             timeout_s=episode_timeout_s,
             on_event=on_event,
             prepare=prepare,
+            store=store,
+            version=lambda: self._gate.version,
         )
         kind = StalenessGate if config.staleness_policy is StalenessPolicy.WAIT else DroppingGate
         self._gate = kind(
@@ -81,6 +90,7 @@ class RolloutExecutor:
         self._evaluation_numbers = itertools.count()
         self._counts = Counts()
         self._rejected_in_a_row = 0
+        self._ended: deque[bool] = deque(maxlen=_WINDOW * config.prompts_per_step)
         self._admitting = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
@@ -99,6 +109,8 @@ class RolloutExecutor:
         assert not self._counts.admitted, "restore before start"
         self._tasks.restore(state["tasks"])
         self._gate.advance(int(state["version"]))
+        if self._store is not None:
+            self._take_back(self._store.kept(self._gate.version, self._config.group_size, self._tasks.is_used))
 
     def state(self) -> dict[str, Any]:
         """Return what a resume needs, as plain data. Any: int, bool, list and dict.
@@ -107,6 +119,18 @@ class RolloutExecutor:
         Everything else is issued again after a resume.
         """
         return {"version": self._gate.version, "tasks": self._tasks.state()}
+
+    def _take_back(self, kept: Sequence[KeptGroup]) -> None:
+        """Buffer groups that finished before a resume, as far as the gate admits them; the others are issued again."""
+        groups = [kept_group(group, self._tasks.task(group.task_index, group.attempt)) for group in kept]
+        for group in sorted(groups, key=lambda group: (group.oldest_version or 0, group.task.index)):
+            if self._gate.readmit(group.task.index, group.oldest_version):
+                self._tasks.hold(group.task)
+                self._buffer.put(group.task.index, group)
+                self._counts.admitted += 1
+            else:
+                self._settle(group.task, Fate.DROPPED)
+        self._on_event("episodes_kept", groups=len(self._buffer), of=len(kept))
 
     async def next_batch(self) -> list[EpisodeGroup]:
         """Wait for the groups to train the current version on, in task order; one batch per version.
@@ -179,7 +203,7 @@ class RolloutExecutor:
             admitted=counts.admitted,
             consumed=counts.consumed,
             rejected=counts.rejected,
-            failed=len(counts.failures),
+            failed=counts.failed,
             dropped=counts.dropped,
             evaluated=counts.evaluated,
             evaluations_rejected=counts.evaluations_rejected,
@@ -253,6 +277,7 @@ class RolloutExecutor:
 
     def _finish(self, group: EpisodeGroup) -> None:
         self._rejected_in_a_row = 0
+        self._ended.append(True)
         if self._gate.finish(group.task.index, group.oldest_version):
             self._buffer.put(group.task.index, group)
         else:
@@ -260,13 +285,19 @@ class RolloutExecutor:
 
     def _drop(self, group: EpisodeGroup) -> None:
         self._counts.dropped += 1
+        self._settle(group.task, Fate.DROPPED)
         self._tasks.issue_again(group.task.index)
         self._on_event(
             "group_dropped", task_id=group.task.task_id, attempt=group.task.attempt, version=self._gate.version
         )
 
+    def _settle(self, task: Task, fate: Fate, step: int | None = None) -> None:
+        if self._store is not None:
+            self._store.settled(task.index, task.attempt, fate, step)
+
     def _reject(self, task: Task) -> None:
         self._gate.remove(task.index)
+        self._settle(task, Fate.REJECTED)
         self._tasks.use(task.index)
         self._counts.rejected += 1
         self._rejected_in_a_row += 1
@@ -282,15 +313,19 @@ class RolloutExecutor:
 
     def _fail(self, task: Task, error: EpisodeFailed) -> None:
         self._gate.remove(task.index)
-        self._tasks.use(task.index)
-        self._counts.failures.append(error)
-        if len(self._counts.failures) > self._config.max_failed_groups:
-            self._stop(error)  # first: writing the event may fail, and must not hide this error
+        self._settle(task, Fate.FAILED)
+        self._tasks.fail(task.index)
+        self._counts.fail(error)
+        self._ended.append(False)
+        failed, window = self._ended.count(False), self._ended.maxlen or 0
+        if failed > self._config.max_failed_share * window:
+            self._stop(_too_many(error, failed, window, self._config.max_failed_share))
         self._on_event("group_failed", task_id=task.task_id, error=str(error))
 
     def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
         groups = [stamped(group, self._gate.version) for group in self._buffer.take(indices)]
         for group in groups:
+            self._settle(group.task, Fate.TRAINED, self._gate.version + 1)
             self._tasks.use(group.task.index)
         self._counts.hand_over(groups)
         self._on_event(
@@ -332,6 +367,18 @@ class RolloutExecutor:
         self._counts.evaluated += episode is not None
         self._counts.evaluations_rejected += episode is None
         return episode
+
+
+def _too_many(error: EpisodeFailed, failed: int, window: int, share: float) -> EpisodeFailed:
+    """Return the last failure as the error of the run: itself where none is allowed."""
+    if not share:
+        return error
+    counted = (
+        f"{failed} of the last {window} groups failed, rollout.max_failed_share={share:g} allows fewer; the last: "
+    )
+    raised = EpisodeFailed(counted + error.what, why=error.why, fix=error.fix)
+    raised.__cause__ = error.__cause__
+    return raised
 
 
 def _unreadable(error: Exception) -> ArealError:

@@ -11,6 +11,7 @@ import asyncio
 from attrs import evolve, frozen
 
 from areal_core.contract.data import Episode
+from areal_core.plugins.episodes import KeptGroup
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
 from areal_core.rollout.tasks import Task
 
@@ -49,7 +50,12 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Episo
     """
     orders = [
         EpisodeOrder(
-            task_id=task.task_id, member=member, row=task.row, seed_name=f"{task.task_id}#{member}.{task.attempt}"
+            task_id=task.task_id,
+            index=task.index,
+            attempt=task.attempt,
+            member=member,
+            row=task.row,
+            seed_name=f"{task.task_id}#{member}.{task.attempt}",
         )
         for member in range(group_size)
     ]
@@ -74,20 +80,19 @@ async def _member(runner: EpisodeRunner, order: EpisodeOrder) -> tuple[Episode, 
     episode, num_generated = await runner.run(order)
     if episode is None:
         raise _Rejected
-    episode = await runner.prepared(order, episode)
-    oldest, newest = version_range(episode)
-    runner.on_event(
-        "episode_finished",
-        task_id=order.task_id,
-        member=order.member,
-        reward=episode_reward(episode),
-        tokens=num_generated,
-        oldest_version=oldest,
-        newest_version=newest,
-        stop_reasons=[str(trajectory.stop_reason) for trajectory in episode.trajectories],
-        metrics=dict(episode.metrics),
-    )
+    oldest, _ = version_range(episode)
     return episode, num_generated, oldest
+
+
+def kept_group(kept: KeptGroup, task: Task) -> EpisodeGroup:
+    """Return a group that finished before a resume."""
+    masks = [trajectory.loss_mask for episode in kept.episodes for trajectory in episode.trajectories]
+    return EpisodeGroup(
+        task=task,
+        episodes=kept.episodes,
+        num_generated=sum(int(mask.sum()) for mask in masks),
+        oldest_versions=tuple(version_range(episode)[0] for episode in kept.episodes),
+    )
 
 
 def version_range(episode: Episode) -> tuple[int | None, int | None]:

@@ -48,6 +48,9 @@ class PoolSession:
         self.tokenizer = source.tokenizer
         self.image_token_id = source.image_token_id
         self.num_generated = 0
+        self.turns: list[tuple[GenerationRequest, Generation]] = []
+        """What was asked and generated, in the order of the answers."""
+        self.last_reward: RewardResult | None = None
         self._name = name
         self._affinity = (name, group_id)
         self._seed_name = seed_name
@@ -81,6 +84,7 @@ class PoolSession:
         with _Owned(self):
             generation = await self._source.pool.generate(request, affinity=self._affinity)
         self.num_generated += len(generation.output_ids)
+        self.turns.append((request, generation))
         return generation
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
@@ -96,7 +100,13 @@ class PoolSession:
                 fix="name a reward function under rollout.reward.name",
             )
         with _Owned(self):
-            return await self._source.rewards.score(value)
+            self.last_reward = await self._source.rewards.score(value)
+        return self.last_reward
+
+    @property
+    def home(self) -> str:
+        """Return the replica of its last request, empty before the first."""
+        return self._source.pool.home(self._affinity)
 
     async def close(self) -> None:
         """Cancel requests that tasks of the workflow's own still wait for. Idempotent."""

@@ -73,6 +73,21 @@ class StalenessGate:
         self._admitted += 1
         self._num_running += 1
 
+    def readmit(self, index: int, oldest: int | None) -> bool:
+        """Count a group in that finished before a resume; oldest groups first.
+
+        Returns:
+            Whether it may be handed over: False if there is no room, or not before it is too old.
+        """
+        at = self.version if oldest is None else oldest
+        before = sum(flight.admitted_at <= at for flight in self._flights.values())
+        batches = at + self.max_staleness - self.version + 1
+        if self._allowance() <= 0 or before >= batches * self.prompts_per_step:
+            return False
+        self._flights[index] = Flight(index=index, admitted_at=at, oldest=at)
+        self._admitted += 1
+        return True
+
     def finish(self, index: int, oldest: int | None) -> bool:
         """Record that a group finished; `oldest` is the oldest version among its tokens, None if it has none.
 

@@ -6,13 +6,16 @@ Does not know: where they are shown.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from attrs import Factory, define, frozen
 
 from areal_core.contract.errors import EpisodeFailed
 from areal_core.rollout.groups import EpisodeGroup, episode_reward
+
+_REMEMBERED = 100
+"""Failures that are remembered at most."""
 
 
 @frozen(kw_only=True)
@@ -46,6 +49,7 @@ class RolloutStats:
     last_lengths: Sequence[int] = ()
     """Generated tokens of each group of the last batch."""
     failures: tuple[EpisodeFailed, ...] = ()
+    """The last of them."""
 
 
 @define
@@ -63,7 +67,13 @@ class Counts:
     max_staleness_seen: int = 0
     last_staleness: dict[int, int] = Factory(dict)
     last_lengths: list[int] = Factory(list)
-    failures: list[EpisodeFailed] = Factory(list)
+    failed: int = 0
+    failures: deque[EpisodeFailed] = Factory(lambda: deque(maxlen=_REMEMBERED))
+
+    def fail(self, error: EpisodeFailed) -> None:
+        """Count a group that failed."""
+        self.failed += 1
+        self.failures.append(error)
 
     def hand_over(self, groups: Sequence[EpisodeGroup]) -> None:
         """Count one batch."""

@@ -1,7 +1,7 @@
 """Which prompt comes next: every row once per epoch, in a seeded order, across resumes.
 
 Knows: the data set's length and order, which tasks were used.
-Does not know: what happens to a task; rejected and failed ones count as used.
+Does not know: what happens to a task; rejected ones count as used, failed ones come again after a resume.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class TaskSource:
         self._frontier = 0
         self._used: set[int] = set()
         self._again: list[int] = []
+        self._held: set[int] = set()
+        self._failed: set[int] = set()
         self._attempts: dict[int, int] = {}
         self._order: tuple[int, Sequence[int]] = (-1, ())
 
@@ -65,15 +67,35 @@ class TaskSource:
     def next(self) -> Task:
         """Return the next task: one to be issued again first, in index order, then a new one."""
         if self._again:
-            return self._task(heapq.heappop(self._again))
-        while self._next in self._used:
+            return self.task(heapq.heappop(self._again))
+        while self._next in self._used or self._next in self._held:
+            self._held.discard(self._next)
             self._next += 1
         self._next += 1
-        return self._task(self._next - 1)
+        return self.task(self._next - 1)
+
+    def hold(self, task: Task) -> None:
+        """Keep a task back whose episodes are there already: it is not issued, and used later."""
+        self._held.add(task.index)
+        if task.attempt:
+            self._attempts[task.index] = task.attempt
+
+    def is_used(self, index: int) -> bool:
+        """Tell whether a task is done with for good."""
+        return index not in self._failed and (index < self._frontier or index in self._used)
+
+    def fail(self, index: int) -> None:
+        """Record that a task failed: it is not issued again before a resume."""
+        if index not in self._failed:
+            self.use(index)
+            self._failed.add(index)
 
     def use(self, index: int) -> None:
-        """Record that a task is done with for good: trained on, rejected, or failed."""
-        assert self._frontier <= index < self._next and index not in self._used, f"task {index} used twice"
+        """Record that a task is done with for good: trained on or rejected."""
+        assert not self.is_used(index), f"task {index} used twice"
+        if index in self._failed:  # before the resume; its place was passed then
+            self._failed.remove(index)
+            return
         self._used.add(index)
         self._attempts.pop(index, None)
         while self._frontier in self._used:
@@ -86,7 +108,7 @@ class TaskSource:
         heapq.heappush(self._again, index)
 
     def state(self) -> dict[str, Any]:
-        """Return what a resume needs, as plain data: every task below `frontier` was used, and those in `used`.
+        """Return what a resume needs, as plain data: used are those below `frontier` and in `used`, but not `failed`.
 
         Any: values are int, bool, list and dict.
         """
@@ -94,6 +116,7 @@ class TaskSource:
             **self._identity(),
             "frontier": self._frontier,
             "used": sorted(self._used),
+            "failed": sorted(self._failed),
             "attempts": {str(index): count for index, count in sorted(self._attempts.items())},
         }
 
@@ -107,7 +130,7 @@ class TaskSource:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`: tasks that were outstanding are issued again first, in index order.
+        """Continue from `state()`: tasks that failed are issued again first, then those outstanding, in index order.
 
         Raises:
             DatasetError: the data set has another length or other rows, or the order another seed.
@@ -123,17 +146,17 @@ class TaskSource:
         self._frontier = self._next = int(state["frontier"])
         self._used = {int(index) for index in state["used"]}
         self._attempts = {int(index): int(count) for index, count in state["attempts"].items()}
-        self._again = []
+        self._failed = {int(index) for index in state.get("failed", ())}
+        self._again = sorted(self._failed)
+        self._attempts |= {index: self._attempts.get(index, 0) + 1 for index in self._failed}
 
-    def _task(self, index: int) -> Task:
+    def task(self, index: int, attempt: int | None = None) -> Task:
+        """Return the task of an index, as the attempt it is at if none is given; issues nothing."""
         epoch, place = divmod(index, len(self._dataset))
         row = self._order_of(epoch)[place]
-        return Task(
-            index=index,
-            task_id=TaskId(f"train/{epoch}/{row}"),
-            row=self._dataset[row],
-            attempt=self._attempts.get(index, 0),
-        )
+        if attempt is None:
+            attempt = self._attempts.get(index, 0)
+        return Task(index=index, task_id=TaskId(f"train/{epoch}/{row}"), row=self._dataset[row], attempt=attempt)
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         if not self._shuffle:

@@ -35,7 +35,7 @@ def _raising(number: int) -> Any:
 @check("loop.failures.typed", level=Level.LOOP, law=5, spec="index#law-by-law")
 async def typed(bench: LoopBench) -> None:
     """A failed episode is counted with its error and leaves no trace in any batch, not even a reward of zero."""
-    async with bench.rollouts(prompts=2, group=2, judge=_raising(3), max_failed_groups=5, num_rows=40) as side:
+    async with bench.rollouts(prompts=2, group=2, judge=_raising(3), max_failed_share=0.25, num_rows=40) as side:
         groups = [group for _ in range(5) for group in await side.step()]
         stats = side.executor.stats()
     numbers = [group.task.row["number"] for group in groups]
@@ -59,7 +59,7 @@ async def too_many(bench: LoopBench) -> None:
 
     for allowed in (0, 2):
         batches = 0
-        async with bench.rollouts(prompts=1, group=1, judge=judge, max_failed_groups=allowed, staleness=0) as side:
+        async with bench.rollouts(prompts=1, group=1, judge=judge, max_failed_share=allowed / 10, staleness=0) as side:
             try:
                 for _ in range(10):
                     await side.step()
@@ -83,7 +83,7 @@ async def stands_together(bench: LoopBench) -> None:
             raise RuntimeError("second member")
         return 1.0
 
-    async with bench.rollouts(prompts=2, group=3, judge=judge, max_failed_groups=3) as side:
+    async with bench.rollouts(prompts=2, group=3, judge=judge, max_failed_share=0.15) as side:
         groups = [group for _ in range(3) for group in await side.step()]
     sizes = {group.task.row["number"]: len(group.episodes) for group in groups}
     expect(1 not in sizes, f"a group with a failed member was trained on with {sizes.get(1)} episodes")

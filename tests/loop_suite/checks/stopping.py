@@ -140,7 +140,7 @@ async def hold_admits_nothing(bench: LoopBench) -> None:
     cases: Mapping[str, dict[str, Any]] = {
         "rejects every group": {"judge": none},
         "refuses every finished group": {"accept": refuses},
-        "fails every group": {"judge": raising, "max_failed_groups": 50},
+        "fails every group": {"judge": raising, "max_failed_share": 0.9},
         "rejects every other group": {"judge": some},
         "finishes every group": {},
     }
@@ -201,7 +201,7 @@ async def cancel_siblings(bench: LoopBench) -> None:
 
     for what, judge in (("rejected", rejects), ("failed", raising)):
         async with _stopping(
-            bench, prompts=2, group=3, judge=judge, length=_first_ends_at_once(), max_failed_groups=50
+            bench, prompts=2, group=3, judge=judge, length=_first_ends_at_once(), max_failed_share=0.9
         ) as side:
             await side.clock.settle()
             side.executor.hold()

@@ -84,7 +84,7 @@ class NeverGivesUp(RolloutExecutor):
     """Goes on however many groups fail."""
 
     def _fail(self, task: Task, error: EpisodeFailed) -> None:
-        self._config = attrs.evolve(self._config, max_failed_groups=10**6)
+        self._config = attrs.evolve(self._config, max_failed_share=0.99)
         super()._fail(task, error)
 
 

@@ -1,0 +1,141 @@
+"""What keeping every episode costs a run: seconds of a quickstart's steps with the store against those without it.
+
+The runs alternate. Beside that: seconds to write the episodes of one step of the last run, as the store writes
+them, as a Parquet row group and as lines of JSON, each whole on its way to the disk once a step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import frame
+import pyarrow as pa
+import pyarrow.parquet as pq
+import runs
+
+from areal_core.contract.data import Trajectory
+from areal_episodes import schema
+from areal_episodes.columns import checksum, to_bytes
+from areal_episodes.reader import Filter, Reader
+
+TARGET = 1.02
+
+
+def main() -> int:
+    """Run in turns, write the result."""
+    options = frame.parser(__doc__).parse_args()
+    steps, repeats = (4, 1) if options.quick else (60, 5)
+    seconds: dict[str, list[float]] = {"without": [], "with": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model = runs.starting_model("spell", folder, quick=options.quick)
+        last = folder
+        for number in range(repeats):
+            for name, keep in (("without", 0), ("with", 100_000)):
+                out = folder / f"{name}-{number}"
+                found = runs.areal_train("spell", model, out, [f"steps={steps}", f"episodes.keep={keep}"])
+                seconds[name].append(found.after_first_s)
+                last = out
+        formats = written(last, folder, repeats=3 if options.quick else 30)
+        size = (last / schema.FILE).stat().st_size
+        with Reader(last) as reader:
+            episodes = reader.count()
+    ratio = statistics.median(seconds["with"]) / statistics.median(seconds["without"])
+    result = frame.Result(
+        name="episode_store",
+        ratio=ratio,
+        target=TARGET,
+        what="seconds of steps with every episode kept / without",
+        lower_is_better=True,
+        details={"seconds": seconds, "steps": steps, "bytes_per_episode": size / episodes, "formats": formats},
+    )
+    return frame.finish(result, quick=options.quick)
+
+
+def written(run: Path, folder: Path, *, repeats: int) -> dict[str, Any]:
+    """Time three ways to write the episodes of one step. Any: json."""
+    with Reader(run) as reader:
+        step = max(facts["step"] for facts in reader.facts(Filter(fate="trained")))
+        numbers = [facts["id"] for facts in reader.facts(Filter(step=step))]
+        trajectories = [trajectory for number in numbers for trajectory in reader.trajectories(number)]
+        texts = [json.dumps(reader.content(number)[1]) for number in numbers]
+    database = schema.create(folder / "sqlite")
+    files = count()
+    lines = os.open(folder / "lines", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    timing = frame.compare(
+        {
+            "sqlite_safetensors": lambda: _sqlite(database, trajectories, texts),
+            "parquet": lambda: _parquet(folder / f"{next(files)}.parquet", trajectories, texts),
+            "json_lines": lambda: _lines(lines, trajectories, texts),
+        },
+        repeats=repeats,
+    )
+    database.close()
+    os.close(lines)
+    return {"episodes": len(trajectories), **{f"{name}_s": each.median for name, each in timing.items()}}
+
+
+def _sqlite(database: sqlite3.Connection, trajectories: Sequence[Trajectory], texts: Sequence[str]) -> None:
+    blob = to_bytes(trajectories)
+    facts = [
+        "train",
+        "train/0/0",
+        0,
+        0,
+        0,
+        0,
+        "finished",
+        "trained",
+        1.0,
+        "{}",
+        "ok",
+        8,
+        8,
+        0,
+        0,
+        "stop",
+        0.0,
+        0.0,
+        "",
+        "",
+    ]
+    database.execute("BEGIN IMMEDIATE")
+    chunk = database.execute("INSERT INTO chunks (columns, checksum) VALUES (?, ?)", (blob, checksum(blob))).lastrowid
+    database.executemany(schema.INSERT, [(*facts, text, chunk, number, 1) for number, text in enumerate(texts)])
+    database.execute("COMMIT")
+
+
+def _parquet(path: Path, trajectories: Sequence[Trajectory], texts: Sequence[str]) -> None:
+    columns: dict[str, Any] = {
+        name: [getattr(trajectory, name).numpy() for trajectory in trajectories]
+        for name in ("input_ids", "versions", "logprobs", "loss_mask")
+    }
+    columns["text"] = list(texts)
+    columns["reward"] = [trajectory.reward for trajectory in trajectories]
+    pq.write_table(pa.table(columns), path)
+
+
+def _lines(file: int, trajectories: Sequence[Trajectory], texts: Sequence[str]) -> None:
+    for trajectory, text in zip(trajectories, texts, strict=True):
+        record = {
+            "input_ids": trajectory.input_ids.tolist(),
+            "versions": trajectory.versions.tolist(),
+            "logprobs": trajectory.logprobs.tolist(),
+            "loss_mask": trajectory.loss_mask.tolist(),
+            "reward": trajectory.reward,
+            "text": text,
+        }
+        os.write(file, json.dumps(record).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

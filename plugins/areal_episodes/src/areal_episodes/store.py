@@ -1,0 +1,260 @@
+"""The episodes of a live run, written by a thread of their own, many at a time.
+
+Knows: what the run tells, in which order; how long a full disk is waited for.
+Does not know: how episodes are read (`reader`), or what a column means (`chunk`).
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sqlite3
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from areal_core.contract.data import Episode
+from areal_core.contract.errors import ArealError, StorageError
+from areal_core.contract.workflow import Tokenizer
+from areal_core.plugins.episodes import EndedEpisode, Fate, KeptGroup
+from areal_episodes import schema
+from areal_episodes.chunk import Chunk, make_chunk
+from areal_episodes.columns import episode, from_bytes
+
+PATIENCE_S = 60.0
+"""How long a disk may refuse writing before the run is told."""
+RETRY_S = 0.5
+GATHER_S = 0.25
+"""How long episodes are gathered for one chunk. A killed controller loses no more: they are generated again."""
+MAX_CHUNK = 1024
+"""Episodes in one chunk at most."""
+MAX_WAITING = 20_000
+"""Episodes and fates that wait for the disk at most: what memory a stalled disk may cost."""
+
+
+@frozen
+class _Settled:
+    task_index: int
+    attempt: int
+    fate: Fate
+    step: int | None
+
+
+@frozen(order=True)
+class _Found:
+    """One episode that waits; in member order."""
+
+    member: int
+    task_index: int = field(order=False)
+    attempt: int = field(order=False)
+    number: int = field(order=False)
+    episode: Episode = field(order=False)
+
+
+class _End:
+    """Nothing comes after it."""
+
+
+class Store:
+    """Satisfies `areal_core.plugins.episodes.EpisodeStore`. Calls return at once; a thread does the work."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep: int,
+        tokenizer: Tokenizer,
+        redact: Callable[[Any], Any],
+        tell: Callable[..., None],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Open the file. Any: plain data.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self._path, self._keep, self._patience_s, self._tell = path, keep, patience_s, tell
+        self._tokenizer, self._redact = tokenizer, redact
+        self._database = schema.create(path)
+        self._told: queue.Queue[EndedEpisode | _Settled | _End] = queue.Queue(MAX_WAITING)
+        self._error: StorageError | None = None
+        self._closing = threading.Event()
+        self._since_trim = 0
+        self._thread: threading.Thread | None = None
+
+    def ended(self, episode: EndedEpisode) -> None:
+        """Take an episode in."""
+        self._take(episode)
+
+    def settled(self, task_index: int, attempt: int, fate: Fate, step: int | None = None) -> None:
+        """Hear what became of the episodes of a group that finished."""
+        self._take(_Settled(task_index, attempt, fate, step))
+
+    def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
+        """Take back what was trained after `version`, and return the groups to go on with.
+
+        What weights after `version` generated is of weights that are gone; damaged chunks are told and left out.
+        """
+        assert self._thread is None, "asked before anything is told"
+        with self._changes() as database:
+            for sql in schema.TAKE_BACK:
+                database.execute(sql, {"version": version})
+        groups: dict[tuple[int, int], list[_Found]] = defaultdict(list)
+        for each in self._waiting(used):
+            groups[each.task_index, each.attempt].append(each)
+        whole = {key: found for key, found in sorted(groups.items()) if len(found) == group_size}
+        newest = dict(whole.keys())
+        kept = {(index, attempt): found for (index, attempt), found in whole.items() if newest[index] == attempt}
+        with self._changes() as database:
+            database.execute("UPDATE episodes SET fate = 'taken back' WHERE fate = 'waiting'")
+            numbers = [(each.number,) for found in kept.values() for each in found]
+            database.executemany("UPDATE episodes SET fate = 'waiting' WHERE id = ?", numbers)
+        return [
+            KeptGroup(task_index=index, attempt=attempt, episodes=tuple(each.episode for each in sorted(found)))
+            for (index, attempt), found in kept.items()
+        ]
+
+    def check(self) -> None:
+        """Raise what keeps the store from writing, if it does for longer than a moment."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Write what it was told, as far as the disk lets, and close. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._thread is not None:
+            self._told.put(_End())
+            self._thread.join()
+        self._database.close()
+
+    def _waiting(self, used: Callable[[int], bool]) -> Iterator[_Found]:
+        """Yield all that were not trained on, a chunk at a time."""
+        for number, columns, digest in self._database.execute(
+            "SELECT id, columns, checksum FROM chunks WHERE id IN (SELECT chunk FROM episodes WHERE fate = 'waiting')"
+        ):
+            try:
+                trajectories = from_bytes(columns, digest, f"chunk {number} of {self._path}")
+            except StorageError as error:
+                self._tell("episodes_damaged", error=str(error))
+                continue
+            for member, index, attempt, own_number, task_id, parts, first, count in self._database.execute(
+                "SELECT member, task_index, attempt, id, task_id, parts, first, count FROM episodes "
+                "WHERE chunk = ? AND fate = 'waiting'",
+                (number,),
+            ):
+                if not used(index):
+                    made = episode(trajectories[first : first + count], task_id, json.loads(parts))
+                    yield _Found(member, index, attempt, own_number, made)
+
+    def _take(self, told: EndedEpisode | _Settled) -> None:
+        if self._closing.is_set():
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="episodes", daemon=True)
+            self._thread.start()
+        try:
+            self._told.put_nowait(told)
+        except queue.Full:
+            why = f"{MAX_WAITING} episodes wait for the disk"
+            self._error = StorageError(f"{self._path} takes nothing any more", why=why, fix="free space there")
+
+    def _write(self) -> None:
+        """Write what is told, in order, a chunk at a time."""
+        while True:
+            told = [self._told.get()]
+            self._closing.wait(GATHER_S)
+            while not self._told.empty() and len(told) < MAX_CHUNK:
+                told.append(self._told.get())
+            self._commit(self._chunk([one for one in told if isinstance(one, EndedEpisode)]), told)
+            if any(isinstance(one, _End) for one in told):
+                return
+
+    def _chunk(self, episodes: Sequence[EndedEpisode]) -> Chunk | None:
+        """Return a chunk of episodes; one that cannot be written must not stop those that can."""
+        if not episodes:
+            return None
+        try:
+            return make_chunk(episodes, self._tokenizer, self._redact)
+        except Exception as error:  # whatever a workflow put into an episode
+            if len(episodes) == 1:
+                self._try_to_tell("episode_not_kept", task_id=episodes[0].task_id, error=repr(error))
+                return None
+        chunks = [chunk for one in episodes if (chunk := self._chunk([one])) is not None]
+        good = [chunk.episodes[0] for chunk in chunks]
+        return make_chunk(good, self._tokenizer, self._redact) if good else None
+
+    def _commit(self, chunk: Chunk | None, told: Sequence[object]) -> None:
+        """Write, and while the disk refuses try again; give up only when the run closes."""
+        settled = [(str(one.fate), one.step, one.task_index, one.attempt) for one in told if isinstance(one, _Settled)]
+        refused_at: float | None = None
+        while True:
+            try:
+                with self._changes() as database:
+                    if chunk is not None:
+                        self._insert(database, chunk)
+                    database.executemany(schema.SETTLE, settled)
+                    self._trim(database, 0 if chunk is None else len(chunk.rows))
+            except sqlite3.Error as error:
+                if refused_at is None:
+                    refused_at = time.monotonic()
+                    self._try_to_tell("episodes_wait", path=str(self._path), why=str(error))
+                waited = time.monotonic() - refused_at
+                if waited >= self._patience_s:
+                    self._error = StorageError(
+                        f"{self._path} cannot be written", why=str(error), fix="free space there"
+                    )
+                if self._closing.wait(RETRY_S) and waited >= RETRY_S:
+                    return
+            else:
+                if refused_at is not None:
+                    self._error = None
+                    self._try_to_tell("episodes_written_again", path=str(self._path))
+                return
+
+    def _insert(self, database: sqlite3.Connection, chunk: Chunk) -> None:
+        number = database.execute(
+            "INSERT INTO chunks (columns, checksum) VALUES (?, ?)", (chunk.columns, chunk.checksum)
+        ).lastrowid
+        database.executemany("INSERT OR IGNORE INTO tasks (task_id, row) VALUES (?, ?)", chunk.tasks.items())
+        database.executemany(schema.INSERT, [(*facts, number, first, count) for facts, first, count in chunk.rows])
+
+    def _trim(self, database: sqlite3.Connection, written: int) -> None:
+        """Delete the oldest episodes above the bound, those that wait for their step aside."""
+        self._since_trim += written
+        if self._since_trim < max(1, min(2000, self._keep // 10)):
+            return
+        for sql in schema.TRIM:
+            database.execute(sql, {"keep": self._keep} if ":keep" in sql else {})
+        self._since_trim = 0
+
+    def _try_to_tell(self, kind: str, **fields: str) -> None:
+        try:
+            self._tell(kind, **fields)
+        except ArealError:
+            return  # the journal lies on the same disk
+
+    @contextmanager
+    def _changes(self) -> Iterator[sqlite3.Connection]:
+        """Make all of the block's changes, or none."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+            self._database.execute("COMMIT")
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+
+
+def open_store(
+    folder: Path, *, keep: int, tokenizer: Tokenizer, redact: Callable[[Any], Any], tell: Callable[..., None]
+) -> Store:
+    """Open the store of a run folder: the extension `episodes`. Any: plain data."""
+    return Store(folder / schema.FILE, keep=keep, tokenizer=tokenizer, redact=redact, tell=tell)

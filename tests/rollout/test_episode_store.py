@@ -1,0 +1,190 @@
+"""What the executor tells the store of episodes, and how it goes on with what the store kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from attrs import Factory, define
+from tests.benches.rollouts import RolloutBench, ScriptedWorkflow, greedy
+
+from areal_core.config.schema import RolloutConfig, StalenessPolicy
+from areal_core.contract.data import Episode
+from areal_core.contract.ids import GroupId, TaskId
+from areal_core.contract.inference import Generation, SamplingParams
+from areal_core.plugins.episodes import EndedEpisode, Ending, Fate, KeptGroup
+
+SMALL = RolloutConfig(
+    prompts_per_step=2, group_size=2, max_staleness=1, retries=0, sampling=SamplingParams(max_new_tokens=64)
+)
+
+
+@define
+class Remembered:
+    """A store in memory: what it was told, in order."""
+
+    episodes: list[EndedEpisode] = Factory(list)
+    fates: list[tuple[int, int, Fate, int | None]] = Factory(list)
+
+    def ended(self, episode: EndedEpisode) -> None:
+        self.episodes.append(episode)
+
+    def settled(self, task_index: int, attempt: int, fate: Fate, step: int | None = None) -> None:
+        self.fates.append((task_index, attempt, fate, step))
+
+    def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
+        settled = {(index, attempt) for index, attempt, fate, step in self.fates if (step or 0) <= version}
+        groups: dict[tuple[int, int], list[EndedEpisode]] = {}
+        for episode in self.episodes:
+            key = (episode.task_index, episode.attempt)
+            if key not in settled and not used(key[0]) and episode.version <= version:
+                groups.setdefault(key, []).append(episode)
+        whole = {
+            key: sorted(found, key=lambda e: e.member) for key, found in groups.items() if len(found) == group_size
+        }
+        return [
+            KeptGroup(task_index=index, attempt=attempt, episodes=tuple(map(_episode, found)))
+            for (index, attempt), found in whole.items()
+        ]
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _episode(ended: EndedEpisode) -> Episode:
+    task = ended.task_id
+    return Episode(trajectories=tuple(ended.trajectories), task_id=TaskId(task), group_id=GroupId(task))
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+def test_every_episode_is_told_with_what_became_of_it() -> None:
+    """Index, member, row, columns, times and the replica; trained groups name the step that trained them."""
+
+    async def test() -> None:
+        store = Remembered()
+        bench = RolloutBench(SMALL, store=store)
+        batches = [await bench.step() for _ in range(3)]
+        (evaluated,) = await bench.drive(bench.executor.evaluate([{"input_ids": [5, 4], "number": 0}], greedy()))
+        await bench.close()
+
+        trained = {(group.task.index, step) for step, groups in enumerate(batches, start=1) for group in groups}
+        assert {(index, step) for index, _, fate, step in store.fates if fate is Fate.TRAINED} == trained
+        told = [e for e in store.episodes if (e.task_index, 1) in trained]
+        assert Counter(e.task_index for e in told) == dict.fromkeys((index for index, step in trained if step == 1), 2)
+        first = told[0]
+        assert first.ending is Ending.FINISHED and first.row["number"] == first.task_index
+        assert (first.replica, first.version, first.error) == ("infer/0", 0, "")
+        assert first.seconds >= 0 and first.started > 1e9
+        (evaluation,) = [e for e in store.episodes if e.task_index < 0]
+        assert evaluation.trajectories is evaluated.trajectories
+
+    run(test)
+
+
+def test_an_episode_that_failed_or_was_rejected_is_told_with_its_output() -> None:
+    """The error names the episode; its tokens are there; the group's fate is its own."""
+
+    def judge(row: Mapping[str, Any], generation: Generation) -> float | None:
+        if row["number"] == 0:
+            raise ValueError("no answer")
+        return None if row["number"] == 1 else 1.0
+
+    async def test() -> None:
+        store = Remembered()
+        config = RolloutConfig(prompts_per_step=2, group_size=1, max_staleness=1, retries=0, max_failed_share=0.5)
+        bench = RolloutBench(config, judge=judge, store=store)
+        for _ in range(3):
+            await bench.step()
+        await bench.close()
+
+        failed, rejected = (next(e for e in store.episodes if e.task_index == index) for index in (0, 1))
+        assert (failed.ending, rejected.ending) == (Ending.FAILED, Ending.REJECTED)
+        assert "train/0/0, member 0," in failed.error and "no answer" in failed.error
+        assert len(failed.trajectories[0]) > 2 and len(rejected.trajectories[0]) > 2
+        assert {(0, 0, Fate.FAILED, None), (1, 0, Fate.REJECTED, None)} <= set(store.fates)
+
+    run(test)
+
+
+def test_a_resume_goes_on_with_what_was_finished() -> None:
+    """Kept groups are trained with their versions and not generated again; what ran is issued again, nothing twice."""
+
+    async def test() -> None:
+        store = Remembered()
+        config = RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=2, retries=0)
+        bench = RolloutBench(config, store=store)
+        first = [await bench.step() for _ in range(2)]
+        state = bench.executor.state()
+        while bench.executor.stats().buffered < 2:
+            await bench.clock.advance(1.0)
+        await bench.close()
+        made = len(store.episodes)
+
+        again = RolloutBench(config, store=store, state=state)
+        (kept,) = again.kinds("episodes_kept")
+        second = [await again.step() for _ in range(4)]
+        await again.close()
+
+        trained = [group.task.index for groups in (*first, *second) for group in groups]
+        finished = Counter(e.task_index for e in store.episodes[:made])
+        anew = {e.task_index for e in store.episodes[made:]}
+        assert kept["groups"] == 2 or kept["groups"] == kept["of"]
+        assert len(trained) == len(set(trained)) == 12
+        assert not anew & {index for index in trained if finished[index] == 2}
+        assert max(age for groups in second for group in groups for age in group.staleness) <= 2
+        assert max(age for groups in second[:1] for group in groups for age in group.staleness) >= 1
+
+    run(test)
+
+
+def test_what_is_too_old_for_the_bound_is_issued_again() -> None:
+    """A resume with a smaller bound drops what it forbids, tells, and generates it again."""
+
+    async def test() -> None:
+        store = Remembered()
+        wide = RolloutConfig(prompts_per_step=1, group_size=1, max_staleness=3, retries=0)
+        bench = RolloutBench(wide, store=store)
+        await bench.step()
+        await bench.step()
+        state = bench.executor.state()
+        while bench.executor.stats().running:
+            await bench.clock.advance(1.0)
+        await bench.close()
+
+        narrow = RolloutConfig(prompts_per_step=1, group_size=1, max_staleness=0, retries=0)
+        again = RolloutBench(narrow, store=store, state=state)
+        (group,) = await again.step()
+        await again.close()
+
+        assert group.staleness == (0,)
+        assert any(fate is Fate.DROPPED for _, _, fate, _ in store.fates)
+
+    run(test)
+
+
+def test_what_is_dropped_is_told_with_its_attempt() -> None:
+    """Under the policy drop a prompt's attempts have fates of their own."""
+
+    async def test() -> None:
+        store = Remembered()
+        config = RolloutConfig(
+            prompts_per_step=1, group_size=1, max_staleness=0, staleness_policy=StalenessPolicy.DROP, max_concurrent=3
+        )
+        bench = RolloutBench(config, workflow=ScriptedWorkflow(), store=store)
+        for _ in range(4):
+            await bench.step()
+        await bench.close()
+
+        dropped = [(index, attempt) for index, attempt, fate, _ in store.fates if fate is Fate.DROPPED]
+        assert len(dropped) == len(set(dropped)) > 0
+        assert {e.attempt for e in store.episodes if e.task_index == dropped[0][0]} >= {0}
+
+    run(test)
