@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import cattrs
-from attrs import Factory, evolve, field, frozen
+from attrs import Factory, evolve, field, fields, frozen
 
 from areal_conformance.check import Check, Tier
 
@@ -57,19 +57,8 @@ class Inventory:
 
 def pin(check: Check) -> Pinned:
     """Return what is promised of a check."""
-    return Pinned(
-        role=check.role,
-        level=check.level,
-        tier=check.tier,
-        ranks=check.ranks,
-        since=".".join(map(str, check.since)),
-        provisional=check.provisional,
-        law=check.law,
-        spec=check.spec,
-        requires=check.requires,
-        unless=check.unless,
-        title=check.title,
-    )
+    shared = [field.name for field in fields(Pinned) if field.name != "since"]
+    return Pinned(since=".".join(map(str, check.since)), **{name: getattr(check, name) for name in shared})
 
 
 @functools.cache

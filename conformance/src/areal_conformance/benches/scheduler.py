@@ -24,7 +24,7 @@ from areal_conformance.probes.processes import alive, descendants
 from areal_conformance.target import Target
 from areal_core.contract.errors import ArealError
 from areal_core.contract.inference import GenerationRequest, InferenceSpec
-from areal_core.contract.scheduler import Job, Scheduler, Worker, WorkerStatus
+from areal_core.contract.scheduler import Job, Scheduler, Worker, WorkerState, WorkerStatus
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -162,6 +162,11 @@ class SchedulerBench(Bench):
         if len(statuses) <= rank:
             raise Violation(f"poll({role!r}) tells of {len(statuses)} workers, the job has rank {rank}")
         return statuses[rank]
+
+    async def told(self, scheduler: Scheduler, role: str, rank: int, state: WorkerState) -> WorkerStatus:
+        """Look until poll tells that a worker is in a state; return its status then."""
+        await self.until(lambda: self.status(scheduler, role, rank).state is state, f"poll tells that it is {state}")
+        return self.status(scheduler, role, rank)
 
     async def raised(self, kind: type[E], work: Awaitable[Any], what: str, *words: str, within_s: float = SOON_S) -> E:
         """Return what awaiting something raises, an error of this kind that tells these words. Any: a result.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json as jsonlib
 from typing import Annotated, Any
 
+import cattrs
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +20,7 @@ from areal_conformance.inventory import Pinned, read_inventory
 from areal_core.contract.errors import ConfigError
 
 MAX_WIDTH = 240
+_SHOWN = ["title", "role", "level", "tier", "law", "spec", "requires", "unless", "ranks", "since", "provisional"]
 
 
 def show_list(
@@ -59,17 +61,5 @@ def show_list(
 
 def described(key: str, one: Pinned) -> dict[str, Any]:
     """Return what is public of a check, as JSON. Any: several types."""
-    return {
-        "id": key,
-        "title": one.title,
-        "role": one.role,
-        "level": one.level,
-        "tier": str(one.tier),
-        "law": one.law,
-        "spec": one.spec,
-        "requires": list(one.requires),
-        "unless": list(one.unless),
-        "ranks": one.ranks,
-        "since": one.since,
-        "provisional": one.provisional,
-    }
+    told = cattrs.unstructure(one)
+    return {"id": key, **{name: told[name] for name in _SHOWN}}

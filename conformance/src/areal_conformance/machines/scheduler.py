@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import define, field, frozen
-from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask
+from areal_conformance.machines.examples import examples
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.errors import ArealError, ConfigError, WorkerDied
 from areal_core.contract.scheduler import Scheduler, Worker, WorkerState
@@ -136,15 +136,9 @@ class SchedulerMachine:
             expect(len(statuses) == count, f"poll({role!r}) tells of {len(statuses)} workers, {count} were started")
             for rank, pid in enumerate(gang.pids if gang else ()):
                 dead = gang is not None and rank in gang.dead
-                await self._bench.until(
-                    lambda role=role, rank=rank, dead=dead: (  # type: ignore[misc]
-                        self._bench.status(self._scheduler, role, rank).state
-                        is (WorkerState.ENDED if dead else WorkerState.RUNNING)
-                    ),
-                    f"poll tells that {role}/{rank} is {'ended' if dead else 'running'}",
-                )
-                seen = self._bench.status(self._scheduler, role, rank).pid
-                expect(seen == pid, f"poll tells that {role}/{rank} is process {seen}, it is {pid}")
+                state = WorkerState.ENDED if dead else WorkerState.RUNNING
+                status = await self._bench.told(self._scheduler, role, rank, state)
+                expect(status.pid == pid, f"poll tells that {role}/{rank} is process {status.pid}, it is {pid}")
 
 
 def explore(bench: SchedulerBench, *, num_examples: int, max_steps: int) -> None:
@@ -160,20 +154,8 @@ def explore(bench: SchedulerBench, *, num_examples: int, max_steps: int) -> None
         max_size=max_steps,
     )
 
-    @settings(
-        max_examples=num_examples,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=(Phase.explicit, Phase.generate),
-        suppress_health_check=list(HealthCheck),
-    )
-    @example([Step(name, ROLES[0], number) for name, number in _TRACE])
-    @given(steps)
-    def run(order: list[Step]) -> None:
+    for order in ([Step(name, ROLES[0], number) for name, number in _TRACE], *examples(steps, count=num_examples)):
         asyncio.run(_once(bench, order))
-
-    run()
 
 
 async def _once(bench: SchedulerBench, order: Sequence[Step]) -> None:

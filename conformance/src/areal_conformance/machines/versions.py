@@ -1,7 +1,7 @@
 """The versions machine: requests, updates, pauses and cancellations in any order, and what must hold throughout.
 
 hypothesis runs plain functions and an engine lives in an event loop, so the two are kept apart: hypothesis makes
-sequences of plain operations (`sequences`, the same ones every time), `VersionsMachine` plays one of them on an
+sequences of plain `operations` (`examples`, the same ones every time), `VersionsMachine` plays one of them on an
 engine, and a sequence that once failed is kept as a line of `traces/versions.json` and played for ever.
 
 Knows: operations, how they change what must be true, telling weights as the proof of every stamp.
@@ -15,7 +15,6 @@ import json
 from importlib import resources
 
 from attrs import define, field
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -184,26 +183,6 @@ def operations() -> SearchStrategy[list[Operation]]:
         st.tuples(st.just("cancel"), st.integers(0, 5)),
     )
     return st.builds(lambda first, rest: [first, *rest], submit, st.lists(others, min_size=4, max_size=16))
-
-
-def sequences(count: int) -> list[list[Operation]]:
-    """Return that many sequences, the same ones in every run: nothing is shrunk, nothing is remembered."""
-    found: list[list[Operation]] = []
-
-    @settings(
-        max_examples=count,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(operations())
-    def collect(made: list[Operation]) -> None:
-        found.append(made)
-
-    collect()
-    return found
 
 
 def traces() -> dict[str, list[Operation]]:

@@ -79,14 +79,7 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
             for key, found in sorted(target.adapter.tolerances.items())
         ),
         ledger=tuple(
-            Declared(
-                check=known.check,
-                kind=known.kind,
-                match=known.match,
-                reason=known.reason,
-                issue=known.issue,
-                expires=known.expires.isoformat(),
-            )
+            Declared(**{field.name: str(getattr(known, field.name)) for field in attrs.fields(Declared)})
             for known in ledger.entries.values()
         ),
         checks=profile.rows,

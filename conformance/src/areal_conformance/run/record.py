@@ -59,16 +59,8 @@ class Row:
 
 def row_of(check: Check) -> Row:
     """Return the row of a check that has not run."""
-    return Row(
-        id=check.id,
-        title=check.title,
-        law=check.law,
-        spec=check.spec,
-        level=check.level,
-        tier=check.tier,
-        claims=(*check.requires, *check.unless),
-        provisional=check.provisional,
-    )
+    shared = ("id", "title", "law", "spec", "level", "tier", "provisional")
+    return Row(claims=(*check.requires, *check.unless), **{name: getattr(check, name) for name in shared})
 
 
 @frozen(kw_only=True)

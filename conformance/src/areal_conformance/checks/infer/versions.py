@@ -13,6 +13,7 @@ from functools import partial
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.machines import versions
+from areal_conformance.machines.examples import examples
 from areal_conformance.oracles.infer_judging import (
     all_true_to_versions,
     prompts,
@@ -267,7 +268,7 @@ NEEDED = ("weights.staged", "weights.in_flight", "pause.keep", "pause.abort")
 async def machine(bench: InferBench) -> None:
     """Whatever the order of requests, updates, pauses and cancellations: every stamp is true, nothing is lost."""
     async with bench.engine(max_concurrent=3) as engine:
-        for operations in versions.sequences(SEQUENCES):
+        for operations in examples(versions.operations(), count=SEQUENCES):
             await versions.VersionsMachine(bench, engine).play(operations)
 
 

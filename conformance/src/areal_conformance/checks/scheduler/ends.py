@@ -26,6 +26,7 @@ from areal_conformance.machines.scheduler import explore
 from areal_conformance.outcome import HarnessError, expect
 from areal_conformance.probes.processes import Kill, Stop, alive, descendants
 from areal_core.contract.errors import ArealError
+from areal_core.contract.scheduler import WorkerState
 
 
 @check("scheduler.cancel.ends", level=Level.SINGLE, law=10, spec=CANCEL)
@@ -78,7 +79,7 @@ async def cancel_in_any_state(bench: SchedulerBench) -> None:
         pids = [status.pid or 0 for role in ("three", "deaf") for status in scheduler.poll(role)]
         busy = bench.doing(ask(workers[2], "wait", timeout_s=60.0, gate="never"))
         Kill(pids[0]).inject()
-        await bench.until(lambda: str(bench.status(scheduler, "three").state) == "ended", "poll tells that it ended")
+        await bench.told(scheduler, "three", 0, WorkerState.ENDED)
         stop = Stop(pids[1])
         stop.inject()
         try:

@@ -50,10 +50,7 @@ async def death_status(bench: SchedulerBench) -> None:
             await ask(worker, "print", lines=[f"{line} of {number}" for line in _LINES], stream="stderr")
         pids = [status.pid for status in scheduler.poll("trio")]
         with bench.suffering(Kill(pids[1] or 0)):
-            await bench.until(
-                lambda: bench.status(scheduler, "trio", 1).state is WorkerState.ENDED, "poll tells that it ended"
-            )
-        status = bench.status(scheduler, "trio", 1)
+            status = await bench.told(scheduler, "trio", 1, WorkerState.ENDED)
         expect(status.exit_code in _KILLED, f"a worker killed by SIGKILL has exit code {status.exit_code}")
         expect((status.id, status.rank, status.pid) == ("trio/1", 1, pids[1]), f"its status is {status}")
         expect(f"{_LINES[-1]} of 1" in status.log_tail[-3:], f"its last lines are told as {status.log_tail}")
@@ -104,16 +101,11 @@ async def silence_noticed(bench: SchedulerBench) -> None:
         await ask(left, "print", lines=_LINES, stream="stdout")
         pid = bench.status(scheduler, "pair", 0).pid
         with bench.suffering(Stop(pid or 0)):
-            await bench.until(
-                lambda: bench.status(scheduler, "pair", 0).state is WorkerState.SILENT, "poll tells that it is silent"
-            )
-            status = bench.status(scheduler, "pair", 0)
+            status = await bench.told(scheduler, "pair", 0, WorkerState.SILENT)
             expect((status.pid, status.exit_code) == (pid, None), f"a silent worker is told as {status}")
             expect(_LINES[-1] in status.log_tail, f"the last lines of a silent worker are {status.log_tail}")
             expect((await ask(right, "echo", value=5))["value"] == 5, "its neighbour is of no use")
-        await bench.until(
-            lambda: bench.status(scheduler, "pair", 0).state is WorkerState.RUNNING, "poll tells that it runs again"
-        )
+        await bench.told(scheduler, "pair", 0, WorkerState.RUNNING)
         expect((await ask(left, "echo", value=5))["value"] == 5, "a worker that went on is of no use")
 
 
@@ -163,13 +155,9 @@ async def log_unfinished(bench: SchedulerBench) -> None:
         for worker in (killed, silent):
             await ask(worker, "print", lines=[_BROKEN_OFF], stream="stderr", end="")
         with bench.suffering(Kill(bench.status(scheduler, "gang", 1).pid or 0)):
-            await bench.until(
-                lambda: bench.status(scheduler, "gang", 1).state is WorkerState.ENDED, "poll tells that it ended"
-            )
+            await bench.told(scheduler, "gang", 1, WorkerState.ENDED)
         with bench.suffering(Stop(bench.status(scheduler, "silent").pid or 0)):
-            await bench.until(
-                lambda: bench.status(scheduler, "silent").state is WorkerState.SILENT, "poll tells that it is silent"
-            )
+            await bench.told(scheduler, "silent", 0, WorkerState.SILENT)
             statuses = [*scheduler.poll("gang"), *scheduler.poll("silent")]
         for status in statuses:
             last = status.log_tail[-1:] or ("",)

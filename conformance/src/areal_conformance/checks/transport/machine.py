@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attrs import Factory, define
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -18,6 +18,7 @@ from areal_conformance.benches.transport import TransportBench
 from areal_conformance.benches.transport_tensors import plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, unreadable
+from areal_conformance.machines.examples import STEADY
 from areal_conformance.outcome import Violation
 from areal_core.contract.errors import ArealError
 from areal_core.contract.weights import Offer
@@ -47,16 +48,7 @@ class _Life:
 @check("transport.machine", level=Level.SINGLE, law=7, spec="weights", unless=("streams",), deadline_s=120.0)
 def machine(bench: TransportBench) -> None:
     """In any order of open, write, finish, abort, release and read an offer gives its own bytes or an error."""
-    limits = settings(
-        max_examples=_EXAMPLES,
-        stateful_step_count=_STEPS,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
+    limits = settings(max_examples=_EXAMPLES, stateful_step_count=_STEPS, report_multiple_bugs=False, **STEADY)
     run_state_machine_as_test(lambda: Machine(bench), settings=limits)  # type: ignore[arg-type]
 
 
