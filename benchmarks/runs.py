@@ -18,8 +18,7 @@ from attrs import asdict, frozen
 
 from areal_core.config.load import load_config
 from areal_core.config.schema import RunConfig
-from areal_core.observe.events import read_events
-from areal_core.observe.metrics import read_metrics
+from areal_core.observe.jsonl import read_lines
 from areal_core.plugins.registry import default_registry
 from areal_report.summary import evaluation_points
 from areal_tasks.quickstart.quickstart import preset_path
@@ -103,8 +102,8 @@ def areal_train(
 
 def figures(folder: Path) -> RunFigures:
     """Read a finished run's folder."""
-    records = list(read_metrics(folder / "metrics.jsonl"))
-    events = list(read_events(folder / "events.jsonl"))
+    records = list(read_lines(folder / "metrics.jsonl"))
+    events = list(read_lines(folder / "events.jsonl"))
     first, last = records[0], records[-1]
     began = first["time"] - first["seconds"] - first["eval_s"]
     tenth = max(1, len(records) // 10)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from attrs import define, field
 
-from areal_core.observe.events import read_events
+from areal_core.observe.jsonl import read_lines
 from areal_tasks.quickstart.quickstart import preset_path
 
 PATIENCE_S = 120.0
@@ -43,7 +43,7 @@ class LiveRun:
     def wait_for_event(self, kind: str) -> None:
         """Return once events.jsonl has an event of a kind."""
         path = self.folder / "events.jsonl"
-        self.wait_until(lambda: any(event["kind"] == kind for event in read_events(path)), kind)
+        self.wait_until(lambda: any(event["kind"] == kind for event in read_lines(path)), kind)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Return once the condition holds; fail if the run ends before or it takes for ever."""

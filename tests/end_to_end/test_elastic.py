@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from areal_core.observe.events import read_events
+from areal_core.observe.jsonl import read_lines
 
 from .live_run import PATIENCE_S, LiveRun, command, live_run
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def _fleet_events(folder: Path, kind: str = "replica_") -> list[dict[str, Any]]:  # Any: as written
-    return [event for event in read_events(folder / "events.jsonl") if event["kind"].startswith(kind)]
+    return [event for event in read_lines(folder / "events.jsonl") if event["kind"].startswith(kind)]
 
 
 def _assert_every_prompt_trained_once(run: LiveRun) -> None:
@@ -28,7 +28,7 @@ def _assert_every_prompt_trained_once(run: LiveRun) -> None:
     steps = len(run.steps())
     trained = [
         task
-        for event in read_events(run.folder / "events.jsonl")
+        for event in read_lines(run.folder / "events.jsonl")
         if event["kind"] == "batch_handed_over" and event["version"] < steps
         for task in event["task_ids"]
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.observe.events import read_events
+from areal_core.observe.jsonl import read_lines
 
 from .live_run import PATIENCE_S, LiveRun, command, live_run
 from .namespaces import NAMESPACES
@@ -139,7 +139,7 @@ def _network(pid: int) -> str:
 
 
 def _told(run: LiveRun, kind: str) -> list[dict[str, object]]:
-    return [event for event in read_events(run.folder / "events.jsonl") if event["kind"] == kind]
+    return [event for event in read_lines(run.folder / "events.jsonl") if event["kind"] == kind]
 
 
 def _ip(*words: str) -> None:

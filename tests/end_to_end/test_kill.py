@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.observe.events import read_events
+from areal_core.observe.jsonl import read_lines
 
 from .live_run import LiveRun, command, live_run, shared_memory
 
@@ -69,7 +69,7 @@ def test_a_killed_replica_costs_no_episode_while_another_serves(tmp_path: Path, 
         assert [record["episodes"] for record in run.steps()] == [128] * 12
         assert run.summary()["status"] == "finished"
         assert "replica rollout/0 is out of service, it is not replaced" in output
-        assert [e["worker"] for e in read_events(folder / "events.jsonl") if e["kind"] == "replica_lost"] == [
+        assert [e["worker"] for e in read_lines(folder / "events.jsonl") if e["kind"] == "replica_lost"] == [
             "rollout/0"
         ]
 
@@ -141,7 +141,7 @@ def _trained_tasks(folder: Path, last_version: int) -> list[str]:
     """Return the prompts of every batch; a batch handed over but not trained before the end is handed over again."""
     batches = {
         event["version"]: event["task_ids"]
-        for event in read_events(folder / "events.jsonl")
+        for event in read_lines(folder / "events.jsonl")
         if event["kind"] == "batch_handed_over" and event["version"] <= last_version
     }
     return [task for version in sorted(batches) for task in batches[version]]

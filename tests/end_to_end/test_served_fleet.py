@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from areal_core.observe.events import read_events
+from areal_core.observe.jsonl import read_lines
 
 from .live_run import LiveRun, command, live_run
 
@@ -132,7 +132,7 @@ def _fleet(run: LiveRun) -> list[tuple[str, str]]:
 
 
 def _events(run: LiveRun, *kinds: str) -> list[dict[str, Any]]:  # Any: as written
-    return [event for event in read_events(run.folder / "events.jsonl") if event["kind"].startswith(kinds)]
+    return [event for event in read_lines(run.folder / "events.jsonl") if event["kind"].startswith(kinds)]
 
 
 def _assert_no_episode_lost(run: LiveRun) -> None:

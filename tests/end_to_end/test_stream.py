@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.observe.events import read_events
+from areal_core.observe.jsonl import read_lines
 
 from .live_run import LiveRun, command, live_run
 
@@ -60,5 +60,5 @@ def test_a_replica_killed_under_a_stream_is_left_out(tmp_path: Path, model: Path
 
 
 def _lost(run: LiveRun) -> list[str]:
-    events = read_events(run.folder / "events.jsonl")
+    events = read_lines(run.folder / "events.jsonl")
     return [str(event["worker"]) for event in events if event["kind"] == "replica_lost"]

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_core.contract.errors import StorageError
-from areal_core.observe.events import MAX_FIELD, EventLog, read_events
-from areal_core.observe.metrics import MetricsLogger, MetricsStream, flat, read_metrics
+from areal_core.observe.events import MAX_FIELD, EventLog
+from areal_core.observe.jsonl import read_lines
+from areal_core.observe.metrics import MetricsLogger, MetricsStream, flat
 
 Values = st.dictionaries(st.text(min_size=1, max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=3)
 
@@ -58,7 +59,7 @@ def test_an_event_is_on_disk_before_write_returns(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
 
     assert done.returncode == -9
-    assert [event["kind"] for event in read_events(path)] == ["started"]
+    assert [event["kind"] for event in read_lines(path)] == ["started"]
 
 
 @given(records=st.lists(Values, min_size=1, max_size=5), cut=st.integers(1, 200))
@@ -76,13 +77,13 @@ def test_a_torn_last_line_is_ignored_and_written_over(
     path.write_bytes(torn)
 
     num_whole = torn.count(b"\n")
-    read = list(read_events(path))
+    read = list(read_lines(path))
     again = EventLog(path, now=lambda: 2.0)
     again.write("next")
     again.close()
 
     assert [event["values"] for event in read] == records[:num_whole]
-    assert [event["kind"] for event in read_events(path)] == ["row"] * num_whole + ["next"]
+    assert [event["kind"] for event in read_lines(path)] == ["row"] * num_whole + ["next"]
 
 
 def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
     path.write_text('{"kind":"a"}\n{"ki\n{"kind":"c"}\n')
 
     with pytest.raises(StorageError, match="line 2"):
-        list(read_events(path))
+        list(read_lines(path))
 
 
 def test_an_event_does_not_grow_with_a_log(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_an_event_does_not_grow_with_a_log(tmp_path: Path) -> None:
     log.write("failed", error="a" * 50_000 + "the end")
     log.close()
 
-    (event,) = read_events(tmp_path / "events.jsonl")
+    (event,) = read_lines(tmp_path / "events.jsonl")
     assert len(event["error"]) < MAX_FIELD + 100
     assert event["error"].endswith("the end")
 
@@ -149,7 +150,7 @@ def test_a_disk_that_fills_up_within_a_line_leaves_no_torn_line(tmp_path: Path) 
     log.write("later")
     log.close()
 
-    assert [event["kind"] for event in read_events(tmp_path / "events.jsonl")] == ["whole", "later"]
+    assert [event["kind"] for event in read_lines(tmp_path / "events.jsonl")] == ["whole", "later"]
 
 
 def log_size(folder: Path) -> int:
@@ -168,7 +169,7 @@ def test_metrics_reach_file_and_loggers(tmp_path: Path) -> None:
     stream.close()
     stream.close()
 
-    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [{"time": 7.0, **record, "bad": None}]
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"time": 7.0, **record, "bad": None}]
     assert logger.rows == [(1, {"step": 1.0, "loss": 0.5, "stepped": 1.0, "staleness_histogram/0": 3.0})]
     assert (logger.started, logger.closed) == ([0], 1)
     assert isinstance(logger, MetricsLogger)
@@ -189,8 +190,8 @@ def test_a_logger_that_raises_is_disabled_and_the_run_goes_on(tmp_path: Path, wh
     events.close()
 
     assert [step for step, _ in sound.rows] == [1, 2, 3]
-    assert [record["step"] for record in read_metrics(tmp_path / "m.jsonl")] == [1, 2, 3]
-    assert [(e["kind"], e["logger"], e["action"]) for e in read_events(tmp_path / "events.jsonl")] == [
+    assert [record["step"] for record in read_lines(tmp_path / "m.jsonl")] == [1, 2, 3]
+    assert [(e["kind"], e["logger"], e["action"]) for e in read_lines(tmp_path / "events.jsonl")] == [
         ("logger_disabled", "broken", where)
     ]
 
@@ -214,6 +215,6 @@ def test_a_resume_never_duplicates_a_step(
     second.close()
 
     kept = [(step, 1) for step in range(1, min(whole, resume) + 1)]
-    assert [(record["step"], record["try"]) for record in read_metrics(path)] == kept + [
+    assert [(record["step"], record["try"]) for record in read_lines(path)] == kept + [
         (step, 2) for step in range(resume + 1, resume + 4)
     ]

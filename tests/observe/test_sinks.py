@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from areal_core.observe.events import EventLog, read_events
-from areal_core.observe.metrics import MetricsStream, read_metrics
+from areal_core.observe.events import EventLog
+from areal_core.observe.jsonl import read_lines
+from areal_core.observe.metrics import MetricsStream
 
 
 class Keeping:
@@ -60,6 +61,6 @@ def test_a_sink_that_raises_is_left_out_and_named(tmp_path: Path) -> None:
     events.close()
 
     assert sorted(kept.steps) == [1, 2]
-    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
-    (event,) = [e for e in read_events(tmp_path / "events.jsonl") if e["kind"] == "logger_disabled"]
+    assert [record["step"] for record in read_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    (event,) = [e for e in read_lines(tmp_path / "events.jsonl") if e["kind"] == "logger_disabled"]
     assert event["logger"] == "hook 0" and "the service is away" in event["error"]

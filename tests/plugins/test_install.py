@@ -25,7 +25,7 @@ HINTED = sorted({*NAMED, *COMMANDS.values(), *(name for names in OFFICIAL.values
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but the core be installed, and the shell be in the checkout."""
-    monkeypatch.setattr(install, "_installed", lambda distribution: distribution == "areal-core")
+    monkeypatch.setattr(install, "installed_version", {"areal-core": "0.1.0"}.get)
     monkeypatch.chdir(CHECKOUT)
 
 
@@ -53,7 +53,7 @@ def test_in_a_checkout_folders_are_installed_with_those_they_need(wanted: str, c
 
 def test_what_is_installed_is_not_named_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one asked for is all that is left, with the extra."""
-    monkeypatch.setattr(install, "_installed", lambda distribution: True)
+    monkeypatch.setattr(install, "installed_version", lambda distribution: "0.1.0")
     monkeypatch.chdir(CHECKOUT)
 
     assert pip_install("areal-vllm[engine]") == "pip install -e 'plugins/areal_vllm[engine]'"

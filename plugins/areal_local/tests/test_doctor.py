@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from areal_core.contract.device import Device, SeenDevice
-from areal_core.plugins.findings import Finding, Severity, exit_code
+from areal_core.plugins.findings import Finding, Report, Severity
 from areal_core.testing.plugins import Run, manifest_source, write_distribution
 from areal_local.doctor import deep, host, packages
 
@@ -255,4 +255,6 @@ def test_a_container_memory_limit_is_read(tmp_path: Path) -> None:
 )
 def test_the_worst_finding_decides_the_exit_code(levels: list[str], code: int) -> None:
     """0 fine, 1 warnings, 2 broken."""
-    assert exit_code(Finding(code="c", level=Severity(level), subject="s", what="w") for level in levels) == code
+    findings = tuple(Finding(code="c", level=Severity(level), subject="s", what="w") for level in levels)
+
+    assert Report(findings=findings).exit_code == code

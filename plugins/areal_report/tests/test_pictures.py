@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from areal_core.contract.errors import StorageError
-from areal_core.observe.events import EventLog, read_events
-from areal_core.observe.metrics import MetricsStream, read_metrics
+from areal_core.observe.events import EventLog
+from areal_core.observe.jsonl import read_lines
+from areal_core.observe.metrics import MetricsStream
 from areal_report.charts import bar_chart, line_chart
 from areal_report.curve import draw_curve, sparkline
 from areal_report.progress import Progress
@@ -93,7 +94,7 @@ def test_a_crashed_run_can_be_summed_up_from_its_files(tmp_path: Path, records: 
     with (tmp_path / "m.jsonl").open("a") as file:
         file.write('{"step": 51, "rew')
 
-    summary = summarize(list(read_metrics(tmp_path / "m.jsonl")), list(read_events(tmp_path / "e.jsonl")))
+    summary = summarize(list(read_lines(tmp_path / "m.jsonl")), list(read_lines(tmp_path / "e.jsonl")))
 
     assert (summary["status"], summary["steps"], summary["max_staleness_configured"]) == ("crashed", 50, 2)
     assert summarize(records, events, status="stopped", max_staleness=7)["max_staleness_configured"] == 7
@@ -243,7 +244,7 @@ def test_without_matplotlib_there_is_an_event_and_no_picture(
     assert not write_picture(tmp_path / "reward.png", records, [], log.write)
     log.close()
 
-    assert [event["kind"] for event in read_events(tmp_path / "events.jsonl")] == ["no_picture"]
+    assert [event["kind"] for event in read_lines(tmp_path / "events.jsonl")] == ["no_picture"]
 
 
 def console(width: int, *, terminal: bool) -> tuple[Console, io.StringIO]:

@@ -87,7 +87,10 @@ def _run(words: list[str]) -> int:
     except ImportError as exc:
         cause = exc if isinstance(exc, ModuleNotFoundError) else exc.__cause__
         if isinstance(cause, ModuleNotFoundError) and not (cause.name or "areal").startswith("areal"):
-            raise _missing_module(first, cause.name or "") from exc
+            from areal_core.plugins.install import pip_install
+
+            what, fix = f"areal {first} needs the module {cause.name!r}", pip_install("areal-core[torch]")
+            raise EngineMissing(what, why="it is not installed", fix=fix) from exc
         raise
     return result if isinstance(result, int) else 0
 
@@ -119,13 +122,6 @@ def _unknown_command(word: str, known: Sequence[str]) -> ArealError:
         why=f"commands are {', '.join(known)}",
         fix=f"did you mean 'areal {near[0]}'?" if near else "areal --help",
     )
-
-
-def _missing_module(command: str, module: str) -> EngineMissing:
-    from areal_core.plugins.install import pip_install
-
-    fix = pip_install("areal-core[torch]")
-    return EngineMissing(f"areal {command} needs the module {module!r}", why="it is not installed", fix=fix)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +68,7 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
             fix="use a model whose architecture ends in ForCausalLM",
         )
     text = config.get("text_config", config)
+    token = config.get("image_token_id", config.get("image_token_index"))
     return ModelFolder(
         path=folder,
         architecture=causal[0],
@@ -78,13 +78,8 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
         has_tokenizer=(folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file(),
         experts_per_token=int(text.get("num_experts_per_tok") or 0),
         model_type=str(config.get("model_type", "")),
-        image_token_id=_image_token(config),
+        image_token_id=int(token) if token is not None and "vision_config" in config else None,
     )
-
-
-def _image_token(config: Mapping[str, Any]) -> int | None:  # Any: JSON
-    token = config.get("image_token_id", config.get("image_token_index"))
-    return int(token) if token is not None and "vision_config" in config else None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

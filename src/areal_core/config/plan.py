@@ -7,7 +7,7 @@ Does not know: how to start anything.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +151,7 @@ def _backends(config: RunConfig) -> list[tuple[str, str]]:
 
 def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Registry, device: str) -> RolePlan:
     backend = parse_backend(role.backend)
-    manifest = registry.describe("train", backend.name)
-    needs = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
-    if backend.data > 1:
-        needs.append("parallel.data")
+    needs = ["parallel.data"] if backend.data > 1 else []
     dtype = role.dtype or config.model.dtype
     if dtype != "float32":
         needs.append(f"precision.{dtype}")
@@ -166,7 +163,7 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
     if role.lora is not None:
         check_lora(name, role.lora)
         needs.append("lora")
-    _require(registry, "train", backend.name, needs, manifest.devices, device)
+    _require(registry, "train", backend, needs, device)
     model = inspect_model(role.path or config.model.path, images=True)
     if model.sees:
         images: ImageSupport = need("images", "a model that takes images")
@@ -194,10 +191,7 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
 def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePlan:
     rollout = config.rollout
     backend = parse_backend(rollout.backend)
-    manifest = registry.describe("infer", backend.name)
-    needs = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
-    needs += asked_of_sampling(rollout.sampling)
-    _require(registry, "infer", backend.name, needs, manifest.devices, device)
+    _require(registry, "infer", backend, asked_of_sampling(rollout.sampling), device)
     if rollout.python is None:
         registry.check_engine("infer", backend.name)
     elif shutil.which(rollout.python) is None:
@@ -227,19 +221,22 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
         model=model,
         options=rollout.options,
         python=rollout.python,
-        memory_per_worker=2 * model.num_parameters * _width(dtype),
+        memory_per_worker=2 * model.num_parameters * (4 if dtype == "float32" else 2),
     )
 
 
-def _require(registry: Registry, role: str, name: str, needs: list[str], devices: tuple[str, ...], device: str) -> None:
+def _require(registry: Registry, role: str, backend: BackendString, needs: Sequence[str], device: str) -> None:
+    """Refuse a backend that does not run on the device, cannot be split as its layout says, or lacks a need."""
+    devices = registry.describe(role, backend.name).devices
     if device not in devices:
         raise CapabilityError(
-            f"{role} backend {name!r} does not run on {device}",
+            f"{role} backend {backend.name!r} does not run on {device}",
             why=f"its manifest names {', '.join(devices)}",
             fix=f"set device={devices[0]}, or choose another backend: areal backends --role {role}",
         )
-    for key in needs:
-        registry.require(role, name, key, device=device)
+    axes = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
+    for key in (*axes, *needs):
+        registry.require(role, backend.name, key, device=device)
 
 
 def _check_vocabularies(roles: list[RolePlan]) -> None:
@@ -353,7 +350,3 @@ def _reaches_beyond(config: RunConfig, registry: Registry) -> bool:
     """Tell whether the scheduler places workers on other machines, whose devices only it can count."""
     given = registry.describe("scheduler", config.scheduler.backend).claims
     return any(word in given and given[word].claimed for word in ("hosts.spread", "hosts.named"))
-
-
-def _width(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from areal_core.config.plan import Plan, RolePlan
 from areal_core.config.weight_transport import TransportPlan
 from areal_core.plugins.structure import unstructure
 
 _HEADINGS = ("role", "backend", "ranks", "device", "dtype", "model", "memory each")
+_THOUSANDS = {"B": 10**9, "M": 10**6, "k": 10**3}
+_BYTES = {" GiB": 2**30, " MiB": 2**20, " KiB": 2**10}
 
 
 def describe_plan(plan: Plan) -> str:
@@ -50,8 +52,8 @@ def _row(role: RolePlan) -> tuple[str, ...]:
         str(role.num_workers),
         role.device if role.device == "cpu" else f"{ranks} {role.device}",
         role.dtype,
-        f"{role.model.architecture} {_count(role.model.num_parameters)}",
-        f"{_bytes(role.memory_per_worker)} + activations or cache",
+        f"{role.model.architecture} {_short(role.model.num_parameters, _THOUSANDS)}",
+        f"{_short(role.memory_per_worker, _BYTES, ' B')} + activations or cache",
     )
 
 
@@ -60,15 +62,9 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _count(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+def _short(number: int, units: Mapping[str, int], one: str = "") -> str:
+    """Return three digits of a number in the largest unit it reaches, in `one` below all of them."""
+    for unit, size in units.items():
         if number >= size:
             return f"{number / size:.3g}{unit}"
-    return str(number)
-
-
-def _bytes(number: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number} B"
+    return f"{number}{one}"

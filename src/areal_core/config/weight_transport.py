@@ -139,12 +139,9 @@ def _facts(config: RunConfig, registry: Registry, rollout: RolePlan, transport: 
     """Return what conditions of the engine's claims may name: its plain options, and the transport."""
     options = registry.options("infer", rollout.backend.name, rollout.options, "rollout.options")
     plain = unstructure(options) if options is not None else dict(rollout.options)
-    words = {key: _word(value) for key, value in plain.items() if isinstance(value, str | bool | int)}
+    told = {key: value for key, value in plain.items() if isinstance(value, str | bool | int)}
+    words = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in told.items()}
     return {**words, **({"transport": transport} if transport else {})}
-
-
-def _word(value: str | bool | int) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _confined(transport: str, why: str) -> PlanError:

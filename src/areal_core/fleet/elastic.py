@@ -20,6 +20,7 @@ from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import ReplicaStage
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.observe.events import EventLog, EventSink
+from areal_core.plugins.extensions import RunView
 
 
 class Launcher(Protocol):
@@ -254,17 +255,10 @@ class _Making:
         self.task: asyncio.Task[None] | None = None
 
 
-class Notes(Protocol):
-    """The part of a view that shows a line."""
-
-    def note(self, text: str) -> None:
-        """Show one line that is not a step."""
-
-
 class FleetNews:
     """Takes the events of `ElasticFleet`."""
 
-    def __init__(self, events: EventLog, view: Notes) -> None:
+    def __init__(self, events: EventLog, view: RunView) -> None:
         self._events, self._view = events, view
 
     def tell(self, kind: str, **fields: Any) -> None:

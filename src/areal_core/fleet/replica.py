@@ -38,9 +38,8 @@ class Replica:
         self,
         worker: Worker,
         breaker: Breaker,
-        *,
-        stage: ReplicaStage = ReplicaStage.SERVING,
-        on_out: Callable[[Replica, BaseException], None] = lambda _replica, _error: None,
+        stage: ReplicaStage,
+        on_out: Callable[[Replica, BaseException], None],
     ) -> None:
         """Start healthy and idle."""
         self.worker = worker

@@ -113,7 +113,7 @@ class Roster:
         await self.until(lambda: any(replica.healthy for replica in self._replicas))
 
     def _replica(self, worker: Worker, stage: ReplicaStage) -> Replica:
-        return Replica(worker, self._breaker(), stage=stage, on_out=self._lost)
+        return Replica(worker, self._breaker(), stage, self._lost)
 
     def _lost(self, replica: Replica, error: BaseException) -> None:
         if self._source is not None:

@@ -17,9 +17,10 @@ Generation goes on during send and receive when the engine stages weights beside
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from typing import TypeVar
 
 from attrs import frozen
 
@@ -34,6 +35,8 @@ from areal_core.fleet.replica import Replica
 from areal_core.fleet.streaming import Results, at_once, is_lost, most_telling, refused
 from areal_core.fleet.task_groups import gather_or_cancel, to_the_end
 from areal_core.weights.coverage import check, named
+
+T = TypeVar("T")
 
 
 @frozen(kw_only=True)
@@ -174,32 +177,27 @@ class WeightSync:
 
     async def _transfer(self, version: int) -> Receipt:
         if isinstance(self._transport, SupportsStreaming):
-            return await self._stream(self._transport, version)
+            return await self._then_commit(version, partial(self._until_streamed, self._transport, version))
         opening = asyncio.ensure_future(asyncio.to_thread(self._transport.open, version))
         try:
             offer = await asyncio.shield(opening)
             with self._timed("send"):
                 sent = await self._send(offer)
-            if self._staged:
-                await self._receive(offer, sent)
-                await to_the_end(self._flip(version))
-            else:
-                async with self._paused():
-                    await self._receive(offer, sent)
-                    await to_the_end(self._commit(version))
+            await self._then_commit(version, partial(self._receive, offer, sent))
             return sent
         finally:
             await to_the_end(self._release(opening))
 
-    async def _stream(self, transport: SupportsStreaming, version: int) -> Receipt:
+    async def _then_commit(self, version: int, arrive: Callable[[], Awaitable[T]]) -> T:
+        """Commit what arrives; the fleet is paused for the commit, and before if its engines do not stage."""
         if self._staged:
-            sent = await self._until_streamed(transport, version)
+            arrived = await arrive()
             await to_the_end(self._flip(version))
-            return sent
+            return arrived
         async with self._paused():
-            sent = await self._until_streamed(transport, version)
+            arrived = await arrive()
             await to_the_end(self._commit(version))
-            return sent
+            return arrived
 
     async def _until_streamed(self, transport: SupportsStreaming, version: int) -> Receipt:
         """Stream to every replica in service; to those that are left, when the loss of some broke the stream."""

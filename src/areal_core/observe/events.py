@@ -7,11 +7,11 @@ Does not know: which kinds there are; whoever writes one decides.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from areal_core.observe.jsonl import JsonLines, read_lines
+from areal_core.observe.jsonl import JsonLines
 
 RUN_STARTED = "run_started"
 """Event with `max_staleness`, `train_backend` and `infer_backend`; the last one counts."""
@@ -54,11 +54,6 @@ class EventLog:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._lines.close()
-
-
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a file, also of a run that crashed while writing. Any: the writer's fields."""
-    return read_lines(path)
 
 
 def _cut(value: Any) -> Any:

@@ -23,7 +23,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            end = _end_of_last_line(path)
+            end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0  # of the last whole line
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             os.ftruncate(self._file, end)
         except OSError as error:
@@ -85,10 +85,6 @@ def rewrite(path: Path, records: Iterator[dict[str, Any]]) -> None:
     finally:
         lines.close()
     unnamed.rename(path)
-
-
-def _end_of_last_line(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
 def _plain(value: Any) -> Any:

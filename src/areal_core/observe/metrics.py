@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -99,11 +99,6 @@ class MetricsStream:
                 del self._loggers[name]
                 if self._events is not None:
                     self._events.write("logger_disabled", logger=name, action=action, error=repr(error))
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, also of a run that crashed while writing. Any: numbers, mappings of numbers."""
-    return read_lines(path)
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:

@@ -54,20 +54,31 @@ def read_manifest(entry: Entry) -> Manifest:
             why=f"{entry.value} has role {found.role!r} and name {found.name!r}",
             fix="make the entry point and the manifest agree",
         )
-    _check(found, title)
-    _shake_hands(found, entry.origin, entry.distribution)
+    check_manifest(found, title, entry.origin, entry.distribution)
     return found
 
 
-def check_manifest(manifest: Manifest, title: str, origin: str) -> None:
-    """Check the manifest a user's own file gives, as `read_manifest` does an installed one.
+def check_manifest(manifest: Manifest, title: str, origin: str, distribution: str = "") -> None:
+    """Check a manifest, of a distribution or of a user's own file.
 
     Raises:
         ManifestError: an entry is malformed.
         ContractMismatch: this core does not speak its contract.
     """
-    _check(manifest, title)
-    _shake_hands(manifest, origin)
+    # Manifests are other people's: here the annotations are hopes, and a wrong one must not reach a listing.
+    version: object = manifest.contract
+    if not (isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)):
+        raise ManifestError(f"{title} has contract {version!r}", fix="write two integers, for example (1, 0)")
+    for words in (manifest.requires, manifest.devices, (manifest.summary,)):
+        for word in words:
+            if not isinstance(word, str):
+                raise ManifestError(f"{title} has {word!r} where a string belongs")
+    claims: object = manifest.claims
+    if not isinstance(claims, Mapping):
+        raise ManifestError(f"{title} has claims of type {type(claims).__name__}", fix="write a dict of claims")
+    for key, claim in claims.items():
+        _check_claim(str(key), claim, title)
+    _shake_hands(manifest, origin, distribution)
 
 
 def load_object(target: str, manifest: Manifest, entry: Entry) -> object:
@@ -116,22 +127,6 @@ def _broken(what: str, entry: Entry, exc: BaseException) -> BackendBroken:
     )
 
 
-def _check(manifest: Manifest, title: str) -> None:
-    # Manifests are other people's: here the annotations are hopes, and a wrong one must not reach a listing.
-    version: object = manifest.contract
-    if not (isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)):
-        raise ManifestError(f"{title} has contract {version!r}", fix="write two integers, for example (1, 0)")
-    for words in (manifest.requires, manifest.devices, (manifest.summary,)):
-        for word in words:
-            if not isinstance(word, str):
-                raise ManifestError(f"{title} has {word!r} where a string belongs")
-    claims: object = manifest.claims
-    if not isinstance(claims, Mapping):
-        raise ManifestError(f"{title} has claims of type {type(claims).__name__}", fix="write a dict of claims")
-    for key, claim in claims.items():
-        _check_claim(str(key), claim, title)
-
-
 def _check_claim(key: str, claim: object, title: str) -> None:
     if not isinstance(claim, Claim):
         raise ManifestError(
@@ -144,7 +139,7 @@ def _check_claim(key: str, claim: object, title: str) -> None:
             raise ManifestError(f"{title} claims {key!r} wrongly", why=exc.what, fix=exc.fix) from exc
 
 
-def _shake_hands(manifest: Manifest, origin: str, distribution: str = "") -> None:
+def _shake_hands(manifest: Manifest, origin: str, distribution: str) -> None:
     ours, role = CONTRACT[manifest.role], manifest.role
     if accepts(role, manifest.contract):
         return

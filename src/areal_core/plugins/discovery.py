@@ -99,22 +99,15 @@ def _entries(unreadable: list[tuple[str, str]]) -> Iterator[Entry]:
             # The text is searched before it is parsed: of hundreds of distributions only ours are worth parsing.
             if PREFIX not in (distribution.read_text("entry_points.txt") or ""):
                 continue
-            name = _normalised(distribution.metadata["Name"])
+            name = distribution.metadata["Name"].replace("_", "-").lower()
             version = distribution.version
             points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
         except Exception as exc:  # metadata is other people's files: any shape of damage must stay theirs
-            unreadable.append((_where(distribution), f"{type(exc).__name__}: {exc}"))
+            where = getattr(distribution, "_path", "a distribution")  # its name may be what is broken
+            unreadable.append((str(where), f"{type(exc).__name__}: {exc}"))
             continue
         if name in seen:
             continue
         seen.add(name)
         for point in points:
             yield Entry(group=point.group, name=point.name, value=point.value, distribution=name, version=version)
-
-
-def _normalised(name: str) -> str:
-    return name.replace("_", "-").lower()
-
-
-def _where(distribution: metadata.Distribution) -> str:
-    return str(getattr(distribution, "_path", "a distribution"))  # the only way to name one whose metadata is broken

@@ -6,7 +6,7 @@ Does not know: any check, or how findings are shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 from attrs import Factory, frozen
@@ -47,12 +47,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """0 when all is fine, 1 with warnings, 2 with errors."""
-        return exit_code(self.findings)
-
-
-def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 0, 1 or 2 for the worst level among the findings."""
-    levels = {finding.level for finding in findings}
-    if Severity.ERROR in levels:
-        return 2
-    return 1 if Severity.WARNING in levels else 0
+        levels = {finding.level for finding in self.findings}
+        if Severity.ERROR in levels:
+            return 2
+        return 1 if Severity.WARNING in levels else 0

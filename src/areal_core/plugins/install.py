@@ -44,7 +44,7 @@ def _collect(wanted: Requirement, found: dict[Path, set[str]], seen: set[Require
     extras = project.get("optional-dependencies", {})
     for text in chain(project.get("dependencies", ()), *(extras.get(extra, ()) for extra in wanted.extras)):
         _collect(Requirement(text), found, seen)
-    if asked_for or not _installed(wanted.name):
+    if asked_for or installed_version(wanted.name) is None:
         found.setdefault(path, set()).update(wanted.extras)
 
 
@@ -58,11 +58,12 @@ def _folder(distribution: str) -> Path | None:
     return next((path for path in known if (path / "pyproject.toml").is_file()), None)
 
 
-def _installed(distribution: str) -> bool:
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution that is installed, None where it is not."""
     try:
-        return bool(metadata.version(distribution))
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return False
+        return None
 
 
 def _shown(path: Path, extras: set[str]) -> str:

@@ -35,27 +35,27 @@ class Mark:
 
 def reward(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
     """Mark a reward function; with `config`, a callable that takes its instance and returns the reward function."""
-    return _marker("reward", name, config)
+    return _leave(Mark("reward", name, config))
 
 
 def dataset(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
     """Mark a function that returns rows; it takes the options as keywords, or one instance of `config`."""
-    return _marker("dataset", name, config)
+    return _leave(Mark("dataset", name, config))
 
 
 def workflow(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
     """Mark a workflow class; it is built with an instance of `config`, or with nothing."""
-    return _marker("workflow", name, config)
+    return _leave(Mark("workflow", name, config))
 
 
 def objective(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
     """Mark an objective class; it is built with an instance of `config`, or with nothing."""
-    return _marker("objective", name, config)
+    return _leave(Mark("objective", name, config))
 
 
 def device(name: str) -> Callable[[Marked], Marked]:
     """Mark a function without arguments that returns a `Device` of that name."""
-    return _marker("device", name, None)
+    return _leave(Mark("device", name))
 
 
 def backend(manifest: Manifest, *, config: type | None = None) -> Callable[[Marked], Marked]:
@@ -75,10 +75,6 @@ def marks_of(obj: object) -> tuple[Mark, ...]:
     """Return the marks set on this very object; a subclass does not inherit those of its base."""
     found = getattr(obj, "__dict__", {}).get(ATTRIBUTE, ())
     return tuple(mark for mark in found if isinstance(mark, Mark)) if isinstance(found, tuple) else ()
-
-
-def _marker(role: str, name: str, config: type | None) -> Callable[[Marked], Marked]:
-    return _leave(Mark(role, name, config))
 
 
 def _leave(mark: Mark) -> Callable[[Marked], Marked]:

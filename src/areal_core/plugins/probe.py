@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from areal_core.contract.errors import EngineMissing, ManifestError
 from areal_core.plugins.extensions import EnginePython, need
-from areal_core.plugins.install import pip_install
+from areal_core.plugins.install import installed_version, pip_install
 from areal_core.plugins.manifest import Manifest
 
 IMPORT_NAMES: Mapping[str, str] = MappingProxyType(
@@ -82,7 +82,7 @@ def probe(manifest: Manifest, distribution: str, seen: Iterable[str]) -> Probe:
         requirement = _requirement(text, manifest)
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
-        version = _version(requirement.name)
+        version = installed_version(requirement.name)
         if version is not None:
             versions[requirement.name] = version
         problem = _problem(requirement, version)
@@ -140,13 +140,6 @@ def _requirement(text: str, manifest: Manifest) -> Requirement:
             why=str(exc).splitlines()[0],
             fix="write it as pip would take it, for example 'torch>=2.11'",
         ) from exc
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _problem(requirement: Requirement, version: str | None) -> str | None:

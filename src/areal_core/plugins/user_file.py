@@ -97,9 +97,8 @@ def _defined(module: ModuleType) -> Iterator[object]:
 
 def _provider(mark: Mark, obj: object, path: Path) -> Provider:
     assert callable(obj)
-    factory: Factory = obj
-    if mark.role == "reward" and mark.config is None:
-        factory = _always(obj)
+    # A marked reward function needs no building: its factory returns the function itself.
+    factory: Factory = (lambda: obj) if mark.role == "reward" and mark.config is None else obj
     manifest = _described(mark, obj, path)
     keywords = mark.role == "dataset" and mark.config is None
     return Provider(manifest=manifest, factory=factory, config=mark.config, origin=str(path), keywords=keywords)
@@ -118,8 +117,3 @@ def _described(mark: Mark, obj: object, path: Path) -> Manifest:
         devices=(mark.name,) if mark.role == "device" else ("cpu",),
         summary=(getattr(obj, "__doc__", None) or "").strip().partition("\n")[0],
     )
-
-
-def _always(obj: object) -> Factory:
-    """Return a factory of the object itself: a marked reward function needs no building."""
-    return lambda: obj

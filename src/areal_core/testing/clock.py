@@ -45,7 +45,8 @@ class StepClock:
     @property
     def next_deadline(self) -> float | None:
         """Return when the next sleeper wakes, or None if nobody sleeps."""
-        self._forget_cancelled()
+        while self._waiters and self._waiters[0][2].done():  # cancelled
+            heapq.heappop(self._waiters)
         return self._waiters[0][0] if self._waiters else None
 
     async def sleep(self, seconds: float) -> None:
@@ -110,7 +111,3 @@ class StepClock:
             if not ready:
                 return
         raise RuntimeError(f"the loop did not run dry within {MAX_TURNS} turns; a task spins without waiting")
-
-    def _forget_cancelled(self) -> None:
-        while self._waiters and self._waiters[0][2].done():
-            heapq.heappop(self._waiters)

@@ -173,7 +173,7 @@ class ScriptedWorker:
         self._hanging = False
         self._death: asyncio.Future[None] | None = None
         self._log_tail: tuple[str, ...] = ()
-        self._dead = False
+        self.dead = False
 
     def fail(self, error: Exception, times: int = 1) -> None:
         """Answer the next `times` generate calls with an error."""
@@ -185,14 +185,14 @@ class ScriptedWorker:
 
     def die(self, log_tail: Sequence[str] = ("Killed",)) -> None:
         """End as by kill -9: calls in flight and later ones raise WorkerDied."""
-        self._dead, self._log_tail = True, tuple(log_tail)
+        self.dead, self._log_tail = True, tuple(log_tail)
         if self._death is not None and not self._death.done():
             self._death.set_result(None)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call the engine. Any: as in the contract."""
         self.calls.append(method)
-        if self._dead:
+        if self.dead:
             raise self._died()
         if method == "generate" and self._failures:
             raise self._failures.pop(0)
@@ -201,27 +201,19 @@ class ScriptedWorker:
             raise WorkerTimeout(f"worker {self.id} did not answer generate within {timeout_s:g} s")
         if self._death is None:
             self._death = asyncio.get_running_loop().create_future()
-        answer = asyncio.ensure_future(self._method(method)(*args))
+        found = getattr(self.engine, method, None)  # by name, as a real host looks it up
+        if found is None:
+            raise RemoteError(f"worker {self.id} has no method {method!r}")
+        answer = asyncio.ensure_future(found(*args))
         try:
             await asyncio.wait((answer, self._death), return_when=asyncio.FIRST_COMPLETED)
-            if self._dead:
+            if self.dead:
                 raise self._died()
             return answer.result()
         finally:
             if not answer.done():
                 answer.cancel()
                 await asyncio.wait((answer,))
-
-    def _method(self, method: str) -> Callable[..., Any]:
-        found = getattr(self.engine, method, None)
-        if found is None:
-            raise RemoteError(f"worker {self.id} has no method {method!r}")
-        return found  # type: ignore[no-any-return]  # looked up by name, as a real host does
-
-    @property
-    def dead(self) -> bool:
-        """Return whether it ended."""
-        return self._dead
 
     def _died(self) -> WorkerError:
         role, _, rank = self.id.partition("/")

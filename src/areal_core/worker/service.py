@@ -26,7 +26,6 @@ from areal_core.contract.train import (
     Output,
     RankContext,
     TrainEngine,
-    TrainReport,
     TrainSpec,
 )
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
@@ -71,7 +70,7 @@ class TrainHost:
         self._methods: Mapping[str, Callable[..., Any]] = {  # Any: one signature per method
             "start": self._start,
             "rendezvous": init_method,
-            "train_step": self._train_step,
+            "train_step": lambda batch, spec: self._started.train_step(batch, self._objective_of(spec)),
             "forward": self._forward,
             "send_weights": self._send_weights,
             "save_weights": lambda path: self._started.save_weights(Path(path)),
@@ -127,10 +126,7 @@ class TrainHost:
         self.engine = engine
         return engine.start(spec, rank)
 
-    def _train_step(self, batch: Any, spec: ObjectiveSpec) -> TrainReport:  # Any: Batch, whose module imports torch
-        return self._started.train_step(batch, self._objective_of(spec))
-
-    def _forward(self, batch: Any, names: Sequence[str]) -> Any:
+    def _forward(self, batch: Any, names: Sequence[str]) -> Any:  # Any: Batch, whose module imports torch
         from areal_core.contract.batch import Batch
 
         outputs = frozenset(Output(name) for name in names)

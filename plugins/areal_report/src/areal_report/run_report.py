@@ -14,8 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from areal_core.observe.events import read_events
-from areal_core.observe.metrics import read_metrics
+from areal_core.observe.jsonl import read_lines
 from areal_core.plugins.extensions import RunFiles, RunView
 
 _ENGINES = ("torch", "transformers", "tensordict")
@@ -42,8 +41,8 @@ class Report:
         from areal_report.report import write_picture, write_report
         from areal_report.summary import summarize, write_summary
 
-        records = list(read_metrics(files.metrics)) if files.metrics.exists() else []
-        happened = list(read_events(files.events))
+        records = list(read_lines(files.metrics)) if files.metrics.exists() else []
+        happened = list(read_lines(files.events))
         title, planned = facts["title"], {name: fact for name, fact in facts.items() if name != "title"}
         summary = summarize(records, happened, **planned)
         write_summary(files.summary, summary)
@@ -65,7 +64,7 @@ class Report:
         from areal_report.curve import draw_curve
         from areal_report.summary import evaluation_points, reward_points
 
-        records, happened = list(read_metrics(files.metrics)), list(read_events(files.events))
+        records, happened = list(read_lines(files.metrics)), list(read_lines(files.events))
         if not records:
             return ""
         marks = evaluation_points(records, happened)
