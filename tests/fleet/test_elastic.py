@@ -323,6 +323,31 @@ def test_a_silent_replica_is_given_up_only_when_nobody_else_serves(monkeypatch: 
     run(test)
 
 
+def test_requests_of_the_only_replica_wait_for_its_replacement_when_it_falls_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its calls fail the moment it is silent, before anybody looked after the fleet: nobody hears of it."""
+
+    async def test() -> None:
+        bench = Bench(1)
+        monkeypatch.setattr(
+            bench.launcher,
+            "failure",
+            lambda name: WorkerTimeout(f"{name} is silent") if name == "rollout.0/0" else None,
+        )
+        bench.workers[0].fail(WorkerTimeout("rollout.0/0 is silent"), times=3)
+        asked = [bench.ask(number) for number in range(3)]
+        await bench.clock.settle()
+        assert not any(future.done() for future in asked)
+
+        await bench.until(*asked)
+        for number, future in enumerate(asked):
+            assert_answered(number, future.result())
+        assert bench.kinds() == ["replica_lost", "replica_joined"]
+
+    run(test)
+
+
 def test_the_fleet_grows_and_shrinks_on_request() -> None:
     """New ones join at the next update; those that leave end what they have; the first one stays."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from areal_core.contract.errors import RunFolderError, StorageError
 from areal_core.loop.run_folder import RunFolder
+from areal_core.observe.jsonl import JsonLines
 
 
 def _checkpoint(folder: RunFolder, step: int, keep: int = 2) -> None:
@@ -91,6 +93,19 @@ def test_archiving_moves_every_file_of_the_earlier_run(tmp_path: Path) -> None:
     archived = [(tmp_path / f"run.{number}" / "metrics.jsonl").read_text() for number in (1, 2)]
     assert archived == ["first", "second"]
     assert not folder.metrics.exists()
+
+
+def test_an_archived_run_is_readable_by_those_who_could_read_it_before(tmp_path: Path) -> None:
+    """A run folder belongs to its user alone, and so do its journals, also when they were moved aside."""
+    folder = RunFolder(tmp_path / "run")
+    with folder.held(resume=False):
+        JsonLines(folder.metrics).write({"step": 1})
+    with folder.held(resume=False, archive=True):
+        pass
+
+    aside = tmp_path / "run.1"
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder.root, aside, aside / "metrics.jsonl")]
+    assert modes == [0o700, 0o700, 0o600]
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path) -> None:

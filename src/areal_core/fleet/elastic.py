@@ -123,12 +123,19 @@ class ElasticFleet:
         self._tell("replica_joined", worker=worker_id, version=self._sync.version, replicas=self._pool.num_serving)
 
     def check(self) -> None:
-        """Look at every replica, for `Supervisor.watch_with`: a dead one is out of service.
-
-        One that is merely silent may come back, so it is given up only when all that serve are silent.
+        """Look at every replica, for `Supervisor.watch_with`.
 
         Raises:
             BaseException: what left the run without a replica, or broke its keeping.
+        """
+        self.look()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def look(self) -> None:
+        """Take dead replicas out of service; see `ReplicaSource.look`.
+
+        One that is merely silent may come back, so it is given up only when all that serve are silent.
         """
         failures = {
             replica.id: error
@@ -140,8 +147,6 @@ class ElasticFleet:
         for worker_id, error in failures.items():
             if isinstance(error, WorkerDied) or (nobody and worker_id in serving):
                 self._pool.exclude(worker_id, error)
-        if self._fatal is not None:
-            raise self._fatal
 
     async def close(self) -> None:
         """Stop making, joining and removing; the scheduler ends the workers. Idempotent."""

@@ -202,6 +202,8 @@ class InferencePool(Roster):
             await self._until_open()
             replica = self._choose(affinity, tried)
             if replica is None:
+                if self._source is not None:
+                    self._source.look()  # the last one may be silent: its calls fail before it is given up
                 if not self.num_serving and self.expecting:
                     await self.until(lambda: bool(self.num_serving))
                     continue

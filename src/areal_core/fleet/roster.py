@@ -24,6 +24,9 @@ class ReplicaSource(Protocol):
     def coming(self) -> bool:
         """Return whether a replica is being made that the pool does not have yet."""
 
+    def look(self) -> None:
+        """Exclude from the pool whom the scheduler has given up."""
+
     def lost(self, worker_id: str, error: BaseException) -> None:
         """Hear that a replica is out of service for good; `coming` is True afterwards if it is replaced."""
 

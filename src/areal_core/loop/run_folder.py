@@ -159,7 +159,7 @@ class RunFolder:
         number = 1
         while (target := self.root.with_name(f"{self.root.name}.{number}")).exists():
             number += 1
-        target.mkdir()
+        target.mkdir(mode=self.root.stat().st_mode & 0o777)
         for item in self.root.iterdir():
             if item.name != ".lock":
                 item.rename(target / item.name)

@@ -24,7 +24,7 @@ class JsonLines:
         self.path = path
         try:
             end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0  # of the last whole line
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._file, end)
         except OSError as error:
             raise StorageError(f"{path} cannot be written", why=str(error)) from error
