@@ -369,8 +369,7 @@ def test_the_fleet_grows_and_shrinks_on_request() -> None:
         assert bench.kinds() == ["replica_joined"] * 2 + ["replica_removed"] * 2
         for number, future in enumerate(asked):
             assert_answered(number, future.result())
-        assert bench.pool.stats().requests == 9
-        assert sum(bench.pool.stats().served.values()) == 9 + bench.pool.stats().continued
+        assert bench.pool.in_flight == 0
 
     run(test)
 
@@ -565,8 +564,7 @@ def test_whatever_comes_goes_and_dies_every_request_is_answered_once(
         for number, future in enumerate(asked):
             assert_answered(number, future.result())
         bench.assert_whole(wanted)
-        assert bench.pool.stats().requests == len(asked)
-        assert bench.pool.stats().in_flight == 0
+        assert bench.pool.in_flight == 0
 
     run(test)
 

@@ -45,19 +45,6 @@ class PoolPolicy:
     """How long a replica that leaves may take for its requests before they are moved to the others."""
 
 
-@frozen(kw_only=True)
-class PoolStats:
-    """Counts since the start. `continued` counts interruptions, `failed_over` calls made again elsewhere."""
-
-    requests: int
-    in_flight: int
-    continued: int
-    failed_over: int
-    tokens_generated: int
-    served: dict[str, int]
-    failed: dict[str, int]
-
-
 class InferencePool(Roster):
     """Serve generation requests from several replicas of one policy; replicas come and go."""
 
@@ -76,7 +63,8 @@ class InferencePool(Roster):
         self._homes: OrderedDict[str, Replica] = OrderedDict()
         self._open = asyncio.Event()
         self._open.set()
-        self._requests = self._in_flight = self._continued = self._failed_over = self._tokens = 0
+        self.in_flight = 0
+        """Requests that are not answered yet, those held back among them."""
 
     async def drain(self, worker_id: str) -> None:
         """Send a replica nothing more and return once it has no request in flight, or will not end them.
@@ -107,19 +95,16 @@ class InferencePool(Roster):
             GenerationFailed, WorkerTimeout: every usable replica failed this request.
             PromptTooLong, and whatever else an engine raises for the request itself.
         """
-        self._requests += 1
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             whole = Continuation(request)
             while True:
                 part = await self._part(whole, affinity)
-                self._tokens += len(part.output_ids)
                 generation = whole.add(part)
                 if generation is not None:
                     return generation
-                self._continued += 1
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
 
     async def parse_tool_calls(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, affinity: Sequence[str] = ()
@@ -177,18 +162,6 @@ class InferencePool(Roster):
             answers.update(await self.each("status", timeout_s=self._policy.status_timeout_s))
         return answers
 
-    def stats(self) -> PoolStats:
-        """Return the counts so far."""
-        return PoolStats(
-            requests=self._requests,
-            in_flight=self._in_flight,
-            continued=self._continued,
-            failed_over=self._failed_over,
-            tokens_generated=self._tokens,
-            served={replica.id: replica.num_served for replica in (*self.gone, *self.replicas)},
-            failed={replica.id: replica.num_failed for replica in (*self.gone, *self.replicas)},
-        )
-
     async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
         return await self._somewhere(
             lambda replica: replica.generate(whole.next_request(), self._policy.request_timeout_s), affinity
@@ -216,7 +189,6 @@ class InferencePool(Roster):
             except FAILOVER as error:
                 last = error
                 tried.append(replica)
-                self._failed_over += 1
 
     def _choose(self, affinity: Sequence[str], tried: Sequence[Replica]) -> Replica | None:
         usable = [replica for replica in self.replicas if replica.usable and replica not in tried]

@@ -46,8 +46,6 @@ class Replica:
         self.breaker = breaker
         self.stage = stage
         self.in_flight = 0
-        self.num_served = 0
-        self.num_failed = 0
         self.error: BaseException | None = None
         self.idle = asyncio.Event()
         """Set while no request is in flight."""
@@ -88,7 +86,6 @@ class Replica:
                 generation = await self.worker.call("generate", request, timeout_s=timeout_s)
                 check_generation(generation, self.id)
             except FAILOVER as error:
-                self.num_failed += 1
                 self.error = error
                 self.breaker.failure(ticket)
                 if isinstance(error, WorkerDied):
@@ -103,7 +100,6 @@ class Replica:
                 self.breaker.cancelled(ticket)
                 raise
         self.breaker.success(ticket)
-        self.num_served += 1
         assert isinstance(generation, Generation)
         return generation
 

@@ -49,7 +49,6 @@ class Roster:
         self._breaker, self._patience_s, self.clock = breaker, patience_s, clock
         self._source: ReplicaSource | None = None
         self._replicas = [self._replica(worker, ReplicaStage.SERVING) for worker in workers]
-        self.gone: list[Replica] = []
         self._news = asyncio.Event()
 
     @property
@@ -100,7 +99,6 @@ class Roster:
         if replica is not None:
             replica.stage = ReplicaStage.OUT
             self._replicas.remove(replica)
-            self.gone.append(replica)
 
     def notify(self) -> None:
         """Have whoever waits for a replica look again."""

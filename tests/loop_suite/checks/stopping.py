@@ -229,7 +229,7 @@ async def _nobody_runs(side: RolloutBench, when: str) -> None:
     statuses = [await engine.status() for engine in side.engines]
     running = [status.num_running for status in statuses]
     expect(sum(running) == 0, f"{when}, and the replicas still run {running} requests")
-    flight = side.pool.stats().in_flight
+    flight = side.pool.in_flight
     expect(flight == 0, f"{when}, and the pool counts {flight} requests in flight")
     asked = _asked(side)
     await side.clock.advance(20.0)

@@ -43,8 +43,8 @@ class HandsOverUnprepared(RolloutExecutor):
 
 
 class _InTheLoop(EpisodeRunner):
-    async def prepared(self, order: EpisodeOrder, episode: Episode) -> Episode:
-        if self._prepare is None:
+    async def _prepared(self, order: EpisodeOrder, episode: Episode | None) -> Episode | None:
+        if episode is None or self._prepare is None or order.index < 0:
             return episode
         return attrs.evolve(episode, trajectories=[self._prepare(one) for one in episode.trajectories])
 
