@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.observe.events import read_events
+from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Filter, Reader
 
 from .live_run import command, live_run
@@ -34,7 +34,7 @@ def test_a_killed_run_resumes_with_what_was_finished(tmp_path: Path, model: Path
         code, output = run.wait()
 
     assert code == 0, output
-    (kept,) = [event for event in read_events(folder / "events.jsonl") if event["kind"] == "episodes_kept"]
+    (kept,) = [event for event in read_lines(folder / "events.jsonl") if event["kind"] == "episodes_kept"]
     with Reader(folder) as reader:
         trained = list(reader.facts(Filter(fate="trained")))
     assert kept["groups"] >= 1
