@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from attrs import frozen
 
 from areal_core.config.load import dump_config, load_config
 from areal_core.config.schema import RunConfig, StalenessPolicy
@@ -124,3 +125,67 @@ def test_secrets_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in text and "x2" not in text
     assert yaml.safe_load(text)["algorithm"]["advantages"]["overlong"]["tokens"] == 4
     assert yaml.safe_load(text)["rollout"]["sampling"]["max_new_tokens"] == 256
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.options={a",
+        "steps=!!int x",
+        "name=a\x1bb",
+        "name=\x00",
+        "evaluation.data={name: [}",
+        "data.options={? [a]: 1}",
+        "algorithm.advantages=[]",
+        "rollout.sampling.temperature=.nan",
+        "data.options={1: 2}",
+        "name=${a",
+    ],
+)
+def test_an_override_that_is_no_yaml_is_refused_in_words(override: str) -> None:
+    """Brackets, tags, control characters, odd keys, no number: an error that says what and what to do."""
+    try:
+        load_config(None, [override])
+    except ConfigError as error:
+        assert error.what and error.fix
+        assert str(error).isprintable() or "\n" in str(error)
+        assert "\x1b" not in str(error) and "\x00" not in str(error)
+    else:
+        assert override == "data.options={1: 2}", "options are the plugin's own, and checked with it"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: 2026-13-45",
+        "[" * 3000,
+        "1: 2",
+        "true: 1",
+        "a: &a\n  b: *a",
+        "name: !!timestamp x",
+        "data: {options: {a: " + "{a: " * 500 + "1" + "}" * 500 + "}}",
+        "!!python/object:os.system x",
+    ],
+)
+def test_a_file_that_is_no_yaml_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    """Dates that are none, nesting without end, keys that are no names, tags: never a traceback."""
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as told:
+        load_config(file)
+
+    assert told.value.what and len(str(told.value)) < 2000
+
+
+def test_a_secret_of_the_wrong_type_is_not_shown() -> None:
+    """The error names the key and keeps the value to itself."""
+
+    @frozen
+    class Options:
+        api_key: int = 0
+
+    with pytest.raises(WrongType) as told:
+        structure(Options, {"api_key": "hunter2"}, "loggers[0].options")
+
+    assert "loggers[0].options.api_key" in str(told.value) and "hunter2" not in str(told.value)

@@ -1,6 +1,6 @@
 """A yaml file and `a.b=c` overrides into a checked RunConfig; and a RunConfig back into yaml.
 
-Knows: files, interpolation, overrides, redaction of secrets.
+Knows: files, interpolation, overrides.
 Does not know: what a value means (`schema`) or what fits with what (`plan`).
 """
 
@@ -12,17 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.config.schema import RunConfig
-from areal_core.contract.errors import ConfigError
+from areal_core.contract.errors import ArealError, ConfigError
+from areal_core.plugins.redact import REDACTED, redact
 from areal_core.plugins.structure import structure, unstructure
-
-_SECRET = re.compile(
-    r"(^|_)(apikey|key|key_id|token|passphrase|credential|auth|authorization|cookie|pat)s?$"
-    r"|(secret|password|passwd|pwd)s?$|^(secret|password)_"
-)
-_NO_SECRET = re.compile(r"(^|_)(eos|bos|pad|unk|sep|cls|mask|stop)_tokens?$")
-_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]")
-_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_REDACTED = "<redacted>"
 
 
 def load_config(
@@ -52,7 +44,16 @@ def load_config(
         layers.append(OmegaConf.from_dotlist(list(overrides)))
         plain = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path or 'overrides'}: {error}".splitlines()[0], why="the values do not merge") from None
+        what = f"{path or 'overrides'}: {error}".splitlines()[0]
+        raise ConfigError(what, why="the values do not merge", fix="check names, dots and ${...}") from None
+    except ArealError:
+        raise
+    except Exception as error:  # whatever yaml and OmegaConf raise beside their own for text that is no yaml
+        raise ConfigError(
+            f"{path or 'the overrides'} cannot be read as yaml",
+            why=f"{type(error).__name__}: {' '.join(ascii(str(error))[1:-1].split())[:300]}",
+            fix="quote what has brackets, colons, dates or tags in it, for example 'name=\"2026-11-22\"'",
+        ) from None
     return structure(RunConfig, plain)
 
 
@@ -63,29 +64,13 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(redact(unstructure(config)), sort_keys=False)
 
 
-def redact(value: Any, name: str = "") -> Any:
-    """Replace every string under a key that names a secret, and user and password in an address. Any: plain data."""
-    if isinstance(value, Mapping):
-        return {key: redact(item, str(key)) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact(item, name) for item in value]
-    if not isinstance(value, str) or not value:
-        return value
-    return _REDACTED if _names_secret(name) else _IN_ADDRESS.sub(_REDACTED, value)
-
-
-def _names_secret(name: str) -> bool:
-    words = _WORD.sub("_", name).lower()
-    return _SECRET.search(words) is not None and _NO_SECRET.search(words) is None
-
-
 def redacted_keys(config: RunConfig) -> list[str]:
     """Return the dotted paths of values that `redact` replaced; a run cannot use them."""
     return list(_redacted(unstructure(config), ""))
 
 
 def _redacted(value: Any, path: str) -> Iterator[str]:  # Any: a tree of plain data
-    if isinstance(value, str) and _REDACTED in value:
+    if isinstance(value, str) and REDACTED in value:
         yield path
     elif isinstance(value, dict):
         for key, item in value.items():

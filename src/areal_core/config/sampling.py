@@ -6,6 +6,8 @@ Does not know: what the inference backend claims (`plan`).
 
 from __future__ import annotations
 
+import math
+
 from areal_core.config.model_folder import ModelFolder
 from areal_core.config.schema import RunConfig
 from areal_core.contract.abilities import asked_of_sampling
@@ -52,7 +54,7 @@ def _check_ranges(config: RunConfig) -> None:
         ("min_new_tokens", sampling.min_new_tokens, f"between 0 and max_new_tokens, {longest}", "0"): (
             not 0 <= sampling.min_new_tokens <= longest
         ),
-        ("temperature", sampling.temperature, "above 0", "1.0"): sampling.temperature < 0,
+        ("temperature", sampling.temperature, "above 0", "1.0"): not 0 <= sampling.temperature < math.inf,
         ("top_p", sampling.top_p, "above 0 and at most 1", "1.0"): not 0 < sampling.top_p <= 1,
         ("top_k", sampling.top_k, "at least 0", "0, which takes all tokens"): sampling.top_k < 0,
         ("min_p", sampling.min_p, "between 0 and 1", "0, which takes all tokens"): not 0 <= sampling.min_p <= 1,

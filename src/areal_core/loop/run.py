@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
-from areal_core.config.load import dump_config, redact
+from areal_core.config.load import dump_config
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
 from areal_core.config.schema import DataConfig
@@ -51,6 +51,7 @@ from areal_core.plugins.extensions import (
     extension,
     need,
 )
+from areal_core.plugins.redact import redact
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
 from areal_core.rollout.executor import RolloutExecutor
@@ -367,7 +368,7 @@ class Run:
         make: OpenEpisodeStore | None = extension("episodes") if keep else None
         if make is None:
             return None
-        return make(self._folder.root, keep=keep, tokenizer=tokenizer, redact=redact, tell=events.write)
+        return make(self._folder.root, keep=keep, tokenizer=tokenizer, tell=events.write)
 
     def _rewards(self, events: EventLog) -> RewardPool:
         make: MakeRewardPool = need("rewards", "a run")

@@ -104,10 +104,8 @@ class EpisodeStore(Protocol):
 class OpenEpisodeStore(Protocol):
     """Extension `episodes`."""
 
-    def __call__(
-        self, folder: Path, *, keep: int, tokenizer: Tokenizer, redact: Callable[[Any], Any], tell: Callable[..., None]
-    ) -> EpisodeStore:
+    def __call__(self, folder: Path, *, keep: int, tokenizer: Tokenizer, tell: Callable[..., None]) -> EpisodeStore:
         """Open the store in a run's folder: a new one, or the one that is there.
 
-        `keep` bounds the episodes that stay. Any: plain data. Raises StorageError.
+        `keep` bounds the episodes that stay. Raises StorageError.
         """

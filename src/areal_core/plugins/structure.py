@@ -7,6 +7,7 @@ Does not know: any particular configuration.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -24,6 +25,7 @@ from cattrs.errors import (
 from cattrs.gen import make_dict_structure_fn
 
 from areal_core.contract.errors import ConfigError, UnknownKey, WrongType
+from areal_core.plugins.redact import names_secret
 
 T = TypeVar("T")
 
@@ -46,7 +48,7 @@ def structure(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
     """
     try:
         return _CONVERTER.structure(dict(mapping), cls)
-    except (ClassValidationError, IterableValidationError) as error:
+    except (ClassValidationError, IterableValidationError, TypeError) as error:
         raise _translate(error, cls, path) from None
 
 
@@ -91,8 +93,9 @@ def _translate(error: Exception, cls: type, path: str) -> ConfigError:
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(allowed)}"
         return WrongType(f"{here}: {_reason(current)}", why=f"allowed: {', '.join(allowed)}", fix=hint)
     outside = isinstance(current, ValueError)
+    told = "got something else" if names_secret(here.rpartition(".")[2]) else _reason(current)
     return WrongType(
-        f"{here or _name(owner)}: {_reason(current)}",
+        f"{here or _name(owner)}: {told}",
         why="the value is out of range" if outside else "values are not converted: they have the type yaml gave them",
         fix=_example(owner, here),
     )
@@ -140,6 +143,8 @@ def _strict(value: object, kind: type) -> object:
     accepted = (int, float) if kind is float else kind
     if isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted):
         raise TypeError(f"got {value!r} ({type(value).__name__}), wanted {kind.__name__}")
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError("got nan, wanted a number")
     return float(value) if kind is float else value  # type: ignore[arg-type]
 
 
@@ -152,6 +157,8 @@ def _section(converter: cattrs.Converter, cls: type) -> Callable[[object, type],
             return value
         if not isinstance(value, Mapping):
             raise TypeError(f"got {value!r} ({type(value).__name__}), wanted the keys of {cls.__name__}")
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"got the key {odd[0]!r}, wanted names")
         for field in attrs.fields(cls):
             if field.name in value:
                 _check_container(cls, field, value[field.name])

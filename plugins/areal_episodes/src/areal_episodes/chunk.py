@@ -7,7 +7,7 @@ Does not know: when anything is written (`store`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -29,8 +29,8 @@ class Chunk:
     rows: Sequence[tuple[Sequence[Any], int, int]]  # Any: as SQLite takes them
 
 
-def make_chunk(episodes: Sequence[EndedEpisode], tokenizer: Tokenizer, redact: Callable[[Any], Any]) -> Chunk:
-    """Return the chunk of some episodes. Any: plain data."""
+def make_chunk(episodes: Sequence[EndedEpisode], tokenizer: Tokenizer) -> Chunk:
+    """Return the chunk of some episodes."""
     trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
     packed = Packed.of(trajectories)
     generated, lengths = packed.generated(), packed.lengths.tolist()
@@ -48,7 +48,7 @@ def make_chunk(episodes: Sequence[EndedEpisode], tokenizer: Tokenizer, redact: C
         episodes=episodes,
         columns=blob,
         checksum=checksum(blob),
-        tasks={task_id: row_as_json(row, redact) for task_id, row in distinct.items()},
+        tasks={task_id: row_as_json(row) for task_id, row in distinct.items()},
         rows=rows,
     )
 

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from attrs import field, frozen
 
@@ -70,17 +69,16 @@ class Store:
         *,
         keep: int,
         tokenizer: Tokenizer,
-        redact: Callable[[Any], Any],
         tell: Callable[..., None],
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Open the file. Any: plain data.
+        """Open the file.
 
         Raises:
             StorageError: it cannot be written.
         """
         self._path, self._keep, self._patience_s, self._tell = path, keep, patience_s, tell
-        self._tokenizer, self._redact = tokenizer, redact
+        self._tokenizer = tokenizer
         self._database = schema.create(path)
         self._told: queue.Queue[EndedEpisode | _Settled | _End] = queue.Queue(MAX_WAITING)
         self._error: StorageError | None = None
@@ -182,14 +180,14 @@ class Store:
         if not episodes:
             return None
         try:
-            return make_chunk(episodes, self._tokenizer, self._redact)
+            return make_chunk(episodes, self._tokenizer)
         except Exception as error:  # whatever a workflow put into an episode
             if len(episodes) == 1:
                 self._try_to_tell("episode_not_kept", task_id=episodes[0].task_id, error=repr(error))
                 return None
         chunks = [chunk for one in episodes if (chunk := self._chunk([one])) is not None]
         good = [chunk.episodes[0] for chunk in chunks]
-        return make_chunk(good, self._tokenizer, self._redact) if good else None
+        return make_chunk(good, self._tokenizer) if good else None
 
     def _commit(self, chunk: Chunk | None, told: Sequence[object]) -> None:
         """Write, and while the disk refuses try again; give up only when the run closes."""
@@ -253,8 +251,6 @@ class Store:
             raise
 
 
-def open_store(
-    folder: Path, *, keep: int, tokenizer: Tokenizer, redact: Callable[[Any], Any], tell: Callable[..., None]
-) -> Store:
-    """Open the store of a run folder: the extension `episodes`. Any: plain data."""
-    return Store(folder / schema.FILE, keep=keep, tokenizer=tokenizer, redact=redact, tell=tell)
+def open_store(folder: Path, *, keep: int, tokenizer: Tokenizer, tell: Callable[..., None]) -> Store:
+    """Open the store of a run folder: the extension `episodes`."""
+    return Store(folder / schema.FILE, keep=keep, tokenizer=tokenizer, tell=tell)

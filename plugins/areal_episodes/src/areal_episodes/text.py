@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal_core.contract.data import Trajectory
 from areal_core.contract.workflow import Tokenizer
+from areal_core.plugins.redact import redact
 
 MAX_VALUE = 20_000
 """Characters kept of one value of a row."""
@@ -44,7 +45,7 @@ def _decoded(pieces: Sequence[Sequence[int]], tokenizer: Tokenizer) -> list[str]
     return [tokenizer.decode(list(piece), skip_special_tokens=False) for piece in pieces]
 
 
-def row_as_json(row: Mapping[str, Any], redact: Callable[[Any], Any]) -> str:
+def row_as_json(row: Mapping[str, Any]) -> str:
     """Return a row as JSON: secrets redacted, binary and long values cut. Any: the data set decides."""
     return json.dumps(redact(_plain(row)), default=str)
 
