@@ -131,6 +131,14 @@ def _machine(bench: TransportBench) -> Any:
             self.controller.release(life.offer)
             life.state = "gone" if life.state != "begun" else "given up"
 
+        @precondition(lambda self: any(life.state == "finished" for life in self.lives))
+        @rule(number=st.integers(0, 5))
+        def release_whole(self, number: int) -> None:
+            whole = [life for life in self.lives if life.state == "finished"]
+            life = whole[number % len(whole)]
+            self.controller.release(life.offer)
+            life.state = "gone"
+
         @precondition(lambda self: any(life.state == "given up" for life in self.lives))
         @rule()
         def late(self) -> None:
