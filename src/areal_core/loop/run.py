@@ -364,11 +364,9 @@ class Run:
         return support.preparer(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
 
     def _store(self, tokenizer: Any, events: EventLog) -> EpisodeStore | None:  # Any: a transformers tokenizer
-        keep = self._config.episodes.keep
+        keep, root = self._config.episodes.keep, self._folder.root
         make: OpenEpisodeStore | None = extension("episodes") if keep else None
-        if make is None:
-            return None
-        return make(self._folder.root, keep=keep, tokenizer=tokenizer, tell=events.write)
+        return None if make is None else make(root, keep=keep, tokenizer=tokenizer, tell=events.write)
 
     def _rewards(self, events: EventLog) -> RewardPool:
         make: MakeRewardPool = need("rewards", "a run")
