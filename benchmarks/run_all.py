@@ -19,6 +19,7 @@ SCRIPTS = (
     "packing",
     "train_step",
     "resume",
+    "episode_store",
     "generation",
     "async_vs_sync",
     "time_to_reward",
