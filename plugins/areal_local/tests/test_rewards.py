@@ -244,14 +244,18 @@ def test_a_signal_to_the_group_of_a_run_does_not_reach_its_rewards(user_file: st
     No process holds a named semaphore, which a killed run would leave behind.
     """
 
+    def semaphores(process: int) -> set[str]:
+        return {mapped.path for mapped in psutil.Process(process).memory_maps() if "/sem." in mapped.path}
+
     async def test() -> None:
+        before = semaphores(os.getpid())
         async with scripted(user_file) as pool:
             pid = int((await pool.score(value("pid"))).value or 0)
 
             assert os.getpgid(pid) not in (os.getpgid(0), 0)
             assert os.getsid(pid) != os.getsid(0)
-            for process in (pid, os.getpid()):
-                assert not any("/sem." in mapped.path for mapped in psutil.Process(process).memory_maps())
+            assert semaphores(os.getpid()) <= before
+            assert semaphores(pid) == set()
 
     asyncio.run(test())
 
