@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 SUMMARY_KEYS = {
     "status", "steps", "seconds", "reward_first", "reward_last", "eval_first", "eval_last", "max_staleness_configured",
