@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from attrs import field, frozen
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor
 
 from areal_core.contract.data import Episode, StopReason, Trajectory
-from areal_core.contract.errors import BatchError, StorageError
+from areal_core.contract.errors import BatchError
 from areal_core.contract.media import Media, alike, concat_media, pack_media, runs
 
 STOP_CODES: tuple[StopReason, ...] = (StopReason.STOP, StopReason.LENGTH, StopReason.TOOL_CALLS, StopReason.ABORTED)
@@ -212,38 +209,11 @@ class Batch:
             media={name: media.to(device) for name, media in self.media.items()},
         )
 
-    def save(self, path: Path) -> None:
-        """Write every column to one safetensors file. The file appears whole or not at all.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
-        # Columns may share memory (a copy of a column by name only), which safetensors refuses.
-        columns = {name: column.detach().cpu().clone() for name, column in self.flat().items()}
-        partial = path.with_name(path.name + ".partial")
-        try:
-            save_file(columns, partial)
-            partial.replace(path)
-        except (OSError, SafetensorError) as exc:
-            partial.unlink(missing_ok=True)
-            raise StorageError(f"cannot write the batch to {path}", why=str(exc)) from exc
-
-    @classmethod
-    def load(cls, path: Path) -> Batch:
-        """Read a file `save` wrote; bit for bit the same batch, on the CPU.
-
-        Raises:
-            BatchError: the file is not one `save` wrote.
-            FileNotFoundError: there is none.
-        """
-        try:
-            with safe_open(path, framework="pt") as file:
-                return cls.from_flat({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        except SafetensorError as exc:
-            raise BatchError(f"{path} holds no batch", why=f"it is not a safetensors file: {exc}") from exc
-
     def flat(self) -> dict[str, Tensor]:
-        """Return every column under `cu_seqlens` or `<table>/<name>`; tables are tokens, sequences, media, counts."""
+        """Return every column under `cu_seqlens` or `<table>/<name>`; tables are tokens, sequences, media, counts.
+
+        Clones of them are what `safetensors.torch.save_file` takes, and `from_flat` reads that back.
+        """
         return {
             **{f"tokens/{name}": column for name, column in _columns(self.tokens).items()},
             **{f"sequences/{name}": column for name, column in _columns(self.sequences).items()},
