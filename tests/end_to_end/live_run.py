@@ -118,6 +118,16 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
 
 
+def trained_tasks(folder: Path, last_version: int) -> list[str]:
+    """Return the prompts of every batch; a batch handed over but not trained before the end is handed over again."""
+    batches = {
+        event["version"]: event["task_ids"]
+        for event in read_lines(folder / "events.jsonl")
+        if event["kind"] == "batch_handed_over" and event["version"] <= last_version
+    }
+    return [task for version in sorted(batches) for task in batches[version]]
+
+
 def command(folder: Path, model: Path, *overrides: str, preset: str = "spell") -> list[str]:
     """Return the command line of a run on a preset."""
     words = [sys.executable, "-m", "areal_core.cli.main", "train", str(preset_path(preset))]

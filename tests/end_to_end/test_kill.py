@@ -10,7 +10,7 @@ import pytest
 
 from areal_core.observe.jsonl import read_lines
 
-from .live_run import LiveRun, command, live_run, shared_memory
+from .live_run import LiveRun, command, live_run, shared_memory, trained_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(tmp_path: Path, model: 
         assert run.summary()["episodes_trained"] == 8 * 128
         assert run.summary()["max_staleness_seen"] <= 2
         assert run.survivors() == []
-    trained = _trained_tasks(folder, last_version=7)
+    trained = trained_tasks(folder, last_version=7)
     assert sorted(trained) == [f"train/0/{row}" for row in sorted(range(8 * 16), key=lambda r: f"train/0/{r}")]
 
 
@@ -119,7 +119,7 @@ def test_kill_9_between_checkpoints_trains_every_prompt_exactly_once(
         assert code == 0, output
         assert [record["step"] for record in run.steps()] == list(range(1, 10))
         assert run.summary()["max_staleness_seen"] <= 2
-    trained = _trained_tasks(folder, last_version=8)
+    trained = trained_tasks(folder, last_version=8)
     assert sorted(trained) == sorted(f"train/0/{row}" for row in range(9 * 16))
 
 
@@ -135,13 +135,3 @@ def test_ctrl_c_before_the_first_step_says_that_there_is_nothing_to_resume(tmp_p
         assert "start the run again" in output or "--resume" in output
         assert ("--resume" in output) == bool(list(folder.glob("checkpoints/step-*")))
         assert run.survivors() == []
-
-
-def _trained_tasks(folder: Path, last_version: int) -> list[str]:
-    """Return the prompts of every batch; a batch handed over but not trained before the end is handed over again."""
-    batches = {
-        event["version"]: event["task_ids"]
-        for event in read_lines(folder / "events.jsonl")
-        if event["kind"] == "batch_handed_over" and event["version"] <= last_version
-    }
-    return [task for version in sorted(batches) for task in batches[version]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import attrs
 import pytest
 
 from areal_core.config.load import load_config
-from areal_core.contract.errors import RewardFailed
+from areal_core.contract.errors import RewardFailed, StorageError, WeightSyncError
 from areal_core.contract.train import TrainReport
 from areal_core.fleet.weight_sync import WeightUpdate
+from areal_core.loop.checkpoint import read_progress
 from areal_core.loop.learner import Update
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
@@ -43,6 +44,9 @@ class Everything:
         stepped: int = 1,
         failing_evaluation: int = -1,
         failing_batch: int = -1,
+        failing_sync: int = -1,
+        failing_update: int = -1,
+        full_disk: Sequence[int] = (),
         written: bool = True,
     ) -> None:
         self.log: list[str] = []
@@ -53,6 +57,7 @@ class Everything:
         self.actor, self.critic = self, None
         self._unchanged, self._stepped, self._failing = unchanged, stepped, failing_evaluation
         self._failing_batch, self._written = failing_batch, written
+        self._failing_sync, self._failing_update, self._full_disk = failing_sync, failing_update, full_disk
         self._begun = -1
 
     async def next_batch(self) -> list[EpisodeGroup]:
@@ -65,6 +70,8 @@ class Everything:
 
     async def update(self, *args: Any) -> Any:
         """Train, or sync weights: told apart by the number of arguments, as the loop calls them."""
+        if self.version == (self._failing_update if len(args) == 2 else self._failing_sync):
+            raise WeightSyncError("half of it")
         if len(args) == 2:
             report = attrs.evolve(REPORT, stepped=bool(self._stepped))
             return Update(report=report, num_tokens=5, num_trained=3, stepped=self._stepped, seconds=0.1, metrics={})
@@ -80,6 +87,8 @@ class Everything:
         return nullcontext()
 
     async def save_state(self, _path: Path) -> None:
+        if self.version in self._full_disk:
+            raise StorageError("the state is not written", why="No space left on device")
         self.log.append(f"saved {self.version}")
 
     async def begin_state(self, path: Path) -> None:
@@ -227,6 +236,45 @@ def test_a_checkpoint_begun_is_kept_when_something_else_fails(tmp_path: Path) ->
 
     assert everything.log[-1] == "finished 1"
     assert [path.name for path in folder.checkpoints()] == ["step-000001"]
+
+
+@pytest.mark.parametrize(("failing", "saved"), [({"failing_batch": 2}, 2), ({"failing_sync": 2}, 3)])
+def test_what_is_trained_is_saved_before_an_error_ends_the_run(
+    tmp_path: Path, failing: dict[str, int], saved: int
+) -> None:
+    """A rollout that failed costs no step, and neither does a fleet that could not take the new weights."""
+    loop, folder = _loop(tmp_path, Everything(**failing), "steps=9", "evaluation.before=false")  # type: ignore[arg-type]
+
+    with pytest.raises((RewardFailed, WeightSyncError)):
+        asyncio.run(loop.run(0, Totals()))
+
+    latest = folder.latest()
+    assert latest is not None and latest.name == f"step-{saved:06d}"
+    progress = read_progress(latest)
+    assert (progress.version, progress.tasks["version"], progress.totals["weight_updates"]) == (saved, saved, saved)
+
+
+def test_weights_an_update_may_have_half_changed_are_not_saved(tmp_path: Path) -> None:
+    """The checkpoint before stays the newest one: groups and weights are one fact."""
+    settings = ("steps=9", "evaluation.before=false", "checkpoint.every_steps=1")
+    loop, folder = _loop(tmp_path, Everything(failing_update=2), *settings)
+
+    with pytest.raises(WeightSyncError):
+        asyncio.run(loop.run(0, Totals()))
+
+    assert [path.name for path in folder.checkpoints()] == ["step-000001", "step-000002"]
+
+
+def test_a_checkpoint_the_disk_refused_is_told_and_written_after_the_next_step(tmp_path: Path) -> None:
+    """One failed periodic checkpoint is no reason to end a run."""
+    everything = Everything(full_disk=(3, 4))
+    settings = ("steps=8", "evaluation.before=false", "checkpoint.every_steps=3", "checkpoint.keep=9")
+    loop, folder = _loop(tmp_path, everything, *settings)
+
+    assert asyncio.run(loop.run(0, Totals())) == 8
+
+    assert [path.name for path in folder.checkpoints()] == [f"step-{step:06d}" for step in (5, 6, 8)]
+    assert everything.events.count("checkpoint_refused") == 2
 
 
 def test_a_stop_finishes_the_checkpoint_that_was_begun(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from areal_core.contract import Job, Worker, WorkerState, WorkerStatus
-from areal_core.contract.errors import WorkerDied, WorkerTimeout
+from areal_core.contract.errors import NoReplica, WorkerDied, WorkerTimeout
 from areal_core.testing.clock import StepClock
 from areal_core.worker.supervise import Supervisor, failure
 
@@ -116,3 +116,67 @@ def test_another_check_is_made_at_every_look() -> None:
 
     assert looks == 3
     assert "nobody serves" in str(error)
+
+
+class Fleet:
+    """A check that fails once it is told to."""
+
+    def __init__(self) -> None:
+        self.error: NoReplica | None = None
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def _supervised(*statuses: WorkerStatus) -> tuple[Supervisor, ScriptedScheduler, Fleet, StepClock]:
+    scheduler, clock, fleet = ScriptedScheduler(*statuses), StepClock(), Fleet()
+    supervisor = Supervisor(scheduler, clock=clock, period_s=1.0)
+    supervisor.watch("actor")
+    supervisor.watch_with(fleet.check)
+    return supervisor, scheduler, fleet, clock
+
+
+def test_work_winds_down_before_the_error_of_a_fleet_whose_trainers_live() -> None:
+    """The trainers hold steps that are worth saving."""
+
+    async def body() -> list[str]:
+        supervisor, _, fleet, clock = _supervised(status(0))
+        asked = asyncio.Event()
+        done: list[str] = []
+
+        async def work() -> int:
+            await asked.wait()
+            done.append("saved")
+            return 1
+
+        running = asyncio.ensure_future(supervisor.while_live(work(), asked.set))
+        await clock.settle()
+        fleet.error = NoReplica("the fleet is gone")
+        await clock.advance(1.0)
+        with pytest.raises(NoReplica, match="the fleet is gone"):
+            await running
+        return done
+
+    assert asyncio.run(body()) == ["saved"]
+
+
+@pytest.mark.parametrize("fleet_first", [False, True])
+def test_work_is_cancelled_when_a_trainer_is_gone(fleet_first: bool) -> None:
+    """Nobody waits for a step of a dead trainer, also when it dies while the work winds down."""
+
+    async def body() -> None:
+        supervisor, scheduler, fleet, clock = _supervised(status(0))
+        asked = asyncio.Event()
+        running = asyncio.ensure_future(supervisor.while_live(asyncio.Event().wait(), asked.set))
+        await clock.settle()
+        if fleet_first:
+            fleet.error = NoReplica("the fleet is gone")
+            await clock.advance(1.0)
+        scheduler.statuses[0] = status(0, WorkerState.ENDED, exit_code=-9)
+        await clock.advance(1.0)
+        with pytest.raises(NoReplica if fleet_first else WorkerDied):
+            await running
+        assert asked.is_set() == fleet_first
+
+    asyncio.run(body())

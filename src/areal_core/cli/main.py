@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except ArealError as exc:
-        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        print("\n".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", ())]), file=sys.stderr)
         return BAD_INPUT if isinstance(exc, ConfigError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

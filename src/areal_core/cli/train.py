@@ -41,6 +41,9 @@ def train_command(
     *overrides: str,
     resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last checkpoint.")] = None,
     dry_run: Annotated[bool, Parameter(help="Print the resolved plan and stop; no model is loaded.")] = False,
+    archive: Annotated[
+        bool, Parameter(help="Move an earlier run in the folder aside, to <folder>.1, and start.")
+    ] = False,
 ) -> int:
     """Train a model from a yaml file.
 
@@ -62,7 +65,7 @@ def train_command(
     if resume is not None:
         run = attrs.evolve(run, out=str(resume))
         _check_secrets(run, resume)
-    return train(run, registry, resume=resume is not None, dry_run=dry_run)
+    return train(run, registry, resume=resume is not None, dry_run=dry_run, archive=archive)
 
 
 def _config_of(folder: Path) -> Path:
@@ -168,8 +171,7 @@ def _close(outcome: RunOutcome, console: Console) -> int:
 
 
 def _how_to_resume(folder: RunFolder) -> str:
-    latest = folder.latest()
-    if latest is None:
+    if (latest := folder.latest()) is None:
         return "stopped before the first checkpoint; start the run again"
     return f"stopped; {latest.name} is saved. To continue: areal train --resume {folder.root}"
 

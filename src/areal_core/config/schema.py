@@ -143,9 +143,13 @@ class EvaluationConfig:
 
 @frozen(kw_only=True)
 class CheckpointConfig:
-    """`every_steps` 0 saves only at the end and on Ctrl-C. `keep` bounds how many resume points stay."""
+    """States saved on the way; one is saved at the end, on Ctrl-C and on an error the trainers survive anyway.
+
+    `every_steps` 0 goes by time, where saving takes a twentieth of it at most; both 0 save none. `keep` may stay.
+    """
 
     every_steps: int = field(default=0, validator=validators.ge(0))
+    every_s: float = field(default=600.0, validator=validators.ge(0.0))
     keep: int = field(default=2, validator=validators.ge(1))
     background: bool = False
     """Write training states during the next steps. Takes as much host memory as the states, until they are written."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,17 @@ from typing import Any
 from attrs import frozen
 
 from areal_core.config.schema import CheckpointConfig
-from areal_core.contract.errors import CheckpointError
+from areal_core.contract.clock import Clock, SystemClock
+from areal_core.contract.errors import CheckpointError, StorageError
 from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.train_group import TrainGroup
 
 _FORMAT = 1
+PATIENCE_S, RETRY_S = 60.0, 2.0
+"""How long a disk may refuse checkpoints before the run ends, and when the last one is tried again."""
+MAX_SHARE = 0.05
+"""Of a run's time that checkpoints by time may take."""
 
 
 @frozen(kw_only=True)
@@ -110,45 +115,97 @@ class BegunCheckpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, one after another. At most one is begun and not finished."""
+    """The checkpoints of one run, one after another, at most one begun and not finished. One refused is tried again."""
 
     def __init__(
-        self, folder: RunFolder, learner: Learner, config: CheckpointConfig, tell: Callable[[int, Path], None]
+        self,
+        folder: RunFolder,
+        learner: Learner,
+        config: CheckpointConfig,
+        tell: Callable[[int, Path], None],
+        tell_refused: Callable[[int, StorageError], None],
+        clock: Clock | None = None,
     ) -> None:
-        """Tell of every one that is complete, by version and path."""
-        self._folder, self._learner, self._config, self._tell = folder, learner, config, tell
+        """Tell of every one that is complete, by version and path, and of every one that was refused."""
+        self._folder, self._learner, self._config = folder, learner, config
+        self._tell, self._tell_refused, self._clock = tell, tell_refused, clock or SystemClock()
         self._begun: BegunCheckpoint | None = None
+        self.saved = -1  # the version of the newest one that is complete
+        self._last_s, self._cost_s = self._clock.now(), 0.0
+        self._refused_s: float | None = None
+
+    def due(self, version: int) -> bool:
+        """Tell whether one belongs after the step that made `version`: by count, by time, or for one refused."""
+        if self._refused_s is not None or self._config.every_steps:
+            return self._refused_s is not None or version % self._config.every_steps == 0
+        passed = self._clock.now() - self._last_s
+        return bool(self._config.every_s) and passed >= max(self._config.every_s, self._cost_s / MAX_SHARE)
 
     async def save(self, progress: Progress) -> None:
         """Write one; it is complete when this returns."""
-        await self.finish()
-        path = await save_checkpoint(self._folder, self._learner, progress, keep=self._config.keep)
-        self._tell(progress.version, path)
+        while self.saved != progress.version:
+            await self.begin(progress, at_once=True)
+            if self._refused_s is not None:
+                await self._clock.sleep(RETRY_S)
 
-    async def begin(self, progress: Progress) -> None:
-        """Begin one, or write it at once if the run writes none in the background."""
-        if not self._config.background:
-            await self.save(progress)
-            return
-        await self.finish()
-        self._begun = await begin_checkpoint(self._folder, self._learner, progress, keep=self._config.keep)
+    async def begin(self, progress: Progress, *, at_once: bool = False) -> None:
+        """Begin one, or write it at once if the run writes none in the background.
+
+        Raises:
+            StorageError: the disk refuses them for longer than a moment.
+        """
+        if self._begun is not None:
+            await self._patiently(self._begun.version, self.finish())
+        if self.saved != progress.version:
+            await self._patiently(progress.version, self._write(progress, at_once or not self._config.background))
 
     async def advance(self) -> None:
         """Finish the one that was begun if that takes no waiting."""
         if self._begun is not None and await self._begun.written():
-            await self.finish()
+            await self._patiently(self._begun.version, self.finish())
 
     async def finish(self) -> None:
         """Wait for the one that was begun, if there is one."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            self._tell(begun.version, await begun.finish())
+            self._complete(begun.version, await begun.finish())
+
+    async def rescue(self, progress: Progress | None) -> None:
+        """Finish the one that was begun and write this last one, whatever ends the run."""
+        with suppress(StorageError):
+            await self.finish()
+        if progress is not None and self.saved != progress.version:
+            await self._write(progress, at_once=True)
 
     def drop(self) -> None:
         """Give up the one that was begun, if there is one."""
         begun, self._begun = self._begun, None
         if begun is not None:
             begun.drop()
+
+    async def _write(self, progress: Progress, at_once: bool) -> None:
+        began, keep = self._clock.now(), self._config.keep
+        if at_once:
+            self._complete(progress.version, await save_checkpoint(self._folder, self._learner, progress, keep=keep))
+        else:
+            self._begun = await begin_checkpoint(self._folder, self._learner, progress, keep=keep)
+        self._last_s = self._clock.now()
+        self._cost_s = self._last_s - began
+
+    async def _patiently(self, version: int, writing: Coroutine[None, None, None]) -> None:
+        """Tell of a refusal; raise it if the first one is `PATIENCE_S` ago, or no folder is left."""
+        try:
+            await writing
+        except StorageError as error:
+            now = self._clock.now()
+            self._refused_s = now if self._refused_s is None else self._refused_s
+            if not self._folder.root.is_dir() or now - self._refused_s >= PATIENCE_S:
+                raise
+            self._tell_refused(version, error)
+
+    def _complete(self, version: int, path: Path) -> None:
+        self.saved, self._refused_s = version, None
+        self._tell(version, path)
 
 
 def read_progress(path: Path) -> Progress:

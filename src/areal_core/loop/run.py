@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,8 @@ class Run:
             raise
         except BaseException as exc:
             error = exc
+            if (latest := self._folder.latest()) is not None:
+                exc.add_note(f"{latest.name} is saved. To continue: areal train --resume {self._folder.root}")
             raise
         finally:
             summary = self._end(events, status, error)
@@ -152,7 +154,8 @@ class Run:
             for role in self._plan.roles:
                 if role.engine_role == "train":
                     supervisor.watch(role.role)
-            return await _while_workers_live(loop.run(progress.version, Totals.from_dict(progress.totals)), supervisor)
+            work = loop.run(progress.version, Totals.from_dict(progress.totals))
+            return await supervisor.while_live(work, self._stop.set)
 
     async def _start(
         self,
@@ -378,23 +381,3 @@ class Run:
             timeout_s=reward.timeout_s,
             tell=events.write,
         )
-
-
-async def _while_workers_live(work: Coroutine[Any, Any, int], supervisor: Supervisor) -> int:
-    """Await the work while the fleet lives. Any: asyncio's own.
-
-    A dead worker often shows first as a failed call; the supervisor's error, with the last log lines, is raised.
-    """
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(supervisor.failed())
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if watch.done():
-            watch.result()
-        if task.exception() is not None:
-            supervisor.check()
-        return task.result()
-    finally:
-        for waiter in (task, watch):
-            waiter.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)

@@ -105,7 +105,8 @@ class RunFolder:
             raise RunFolderError(
                 f"run folder {self.root} already holds a run",
                 why="its metrics and checkpoints would be mixed up",
-                fix=f"{resumable if checkpoint else ''}choose another folder with out=DIR",
+                fix=f"{resumable if checkpoint else ''}move it aside and start anew with --archive, "
+                "or choose another folder with out=DIR",
             )
         self._archive()
 
@@ -135,7 +136,8 @@ class RunFolder:
         partial = final.with_name(final.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            partial.mkdir(parents=True)
+            final.parent.mkdir(exist_ok=True)  # whoever removed the run folder does not get it again
+            partial.mkdir()
             yield partial
             if final.exists():
                 shutil.rmtree(final)

@@ -20,6 +20,7 @@ import attrs
 
 from areal_core.config.schema import RunConfig
 from areal_core.contract.batch import Batch
+from areal_core.contract.errors import StorageError
 from areal_core.contract.inference import SamplingParams
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
@@ -55,20 +56,22 @@ class TrainLoop:
 
     def __init__(self, config: RunConfig, folder: RunFolder, parts: Parts, stop: asyncio.Event) -> None:
         self._config, self._parts, self._stop = config, parts, stop
-        self._checkpoints = Checkpoints(folder, parts.learner, config.checkpoint, self._tell_checkpoint)
+        tell = (self._tell_checkpoint, self._tell_refused)
+        self._checkpoints = Checkpoints(folder, parts.learner, config.checkpoint, *tell)
+        self._trained: int | None = None  # the version of the trainers' weights; within an update they have none
 
     async def run(self, version: int, totals: Totals) -> int:
         """Train from `version` to the configured number of steps, or until asked to stop.
 
         A checkpoint is written before the evaluation of its version, so that an evaluation
         that fails costs no training. Returns the version reached; its checkpoint is complete.
-        Raises the first error of any part; a checkpoint that was begun is kept if the engines still answer.
+        Raises the first error of any part; what is trained is saved before if the engines still answer.
         """
+        self._trained = self._checkpoints.saved = version
         try:
             return await self._steps(version, totals)
         except Exception:
-            with suppress(Exception):  # what ended the run is told
-                await self._checkpoints.finish()
+            await self._rescue()
             raise
         finally:
             self._checkpoints.drop()
@@ -78,7 +81,6 @@ class TrainLoop:
             await self._evaluate(version)
         await self._parts.meter.read()
         self._count = Count(totals, self._parts.learner, self._parts.meter)
-        saved = version
         while version < self._config.steps and not self._stop.is_set():
             times = StepTimes()
             with times.measure("wait_s"):
@@ -87,29 +89,31 @@ class TrainLoop:
                 break
             update, weights = await self._train(groups, version, times)
             version += 1
-            self._count.add(groups, update)
             await self._checkpoints.advance()
-            every = self._config.checkpoint.every_steps
             if version == self._config.steps:
                 await self._checkpoints.save(self._progress(version))
-                saved = version
-            elif every and version % every == 0:
+            elif self._checkpoints.due(version):
                 await self._checkpoints.begin(self._progress(version))
-                saved = version
             await self._account(version, groups, update, weights, times)
-        if version > saved:
-            await self._checkpoints.save(self._progress(version))
-        await self._checkpoints.finish()
+        await self._checkpoints.save(self._progress(version))
         return version
+
+    async def _rescue(self) -> None:
+        """Save what is trained, if it is whole and the engines answer; not this but what ends the run is told."""
+        with suppress(Exception):
+            await self._checkpoints.rescue(None if self._trained is None else self._progress(self._trained))
 
     async def _train(
         self, groups: Sequence[EpisodeGroup], version: int, times: StepTimes
     ) -> tuple[Update, WeightUpdate]:
         """Train on one batch of groups, bring the fleet to the next version, open the gate."""
         episodes = [episode for group in groups for episode in group.episodes]
+        self._trained = None
         async with self._parts.sync.stepping():
             with times.measure("train_s"):
                 update = await self._parts.learner.update(Batch.pack(episodes), version)
+            self._trained = version + 1
+            self._count.add(groups, update)
             with times.measure("sync_s"):
                 weights = await self._parts.sync.update(version + 1)
         self._parts.executor.set_version(version + 1)
@@ -157,10 +161,15 @@ class TrainLoop:
         return score
 
     def _progress(self, version: int) -> Progress:
-        return Progress(version=version, tasks=self._parts.executor.state(), totals=self._count.totals().as_dict())
+        tasks = {**self._parts.executor.state(), "version": version}  # a fleet without new weights lags behind
+        return Progress(version=version, tasks=tasks, totals=self._count.totals().as_dict())
 
     def _tell_checkpoint(self, version: int, path: Path) -> None:
         self._parts.events.write("checkpoint", version=version, path=str(path))
+
+    def _tell_refused(self, version: int, error: StorageError) -> None:
+        self._parts.events.write("checkpoint_refused", version=version, error=str(error))
+        self._parts.view.note(f"version {version} is not saved yet, it is tried again: {error.why}")
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """Await the work, or return None as soon as somebody asked the run to stop.

@@ -8,10 +8,11 @@ Does not know: how a scheduler finds out (`Scheduler.poll` tells), or what the r
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
 
 from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import WorkerDied, WorkerError, WorkerTimeout
@@ -63,7 +64,7 @@ class Supervisor:
         """Call `check` at every look as well: it looks after workers that may be lost, and raises if it is fatal."""
         self._checks.append(check)
 
-    def check(self) -> None:
+    def check(self, *, others: bool = True) -> None:
         """Look once at every watched role, and make the other checks.
 
         Raises:
@@ -75,14 +76,38 @@ class Supervisor:
             for status in self._scheduler.poll(role):
                 if (error := failure(status)) is not None:
                     raise error
-        for check in self._checks:
+        for check in self._checks if others else ():
             check()
 
-    async def failed(self) -> NoReturn:
+    async def failed(self, *, others: bool = True) -> NoReturn:
         """Return never; raise the first fatal error, within a period of the scheduler knowing of it."""
         while True:
-            self.check()
+            self.check(others=others)
             await self._clock.sleep(self._period_s)
+
+    async def while_live(self, work: Coroutine[Any, Any, int], wind_down: Callable[[], None]) -> int:
+        """Await the work, or raise the first fatal error: of a dead worker with its last log lines. Any: asyncio's own.
+
+        While the watched roles live, the work is asked to wind down before the error of another check is raised.
+        """
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self.failed())]
+        task, watch = tasks
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done() and not task.done():
+                self.check(others=False)
+                wind_down()
+                tasks.append(asyncio.ensure_future(self.failed(others=False)))
+                await asyncio.wait([task, tasks[-1]], return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()
+            if task.exception() is not None:
+                self.check()
+            return task.result()
+        finally:
+            for waiter in tasks:
+                waiter.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _ending(code: int | None) -> str:

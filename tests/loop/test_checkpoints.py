@@ -1,0 +1,156 @@
+"""When checkpoints are due, and how long a disk that refuses one is asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from areal_core.config.schema import CheckpointConfig
+from areal_core.contract.errors import StorageError
+from areal_core.loop.checkpoint import PATIENCE_S, RETRY_S, Checkpoints, Progress
+from areal_core.loop.learner import Learner
+from areal_core.loop.run_folder import RunFolder
+from areal_core.testing.clock import StepClock
+
+
+class Trainer:
+    """A learner and its actor on a disk that is full until `room_at`; a state takes `seconds`."""
+
+    role, critic = "actor", None
+
+    def __init__(self, clock: StepClock, *, room_at: float = 0.0, seconds: float = 0.0) -> None:
+        self._clock, self._room_at, self._seconds = clock, room_at, seconds
+
+    @property
+    def actor(self) -> Trainer:
+        return self
+
+    async def save_state(self, path: Path) -> None:
+        if self._clock.now() < self._room_at:
+            raise StorageError(f"{path} is not written", why="No space left on device")
+        if self._seconds:
+            await self._clock.sleep(self._seconds)
+
+    async def save_weights(self, _path: Path) -> None:
+        """Nothing to write."""
+
+
+class Bench:
+    """Checkpoints in a folder, and what they told."""
+
+    def __init__(self, root: Path, *, room_at: float = 0.0, seconds: float = 0.0, **config: Any) -> None:
+        self.clock, self.folder = StepClock(), RunFolder(root)
+        trainer = cast(Learner, Trainer(self.clock, room_at=room_at, seconds=seconds))
+        self.complete: list[int] = []
+        self.refused: list[int] = []
+        self.checkpoints = Checkpoints(
+            self.folder,
+            trainer,
+            CheckpointConfig(**config),
+            lambda version, _: self.complete.append(version),
+            lambda version, _: self.refused.append(version),
+            self.clock,
+        )
+
+    async def step(self, version: int, seconds: float) -> None:
+        """Spend a step's time, and save what is due after it."""
+        await self.clock.advance(seconds)
+        if self.checkpoints.due(version):
+            saving = asyncio.ensure_future(self.checkpoints.begin(_progress(version)))
+            await self.clock.settle()
+            while (deadline := self.clock.next_deadline) is not None:
+                await self.clock.advance(deadline - self.clock.now())
+            await saving
+
+
+def _progress(version: int) -> Progress:
+    return Progress(version=version, tasks={}, totals={})
+
+
+def test_without_a_number_of_steps_checkpoints_go_by_time(tmp_path: Path) -> None:
+    """Ten minutes apart, so that a crash costs no more than those."""
+
+    async def body() -> list[int]:
+        bench = Bench(tmp_path)
+        for version in range(1, 11):
+            await bench.step(version, 200.0)
+        return bench.complete
+
+    assert asyncio.run(body()) == [3, 6, 9]
+
+
+def test_checkpoints_by_time_take_a_twentieth_of_it_at_most(tmp_path: Path) -> None:
+    """A large model whose state takes two minutes is saved every forty."""
+
+    async def body() -> list[int]:
+        bench = Bench(tmp_path, seconds=120.0)
+        for version in range(1, 14):
+            await bench.step(version, 600.0)
+        return bench.complete
+
+    assert asyncio.run(body()) == [1, 5, 9, 13]
+
+
+def test_both_intervals_zero_save_none_on_the_way(tmp_path: Path) -> None:
+    """Whoever wants only the last state can have it."""
+    bench = Bench(tmp_path, every_s=0.0)
+
+    asyncio.run(bench.clock.advance(1e9))
+
+    assert not bench.checkpoints.due(1)
+
+
+def test_the_last_checkpoint_waits_for_room_on_the_disk(tmp_path: Path) -> None:
+    """A moment of full disk costs a moment."""
+
+    async def body() -> Bench:
+        bench = Bench(tmp_path, room_at=5.0)
+        saving = asyncio.ensure_future(bench.checkpoints.save(_progress(7)))
+        await bench.clock.settle()
+        while not saving.done():
+            await bench.clock.advance(RETRY_S)
+        return bench
+
+    bench = asyncio.run(body())
+
+    assert bench.complete == [7]
+    assert set(bench.refused) == {7}
+    assert bench.folder.latest() == tmp_path / "checkpoints" / "step-000007"
+
+
+def test_a_disk_that_stays_full_is_an_error_that_names_it_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    """After a minute, and whoever resumes has the last good state."""
+
+    async def body() -> tuple[Bench, float]:
+        bench = Bench(tmp_path, room_at=1e9)
+        with bench.folder.new_checkpoint(5, keep=2) as path:
+            (path / "loop.json").touch()
+        saving = asyncio.ensure_future(bench.checkpoints.save(_progress(7)))
+        await bench.clock.settle()
+        while not saving.done():
+            await bench.clock.advance(RETRY_S)
+        with pytest.raises(StorageError, match="No space left on device"):
+            saving.result()
+        return bench, bench.clock.now()
+
+    _, seconds = asyncio.run(body())
+
+    assert PATIENCE_S <= seconds <= PATIENCE_S + 2 * RETRY_S
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000005"]
+
+
+def test_a_removed_run_folder_is_told_at_once_and_not_made_again(tmp_path: Path) -> None:
+    """Nobody waits for it to come back."""
+    root = tmp_path / "run"
+    root.mkdir()
+    bench = Bench(root)
+    shutil.rmtree(root)
+
+    with pytest.raises(StorageError, match="No such file or directory"):
+        asyncio.run(bench.checkpoints.save(_progress(1)))
+
+    assert not root.exists()
