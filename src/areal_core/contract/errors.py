@@ -1,47 +1,7 @@
 """Every error areal raises, each with a code, what happened, why, and the fix.
 
-* ArealError
-  x PluginError                     E100
-    + BackendNotFound (LookupError)   E101   no plugin of that name is installed
-    + EngineMissing (ImportError)     E102   the plugin is here, its engine is not
-    + BackendBroken (ImportError)     E103   the plugin raises when imported
-    + ContractMismatch                E104   written for another contract version
-    + DuplicateName                   E105   two distributions claim one name
-    + CapabilityError                 E106   asked for what the backend does not claim
-    + ManifestError (ValueError)      E107   the manifest itself is wrong
-  x ConfigError (ValueError)        E200
-    + UnknownKey                      E201   a key nobody reads
-    + WrongType (TypeError)           E202   a value of the wrong type
-    + PlanError                       E203   values that cannot go together
-    + ModelError                      E204   the model folder is missing or unfit
-    + DatasetError                    E205   the data set is missing or a row is unfit
-    + RunFolderError                  E206   the run folder is taken or cannot be resumed
-    + LayoutError                     E207   a parallel layout that cannot be built
-  x RolloutError                    E300
-    + EpisodeFailed                   E301   a workflow raised
-    + RewardFailed                    E302   a reward function raised, hung or returned no number
-    + PromptTooLong (ValueError)      E303   prompt and budget exceed the context
-    + GenerationFailed                E304   the engine refused or lost a request        (retryable)
-    + NoReplica                       E305   every inference replica is out of service
-    + StalenessViolation              E306   an episode older than the bound reached the trainer
-  x WorkerError                     E400
-    + WorkerDied                      E401   a worker process ended                       (retryable)
-    + WorkerTimeout (TimeoutError)    E402   a worker did not answer within the deadline
-    + RemoteError                     E403   a call raised inside a worker
-    + ResourceError                   E404   not enough devices, ports or memory
-    + AuthenticationError             E405   a peer without this run's key
-    + CodecError (ValueError)         E406   a message that cannot be encoded or decoded
-  x WeightSyncError                 E500
-    + CoverageError                   E501   a tensor without a destination, or a destination without one
-    + FingerprintMismatch             E502   the bytes that arrived are not the bytes sent
-    + VersionRegressed (ValueError)   E503   weights older than those serving were offered
-  x TrainError                      E600
-    + BatchError (ValueError)         E601   a batch the engine cannot take
-    + CheckpointError                 E602   a checkpoint that is missing, torn or of another model
-  x StorageError (OSError)          E700   the disk is full or not writable
-
-Retryable errors are retried by the one place that retries (`rollout.executor`); all
-others end what raised them. Each code has a page: `docs/errors/AREAL-E101.md`.
+Codes go by family: a code ending in 00 is the class that the others derive from. Each has a page, `docs/errors/`.
+Retryable errors are retried by the one place that retries (`rollout.executor`); all others end what raised them.
 """
 
 from __future__ import annotations
