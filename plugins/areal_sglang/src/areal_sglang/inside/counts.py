@@ -8,12 +8,14 @@ Does not know: who asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from attrs import define
 
 _NOTE = "areal_counted"
+_AHEAD = "areal_counted_ahead"
+"""How many tokens of a request were counted before they were read."""
 
 
 @define
@@ -35,7 +37,8 @@ Original = Callable[..., Any]  # Any: SGLang's own
 def generated(original: Original, req: Any, new_accepted_len: int = 1) -> None:
     """Hook of Req.update_finish_state, which is called for every token."""
     if not req.finished():
-        _counts.generated += new_accepted_len
+        _counts.generated += new_accepted_len - getattr(req, _AHEAD, 0)
+        setattr(req, _AHEAD, 0)
     original(req, new_accepted_len)
 
 
@@ -77,21 +80,26 @@ def returned(original: Original, streamer: Any, reqs: Any, *args: Any, **kwargs:
 def paused(original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of Scheduler.pause_generation, after which no step shows anything."""
     result = original(scheduler, *args, **kwargs)
+    if getattr(scheduler, "_engine_paused", False):
+        _count_ahead(getattr(scheduler, "result_queue", ()))
     scheduler.publish_load_snapshot(force=True)
     return result
 
 
-def _unread() -> int:
-    """Return how many tokens a pause left computed and not read: SGLang overlaps the two."""
-    if _scheduler is None or not getattr(_scheduler, "_engine_paused", False):
-        return 0
-    queue = getattr(_scheduler, "result_queue", ())
-    return sum(not req.finished() and req.inflight_middle_chunks <= 0 for batch, _ in queue for req in batch.reqs)
+def _count_ahead(queue: Iterable[tuple[Any, Any]]) -> None:  # Any: SGLang's own
+    """Count the tokens a pause leaves computed and not read: SGLang overlaps the two.
+
+    At once and for good, because a request that is given up during the pause takes its unread token with it.
+    """
+    unread = [req for batch, _ in queue for req in batch.reqs if not req.finished() and req.inflight_middle_chunks <= 0]
+    for req in unread:
+        if not getattr(req, _AHEAD, 0):
+            setattr(req, _AHEAD, 1)
+            _counts.generated += 1
 
 
 def told(original: Original, inquirer: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of SchedulerLoadInquirer.get_loads: put the counts where /v1/loads shows them."""
     snapshot = original(inquirer, *args, **kwargs)
-    generated = _counts.generated + _unread()
-    snapshot.decode_moments = [_counts.prompt, _counts.found, _counts.preempted, generated, 0.0, 0.0]
+    snapshot.decode_moments = [_counts.prompt, _counts.found, _counts.preempted, _counts.generated, 0.0, 0.0]
     return snapshot
