@@ -105,7 +105,7 @@ class Everything:
     async def save_weights(self, _path: Path) -> None:
         """Nothing to write."""
 
-    async def score(self, _executor: object) -> float:
+    async def score(self) -> float:
         self.log.append(f"evaluated {self.version}")
         if self.version == self._failing:
             raise RewardFailed("the reward function raised")

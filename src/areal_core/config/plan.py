@@ -36,6 +36,7 @@ _MASTER_BYTES = 4
 """An fp32 master weight, per parameter."""
 _ADAM_BYTES = 16
 """fp32 master weight, gradient and two moments, per parameter."""
+_TIMING = "rollout.max_staleness is above 0: which weights generate a token depends on time; areal replay repeats a run"
 
 
 @frozen(kw_only=True)
@@ -75,11 +76,12 @@ class Plan:
         return {role.role: role for role in self.roles}[name]
 
 
-def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
+def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int], *, generating: bool = True) -> Plan:
     """Check everything that can be checked without loading a model.
 
     Args:
         devices: how many accelerators of each type this run may use, for example {"cuda": 8}.
+        generating: False for a replay, which needs no inference worker and no engine for one.
 
     Raises:
         ConfigError, PluginError, ResourceError: the first thing that cannot work, what, why, fix.
@@ -90,9 +92,9 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     named = beyond and config.device != "auto"
     device = config.device if named else choose_device(config.device, devices, _backends(config), registry)
     roles = [_train_role(name, role, config, registry, device) for name, role in _train_roles(config).items()]
-    roles.append(_rollout_role(config, registry, device))
+    roles.append(_rollout_role(config, registry, device, generating))
     infer = registry.describe("infer", roles[-1].backend.name)
-    engine_warnings = check_environment(config.rollout, infer, device)
+    engine_warnings = check_environment(config.rollout, infer, device) if generating else []
     if not beyond:
         owners = [role for role in roles if not role.placement.owner]
         check_enough({role.role: role.num_workers * role.devices_per_worker for role in owners}, device, devices)
@@ -104,6 +106,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int])
     warnings = [
         *stand_in_warnings(device, registry),
         *engine_warnings,
+        *([_TIMING] if config.deterministic and config.rollout.max_staleness and generating else ()),
         *check_sampling(config, roles[-1].model),
         *check_algorithm(
             config.algorithm,
@@ -188,19 +191,23 @@ def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Regist
     )
 
 
-def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePlan:
+def _rollout_role(config: RunConfig, registry: Registry, device: str, generating: bool) -> RolePlan:
     rollout = config.rollout
     backend = parse_backend(rollout.backend)
+    options = rollout.options
     _require(registry, "infer", backend, asked_of_sampling(rollout.sampling), device)
-    if rollout.python is None:
+    if config.deterministic and generating:
+        claim = registry.require("infer", backend.name, "deterministic", device=device)
+        options = {**options, "deterministic": True} if claim.condition else options
+    if generating and rollout.python is None:
         registry.check_engine("infer", backend.name)
-    elif shutil.which(rollout.python) is None:
+    elif generating and shutil.which(rollout.python or "") is None:
         raise PlanError(
             f"rollout.python={rollout.python} is not an interpreter",
             why="it is neither an executable file nor on the PATH",
             fix="name the python of an environment with areal-local and the engine: /path/to/venv/bin/python",
         )
-    registry.options("infer", backend.name, rollout.options, "rollout.options")
+    registry.options("infer", backend.name, options, "rollout.options")
     # The fleet serves the actor's starting weights.
     model = inspect_model(config.actor.path or config.model.path, images=True)
     if model.sees:
@@ -212,14 +219,14 @@ def _rollout_role(config: RunConfig, registry: Registry, device: str) -> RolePla
         role="rollout",
         engine_role="infer",
         backend=backend,
-        num_workers=backend.data,
+        num_workers=backend.data if generating else 0,
         devices_per_worker=backend.ranks_per_replica,
         cpus_per_worker=rollout.cpus_per_replica,
         placement=rollout.placement,
         device=device,
         dtype=dtype,
         model=model,
-        options=rollout.options,
+        options=options,
         python=rollout.python,
         memory_per_worker=2 * model.num_parameters * (4 if dtype == "float32" else 2),
     )

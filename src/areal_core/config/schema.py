@@ -194,6 +194,8 @@ class RunConfig:
     steps: int = field(default=100, validator=validators.ge(1))
     imports: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Your own files; what they register is there in every process."""
+    deterministic: bool = False
+    """The same bits again: engines that can are told to, workers compute with deterministic kernels, at their cost."""
     device: str = "auto"
     """A kind of device (`areal backends --role device`); `auto` takes the accelerator that is here, else the cpu."""
     model: ModelConfig = ModelConfig()

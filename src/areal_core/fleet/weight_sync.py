@@ -35,6 +35,7 @@ from areal_core.fleet.replica import Replica
 from areal_core.fleet.streaming import Results, at_once, is_lost, most_telling, refused
 from areal_core.fleet.task_groups import gather_or_cancel, to_the_end
 from areal_core.weights.coverage import check, named
+from areal_core.weights.tensors import combined
 
 T = TypeVar("T")
 
@@ -54,6 +55,7 @@ class WeightUpdate:
     seconds: float
     phases: Mapping[str, float]
     excluded: tuple[str, ...] = ()
+    fingerprint: str = ""
 
 
 class WeightSync:
@@ -173,6 +175,7 @@ class WeightSync:
             seconds=self._clock.now() - started,
             phases=dict(self._phases),
             excluded=tuple(self._excluded),
+            fingerprint=combined(sent.fingerprints),
         )
 
     async def _transfer(self, version: int) -> Receipt:

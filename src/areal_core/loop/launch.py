@@ -21,6 +21,7 @@ from areal_core.contract.train import EngineInfo, Head, RankContext, TrainSpec
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.loop.train_group import TrainGroup
+from areal_core.plugins.devices import REPEATABLE
 from areal_core.worker.supervise import failure
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ def _inference_spec(plan: Plan, role: RolePlan) -> InferenceSpec:
 
 
 def _job(config: RunConfig, role: RolePlan) -> Job:
+    asks = role.placement.asks()
+    asks["env"] = {**(REPEATABLE if config.deterministic else {}), **asks["env"]}
     return Job(
         role=role.role,
         engine_role=role.engine_role,
@@ -158,7 +161,7 @@ def _job(config: RunConfig, role: RolePlan) -> Job:
         cpus_per_worker=role.cpus_per_worker,
         python=role.python,
         imports=tuple(str(Path(file).absolute()) for file in config.imports),
-        **role.placement.asks(),
+        **asks,
     )
 
 

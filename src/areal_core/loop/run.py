@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from areal_core.config.load import dump_config
 from areal_core.config.model_folder import load_tokenizer
@@ -82,11 +82,11 @@ class Run:
         self._folder = RunFolder.of(plan.config)
         self._scaling: ScaleRequests | None = extension("scale")
 
-    async def execute(self, *, resume: bool = False, archive: bool = False) -> RunOutcome:
+    async def execute(self, *, resume: bool = False, archive: bool = False, start: Path | None = None) -> RunOutcome:
         """Run to the end.
 
         Args:
-            resume: continue from the last checkpoint in the run folder.
+            resume: continue from the last checkpoint in the run folder; without, `start` may be one of another run.
             archive: move an earlier run in the folder aside.
 
         Raises:
@@ -94,7 +94,7 @@ class Run:
             happened so far is written, with the error in it.
         """
         with self._folder.held(resume=resume, archive=archive):
-            checkpoint = self._folder.latest() if resume else None
+            checkpoint = self._folder.latest() if resume else start
             progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
             with storage_errors(self._folder.config):
                 self._folder.config.write_text(dump_config(self._config))
@@ -166,7 +166,7 @@ class Run:
         checkpoint: Path | None,
         progress: Progress,
     ) -> Parts:
-        """Start the processes side by side and connect the parts."""
+        """Start the processes side by side and connect the parts; another kind of run starts others."""
         config, rollout = self._config, self._config.rollout
         rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
         images = self._images()
@@ -193,9 +193,9 @@ class Run:
             await sync.update(progress.version)
         evaluator = None
         if held_out is not None:
-            limit = config.evaluation.max_prompts
-            held = [held_out[i] for i in range(min(limit, len(held_out)))]
-            evaluator = Evaluator(held, rollout.sampling, config.evaluation.temperature)
+            held = [held_out[i] for i in range(min(config.evaluation.max_prompts, len(held_out)))]
+            sampling = evolve(rollout.sampling, temperature=config.evaluation.temperature)
+            evaluator = Evaluator(executor, held, sampling)
         fleet = ElasticFleet(
             pool=pool,
             sync=sync,

@@ -154,6 +154,7 @@ def step_record(
         "rejected": rollout.rejected,
         "sync_bytes": weights.num_bytes,
         "sync_unchanged": weights.unchanged,
+        "weights": weights.fingerprint,
         **times.seconds,
         **{f"sync/{phase}_s": seconds for phase, seconds in weights.phases.items()},
     }

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -23,7 +23,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import StorageError
 from areal_core.contract.inference import SamplingParams
 from areal_core.fleet.meter import FleetMeter
-from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
+from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import Checkpoints, Progress
 from areal_core.loop.learner import Learner, Update
 from areal_core.loop.run_folder import RunFolder
@@ -33,8 +33,25 @@ from areal_core.observe.metrics import MetricsStream
 from areal_core.plugins.extensions import RunView
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import EpisodeGroup, episode_reward
+from areal_core.rollout.stats import RolloutStats
 
 T = TypeVar("T")
+
+
+class Batches(Protocol):
+    """Where batches come from: a `RolloutExecutor`, or a store of episodes."""
+
+    async def next_batch(self) -> Sequence[EpisodeGroup]: ...
+    def set_version(self, version: int) -> None: ...
+    def state(self) -> Mapping[str, Any]: ...  # Any: plain data
+    def stats(self) -> RolloutStats: ...
+
+
+class Weights(Protocol):
+    """Where weights go: to a fleet by `WeightSync`, or nowhere."""
+
+    def stepping(self) -> AbstractAsyncContextManager[None]: ...
+    async def update(self, version: int) -> WeightUpdate: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -42,9 +59,9 @@ class Parts:
     """The started parts the loop drives."""
 
     learner: Learner
-    executor: RolloutExecutor
+    executor: Batches
     meter: FleetMeter
-    sync: WeightSync
+    sync: Weights
     evaluator: Evaluator | None
     metrics: MetricsStream
     events: EventLog
@@ -155,7 +172,7 @@ class TrainLoop:
     async def _evaluate(self, version: int) -> float | None:
         if self._parts.evaluator is None or self._stop.is_set():
             return None
-        score = await self._parts.evaluator.score(self._parts.executor)
+        score = await self._parts.evaluator.score()
         self._parts.events.write(EVALUATED, version=version, reward=score)
         self._parts.view.note(f"version {version}: evaluation reward {score:.3f}")
         return score
@@ -190,15 +207,14 @@ class TrainLoop:
 class Evaluator:
     """A fixed set of held-out rows, scored by the run's own workflow and reward."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], sampling: SamplingParams, temperature: float) -> None:
-        self._rows = rows
-        self._sampling = attrs.evolve(sampling, temperature=temperature)
+    def __init__(self, executor: RolloutExecutor, rows: Sequence[Mapping[str, Any]], sampling: SamplingParams) -> None:
+        self._executor, self._rows, self._sampling = executor, rows, sampling
 
-    async def score(self, executor: RolloutExecutor) -> float:
+    async def score(self) -> float:
         """Return the mean reward over all rows; rollouts for training go on meanwhile.
 
         Raises:
             RolloutError: an episode failed; a failed evaluation is not a low score.
         """
-        episodes = await executor.evaluate(self._rows, self._sampling)
+        episodes = await self._executor.evaluate(self._rows, self._sampling)
         return sum(map(episode_reward, episodes)) / max(1, len(episodes))

@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "scale": LOCAL,
         "quickstart": TASKS,
         "episodes": EPISODES,
+        "replay": EPISODES,
         "convert": "areal-torch",
         "env": "areal-serving",
         "new": "areal-conformance",

@@ -21,6 +21,9 @@ CPU_MANIFEST = Manifest(
     role="device", name=CPU, contract=(1, 0), factory=f"{__name__}:cpu", summary="the processor: always there"
 )
 
+REPEATABLE = {"AREAL_DETERMINISTIC": "1", "OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "MKL_CBWR": "AUTO"}
+"""The environment of every worker of a deterministic run; the first one tells engines to set their libraries so."""
+
 
 def cpu() -> Device:
     """Return the cpu. It is not counted: any number of workers share it."""

@@ -74,3 +74,8 @@ def fingerprint(tensor: Tensor) -> str:
     raw = raw_bytes(tensor)
     digest.update(octets(raw))
     return digest.hexdigest()
+
+
+def combined(fingerprints: Mapping[str, str]) -> str:
+    """Return one fingerprint of tensors by name, whatever their order; 32 hexadecimal digits."""
+    return xxhash.xxh3_128(repr(sorted(fingerprints.items())).encode()).hexdigest()

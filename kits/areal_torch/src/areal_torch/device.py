@@ -6,11 +6,13 @@ Does not know: any kind of device, which the role `device` tells; models, or how
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import deterministic
 
 from areal_core.contract.device import CPU, Device
 from areal_core.contract.errors import CapabilityError, ResourceError
@@ -43,6 +45,8 @@ def open_device(kind: str, local_rank: int) -> torch.device:
         BackendNotFound: there is no such kind; tells those there are.
         ResourceError: torch does not drive it, or sees fewer devices than local ranks.
     """
+    if "AREAL_DETERMINISTIC" in os.environ:
+        use_deterministic_kernels()
     device = device_named(default_registry(), kind)
     if device.attention:
         attention.use_kernel(device.torch_type, _kernel(device))
@@ -60,6 +64,17 @@ def open_device(kind: str, local_rank: int) -> torch.device:
         return torch.device(device.torch_type)
     module.set_device(local_rank)
     return torch.device(device.torch_type, local_rank)
+
+
+def use_deterministic_kernels() -> None:
+    """Have torch compute the same bits for the same input, or refuse an operation that has no such kernel.
+
+    Call it before a device is used: its libraries read the variable when they are loaded.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # it would write all memory twice
 
 
 def torch_module(device: Device) -> Any:

@@ -117,6 +117,22 @@ class Reader:
         for row in found:
             yield {**dict(row), "parts": json.loads(row["parts"])}
 
+    def steps(self) -> dict[int, int]:
+        """Return how many episodes there are of every step that trained some."""
+        found = "SELECT step, count(*) FROM episodes WHERE fate = 'trained' GROUP BY step ORDER BY step"
+        return {int(step): int(count) for step, count in self._database.execute(found)}
+
+    def trained(self, step: int) -> Iterator[tuple[Mapping[str, Any], tuple[Trajectory, ...]]]:
+        """Yield facts and columns of what a step trained, in the order of the file. Any: as in `facts`.
+
+        Raises:
+            StorageError: bytes are damaged.
+        """
+        for row in self._database.execute(
+            f"SELECT {_FACTS} FROM episodes WHERE fate = 'trained' AND step = ? ORDER BY chunk, first", [step]
+        ):
+            yield {**dict(row), "parts": json.loads(row["parts"])}, self.trajectories(row["id"])
+
     def content(self, number: int) -> tuple[Mapping[str, Any], list[list[dict[str, str]]]]:
         """Return the row of an episode, and the turns of each of its trajectories. Any: JSON.
 
