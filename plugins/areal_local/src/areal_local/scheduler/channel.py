@@ -1,6 +1,7 @@
 """An encrypted ZeroMQ socket in an asyncio loop: whole messages in, whole messages out.
 
-Knows: sockets, CURVE keys, who is let in, and how libzmq's edge-triggered descriptor meets an event loop.
+Knows: sockets of a machine or a network, CURVE keys, who is let in, and how libzmq's edge-triggered descriptor meets
+an event loop.
 Does not know: what messages mean (`rpc`) or how they are encoded (`codec`).
 
 Driving the socket directly is several times faster than `zmq.asyncio`, which makes futures for every frame.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -18,6 +20,7 @@ from attrs import field, frozen
 
 from areal_core.contract.errors import ResourceError
 from areal_core.worker.codec import MAX_MESSAGE_BYTES, Frame
+from areal_local.scheduler.private_folder import NAME_DIGITS
 
 Receive = Callable[[list[Frame]], None]
 
@@ -25,6 +28,8 @@ ZERO_COPY_BYTES = 1 << 16
 """Frames from this size on are handed to libzmq in place; below, a copy is cheaper."""
 MAX_MESSAGES_PER_TURN = 64
 """So that a flood of messages does not starve the rest of the loop."""
+_HANDSHAKE_MS = 5000
+"""Whoever has not proved its key by then is hung up on, so that idle strangers cannot pile up."""
 
 
 @frozen(kw_only=True)
@@ -44,7 +49,9 @@ class KeyPair:
 def listening(context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, host: str) -> tuple[zmq.Socket[bytes], int]:
     """Return a ROUTER bound to a free port of this address and of no other, and the port.
 
-    Whoever connects must know the public key and be admitted by `doorkeeper`.
+    The absolute path of a folder is an address, too: a port is then a Unix socket there that has the number for a
+    name, and only who may enter the folder can connect. Whoever connects must know the public key and be admitted by
+    `doorkeeper`.
 
     Raises:
         ResourceError: it is no address of this machine, or no port is free.
@@ -55,15 +62,18 @@ def listening(context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, host: str)
     socket.curve_secretkey = keys.secret.encode()
     socket.curve_publickey = keys.public.encode()
     try:
-        socket.bind(_endpoint(socket, host, "*"))
+        socket.bind(_endpoint(socket, host, secrets.randbelow(10**NAME_DIGITS) if _is_folder(host) else "*"))
     except zmq.ZMQError as exc:
         socket.close(linger=0)
         raise ResourceError(
             f"no port of {host} could be bound",
             why=str(exc),
-            fix="set scheduler.options.host to an address of the machine the workers run on",
+            fix="the worker must see this folder of its controller"
+            if _is_folder(host)
+            else "set scheduler.options.host to an address of the machine the workers run on",
         ) from exc
-    return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    return socket, int(bound.rpartition("/" if _is_folder(host) else ":")[2])
 
 
 def connected(
@@ -79,7 +89,13 @@ def connected(
     return socket
 
 
+def _is_folder(host: str) -> bool:
+    return host.startswith("/")
+
+
 def _endpoint(socket: zmq.Socket[bytes], host: str, port: int | str) -> str:
+    if _is_folder(host):
+        return f"ipc://{host}/{port}"
     if ":" not in host:
         return f"tcp://{host}:{port}"
     socket.setsockopt(zmq.IPV6, 1)
@@ -108,6 +124,7 @@ def _unbounded(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
 
 

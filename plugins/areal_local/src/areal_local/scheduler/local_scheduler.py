@@ -20,6 +20,7 @@ from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_core.worker import schema
+from areal_core.worker.rendezvous import is_here
 from areal_core.worker.service import HOSTS
 from areal_local.scheduler.bootstrap import Bootstrap
 from areal_local.scheduler.capacity import Capacity, Grant, machine_memory
@@ -29,6 +30,7 @@ from areal_local.scheduler.devices import DevicePool
 from areal_local.scheduler.environment import interpreter, worker_environment
 from areal_local.scheduler.local_worker import LocalWorker
 from areal_local.scheduler.manifest import LOCAL
+from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 from areal_local.scheduler.process import WorkerProcess
 
 LOOK_S = 0.1
@@ -68,6 +70,7 @@ class LocalScheduler:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.gangs: dict[str, _Gang] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._sockets: PrivateFolder | None = None
 
     async def submit(self, job: Job) -> Sequence[Worker]:
         """Start every worker of a job, or none; see `contract.Scheduler.submit`."""
@@ -109,10 +112,23 @@ class LocalScheduler:
             await asyncio.wait((watch,))
         await asyncio.gather(*(self.cancel(role) for role in tuple(self.gangs)))
         self.context.destroy(linger=0)
+        if self._sockets is not None:
+            self._sockets.close()
 
     def address(self, job: Job, rank: int) -> str:
         """Return the address a worker listens on and is reached at. Override it where workers have others."""
         return self.config.host
+
+    def folder(self, job: Job, rank: int) -> str | None:
+        """Return the folder of Unix sockets a worker is called through; None for TCP, as with one of another machine.
+
+        Nobody but this user can enter it. Override it where workers have this machine's address, but not its files.
+        """
+        if self.config.listen_on_all or not is_here(self.address(job, rank)):
+            return None
+        if self._sockets is None:
+            self._sockets = PrivateFolder(private_roots(self.environ))
+        return str(self._sockets.path)
 
     def command(self, job: Job, rank: int) -> tuple[str, ...]:
         """Return the command that runs a worker's interpreter. Override it to enter a namespace or a container."""
@@ -141,13 +157,14 @@ class LocalScheduler:
     def start_worker(self, gang: _Gang, rank: int, folder: Path) -> LocalWorker:
         job = gang.job
         keys, name, host = KeyPair.generate(), f"{job.role}/{rank}", self.address(job, rank)
+        sockets = self.folder(job, rank)
         bootstrap = Bootstrap(
             worker=name,
             engine_role=job.engine_role,
             backend=job.backend,
             imports=job.imports,
             host=host,
-            listen="*" if self.config.listen_on_all else host,
+            listen=sockets or ("*" if self.config.listen_on_all else host),
             server_public=keys.public,
             server_secret=keys.secret,
             client_public=self.keys.public,
@@ -164,7 +181,7 @@ class LocalScheduler:
             raise ResourceError(
                 f"worker {name} cannot be started with {command[-1]}", why=str(exc), fix="check the interpreter's path"
             ) from exc
-        return LocalWorker(job.role, rank, process, keys.public, host)
+        return LocalWorker(job.role, rank, process, keys.public, host, sockets or host)
 
     async def _all_ready(self, gang: _Gang) -> None:
         tasks = [

@@ -25,13 +25,14 @@ _LOOK_S = 0.1
 class LocalWorker:
     """Starting at first; running once it answered; silent or ended when it is not what it was."""
 
-    def __init__(self, role: str, rank: int, process: WorkerProcess, public_key: str, host: str) -> None:
+    def __init__(self, role: str, rank: int, process: WorkerProcess, public_key: str, host: str, at: str) -> None:
+        """Watch a process whose handle tells `host`, and whose sockets are `at` an address or in a folder."""
         self.id = f"{role}/{rank}"
         self.process = process
         self._role = role
         self._rank = rank
         self._public_key = public_key
-        self._host = host
+        self._host, self._at = host, at
         self._state = WorkerState.STARTING
         self._tail: tuple[str, ...] = ()
         self._ready: Ready | None = None
@@ -58,9 +59,9 @@ class LocalWorker:
         ready = ready_from(line)
         if ready.error:
             raise ResourceError(f"worker {self.id} cannot serve this run", why=ready.error)
-        key, host = self._public_key, self._host
-        self._client = RpcClient(self.id, host, connected(context, keys, key, host, ready.rpc_port))
-        self._pulse = Pulse(connected(context, keys, key, host, ready.heartbeat_port), max_gap_s=max_gap_s)
+        key, at = self._public_key, self._at
+        self._client = RpcClient(self.id, self._host, connected(context, keys, key, at, ready.rpc_port))
+        self._pulse = Pulse(connected(context, keys, key, at, ready.heartbeat_port), max_gap_s=max_gap_s)
         while not await self._pulse.heard(within_s=_LOOK_S):
             if (error := failure(self.status())) is not None:
                 raise error

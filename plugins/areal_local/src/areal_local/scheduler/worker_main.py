@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 
@@ -28,6 +29,8 @@ from areal_local.scheduler.rpc import RpcServer
 logger = logging.getLogger("areal.worker")
 
 _STDIN = 0
+_DESCRIPTORS = 65_536
+"""What a worker on a network may open: strangers' connections are descriptors until they are hung up on."""
 
 
 def main() -> None:
@@ -75,6 +78,8 @@ async def _live(bootstrap: Bootstrap) -> None:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    if not bootstrap.listen.startswith("/"):
+        _make_room_for_strangers()
     keys = KeyPair(public=bootstrap.server_public, secret=bootstrap.server_secret)
     keeper = doorkeeper(context, bootstrap.client_public)
     try:
@@ -94,6 +99,13 @@ async def _live(bootstrap: Bootstrap) -> None:
     server.close()
     await host.close()
     keeper.stop()
+
+
+def _make_room_for_strangers() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _answer(bootstrap: Bootstrap, ready: Ready) -> None:

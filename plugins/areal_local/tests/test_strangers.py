@@ -1,0 +1,180 @@
+"""What another user of this machine can do to a run: nothing, not even take its descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import zmq
+
+from areal_conformance.benches.process import listening
+from areal_conformance.probes.processes import descendants
+from areal_conformance.probes.strangers import as_nobody, can_be_nobody, entered, named_sockets
+from areal_core.contract import Job
+from areal_core.contract.errors import ResourceError
+from areal_local.scheduler.channel import KeyPair, doorkeeper
+from areal_local.scheduler.channel import listening as bound
+from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.local_scheduler import LocalScheduler
+from areal_local.scheduler.private_folder import PrivateFolder, private_roots
+
+ENGINES = str(Path(__file__).with_name("engines.py"))
+JOB = Job(role="rollout", engine_role="infer", backend="probe", num_workers=2, imports=(ENGINES,))
+
+only_root = pytest.mark.skipif(not can_be_nobody(), reason="only root can become another user")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """Return a folder with a short path, which pytest's own need not have."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def _family() -> list[int]:
+    return [os.getpid(), *descendants(os.getpid())]
+
+
+@only_root
+def test_workers_of_one_machine_listen_where_no_other_user_can_connect(tmp_path: Path) -> None:
+    """No port is open, and each Unix socket is in a folder that `nobody` cannot enter; its owner can."""
+
+    async def run() -> tuple[set[tuple[str, int]], list[str], list[str]]:
+        before = named_sockets(_family())
+        scheduler = LocalScheduler(LocalConfig(log_dir=str(tmp_path)))
+        try:
+            await scheduler.submit(JOB)
+            ports = {place for status in scheduler.poll("rollout") for place in listening(status.pid)}
+            sockets = sorted(named_sockets(_family()) - before)
+            return ports, await asyncio.to_thread(entered, sockets), as_nobody(lambda: entered(sockets))
+        finally:
+            await scheduler.close()
+
+    ports, mine, theirs = asyncio.run(run())
+
+    assert ports == set()
+    assert len(mine) == 4, "two workers, each with calls and signs of life"
+    assert theirs == []
+
+
+def test_workers_listen_on_ports_where_the_user_asks_for_a_network(tmp_path: Path) -> None:
+    """`listen_on_all` and an address of another machine are not served by Unix sockets."""
+    everywhere = LocalScheduler(LocalConfig(log_dir=str(tmp_path), listen_on_all=True))
+    elsewhere = LocalScheduler(LocalConfig(log_dir=str(tmp_path), host="192.0.2.1"))
+    here = LocalScheduler(LocalConfig(log_dir=str(tmp_path), host="127.0.0.2"))
+
+    folder = here.folder(JOB, 0)
+    assert (everywhere.folder(JOB, 0), elsewhere.folder(JOB, 0)) == (None, None)
+    assert folder is not None and stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+
+    for scheduler in (everywhere, elsewhere, here):
+        asyncio.run(scheduler.close())
+    assert not Path(folder).exists()
+
+
+def test_a_folder_whose_owner_is_dead_is_swept_and_one_in_use_is_not(root: Path) -> None:
+    """The lock is the kernel's: it goes with the process, and no number of a process is believed."""
+    child = os.fork()
+    if not child:
+        PrivateFolder([root])
+        os._exit(0)
+    os.waitpid(child, 0)
+    (left,) = root.iterdir()
+    (left / "7").touch()
+
+    first = PrivateFolder([root])
+    second = PrivateFolder([root])
+
+    assert sorted(root.iterdir()) == sorted([first.path, second.path])
+    second.close()
+    second.close()
+    assert list(root.iterdir()) == [first.path]
+    first.close()
+
+
+def test_a_folder_too_deep_for_a_socket_is_passed_over(root: Path) -> None:
+    """An address of a Unix socket has 107 bytes; the next folder is taken, and with none left it says what to set."""
+    deep = root / ("d" * 90)
+    deep.mkdir()
+
+    folder = PrivateFolder([deep, root / "absent", root])
+    assert folder.path.parent == root
+    folder.close()
+    with pytest.raises(ResourceError, match=r"too long for a Unix socket(.|\n)*No such file(.|\n)*set TMPDIR"):
+        PrivateFolder([deep, root / "absent"])
+
+
+def test_a_runtime_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    """`sudo` keeps the variable of the user before: who owns the folder could rename what is in it."""
+    assert private_roots({"XDG_RUNTIME_DIR": str(tmp_path)})[0] == tmp_path
+    assert Path("/absent") not in private_roots({"XDG_RUNTIME_DIR": "/absent"})
+    if can_be_nobody():
+        os.chown(tmp_path, 65_534, 65_534)
+        assert tmp_path not in private_roots({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_whoever_says_nothing_on_a_port_is_hung_up_on() -> None:
+    """Where TCP stays, an idle connection costs a descriptor for seconds, not for the length of the run."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    keys = KeyPair.generate()
+    keeper = doorkeeper(context, keys.public)
+    held, port = bound(context, keys, "127.0.0.1")
+
+    with socket.create_connection(("127.0.0.1", port), timeout=30.0) as idle:
+        heard = b""
+        while part := idle.recv(1024):
+            heard += part
+
+    assert heard.startswith(b"\xff"), "the greeting, and then the end"
+    assert held.getsockopt(zmq.HANDSHAKE_IVL) <= 5000
+    keeper.stop()
+    context.destroy(linger=0)
+
+
+def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    """A worker in a container of its own cannot bind there: the error names the folder and what is wrong."""
+
+    class Elsewhere(LocalScheduler):
+        def folder(self, job: Job, rank: int) -> str | None:
+            return "/absent/sockets"
+
+    async def run() -> None:
+        scheduler = Elsewhere(LocalConfig(log_dir=str(tmp_path)))
+        try:
+            await scheduler.submit(attrs.evolve(JOB, num_workers=1))
+        finally:
+            await scheduler.close()
+
+    with pytest.raises(ResourceError, match=r"/absent/sockets(.|\n)*must see this folder"):
+        asyncio.run(run())
+
+
+def test_a_worker_on_a_network_has_room_for_connections_that_are_not_let_in(tmp_path: Path) -> None:
+    """Its limit on descriptors is raised as far as the system lets it; one with Unix sockets is left as it was."""
+
+    async def run(**settings: bool) -> int:
+        scheduler = LocalScheduler(LocalConfig(log_dir=str(tmp_path), **settings))
+        try:
+            await scheduler.submit(attrs.evolve(JOB, num_workers=1))
+            (status,) = scheduler.poll("rollout")
+            assert status.pid is not None
+            return resource.prlimit(status.pid, resource.RLIMIT_NOFILE)[0]
+        finally:
+            await scheduler.close()
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        soft = asyncio.run(run(listen_on_all=True)), asyncio.run(run())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert soft == (min(before[1], 65_536), 1024)
