@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,12 @@ class LiveRun:
         return self.process.returncode, output
 
     def watch(self, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
-        """Wait as `wait` does, and remember every process the run starts meanwhile; for runs that print little."""
+        """Wait as `wait` does, and remember every process the run starts meanwhile."""
         deadline = time.monotonic() + timeout_s
-        while self.process.poll() is None and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             self._look()
-            time.sleep(0.02)  # between looks at the process table; nothing is assumed of its length
+            with suppress(subprocess.TimeoutExpired):  # and look again; what was printed so far is not lost
+                return self.wait(timeout_s=0.02)
         return self.wait(timeout_s=1.0)
 
     def survivors(self, within_s: float = 10.0) -> list[psutil.Process]:

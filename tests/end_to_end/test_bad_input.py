@@ -11,7 +11,7 @@ import socket
 import subprocess
 import venv
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job
 from areal_core.contract.train import RankContext, TrainSpec
 from areal_core.loop.run_folder import RunFolder
+from areal_core.observe.jsonl import read_lines
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
 
@@ -118,9 +119,10 @@ def refused(run: LiveRun) -> Refusal:
     """Let the run fail, and check what holds for every failure."""
     code, output = run.watch()
     (start,) = [match.start() for match in re.finditer(r"^[A-Z]\w+: .*\[AREAL-E\d+\]", output, re.MULTILINE)]
-    error = output[start:].rstrip()
+    error, _, hint = output[start:].rstrip().partition("\nstep-")  # how to go on, if there is a state
 
     assert code > 0 and "Traceback" not in output, output
+    assert not hint or re.fullmatch(r"\d+ is saved\. To continue: areal train --resume \S+", hint), hint
     assert "\n  why: " in error and "\n  fix: " in error, error
     assert len(error.splitlines()) <= 12, f"nobody reads this:\n{error}"
     assert run.survivors() == []
@@ -323,7 +325,7 @@ def test_an_interpreter_without_areal_is_named(bench: Path) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_too_large_for_the_disk_leaves_the_one_before(bench: Path) -> None:
-    """Files may grow to 600 kB from step 3 on; the optimizer's state needs more."""
+    """Files may grow to 600 kB from step 3 on; the optimizer's state needs more, also a minute later."""
     with started(bench, "checkpoint.every_steps=2") as run:
         run.wait_for_step(3)
         for process in [run.process.pid, *(child.pid for child in run.processes)]:
@@ -332,8 +334,10 @@ def test_a_checkpoint_too_large_for_the_disk_leaves_the_one_before(bench: Path) 
         recorded(run, refusal)
 
     steps = [int(path.name.removeprefix("step-")) for path in RunFolder(run.folder).checkpoints()]
+    told = [e["version"] for e in read_lines(run.folder / "events.jsonl") if e["kind"] == "checkpoint_refused"]
     assert refusal.code == 1
-    assert re.match(rf"StorageError: checkpoint of step {max(steps) + 2} was not written", refusal.error)
+    assert re.match(r"StorageError: checkpoint of step \d+ was not written", refusal.error)
+    assert told == [max(steps) + 2]
     assert f"free space on the disk of {run.folder}; the previous checkpoint is untouched" in refusal.error
     assert (run.folder / "checkpoints" / f"step-{max(steps):06d}" / "loop.json").is_file()
 
@@ -352,13 +356,35 @@ def disk(bench: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+def test_a_disk_that_is_full_for_a_moment_costs_a_moment(bench: Path, disk: Path) -> None:
+    """Its checkpoint is written later, and no line and no episode is missing."""
+    with started(bench, "checkpoint.every_steps=3", "checkpoint.keep=1", "steps=30") as run:
+        run.wait_for_step(2)
+        filler = disk / "filler"
+        with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(65536))
+        assert run.process.stdout is not None
+        while "it is tried again: " not in run.process.stdout.readline():
+            assert run.process.poll() is None
+        filler.unlink()
+        code, output = run.watch()
+
+        assert code == 0, output
+        assert [record["step"] for record in run.steps()] == list(range(1, 31))
+        assert "checkpoint_refused" in [event["kind"] for event in read_lines(disk / "events.jsonl")]
+    assert RunFolder(disk).latest() == disk / "checkpoints" / "step-000030"
+
+
+@pytest.mark.slow
 def test_a_full_disk_is_told_although_nothing_can_be_written_any_more(bench: Path, disk: Path) -> None:
     """Not one byte for events, summary or report: the first error still comes out, and old checkpoints stay whole."""
     with started(bench, "checkpoint.every_steps=2", "checkpoint.keep=1") as run:
         run.wait_for_step(3)
-        with pytest.raises(OSError, match="No space left"), (disk / "filler").open("wb", buffering=0) as filler:
-            while True:
-                filler.write(bytes(65536))
+        with (disk / "filler").open("wb", buffering=0) as filler:
+            while run.process.poll() is None:  # what is given up on the way makes room again
+                with suppress(OSError):
+                    filler.write(bytes(65536))
         refusal = refused(run)
 
     (checkpoint,) = RunFolder(disk).checkpoints()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from areal_core.contract.errors import StorageError
 from areal_core.observe.events import MAX_FIELD, EventLog
-from areal_core.observe.jsonl import read_lines
+from areal_core.observe.jsonl import JsonLines, read_lines
 from areal_core.observe.metrics import MetricsLogger, MetricsStream, flat
 
 Values = st.dictionaries(st.text(min_size=1, max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=3)
@@ -86,6 +88,81 @@ def test_a_torn_last_line_is_ignored_and_written_over(
     assert [event["kind"] for event in read_lines(path)] == ["row"] * num_whole + ["next"]
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 kB; only root can make one."""
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path]).returncode:
+        pytest.skip("no disk of its own can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def _fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
+    return filler
+
+
+def test_lines_wait_for_room_on_a_full_disk(disk: Path) -> None:
+    """Not one is lost or torn, and the run does not hear of a moment."""
+    lines = JsonLines(disk / "events.jsonl", now=lambda: 5.0)
+    lines.write({"number": 0})
+    filler = _fill(disk)
+    for number in range(1, 2000):
+        lines.write({"number": number, "text": "x"})
+    filler.unlink()
+    lines.write({"number": 2000})
+    lines.close()
+
+    assert [record["number"] for record in read_lines(disk / "events.jsonl")] == list(range(2001))
+
+
+@pytest.mark.parametrize("room", [False, True])
+def test_what_waits_when_a_file_is_closed_is_written_if_there_is_room(disk: Path, room: bool) -> None:
+    """A run that ends on a full disk ends all the same."""
+    lines = JsonLines(disk / "events.jsonl", now=lambda: 5.0)
+    filler = _fill(disk)
+    for number in range(1000):
+        lines.write({"number": number})
+    kept = len(list(read_lines(disk / "events.jsonl")))
+    if room:
+        filler.unlink()
+    lines.close()
+
+    assert kept < 1000
+    assert len(list(read_lines(disk / "events.jsonl"))) == (1000 if room else kept)
+
+
+def test_a_disk_that_stays_full_is_an_error_after_a_minute(disk: Path) -> None:
+    """A minute without room counts from the first line that found none, not from the start."""
+    clock = iter(range(0, 10_000, 30))
+    lines = JsonLines(disk / "events.jsonl", now=lambda: float(next(clock)))
+    _fill(disk)
+    written = 0
+
+    with pytest.raises(StorageError, match=r"events.jsonl cannot be written(.|\n)*No space left on device"):
+        for written in range(100_000):
+            lines.write({"number": written, "text": "x" * 600})
+    lines.close()
+
+    assert written >= 2
+
+
+def test_a_removed_folder_is_noticed_at_the_next_line(tmp_path: Path) -> None:
+    """Not at the end of the night."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log = EventLog(folder / "events.jsonl")
+    log.write("first")
+    shutil.rmtree(folder)
+
+    with pytest.raises(StorageError, match=r"events.jsonl cannot be written(.|\n)*somebody removed it"):
+        log.write("second")
+    log.close()
+
+
 def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
     """Only the last line can be torn by a crash; anything else is damage, and named."""
     path = tmp_path / "events.jsonl"
@@ -120,14 +197,16 @@ def test_what_json_cannot_hold_is_still_written(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_storage_error() -> None:
-    """The device that is always full says so in our words."""
+    """The device that is always full says so in our words, a minute later."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     program = (
         "from pathlib import Path; from areal_core.observe import jsonl\n"
         "import os; lines = jsonl.JsonLines.__new__(jsonl.JsonLines)\n"
         "lines.path, lines._file = Path('/dev/full'), os.open('/dev/full', os.O_WRONLY)\n"
-        "try: lines.write({'a': 1})\n"
+        "lines._waiting, lines._full_s, lines._now = b'', 0.0, iter([0.0, 60.0]).__next__\n"
+        "lines.write({'a': 1})\n"
+        "try: lines.write({'a': 2})\n"
         "except jsonl.StorageError as error: assert 'space' in error.why.lower(); print('refused')\n"
     )
 
@@ -137,20 +216,23 @@ def test_a_full_disk_is_a_storage_error() -> None:
 
 
 def test_a_disk_that_fills_up_within_a_line_leaves_no_torn_line(tmp_path: Path) -> None:
-    """What did not fit is taken back, so that lines written once there is room again can be read."""
+    """What did not fit is taken back and waits, so that every line can be read once there is room again."""
     log = EventLog(tmp_path / "events.jsonl")
     log.write("whole")
+    whole = log_size(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (log_size(tmp_path) + 9, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 9, limits[1]))
     try:
-        with pytest.raises(StorageError, match=r"events\.jsonl cannot be written"):
-            log.write("torn")
+        log.write("torn")
+        read = [event["kind"] for event in read_lines(tmp_path / "events.jsonl")]
+        size = log_size(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     log.write("later")
     log.close()
 
-    assert [event["kind"] for event in read_lines(tmp_path / "events.jsonl")] == ["whole", "later"]
+    assert read == ["whole"] and size == whole
+    assert [event["kind"] for event in read_lines(tmp_path / "events.jsonl")] == ["whole", "torn", "later"]
 
 
 def log_size(folder: Path) -> int:

@@ -13,6 +13,7 @@ Does not know: how engines write their state.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -30,7 +31,7 @@ from areal_core.loop.train_group import TrainGroup
 
 _FORMAT = 1
 PATIENCE_S, RETRY_S = 60.0, 2.0
-"""How long a disk may refuse checkpoints before the run ends, and when the last one is tried again."""
+"""How long a disk may refuse checkpoints before the run ends, and when one is tried again."""
 MAX_SHARE = 0.05
 """Of a run's time that checkpoints by time may take."""
 
@@ -132,20 +133,22 @@ class Checkpoints:
         self._begun: BegunCheckpoint | None = None
         self.saved = -1  # the version of the newest one that is complete
         self._last_s, self._cost_s = self._clock.now(), 0.0
-        self._refused_s: float | None = None
+        self._refused_s = math.inf  # when the disk began to refuse
 
     def due(self, version: int) -> bool:
         """Tell whether one belongs after the step that made `version`: by count, by time, or for one refused."""
-        if self._refused_s is not None or self._config.every_steps:
-            return self._refused_s is not None or version % self._config.every_steps == 0
         passed = self._clock.now() - self._last_s
+        if self._refused_s < math.inf and passed >= RETRY_S:
+            return True
+        if self._config.every_steps:
+            return version % self._config.every_steps == 0
         return bool(self._config.every_s) and passed >= max(self._config.every_s, self._cost_s / MAX_SHARE)
 
     async def save(self, progress: Progress) -> None:
         """Write one; it is complete when this returns."""
         while self.saved != progress.version:
             await self.begin(progress, at_once=True)
-            if self._refused_s is not None:
+            if self._refused_s < math.inf:
                 await self._clock.sleep(RETRY_S)
 
     async def begin(self, progress: Progress, *, at_once: bool = False) -> None:
@@ -197,14 +200,15 @@ class Checkpoints:
         try:
             await writing
         except StorageError as error:
-            now = self._clock.now()
-            self._refused_s = now if self._refused_s is None else self._refused_s
-            if not self._folder.root.is_dir() or now - self._refused_s >= PATIENCE_S:
+            self._last_s = self._clock.now()
+            if not self._folder.root.is_dir() or self._last_s - self._refused_s >= PATIENCE_S:
                 raise
-            self._tell_refused(version, error)
+            if self._refused_s == math.inf:
+                self._refused_s = self._last_s
+                self._tell_refused(version, error)
 
     def _complete(self, version: int, path: Path) -> None:
-        self.saved, self._refused_s = version, None
+        self.saved, self._refused_s = version, math.inf
         self._tell(version, path)
 
 

@@ -10,18 +10,29 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from areal_core.contract.errors import StorageError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+PATIENCE_S = 60.0
+"""How long lines wait for room on a disk that is full."""
+
 
 class JsonLines:
-    """An append-only file of json objects. Each line reaches the operating system before `write` returns."""
+    """An append-only file of json objects. Each line reaches the operating system before `write` returns.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    On a disk that is full lines wait for the next `write`, in order.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._now = path, now
+        self._waiting, self._full_s = b"", -math.inf
         try:
             end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0  # of the last whole line
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -33,23 +44,35 @@ class JsonLines:
         """Append one object. Any: plain data; what json cannot hold is written as text, NaN as null.
 
         Raises:
-            StorageError: the disk is full or gone.
+            StorageError: the disk is full for longer than a moment, or the file was removed.
         """
         line = json.dumps(_plain(record), default=str, allow_nan=False, separators=(",", ":")) + "\n"
-        data = line.encode()
+        waited, self._waiting = bool(self._waiting), self._waiting + line.encode()
         try:
-            written = os.write(self._file, data)
-            if written < len(data):  # the disk filled up within the line: a torn one must not stay before later ones
-                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._append()
         except OSError as error:
-            raise StorageError(
-                f"{self.path} cannot be written", why=str(error), fix="free space there, then resume the run"
-            ) from error
+            now = self._now()
+            self._full_s = self._full_s if waited else now
+            if error.errno not in _FULL or now - self._full_s >= PATIENCE_S:
+                raise StorageError(
+                    f"{self.path} cannot be written", why=str(error), fix="free space there, then resume the run"
+                ) from error
+
+    def _append(self) -> None:
+        """Write what waits, or nothing of it."""
+        if not os.fstat(self._file).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "somebody removed it")
+        written = os.write(self._file, self._waiting)
+        if written < len(self._waiting):  # the disk filled up: a torn line must not stay before later ones
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._waiting = b""
 
     def close(self) -> None:
         """Close the file. Idempotent."""
         if self._file >= 0:
+            with suppress(OSError):
+                self._append()
             os.close(self._file)
             self._file = -1
 
