@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 from areal_core.config.load import dump_config
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
+from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import DataConfig
 from areal_core.config.weight_transport import choose_transport, reachable
 from areal_core.contract.errors import ArealError, DatasetError, storage_errors
@@ -32,7 +33,6 @@ from areal_core.fleet.weight_sync import WeightSync
 from areal_core.loop.checkpoint import Progress, read_progress, restore
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner
-from areal_core.loop.results import write_results
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_group import TrainGroup
@@ -46,6 +46,7 @@ from areal_core.plugins.extensions import (
     ImageSupport,
     MakeRewardPool,
     RewardPool,
+    RunReport,
     RunView,
     ScaleRequests,
     extension,
@@ -134,7 +135,7 @@ class Run:
         try:
             events.write(RUN_ENDED, status=status, **({"error": f"{type(error).__name__}: {error}"} if error else {}))
             with storage_errors(self._folder.root):
-                return write_results(self._folder, self._plan, events, status, self._report_lines)
+                return self._report(events, status)
         except Exception:
             if error is None:
                 raise
@@ -252,8 +253,23 @@ class Run:
 
         return Hooks(entries).collect(hook, **arguments)
 
-    def _report_lines(self, summary: Mapping[str, Any]) -> list[str]:
-        return [str(line) for line in self._hooked("areal_report_lines", summary=summary)]
+    def _report(self, events: EventLog, status: str) -> Mapping[str, Any]:
+        """Have what people look at written, by whoever offers it; return the summary. Any: plain data."""
+        report: RunReport | None = extension("report")
+        if report is None:
+            return {}
+        facts = {
+            "title": self._config.name,
+            "status": status,
+            "max_staleness": self._config.rollout.max_staleness,
+            "train_backend": str(self._plan.role("actor").backend),
+            "infer_backend": str(self._plan.role("rollout").backend),
+        }
+
+        def lines(summary: Mapping[str, Any]) -> list[str]:
+            return [describe_plan(self._plan), *map(str, self._hooked("areal_report_lines", summary=summary))]
+
+        return report.write(self._folder, facts=facts, lines=lines, tell=events.write)
 
     async def _learner(self, scheduler: Scheduler) -> Learner:
         config, plan = self._config, self._plan
