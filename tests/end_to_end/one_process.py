@@ -86,7 +86,15 @@ def settle_here(patch: pytest.MonkeyPatch) -> None:
 
 def train_here(folder: Path, model: Path, *overrides: str) -> RunOutcome:
     """Run to the end; after `settle_here`."""
-    config = load_config(FILE, [f"model.path={model}", f"out={folder}", *overrides])
+    return _run(FILE, False, f"model.path={model}", f"out={folder}", *overrides)
+
+
+def resume_here(folder: Path, *overrides: str) -> RunOutcome:
+    """Go on from the last checkpoint in a run folder; after `settle_here`."""
+    return _run(folder / "config.yaml", True, *overrides)
+
+
+def _run(file: Path, resume: bool, *overrides: str) -> RunOutcome:
     registry = default_registry()
-    plan = make_plan(config, registry, {})
-    return asyncio.run(Run(plan, registry, view=Silent(), stop=asyncio.Event()).execute())
+    plan = make_plan(load_config(file, overrides), registry, {})
+    return asyncio.run(Run(plan, registry, view=Silent(), stop=asyncio.Event()).execute(resume=resume))

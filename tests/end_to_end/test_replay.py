@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +27,7 @@ from areal_episodes.replaying.batches import read_step
 from areal_episodes.replaying.comparison import first_difference
 from areal_torch.device import open_device
 
-from .one_process import FILE, settle_here, train_here
+from .one_process import FILE, resume_here, settle_here, train_here
 
 pytest.importorskip("areal_reference")
 
@@ -113,6 +115,19 @@ def test_steps_that_are_not_whole_are_refused_by_name(run: Path, tmp_path: Path)
     assert replay(short, from_step=2).divergence is None
 
 
+def test_a_replay_can_go_on_with_generating(run: Path, tmp_path: Path) -> None:
+    """With prompts that no replayed step was trained on."""
+    folder = tmp_path / "half"
+    replay(run, to_step=2, out=folder)
+
+    outcome = resume_here(folder, f"steps={STEPS}")
+
+    replayed = {group.task.index for step in (1, 2) for group in read_step(run, step)}
+    generated = {group.task.index for step in (3, 4) for group in read_step(folder, step)}
+    assert outcome.finished and len(generated) == 4
+    assert not replayed & generated
+
+
 def test_a_synchronous_deterministic_run_gives_the_same_bits_on_any_load(tmp_path: Path, model: Path) -> None:
     """Beside a busy thread the requests of a step meet in other batches, and nothing differs."""
     settings = ("deterministic=true", "rollout.max_staleness=0")
@@ -130,6 +145,29 @@ def test_a_synchronous_deterministic_run_gives_the_same_bits_on_any_load(tmp_pat
     assert len(idle) == len(loaded) == STEPS
     assert [first_difference(one, other) for one, other in zip(idle, loaded, strict=True)] == [None] * STEPS
     assert len({record["weights"] for record in idle}) == STEPS
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bits_on_any_load_and_in_a_replay(tmp_path: Path, model: Path) -> None:
+    """Two FSDP ranks and a generator of their own, beside a process that keeps a core busy."""
+    pytest.importorskip("areal_fsdp")
+    areal = [sys.executable, "-m", "areal_core.cli.main"]
+    letters = (f"imports=[{FILE.with_name('letters.py')}]", "rollout.reward.name=letters", "actor.backend=fsdp:d2")
+    settings = (*letters, f"model.path={model}", "deterministic=true", "rollout.max_staleness=0")
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        subprocess.run([*areal, "train", str(FILE), *settings, f"out={tmp_path / 'busy'}"], check=True)
+    finally:
+        busy.kill()
+        busy.wait()
+    subprocess.run([*areal, "train", str(FILE), *settings, f"out={tmp_path / 'idle'}"], check=True)
+    subprocess.run([*areal, "replay", str(tmp_path / "busy")], check=True)
+
+    records = [list(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("busy", "idle", "busy-replay")]
+    assert [len(steps) for steps in records] == [STEPS] * 3
+    assert [first_difference(*steps) for steps in zip(*records[:2], strict=True)] == [None] * STEPS
+    assert len({tuple(step["weights"] for step in steps) for steps in records}) == 1
+    assert len({step["weights"] for step in records[0]}) == STEPS
 
 
 def test_deterministic_reaches_engines_and_libraries(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
