@@ -1,0 +1,80 @@
+"""Where two runs part: the cause is named before what came of it, and times never count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal_episodes.replaying.comparison import Comparison, first_difference
+
+STEP: dict[str, Any] = {
+    "step": 3,
+    "seconds": 1.0,
+    "reward": 0.5,
+    "loss": 0.25,
+    "grad_norm": 1.5,
+    "lr": 1e-4,
+    "staleness_histogram": {"0": 4},
+    "train_s": 0.1,
+    "infer/queue": 2.0,
+    "train/clip_share": 0.1,
+    "train/seconds": 2.0,
+    "weights": "abc",
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seconds": 2.0, "train_s": 7.0, "infer/queue": 0.0, "train/seconds": 9.0},
+        {"weights_of_tomorrow": 1},
+    ],
+)
+def test_times_and_metrics_of_one_version_alone_do_not_count(changes: dict[str, Any]) -> None:
+    """They say nothing of what was learned."""
+    assert first_difference(STEP, {**STEP, **changes}) is None
+    assert first_difference({**STEP, **changes}, STEP) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric"),
+    [
+        ({"weights": "abd"}, "weights"),
+        ({"weights": "abd", "loss": 0.25000000000000006}, "loss"),
+        ({"weights": "abd", "loss": 0.3, "train/clip_share": 0.2}, "train/clip_share"),
+        ({"loss": 0.3, "train/clip_share": 0.2, "reward": 0.6}, "reward"),
+        ({"staleness_histogram": {"0": 3, "1": 1}}, "staleness_histogram"),
+        ({"grad_norm": float("nan")}, "grad_norm"),
+    ],
+)
+def test_what_was_given_is_named_before_what_was_computed(changes: dict[str, Any], metric: str) -> None:
+    """With both values, one bit apart or more."""
+    found = first_difference(STEP, {**STEP, **changes})
+
+    assert found is not None and (found.step, found.metric) == (3, metric)
+    assert f"step 3: {metric} is " in str(found) and repr(STEP[metric]) in str(found)
+
+
+def test_no_number_is_the_same_as_no_number() -> None:
+    """The file of metrics holds null for it."""
+    assert first_difference({**STEP, "loss": None}, {**STEP, "loss": float("nan")}) is None
+
+
+def test_the_first_difference_ends_the_comparison() -> None:
+    """Every step is shown; those after the first difference differ anyway."""
+    shown, ended = list[int](), list[bool]()
+
+    class View:
+        def step(self, record: Any) -> None:
+            shown.append(record["step"])
+
+        def note(self, text: str) -> None:
+            """Nothing is told."""
+
+    comparison = Comparison(View(), {n: {**STEP, "step": n} for n in (1, 2, 3)}, lambda: ended.append(True))
+    for number, loss in ((1, 0.25), (2, 0.5), (3, 0.75)):
+        comparison.step({**STEP, "step": number, "loss": loss})
+
+    assert (comparison.compared, shown, ended) == (1, [1, 2, 3], [True])
+    assert comparison.divergence is not None and comparison.divergence.step == 2
