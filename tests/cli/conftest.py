@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from areal_core.testing.plugins import Run, areal_command
+from tests.benches.command import Run, areal_command
 
 
 @pytest.fixture

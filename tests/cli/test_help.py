@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.benches.command import Run
 
 from areal_core import __version__
 from areal_core.cli import main as frame
@@ -15,7 +16,7 @@ from areal_core.contract.errors import BackendNotFound, ConfigError
 from areal_core.plugins import discovery
 from areal_core.plugins.catalogue import COMMANDS as COMMANDS_OF_OTHERS
 from areal_core.plugins.install import pip_install
-from areal_core.testing.plugins import Run, write_distribution
+from areal_proof.distributions import write_distribution
 
 HEAVY = ("torch", "transformers", "tensordict", "ray", "omegaconf", "cattrs")
 HOOK = """

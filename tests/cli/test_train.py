@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.benches.command import Run
 
 from areal_core.cli import train as train_command
 from areal_core.cli.main import main
 from areal_core.config.load import dump_config, load_config
 from areal_core.config.schema import RunConfig
-from areal_core.testing.plugins import Run
 from areal_tasks.quickstart import quickstart as quickstart_command
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_tasks.tiny import make_spell_model

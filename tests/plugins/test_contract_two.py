@@ -12,7 +12,7 @@ from areal_core.contract import version
 from areal_core.contract.version import CONTRACT, QUIET_MINORS, ageing
 from areal_core.plugins import describe, install
 from areal_core.plugins.registry import default_registry
-from areal_core.testing.plugins import manifest_source, write_distribution
+from areal_proof.distributions import manifest_source, write_distribution
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from areal_core.plugins.catalogue import OWN
 from areal_core.plugins.discovery import discover
 from areal_core.plugins.hooks import Command, Hooks
-from areal_core.testing.plugins import write_distribution
+from areal_proof.distributions import write_distribution
 
 HEAD = "from areal_core.plugins.hooks import Command, hookimpl\n@hookimpl\n"
 GOOD = HEAD + "def areal_cli_commands():\n    return [Command(name='{0}', target='a:b', help='h')]\n"

@@ -11,7 +11,7 @@ from areal_core.contract.errors import BackendBroken, EngineMissing, ManifestErr
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.probe import probe
 from areal_core.plugins.registry import Registry
-from areal_core.testing.plugins import manifest_source, write_distribution
+from areal_proof.distributions import manifest_source, write_distribution
 
 CONFIG = """
     from attrs import frozen

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.benches.command import Run
 
-from areal_core.testing.plugins import Run, manifest_source, write_distribution
+from areal_proof.distributions import manifest_source, write_distribution
 
 CLAIMS = """{
     "parallel.data": full(),

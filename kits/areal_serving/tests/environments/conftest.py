@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.benches.command import Run, areal_command
 
-from areal_core.testing.plugins import Run, areal_command
 from areal_serving.environments import places
 from areal_serving.environments.installers import Installer
 from areal_serving.environments.recipe import Recipe

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.benches.command import Run
 
-from areal_core.testing.plugins import Run, manifest_source, write_distribution
+from areal_proof.distributions import manifest_source, write_distribution
 
 RECIPE = 'engine = "tiny_engine"\nplugin = "areal-tiny"\npython = "{}.{}"\n[cpu]\ndistribution = "tiny-engine"\n'
 
