@@ -29,7 +29,7 @@ def _status(tokens: int, busy_s: float) -> EngineStatus:
 
 def test_tokens_are_added_and_busy_time_is_a_mean_over_replicas() -> None:
     """So that busy over wall time is a share."""
-    meter = FleetMeter(Pool(a=_status(10, 1.0), b=_status(30, 3.0)))
+    meter = FleetMeter(Pool(a=_status(10, 1.0), b=_status(30, 3.0)))  # type: ignore[arg-type]
 
     asyncio.run(meter.read())
 
@@ -80,3 +80,18 @@ def test_metrics_stay_while_nobody_answers() -> None:
     asyncio.run(readings())
 
     assert meter.metrics == {KV_USED_SHARE: 0.5}
+
+
+def test_totals_know_when_they_were_true() -> None:
+    """The moment of the last answer, not of a question that nobody answered."""
+    pool, times = Pool(a=_status(10, 1.0)), iter([0.0, 1.0, 3.0])
+    meter = FleetMeter(pool, now=lambda: next(times))  # type: ignore[arg-type]
+
+    async def readings() -> None:
+        await meter.read()
+        pool.answers["a"] = WorkerDied("worker a was killed")
+        await meter.read()
+
+    asyncio.run(readings())
+
+    assert (meter.read_at, next(times)) == (1.0, 3.0)

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,20 @@ def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, match="line 2"):
         list(read_lines(path))
+
+
+def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:
+    """However long the journal is: 20 MB take well under one."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes((b'{"kind":"a","text":"' + b"x" * 1000 + b'"}\n') * 20_000)
+    tracemalloc.start()
+
+    count = sum(1 for _ in read_lines(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert count == 20_000
+    assert peak < 500_000
 
 
 def test_an_event_does_not_grow_with_a_log(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ Does not know: steps. Asking at every step would make each step wait for a busy 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from areal_core.contract.inference import FLEET_METRICS, EngineStatus
 from areal_core.fleet.pool import InferencePool
@@ -20,16 +21,18 @@ class FleetMeter:
     """The latest totals of the fleet since it started.
 
     `tokens_generated` is a sum over replicas, those that are gone included. `busy_s` adds up what the
-    replicas of each moment did, as a mean over them, so that 1 - busy / wall is an idle share. `metrics` are
-    those of `FLEET_METRICS` that replicas tell, each the mean over the replicas that answered last and tell it.
+    replicas of each moment did, as a mean over them. `read_at` is when both were true; a step may end long after, so
+    shares and rates are over the time between readings. `metrics` are those of `FLEET_METRICS` that replicas tell, each
+    the mean over the replicas that answered last and tell it.
     """
 
-    def __init__(self, pool: InferencePool) -> None:
+    def __init__(self, pool: InferencePool, now: Callable[[], float] = time.monotonic) -> None:
         """Read `pool`."""
+        self.read_at = now()
         self.tokens_generated = 0
         self.busy_s = 0.0
         self.metrics: Mapping[str, float] = {}
-        self._pool = pool
+        self._pool, self._now = pool, now
         self._seen: dict[str, EngineStatus] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -47,6 +50,7 @@ class FleetMeter:
             self.busy_s += max(0.0, status.busy_s - before.busy_s) / len(statuses)
             self._seen[worker] = status
         if statuses:
+            self.read_at = self._now()
             self.metrics = _means([status.metrics for status in statuses.values()])
 
     async def close(self) -> None:

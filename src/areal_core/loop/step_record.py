@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -25,7 +25,8 @@ from areal_core.rollout.stats import RolloutStats
 class Totals:
     """Sums over a run, carried across resume; start-up and the first evaluation are in none of them.
 
-    `tokens_trained` are generated tokens the loss was taken over, not prompts.
+    `tokens_trained` are generated tokens the loss was taken over, not prompts. The fleet was last read after
+    `infer_wall_s` of the `seconds`; `tokens_generated` and `infer_busy_s` are of that time.
     """
 
     seconds: float = 0.0
@@ -36,6 +37,7 @@ class Totals:
     max_staleness_seen: int = 0
     train_busy_s: float = 0.0
     infer_busy_s: float = 0.0
+    infer_wall_s: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
         """Return plain numbers, as a checkpoint holds them."""
@@ -51,11 +53,12 @@ class Totals:
 class Count:
     """Adds up a run. What was done before it was made (start-up, the first evaluation) is left out."""
 
-    def __init__(self, base: Totals, learner: Learner, meter: FleetMeter) -> None:
+    def __init__(
+        self, base: Totals, learner: Learner, meter: FleetMeter, now: Callable[[], float] = time.monotonic
+    ) -> None:
         """Go on from `base`, the totals of a resumed run, or from nothing."""
         self._sums = base
-        self._learner, self._meter = learner, meter
-        self._started = time.monotonic()
+        self._learner, self._meter, self._now = learner, meter, now
         self._before = self._measured()
 
     def add(self, groups: Sequence[EpisodeGroup], update: Update) -> None:
@@ -70,7 +73,7 @@ class Count:
 
     def totals(self) -> Totals:
         """Return the sums up to now."""
-        seconds, generated, train_busy_s, infer_busy_s = (
+        seconds, generated, train_busy_s, infer_busy_s, infer_wall_s = (
             now - before for now, before in zip(self._measured(), self._before, strict=True)
         )
         return attrs.evolve(
@@ -79,24 +82,30 @@ class Count:
             tokens_generated=self._sums.tokens_generated + int(generated),
             train_busy_s=self._sums.train_busy_s + train_busy_s,
             infer_busy_s=self._sums.infer_busy_s + infer_busy_s,
+            infer_wall_s=self._sums.infer_wall_s + infer_wall_s,
         )
 
-    def _measured(self) -> tuple[float, float, float, float]:
+    def _measured(self) -> tuple[float, float, float, float, float]:
         meter = self._meter
-        return time.monotonic() - self._started, meter.tokens_generated, self._learner.actor.busy_s, meter.busy_s
+        return self._now(), meter.tokens_generated, self._learner.actor.busy_s, meter.busy_s, meter.read_at
+
+
+PARTS = {"wait_s": "rollouts", "train_s": "the trainer", "sync_s": "the weight update", "eval_s": "the evaluation"}
+"""Parts of a step, and who is waited for in each."""
 
 
 class StepTimes:
-    """Seconds a step spent in each of its parts."""
+    """Seconds a step spent in each of its parts; `waiting` is told who is waited for."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {"wait_s": 0.0, "train_s": 0.0, "sync_s": 0.0, "eval_s": 0.0}
-        self._started = time.monotonic()
+    def __init__(self, waiting: Callable[[str], None]) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self._started, self._waiting = time.monotonic(), waiting
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
         """Add the time inside the block to one part."""
         started = time.monotonic()
+        self._waiting(PARTS[part])
         try:
             yield
         finally:
@@ -144,6 +153,7 @@ def step_record(
         "tokens_generated": totals.tokens_generated,
         "train_busy_s": totals.train_busy_s,
         "infer_busy_s": totals.infer_busy_s,
+        "infer_wall_s": totals.infer_wall_s,
         "staleness_mean": sum(staleness) / max(1, len(staleness)),
         "staleness_max": max(staleness, default=0),
         "staleness_histogram": {str(lag): count for lag, count in sorted(Counter(staleness).items())},

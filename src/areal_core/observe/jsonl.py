@@ -85,16 +85,17 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         StorageError: a whole line is not json; names the line.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
+    if not path.exists():
         return
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise StorageError(f"line {number} of {path} is not json", why=str(error)) from error
-        yield record
+    with path.open("rb") as lines:  # one line in memory at a time
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise StorageError(f"line {number} of {path} is not json", why=str(error)) from error
+            yield record
 
 
 def rewrite(path: Path, records: Iterator[dict[str, Any]]) -> None:
