@@ -20,6 +20,8 @@ from areal_core.config.load import load_config
 from areal_core.config.schema import RunConfig
 from areal_core.observe.jsonl import read_lines
 from areal_core.plugins.registry import default_registry
+from areal_report.history import History
+from areal_report.journal import Journal
 from areal_report.summary import evaluation_points
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_tasks.quickstart.warm_start import RECIPES, cached_model, warm_start
@@ -113,7 +115,7 @@ def figures(folder: Path) -> RunFigures:
         after_first_s=seconds - first["seconds"],
         steps=int(last["step"]),
         final=last.get("eval_reward"),
-        evaluations=evaluation_points(records, events),
+        evaluations=evaluation_points(History(records), Journal.of(events)),
         reward_last=sum(record["reward"] for record in records[-tenth:]) / tenth,
         train_busy_s=last["train_busy_s"],
         infer_busy_s=last["infer_busy_s"],

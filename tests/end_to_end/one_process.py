@@ -77,6 +77,9 @@ class Silent:
     def note(self, text: str) -> None:
         """Nobody watches."""
 
+    def waiting(self, what: str) -> None:
+        """Nobody watches."""
+
 
 def settle_here(patch: pytest.MonkeyPatch) -> None:
     """Have runs, replays too, start their workers in this process."""

@@ -50,9 +50,10 @@ class Everything:
         written: bool = True,
     ) -> None:
         self.log: list[str] = []
+        self.waits: list[str] = []
         self.events: list[str] = []
         self.records: list[Mapping[str, Any]] = []
-        self.version = self.busy_s = self.tokens_generated = 0
+        self.version = self.busy_s = self.tokens_generated = self.read_at = 0
         self.metrics: Mapping[str, float] = {}
         self.actor, self.critic = self, None
         self._unchanged, self._stepped, self._failing = unchanged, stepped, failing_evaluation
@@ -130,6 +131,10 @@ class Everything:
     def note(self, text: str) -> None:
         """Nobody watches."""
 
+    def waiting(self, what: str) -> None:
+        """Keep what is waited for."""
+        self.waits.append(what)
+
 
 def _loop(
     tmp_path: Path, everything: Everything, *overrides: str, stopped: bool = False
@@ -153,6 +158,22 @@ def test_a_failed_last_evaluation_costs_no_training(tmp_path: Path) -> None:
     assert everything.log == ["evaluated 0", "shown 1", "saved 2", "evaluated 2"]
     assert [path.name for path in folder.checkpoints()] == ["step-000002"]
     assert [record["step"] for record in everything.records] == [1, 2]
+
+
+def test_whoever_watches_is_told_what_a_step_waits_for(tmp_path: Path) -> None:
+    """From before the first evaluation to the last; a name of each part, in the order of the work."""
+    everything = Everything()
+    loop, _ = _loop(tmp_path, everything, "steps=1")
+
+    asyncio.run(loop.run(0, Totals()))
+
+    assert everything.waits == [
+        "the evaluation before the first step",
+        "rollouts",
+        "the trainer",
+        "the weight update",
+        "the evaluation",
+    ]
 
 
 def test_a_run_stopped_before_its_first_step_evaluates_and_saves_nothing(tmp_path: Path) -> None:

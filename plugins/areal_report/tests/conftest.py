@@ -1,14 +1,18 @@
-"""A run that never happened, with records and events as the loop writes them."""
+"""A run that never happened, with records, events and episodes as a run writes them."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 Records = list[dict[str, Any]]
+WriteStore = Callable[[Path, Sequence[dict[str, Any]]], None]
 
 
 def make_records(steps: int, seed: int = 1) -> Records:
@@ -33,6 +37,17 @@ def make_records(steps: int, seed: int = 1) -> Records:
                 "tokens_generated": 3600 * step,
                 "train_busy_s": 0.4 * step,
                 "infer_busy_s": 0.6 * step,
+                "infer_wall_s": 0.8 * step,
+                "train/entropy": 1.0 - step / steps / 2,
+                "train/approx_kl_k3": 0.001,
+                "train/clip_fraction": 0.1,
+                "train/clip_fraction_low": 0.04,
+                "train/logprob_gap_abs": 0.01,
+                "train/engine_gap": 0.002,
+                "train/response_length": 12.0,
+                "train/response_length_min": 3.0,
+                "train/response_length_max": 32.0,
+                "train/groups_without_signal": 0.25,
                 "staleness_mean": lag * 0.7,
                 "staleness_max": lag,
                 "staleness_histogram": {str(k): 128 // (lag + 1) for k in range(lag + 1)},
@@ -48,6 +63,45 @@ def make_records(steps: int, seed: int = 1) -> Records:
     return records
 
 
+def _write_store(folder: Path, episodes: Sequence[dict[str, Any]]) -> None:
+    """Write an episode store: each of `episodes` is a trained one, with whatever else it says."""
+    from areal_episodes import schema
+
+    store = schema.create(folder / schema.FILE)
+    for number, episode in enumerate(episodes):
+        task, step = f"train/0/{number}", episode.get("step", 1)
+        turns = [
+            {"role": "given", "text": episode.get("prompt", "p")},
+            {"role": "generated", "text": episode["answer"]},
+        ]
+        row: dict[str, Any] = {
+            **dict.fromkeys(schema.COLUMNS, 0),
+            **dict.fromkeys(("reward_status", "replica", "error", "parts"), ""),
+            "kind": "train",
+            "outcome": "finished",
+            "fate": "trained",
+            "task_id": task,
+            "task_index": number,
+            "version": step - 1,
+            "stop": "stop",
+            "parts": "{}",
+            "output_tokens": len(episode["answer"]),
+            **{name: value for name, value in episode.items() if name in schema.COLUMNS},
+            "text": json.dumps([turns]),
+        }
+        store.execute("INSERT OR REPLACE INTO tasks VALUES (?, '{}')", (row["task_id"],))
+        store.execute(schema.INSERT, [row[name] for name in schema.COLUMNS])
+        store.execute("UPDATE episodes SET step = ? WHERE id = last_insert_rowid()", (step,))
+    store.close()
+
+
+@pytest.fixture
+def write_store() -> WriteStore:
+    """Return what writes a store of episodes into a folder."""
+    pytest.importorskip("areal_episodes")
+    return _write_store
+
+
 @pytest.fixture
 def records() -> Records:
     """A hundred steps."""
@@ -61,6 +115,9 @@ def events() -> Records:
         {
             "time": 1000.0,
             "kind": "run_started",
+            "name": "spell",
+            "steps": 100,
+            "plan": "role    backend",
             "max_staleness": 2,
             "train_backend": "fsdp:d1",
             "infer_backend": "x:d1",

@@ -44,6 +44,7 @@ def train_command(
     archive: Annotated[
         bool, Parameter(help="Move an earlier run in the folder aside, to <folder>.1, and start.")
     ] = False,
+    quiet: Annotated[bool, Parameter(help="Print nothing but errors.")] = False,
 ) -> int:
     """Train a model from a yaml file.
 
@@ -65,7 +66,7 @@ def train_command(
     if resume is not None:
         run = attrs.evolve(run, out=str(resume))
         _check_secrets(run, resume)
-    return train(run, registry, resume=resume is not None, dry_run=dry_run, archive=archive)
+    return train(run, registry, resume=resume is not None, dry_run=dry_run, archive=archive, quiet=quiet)
 
 
 def _config_of(folder: Path) -> Path:
@@ -96,6 +97,7 @@ def train(
     resume: bool = False,
     dry_run: bool = False,
     archive: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Plan and run a configuration in this terminal, as `areal train` does. Call it from the main thread.
 
@@ -104,11 +106,12 @@ def train(
         resume: continue the run in `run.out` from its last checkpoint.
         dry_run: print the plan and stop.
         archive: move an earlier run in the folder aside instead of refusing.
+        quiet: print nothing; errors are raised.
 
     Returns:
         0 when the run is finished, 130 when it was stopped.
     """
-    console = Console()
+    console = Console(quiet=quiet and not dry_run)
     registry = registry or default_registry()
     for file in run.imports:
         registry.add_file(file)  # a kind of device may be among what it brings
@@ -126,13 +129,14 @@ def train(
 
 
 async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool, archive: bool) -> RunOutcome:
-    from areal_core.loop.run import Run
-
     stop = asyncio.Event()
     _on_interrupt(stop, console)
     report: RunReport | None = extension("report")
-    steps, title = plan.config.steps, plan.config.name
-    with report.view(steps, title=title, console=console) if report else nullcontext(PlainView(steps, console)) as view:
+    steps, title, folder = plan.config.steps, plan.config.name, RunFolder.of(plan.config).root
+    shown = report and report.view(steps, title=title, folder=folder, console=console)
+    with shown or nullcontext(PlainView(steps, console)) as view:
+        from areal_core.loop.run import Run  # seconds of imports: the view is there before them
+
         return await Run(plan, registry, view=view, stop=stop).execute(resume=resume, archive=archive)
 
 
@@ -200,6 +204,9 @@ class PlainView:
             return
         facts = [f"{name} {record[name]:.3f}" for name in ("reward", "staleness_mean") if name in record]
         self.note("  ".join([f"step {step}/{self._steps}", *facts]))
+
+    def waiting(self, what: str) -> None:
+        """Print nothing: a line several times a step is too much."""
 
     def note(self, text: str) -> None:
         """Print one line that is not a step."""

@@ -80,6 +80,7 @@ class Run:
     def __init__(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> None:
         self._plan, self._config, self._registry = plan, plan.config, registry
         self._view, self._stop = view, stop
+        self._engines = ", ".join(f"{role.role} {role.backend}" for role in plan.roles)
         self._folder = RunFolder.of(plan.config)
         self._scaling: ScaleRequests | None = extension("scale")
 
@@ -108,6 +109,9 @@ class Run:
         """Run, and whatever happens write down how it ended."""
         events.write(
             RUN_STARTED,
+            name=self._config.name,
+            steps=self._config.steps,
+            plan=describe_plan(self._plan),
             version=progress.version,
             resumed=checkpoint is not None,
             max_staleness=self._config.rollout.max_staleness,
@@ -149,6 +153,7 @@ class Run:
             stack.push_async_callback(scheduler.close)
             supervisor = Supervisor(scheduler)
             parts = await self._start(stack, scheduler, supervisor, events, checkpoint, progress)
+            stack.callback(self._view.waiting, "workers to end")
             gc.collect()
             gc.freeze()  # what start-up made lives as long as the run: collections need not walk it again
             loop = TrainLoop(self._config, self._folder, parts, self._stop)
@@ -169,6 +174,7 @@ class Run:
     ) -> Parts:
         """Start the processes side by side and connect the parts; another kind of run starts others."""
         config, rollout = self._config, self._config.rollout
+        self._view.waiting("the data set")
         rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
         images = self._images()
         metrics = self._metrics(stack, events, progress.version if checkpoint else None)
@@ -180,6 +186,7 @@ class Run:
         launcher = ReplicaLauncher(scheduler, self._plan)
         policy = PoolPolicy(request_timeout_s=rollout.request_timeout_s)
         pool_task = asyncio.ensure_future(launcher.start_pool(policy))
+        self._view.waiting(f"workers to start: {self._engines}")
         await gather_or_cancel([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
         tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
@@ -190,6 +197,7 @@ class Run:
         stack.push_async_callback(executor.close)
         sync = self._weight_sync(stack, learner, pool, launcher, events)
         if checkpoint is not None:
+            self._view.waiting(f"the state of {checkpoint.name}")
             await restore(checkpoint, learner, progress)
             await sync.update(progress.version)
         evaluator = None
@@ -258,18 +266,11 @@ class Run:
         report: RunReport | None = extension("report")
         if report is None:
             return {}
-        facts = {
-            "title": self._config.name,
-            "status": status,
-            "max_staleness": self._config.rollout.max_staleness,
-            "train_backend": str(self._plan.role("actor").backend),
-            "infer_backend": str(self._plan.role("rollout").backend),
-        }
 
         def lines(summary: Mapping[str, Any]) -> list[str]:
-            return [describe_plan(self._plan), *map(str, self._hooked("areal_report_lines", summary=summary))]
+            return [str(line) for line in self._hooked("areal_report_lines", summary=summary)]
 
-        return report.write(self._folder, facts=facts, lines=lines, tell=events.write)
+        return report.write(self._folder, status=status, lines=lines, tell=events.write)
 
     async def _learner(self, scheduler: Scheduler) -> Learner:
         config, plan = self._config, self._plan

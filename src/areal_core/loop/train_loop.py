@@ -95,11 +95,12 @@ class TrainLoop:
 
     async def _steps(self, version: int, totals: Totals) -> int:
         if self._config.evaluation.before and version == 0:
+            self._parts.view.waiting("the evaluation before the first step")
             await self._evaluate(version)
         await self._parts.meter.read()
         self._count = Count(totals, self._parts.learner, self._parts.meter)
         while version < self._config.steps and not self._stop.is_set():
-            times = StepTimes()
+            times = StepTimes(self._parts.view.waiting)
             with times.measure("wait_s"):
                 groups = await self._unless_stopped(self._parts.executor.next_batch())
             if groups is None:

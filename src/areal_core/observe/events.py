@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from areal_core.observe.jsonl import JsonLines
 
 RUN_STARTED = "run_started"
-"""Event with `max_staleness`, `train_backend` and `infer_backend`; the last one counts."""
+"""Event with `name`, `steps`, `plan`, `max_staleness`, `train_backend` and `infer_backend`; the last one counts."""
 RUN_ENDED = "run_ended"
 """Event with `status`: finished, stopped or failed. A run without one crashed."""
 WEIGHTS_TRAVEL = "weights_travel"

@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "quickstart": TASKS,
         "episodes": EPISODES,
         "replay": EPISODES,
+        "report": REPORT,
         "convert": "areal-torch",
         "env": "areal-serving",
         "new": "areal-conformance",

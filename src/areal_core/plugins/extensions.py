@@ -204,10 +204,14 @@ class RunView(Protocol):
     def note(self, text: str) -> None:
         """Show one line that is not a step."""
 
+    def waiting(self, what: str) -> None:
+        """Take what the run waits for from now on; called several times a step."""
+
 
 class RunFiles(Protocol):
     """Where a run's records lie, and where what people look at belongs."""
 
+    root: Path
     metrics: Path
     events: Path
     config: Path
@@ -219,21 +223,21 @@ class RunFiles(Protocol):
 class RunReport(Protocol):
     """Extension `report`: how a run is shown while it goes on, and what it leaves for people."""
 
-    def view(self, steps: int, *, title: str, console: Console) -> AbstractContextManager[RunView]:
-        """Return what shows a run of so many steps."""
+    def view(self, steps: int, *, title: str, folder: Path, console: Console) -> AbstractContextManager[RunView]:
+        """Return what shows a run of so many steps from now on; nothing of it has begun, its folder least of all."""
 
     def write(
         self,
         files: RunFiles,
         *,
-        facts: Mapping[str, Any],
+        status: str,
         lines: Callable[[Mapping[str, Any]], Sequence[str]],
         tell: Callable[..., None],
     ) -> Mapping[str, Any]:
         """Write the summary, the page and the picture from a run's records; return the summary.
 
-        `facts` are title, status, max_staleness and both backends; `lines` gives what else belongs on the page; `tell`
-        writes an event for what could not be drawn. Any: plain data. Raises StorageError: nothing can be written.
+        `lines` gives what plugins add to the page; `tell` writes an event for what could not be drawn. Any: plain
+        data. Raises StorageError: nothing can be written.
         """
 
     def curve(self, files: RunFiles) -> str:

@@ -102,3 +102,6 @@ class _Nobody:
 
     def note(self, text: str) -> None:
         """Show nothing."""
+
+    def waiting(self, what: str) -> None:
+        """Show nothing."""

@@ -18,6 +18,7 @@ from rich.console import Console
 from areal_core.cli.train import INTERRUPTED, PlainView
 from areal_core.config.plan import Plan
 from areal_core.config.plan_text import describe_plan
+from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.extensions import RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
 from areal_episodes.replay import Replayed, execute, resolve
@@ -68,8 +69,9 @@ async def _watched(planned: ReplayPlan, plan: Plan, registry: Registry, console:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted)
     report: RunReport | None = extension("report")
-    steps, title = plan.config.steps, plan.config.name
-    with report.view(steps, title=title, console=console) if report else nullcontext(PlainView(steps, console)) as view:
+    steps, title, folder = plan.config.steps, plan.config.name, RunFolder.of(plan.config).root
+    shown = report and report.view(steps, title=title, folder=folder, console=console)
+    with shown or nullcontext(PlainView(steps, console)) as view:
         return await execute(planned, plan, registry, view=view, stop=stop, archive=archive)
 
 

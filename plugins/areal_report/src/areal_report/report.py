@@ -1,264 +1,229 @@
-"""The page of a run: `report.html`, one file that needs nothing else.
+"""The page of a run: `report.html`, one file that needs nothing else. What was not measured is not on it.
 
-Knows: which charts and tables a reader wants, in which order.
-Does not know: how the run made its records.
+Knows: what a reader wants, in which order: why it failed, what it was warned of, the reward, completions, the rest.
+Does not know: how the run made its records, or how charts are drawn.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from attrs import field, frozen
+
 from areal_core.contract.errors import StorageError
-from areal_report.charts import bar_chart, line_chart
-from areal_report.curve import Point
+from areal_report.charts import to_png, to_svg
+from areal_report.completions import Completions, completions_html
+from areal_report.failure import cause_html, cause_of
+from areal_report.history import History
+from areal_report.journal import Happened, Journal
+from areal_report.metrics_shown import Shown, learning_charts, reward_chart, speed_charts, staleness_charts
 from areal_report.report_style import STYLE
-from areal_report.summary import (
-    Record,
-    evaluation_points,
-    idle_share,
-    rate,
-    reward_points,
-    staleness_counts,
-)
+from areal_report.text import duration, html, number
 
-_MAX_FAILURES = 50
+NO_CHARTS = "charts need vl-convert: pip install vl-convert-python"
 
 
-def write_report(
-    path: Path,
-    *,
-    title: str,
-    summary: Mapping[str, Any],
-    records: Sequence[Record],
-    events: Sequence[Record] = (),
-    plan: str = "",
-    versions: Mapping[str, str] | None = None,
-    config: str = "",
-) -> None:
-    """Write the page. Any: as `summarize` gives it; `plan` and `config` are plain text.
+@frozen(kw_only=True)
+class Page:
+    """What a page is made of."""
+
+    title: str
+    summary: Mapping[str, Any]  # Any: as `summarize` gives it
+    history: History = field(factory=History)
+    journal: Journal = field(factory=Journal)
+    completions: Sequence[Completions] = ()
+    resumable: str | None = None
+    """The folder, if it holds a checkpoint."""
+    plan: str = ""
+    """Plain text, as are the next two."""
+    versions: Mapping[str, str] = field(factory=dict)
+    config: str = ""
+    written: float | None = None
+    """When, in seconds since 1970; a page of a run that goes on says so."""
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write the page, whole or not at all, for its owner alone: it shows prompts and answers.
 
     Raises:
         StorageError: it cannot be written.
     """
-    page = render_report(
-        title=title,
-        summary=summary,
-        records=records,
-        events=events,
-        plan=plan,
-        versions=versions or {},
-        config=config,
-    )
-    unnamed = path.with_name(path.name + ".part")
+    unnamed = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        unnamed.write_text(page, encoding="utf-8")
+        with os.fdopen(os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(render_page(page))
         unnamed.rename(path)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written", why=str(error)) from error
+        unnamed.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written", why=str(error), fix="free space, or --out FILE") from error
 
 
-def render_report(
-    *,
-    title: str,
-    summary: Mapping[str, Any],
-    records: Sequence[Record],
-    events: Sequence[Record],
-    plan: str,
-    versions: Mapping[str, str],
-    config: str,
-) -> str:
-    """Return the page as a string. Any: as in `write_report`."""
+def render_page(page: Page) -> str:
+    """Return the page as a string."""
+    status = str(page.summary.get("status"))
+    cause = cause_of(status, page.journal, resumable=page.resumable)
+    summary = {name: str(value) for name, value in page.summary.items() if value is not None}
+    last = {name: str(value) for name, value in (page.history.last[-1] if page.history.last else {}).items()}
     body = [
-        f"<header><h1>{escape(title)}</h1><p class='status {escape(str(summary.get('status')))}'>"
-        f"{escape(str(summary.get('status')))}</p></header>",
-        _tiles(summary),
-        *_charts(records, events),
-        _failures(events),
-        _text("Plan", plan),
-        _table("Versions", versions),
-        _table("Summary", {name: str(value) for name, value in summary.items()}),
-        _text("Configuration", config),
+        _header(page, status),
+        cause_html(cause, page.journal, page.history) if cause else "",
+        _warnings(page.journal),
+        _tiles(page),
+        *_charts(page),
+        _failures(page.journal),
+        "<h2>The run</h2>" if page.plan or page.versions or summary or page.config else "",
+        _text("Plan", page.plan),
+        _table("Versions", page.versions),
+        _table("Summary", summary),
+        _table("Every number of the last step", last),
+        _text("Configuration", page.config),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n"
+        f"<title>{html(page.title)}</title><style>{STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n"
     )
 
 
-def write_picture(
-    path: Path, records: Sequence[Record], events: Sequence[Record], tell: Callable[..., None] | None = None
-) -> bool:
+def write_picture(path: Path, history: History, journal: Journal, tell: Callable[..., None] | None = None) -> bool:
     """Draw reward and evaluation into a png; tell whether it was written.
 
-    Without matplotlib there is no picture: an event says so, and the run is none the worse.
+    Without vl-convert there is no picture: an event says so, and the run is none the worse.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        if tell is not None:
-            tell("no_picture", path=str(path), error=repr(error), fix="pip install matplotlib")
+    chart = reward_chart(history, journal)
+    if not chart.shown:
         return False
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    points, evaluations = reward_points(records), evaluation_points(records, events)
-    axes.plot([x for x, _ in points], [y for _, y in points], color="#93b8f0", linewidth=1, label="reward, each step")
-    smooth = _smoothed(points)
-    axes.plot([x for x, _ in smooth], [y for _, y in smooth], color="#1f5fd0", linewidth=2, label="reward, smoothed")
-    if evaluations:
-        axes.plot(
-            [x for x, _ in evaluations],
-            [y for _, y in evaluations],
-            color="#d9730d",
-            marker="o",
-            linewidth=1,
-            label="evaluation",
-        )
-    axes.set_xlabel("step")
-    axes.set_ylabel("reward")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="best")
-    figure.savefig(path)
+    try:
+        path.write_bytes(to_png(chart))
+    except (ImportError, ValueError) as error:
+        if tell is not None:
+            tell("no_picture", path=str(path), why=repr(error), fix="pip install vl-convert-python")
+        return False
     return True
 
 
-def _charts(records: Sequence[Record], events: Sequence[Record]) -> list[str]:
-    rewards, evaluations = reward_points(records), evaluation_points(records, events)
-    curves: dict[str, Sequence[Point]] = {"reward, each step": rewards, "reward, smoothed": _smoothed(rewards)}
-    if evaluations:
-        curves["evaluation"] = evaluations
-    counts = {str(lag): float(count) for lag, count in staleness_counts(records).items()}
-    return [
-        _section("Reward", line_chart(curves, marks=("evaluation",)), wide=True),
-        "<div class='pair'>",
-        _section("Staleness of the episodes trained on", bar_chart(counts, x_label="versions behind")),
-        _section(
-            "Staleness over time",
-            line_chart({"mean": _of(records, "staleness_mean"), "largest": _of(records, "staleness_max")}, zero=True),
-        ),
-        _section(
-            "Idle share",
-            line_chart(
-                {
-                    "training": _between(records, lambda a, b: idle_share(a, b, "train_busy_s")),
-                    "inference": _between(records, lambda a, b: idle_share(a, b, "infer_busy_s")),
-                },
-                percent=True,
-            ),
-        ),
-        _section(
-            "Tokens per second",
-            line_chart(
-                {
-                    "generated": _between(records, lambda a, b: rate(a, b, "tokens_generated")),
-                    "trained": _between(records, lambda a, b: rate(a, b, "tokens_trained")),
-                },
-                zero=True,
-            ),
-        ),
-        _section(
-            "Seconds of a step",
-            line_chart(
-                {
-                    "waiting for rollouts": _of(records, "wait_s"),
-                    "training": _of(records, "train_s"),
-                    "weight update": _of(records, "sync_s"),
-                },
-                zero=True,
-            ),
-        ),
-        _section(
-            "Episodes waiting",
-            line_chart({"in flight": _of(records, "in_flight"), "buffered": _of(records, "buffered")}, zero=True),
-        ),
-        _section("Loss", line_chart({"loss": _of(records, "loss")})),
-        _section("Gradient norm", line_chart({"gradient norm": _of(records, "grad_norm")}, zero=True)),
-        "</div>",
-    ]
-
-
-def _tiles(summary: Mapping[str, Any]) -> str:
-    tiles = [
-        ("reward", f"{_shown(summary.get('reward_first'))} → {_shown(summary.get('reward_last'))}"),
-        ("evaluation", f"{_shown(summary.get('eval_first'))} → {_shown(summary.get('eval_last'))}"),
-        ("steps", f"{summary.get('steps', 0)} in {summary.get('seconds', 0.0):.0f} s"),
-        (
-            "staleness",
-            f"{_shown(summary.get('max_staleness_seen'))} of {_shown(summary.get('max_staleness_configured'))} allowed",
-        ),
-        (
-            "idle, training / inference",
-            f"{_share(summary.get('idle_share_train'))} / {_share(summary.get('idle_share_infer'))}",
-        ),
-        ("backends", f"{_shown(summary.get('train_backend'))} · {_shown(summary.get('infer_backend'))}"),
-    ]
-    cells = "".join(f"<div><small>{escape(name)}</small><b>{escape(value)}</b></div>" for name, value in tiles if value)
-    return f"<div class='tiles'>{cells}</div>"
-
-
-def _failures(events: Sequence[Record]) -> str:
-    failed = [event for event in events if "error" in event]
-    if not failed:
-        return ""
-    start = events[0].get("time", 0.0)
-    rows = "".join(
-        f"<tr><td>{event.get('time', start) - start:.0f} s</td><td>{escape(str(event.get('kind')))}</td>"
-        f"<td><pre>{escape(str(event['error']))}</pre></td></tr>"
-        for event in failed[:_MAX_FAILURES]
+def _header(page: Page, status: str) -> str:
+    backends = [page.summary.get("train_backend"), page.summary.get("infer_backend")]
+    about = [" · ".join(f"{name} {verb}" for name, verb in zip(backends, ("trains", "generates"), strict=True) if name)]
+    if page.journal.began is not None:
+        about.append(f"started {_date(page.journal.began)}")
+    if page.journal.num_starts > 1:
+        about.append(f"resumed {page.journal.num_starts - 1} times" if page.journal.num_starts > 2 else "resumed once")
+    if status == "running" and page.written is not None:
+        about.append(f"as of {_date(page.written)}; refresh with: areal report")
+    return (
+        f"<header><h1>{html(page.title)}</h1><span class='status {html(status)}'>{html(status)}</span>"
+        f"<p class='more'>{html(' · '.join(part for part in about if part))}</p></header>"
     )
-    more = f"<p>and {len(failed) - _MAX_FAILURES} more</p>" if len(failed) > _MAX_FAILURES else ""
-    return f"<section><h2>What went wrong</h2><table>{rows}</table>{more}</section>"
 
 
-def _section(title: str, content: str, *, wide: bool = False) -> str:
-    return f"<section{' class=wide' if wide else ''}><h2>{escape(title)}</h2>{content}</section>"
+def _charts(page: Page) -> list[str]:
+    """Return the reward, completions, and the charts there are numbers for, under the question they answer."""
+    history, journal = page.history, page.journal
+    reward = Shown(title="Reward", chart=reward_chart(history, journal))
+    groups = {
+        "Learning": learning_charts(history),
+        "Speed": speed_charts(history),
+        "Freshness": staleness_charts(history),
+    }
+    parts, read = list[str](), [completions_html(each) for each in page.completions]
+    try:
+        if reward.chart.shown:
+            parts.append(_reward(reward))
+        parts += read
+        for title, charts in groups.items():
+            if drawn := "".join(_chart(shown) for shown in charts if shown.chart.shown):
+                parts.append(f"<h2>{title}</h2><div class='pair'>{drawn}</div>")
+    except (ImportError, ValueError) as error:
+        return [f"<section><p class='more'>{NO_CHARTS} ({html(error)})</p></section>", *read]
+    return parts
+
+
+def _reward(shown: Shown) -> str:
+    """Return the one wide chart; a phone shows a narrow one, whose text can be read there."""
+    wide, narrow = to_svg(shown.chart, shown.title, width=960, height=250), to_svg(shown.chart, shown.title)
+    both = f"<div class='wide'>{wide}</div><div class='narrow'>{narrow}</div>"
+    return f"<section><h3>{html(shown.title)}</h3>{both}</section>"
+
+
+def _chart(shown: Shown) -> str:
+    more = f"<p class='more'>{html(shown.more)}</p>" if shown.more else ""
+    return f"<section><h3>{html(shown.title)}</h3>{more}{to_svg(shown.chart, shown.title)}</section>"
+
+
+def _tiles(page: Page) -> str:
+    """Return the numbers a reader asks for first, those that were measured."""
+    summary, planned = page.summary, page.journal.started.get("steps")
+    steps = summary.get("steps") or 0
+    idle = [number(summary.get(f"idle_share_{part}"), ".0%") for part in ("train", "infer")]
+    seen, allowed = summary.get("max_staleness_seen"), summary.get("max_staleness_configured")
+    tiles = {
+        "reward": _from_to(summary.get("reward_first"), summary.get("reward_last")),
+        "evaluation": _from_to(summary.get("eval_first"), summary.get("eval_last")),
+        "steps": f"{steps} of {planned}" if planned else str(steps) if steps else None,
+        "training took": duration(summary["seconds"]) if steps else None,
+        "staleness, most seen of allowed": f"{seen} of {allowed}" if steps and allowed is not None else None,
+        "idle, training / inference": " / ".join(share or "?" for share in idle) if any(idle) else None,
+    }
+    cells = "".join(
+        f"<div><small>{html(name)}</small><b>{html(value)}</b></div>" for name, value in tiles.items() if value
+    )
+    return f"<div class='tiles'>{cells}</div>" if steps else ""
+
+
+def _from_to(first: object, last: object) -> str | None:
+    shown = [text for value in (first, last) if (text := number(value, _short)) is not None]
+    return " → ".join(dict.fromkeys(shown)) or None
+
+
+def _warnings(journal: Journal) -> str:
+    if not journal.warnings:
+        return ""
+    rows = "".join(
+        f"<dt>{html(name)}{_times(told)}</dt><dd><pre>{html(told.text)}</pre></dd>"
+        for name, told in journal.warnings.items()
+    )
+    return f"<section class='warned'><h2>Warnings</h2><dl>{rows}</dl></section>"
+
+
+def _failures(journal: Journal) -> str:
+    """Return what failed and did not end the run, alike failures as one."""
+    if not journal.failures:
+        return ""
+    start = journal.began or 0.0
+    rows = "".join(
+        f"<tr><td>{duration(each.last - start)}</td><td>{html(each.kind)}{_times(each)}</td>"
+        f"<td><pre>{html(each.text)}</pre></td></tr>"
+        for each in journal.failures.values()
+    )
+    more = f"<p class='more'>and {journal.others} of other kinds</p>" if journal.others else ""
+    return f"<section><h3>What went wrong on the way</h3><table>{rows}</table>{more}</section>"
+
+
+def _times(happened: Happened) -> str:
+    return f", {happened.count} times" if happened.count > 1 else ""
 
 
 def _text(title: str, text: str) -> str:
     if not text:
         return ""
-    return f"<section><details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details></section>"
+    return f"<section><details><summary>{html(title)}</summary><pre>{html(text)}</pre></details></section>"
 
 
 def _table(title: str, rows: Mapping[str, str]) -> str:
     if not rows:
         return ""
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
-    return f"<section><details><summary>{escape(title)}</summary><table>{cells}</table></details></section>"
+    cells = "".join(f"<tr><th>{html(name)}</th><td>{html(value)}</td></tr>" for name, value in rows.items())
+    return f"<section><details><summary>{html(title)}</summary><table>{cells}</table></details></section>"
 
 
-def _of(records: Sequence[Record], name: str) -> list[Point]:
-    return [(r["step"], r[name]) for r in records if isinstance(r.get(name), int | float)]
+def _short(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 1 else f"{value:.4g}"
 
 
-def _between(records: Sequence[Record], value: Callable[[Record, Record], float | None]) -> list[Point]:
-    """Return (step, value) of each pair of neighbours; a resume between them, where counts start anew, is left out."""
-    pairs = ((later["step"], value(earlier, later)) for earlier, later in pairwise(records))
-    return [(step, found) for step, found in pairs if found is not None and found >= 0]
-
-
-def _smoothed(points: Sequence[Point]) -> list[Point]:
-    """Return the mean over a window of a tenth of the run, centred where it can be."""
-    half = max(1, len(points) // 20)
-    smooth = []
-    for number, (x, _) in enumerate(points):
-        window = [y for _, y in points[max(0, number - half) : number + half + 1]]
-        smooth.append((x, sum(window) / len(window)))
-    return smooth
-
-
-def _share(value: object) -> str:
-    return f"{value:.0%}" if isinstance(value, int | float) else "-"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

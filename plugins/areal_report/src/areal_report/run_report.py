@@ -7,15 +7,19 @@ Does not know: how any of it is drawn (`progress`, `report`, `curve`).
 from __future__ import annotations
 
 import platform
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from areal_core.observe.jsonl import read_lines
 from areal_core.plugins.extensions import RunFiles, RunView
+from areal_report.history import History
+from areal_report.journal import Journal
 
 _ENGINES = ("torch", "transformers", "tensordict")
 
@@ -23,52 +27,74 @@ _ENGINES = ("torch", "transformers", "tensordict")
 class Report:
     """Satisfies `areal_core.plugins.extensions.RunReport`; imports what draws only when it draws."""
 
-    def view(self, steps: int, *, title: str, console: Console) -> AbstractContextManager[RunView]:
+    def view(self, steps: int, *, title: str, folder: Path, console: Console) -> AbstractContextManager[RunView]:
         """Return the live picture of a run of so many steps."""
         from areal_report.progress import Progress
 
-        return Progress(steps, title=title, console=console)
+        return Progress(steps, title=title, folder=folder, console=console)
 
     def write(
         self,
         files: RunFiles,
         *,
-        facts: Mapping[str, Any],
+        status: str,
         lines: Callable[[Mapping[str, Any]], Sequence[str]],
         tell: Callable[..., None],
     ) -> Mapping[str, Any]:
         """Write summary.json, report.html and reward.png; return the summary. Any: plain data."""
-        from areal_report.report import write_picture, write_report
+        from areal_report.report import write_picture
         from areal_report.summary import summarize, write_summary
 
-        records = list(read_lines(files.metrics)) if files.metrics.exists() else []
-        happened = list(read_lines(files.events))
-        title, planned = facts["title"], {name: fact for name, fact in facts.items() if name != "title"}
-        summary = summarize(records, happened, **planned)
+        history, journal = History.read(files.metrics), Journal.read(files.events)
+        summary = summarize(history, journal, status=status)
         write_summary(files.summary, summary)
-        write_report(
-            files.report,
-            title=title,
-            summary=summary,
-            records=records,
-            events=happened,
-            plan="\n".join(lines(summary)),
-            versions=_versions(),
-            config=files.config.read_text(),
-        )
-        write_picture(files.picture, records, happened, tell)
+        write_html(files, history, journal, summary, lines(summary))
+        write_picture(files.picture, history, journal, tell)
         return summary
 
     def curve(self, files: RunFiles) -> str:
-        """Return the reward and the evaluations over the steps, drawn for a terminal; empty without a step."""
+        """Return the smoothed reward and the evaluations over the steps, drawn for a terminal; empty without a step."""
         from areal_report.curve import draw_curve
-        from areal_report.summary import evaluation_points, reward_points
+        from areal_report.summary import evaluation_points, reward_points, smoothed
 
-        records, happened = list(read_lines(files.metrics)), list(read_lines(files.events))
-        if not records:
+        history, journal = History.read(files.metrics), Journal.read(files.events)
+        if not history.last:
             return ""
-        marks = evaluation_points(records, happened)
-        return draw_curve(reward_points(records), marks=marks, title="reward, and evaluation (marked)")
+        points, steps = smoothed(reward_points(history))
+        marks = evaluation_points(history, journal)
+        title = f"reward, mean of {steps * history.stride} steps" + (", and evaluation (◆)" if marks else "")
+        return draw_curve(points, marks=marks, title=title)
+
+
+def write_html(
+    files: RunFiles,
+    history: History,
+    journal: Journal,
+    summary: Mapping[str, Any],
+    lines: Sequence[str],
+    out: Path | None = None,
+) -> Path:
+    """Write the page of a run into its folder, or to `out`; return where. Any: as `summarize` gives it."""
+    from areal_core.loop.run_folder import RunFolder
+    from areal_report.completions import last_completions
+    from areal_report.report import Page, write_page
+
+    config = files.config.read_text() if files.config.is_file() else ""
+    named = re.search(r"^name: *(\S.*)$", config, re.MULTILINE)  # runs from before events said it
+    page = Page(
+        title=str(journal.started.get("name") or (named[1] if named else files.root.name)),
+        summary=summary,
+        history=history,
+        journal=journal,
+        completions=last_completions(files.root),
+        resumable=str(files.root) if RunFolder(files.root).latest() else None,
+        plan="\n".join(part for part in (str(journal.started.get("plan", "")), *lines) if part),
+        versions=_versions(),
+        config=config,
+        written=time.time(),
+    )
+    write_page(out or files.report, page)
+    return out or files.report
 
 
 def _versions() -> dict[str, str]:

@@ -57,6 +57,10 @@ class Comparison:
         """Show one line."""
         self._view.note(text)
 
+    def waiting(self, what: str) -> None:
+        """Hand on what is waited for."""
+        self._view.waiting(what)
+
 
 def first_difference(run: Mapping[str, Any], replay: Mapping[str, Any]) -> Divergence | None:
     """Return the first metric of a step that differs: what was trained on first, then what came of it.

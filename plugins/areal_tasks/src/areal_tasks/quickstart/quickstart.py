@@ -37,13 +37,14 @@ def quickstart(
     infer: Annotated[str | None, Parameter(help="Inference backend, for example reference:d2.")] = None,
     device: Annotated[str, Parameter(help="What to run on: cpu, cuda, ..., or auto.")] = "cpu",
     dry_run: bool = False,
+    quiet: Annotated[bool, Parameter(help="Print nothing but errors.")] = False,
 ) -> int:
     """Train a small model on this machine, now: asynchronous GRPO with a real FSDP trainer.
 
     The default teaches a 101k-parameter model to spell words backward; about a minute on two cores.
     """
     preset = model if model in PRESETS else "spell"
-    console = Console()
+    console = Console(quiet=quiet)
     registry = default_registry()
     path = _model_path(model, registry, console)
     overrides = [f"model.path={path}", f"out={out}", f"device={device}"]
@@ -56,7 +57,7 @@ def quickstart(
     }
     overrides += [f"{key}={value}" for key, value in choices.items() if value is not None]
     run = load_config(preset_path(preset), overrides)
-    return start(run, registry, dry_run=dry_run, archive=True)
+    return start(run, registry, dry_run=dry_run, archive=True, quiet=quiet)
 
 
 def preset_path(name: str) -> Path:

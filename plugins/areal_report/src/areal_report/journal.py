@@ -1,0 +1,107 @@
+"""What happened in a run, from `events.jsonl`, read line by line and kept in bounded memory.
+
+Knows: which events say how a run began and ended, how it was evaluated, what failed and what it was warned of.
+Does not know: how any of it is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from areal_core.observe.events import EVALUATED, RUN_ENDED, RUN_STARTED
+from areal_core.observe.jsonl import read_lines
+
+Event = Mapping[str, Any]  # Any: the writer's fields
+MAX_KINDS = 50
+"""Different failures and warnings kept; of each the last one, and how many there were."""
+MAX_EVALUATIONS = 4000
+WARNINGS = ("guard", "warning")
+"""Events that warn are of these kinds; `name` says of what, `message` and `fix` tell it."""
+
+
+@define(kw_only=True)
+class Happened:
+    """One kind of failure or warning: the last of them, how many there were, and when the first one was."""
+
+    kind: str
+    text: str
+    count: int = 0
+    first: float
+    last: float
+
+
+@define(kw_only=True)
+class Journal:
+    """The events of a run that people want to know of."""
+
+    started: Event = field(factory=dict)
+    """The last start; a resumed run has several."""
+    ended: Event = field(factory=dict)
+    """Its end; empty while it goes on, and if it was killed."""
+    num_starts: int = 0
+    began: float | None = None
+    latest: float | None = None
+    """Times of the first and of the last event, seconds since 1970."""
+    evaluations: dict[int, float] = field(factory=dict)
+    failures: dict[str, Happened] = field(factory=dict)
+    warnings: dict[str, Happened] = field(factory=dict)
+    others: int = 0
+    """Failures and warnings beyond those kept."""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Journal:
+        """Keep what matters of events."""
+        journal = cls()
+        for event in events:
+            journal.add(event)
+        return journal
+
+    @classmethod
+    def read(cls, path: Path) -> Journal:
+        """Read a run's `events.jsonl`, also while it is written; one that is not there tells of nothing."""
+        return cls.of(read_lines(path))
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        kind, time = str(event.get("kind")), float(event.get("time", 0.0))
+        self.began = time if self.began is None else self.began
+        self.latest = time
+        if kind == RUN_STARTED:
+            if "error" in self.ended:  # an attempt before this one
+                self._count(self.failures, RUN_ENDED, RUN_ENDED, str(self.ended["error"]), time)
+            self.started, self.ended, self.num_starts = event, {}, self.num_starts + 1
+        elif kind == RUN_ENDED:
+            self.ended = event
+        elif kind == EVALUATED and isinstance(event.get("reward"), int | float):
+            self._evaluated(int(event["version"]), float(event["reward"]))
+        elif kind.startswith(WARNINGS):
+            told = "\n".join(str(event[name]) for name in ("message", "what", "why", "fix") if event.get(name))
+            self._count(self.warnings, str(event.get("name", kind)), kind, told or str(event.get("name", kind)), time)
+        elif "error" in event:
+            text = str(event["error"])
+            self._count(self.failures, f"{kind} {_without_numbers(text)}", kind, text, time)
+
+    def _evaluated(self, version: int, reward: float) -> None:
+        self.evaluations[version] = reward
+        if len(self.evaluations) > MAX_EVALUATIONS:
+            first, *others = self.evaluations
+            self.evaluations = {at: self.evaluations[at] for at in (first, *others[1::2])}
+
+    def _count(self, found: dict[str, Happened], name: str, kind: str, text: str, time: float) -> None:
+        if name not in found:
+            if len(found) >= MAX_KINDS:
+                self.others += 1
+                return
+            found[name] = Happened(kind=kind, text=text, first=time, last=time)
+        found[name].count += 1
+        found[name].text, found[name].last = text, time
+
+
+def _without_numbers(text: str) -> str:
+    """Return the first line without what differs between failures of one cause."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", text.partition("\n")[0])[:200]
