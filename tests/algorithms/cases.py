@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from areal_core.algorithms.reduction import add_sums
 from areal_core.contract.batch import STOP_CODES, Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.train import Objective, Output, Sum
@@ -56,6 +57,7 @@ def with_columns(batch: Batch, seed: int) -> Batch:
         proximal_logprobs=batch.tokens["logprobs"] + noise(0.5),
         proximal_alpha=noise(0.5).abs().clamp(0, 1),
         reference_logprobs=batch.tokens["logprobs"] + noise(1.0),
+        fresh=batch.tokens["loss_mask"] & (noise(1.0) > 0),
     )
 
 
@@ -95,13 +97,13 @@ class Bigram:
         """Do what an engine does with micro-batches: add normalisers first, then add up the shares."""
         self.logits.grad = self.value.grad = None
         normalizer = torch.stack([objective.normalizer(batch) for batch in batches]).sum()
-        loss, sums = 0.0, {}
+        loss, sums = 0.0, dict[str, Sum]()
         for batch in batches:
             share, metrics = objective.loss(self.columns(batch), batch, normalizer)
             share.backward()
             loss += float(share.detach())
             for name, part in metrics.items():
-                old = sums.get(name, Sum(value=0.0, weight=0.0))
-                sums[name] = Sum(value=old.value + part.value, weight=old.weight + part.weight)
+                assert part.weight >= 0.0, name
+            add_sums(sums, metrics)
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in (self.logits, self.value)]
         return torch.cat([part.flatten() for part in parts]), loss, sums

@@ -20,6 +20,7 @@ from areal_core.algorithms.config import (
     OverlongConfig,
 )
 from areal_core.algorithms.gae import gae
+from areal_core.algorithms.reduction import means
 from areal_core.contract.batch import STOP_CODES, Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError
@@ -260,3 +261,18 @@ def test_metrics_say_what_the_batch_was_like() -> None:
     assert actual["response_length"] == (5.0, 4.0)
     assert actual["zero_advantage_groups"] == (1.0, 2.0)
     assert pytest.approx(actual["advantage_max"][0], abs=1e-3) == 0.7071
+
+
+def test_the_critics_explained_variance_is_of_its_values_before_the_step() -> None:
+    """1 for values that are the returns, 0 for a constant, below 0 for worse; absent without a critic or a spread."""
+
+    def explained(rewards: list[float], values: list[float] | None) -> float | None:
+        columns = {} if values is None else {"values": [x for value in values for x in (0.0, value)]}
+        batch = packed([[0, 1]] * len(rewards), rewards=rewards, groups=list(range(len(rewards))), **columns)
+        return means(compute_advantages(batch, PLAIN, max_new_tokens=8)[1]).get("explained_variance")
+
+    assert explained([0.0, 1.0], [0.0, 1.0]) == pytest.approx(1.0)
+    assert explained([0.0, 1.0], [0.5, 0.5]) == pytest.approx(0.0)
+    assert explained([0.0, 1.0], [1.0, 0.0]) == pytest.approx(-3.0)
+    assert explained([1.0, 1.0], [1.0, 0.0]) is None
+    assert explained([0.0, 1.0], None) is None

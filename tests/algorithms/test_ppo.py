@@ -14,7 +14,7 @@ from torch import Tensor
 from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Proximal, RatioLevel
 from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.ratios import behaviour_weight, kl_estimate, policy_ratio
-from areal_core.algorithms.reduction import Normalizer, sequence_mean
+from areal_core.algorithms.reduction import Normalizer, means, sequence_mean
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective, Output, Sum
 from areal_torch.testing.batches import batches
@@ -233,12 +233,61 @@ def test_the_proximal_policy_has_no_gradient() -> None:
 
 
 def test_it_asks_only_for_what_it_uses() -> None:
-    """The entropy costs memory, so it is computed for a bonus or on request."""
-    plain, bonus = PPOConfig(), PPOConfig(entropy_coefficient=0.1)
+    """The entropy is computed unless neither a bonus nor the metrics want it."""
+    plain, bonus = PPOConfig(report_entropy=False), PPOConfig(entropy_coefficient=0.1, report_entropy=False)
     loglinear = evolve(plain, proximal=Proximal.LOGLINEAR)
+
+    assert Output.ENTROPY in PPOObjective(PPOConfig()).outputs
 
     assert frozenset({Output.LOGPROBS}) == PPOObjective(plain).outputs
     assert frozenset({Output.LOGPROBS, Output.ENTROPY}) == PPOObjective(bonus).outputs
     assert frozenset({"advantages", "logprobs", "proximal_logprobs"}) == PPOObjective(plain).columns
     assert frozenset({"advantages", "logprobs", "proximal_alpha"}) == PPOObjective(loglinear).columns
     assert isinstance(PPOObjective(plain), Objective)
+
+
+def test_metrics_say_how_far_the_policy_went() -> None:
+    """Clip shares by side, ratios and log-prob gaps with extremes, effective sample size, by hand."""
+    policy = [9.0, math.log(1.5), math.log(0.5), math.log(0.5), 0.0]
+    batch = packed([[0, 1, 1, 1, 1]], advantages=[0.0, 1.0, -1.0, 1.0, 1.0], proximal_logprobs=[0.0] * 5)
+
+    _, sums = _ppo(batch, policy)
+    found = means(sums)
+
+    assert (found["clip_fraction_high"], found["clip_fraction_low"], found["clip_fraction"]) == (0.25, 0.25, 0.5)
+    assert (found["importance_weight_min"], found["importance_weight_max"]) == pytest.approx((0.5, 1.5))
+    assert (found["policy_ratio_min"], found["policy_ratio_max"]) == pytest.approx((0.5, 1.5))
+    assert (found["logprob_gap_min"], found["logprob_gap_max"]) == pytest.approx((math.log(0.5), math.log(1.5)))
+    assert found["logprob_gap_abs"] == pytest.approx((2 * math.log(2) + math.log(1.5)) / 4)
+    assert found["policy_ratio"] ** 2 / found["policy_ratio_square"] == pytest.approx(3.5**2 / (4 * 3.75))
+    assert "engine_gap" not in found, "no token is known to be fresh"
+
+
+@pytest.mark.parametrize("proximal", [Proximal.BEHAVIOUR, Proximal.RECOMPUTE])
+def test_the_gap_between_engine_and_trainer_is_of_fresh_tokens_only(proximal: Proximal) -> None:
+    """A stale token's difference is staleness; with log-probs of the step's beginning, those are compared."""
+    batch = packed(
+        [[0, 1, 1, 1]],
+        advantages=[0.0] * 4,
+        proximal_logprobs=[0.0, -0.5, 0.25, 7.0],
+        fresh=[False, True, True, False],
+    )
+
+    found = means(_ppo(batch, [0.0, 0.1, -0.3, 9.0], proximal=proximal)[1])
+
+    mean, most = (0.375, 0.5) if proximal is Proximal.RECOMPUTE else (0.2, 0.3)
+    assert (found["engine_gap"], found["engine_gap_max"]) == pytest.approx((mean, most))
+
+
+def test_without_a_fresh_token_there_is_no_gap_to_report() -> None:
+    """Absent, not zero."""
+    batch = packed([[0, 1]], advantages=[0.0] * 2, proximal_logprobs=[0.0] * 2, fresh=[False, False])
+
+    assert not {"engine_gap", "engine_gap_max"} & means(_ppo(batch, [0.0, 1.0])[1]).keys()
+
+
+def test_an_extreme_that_an_engine_added_up_is_left_out() -> None:
+    """Absent, not wrong; one micro-batch adds nothing up."""
+    one, two = Sum(value=2.0, weight=1.0), Sum(value=5.0, weight=2.0)
+
+    assert means({"a_max": one, "b_max": two, "b": two}) == {"a_max": 2.0, "b": 2.5}

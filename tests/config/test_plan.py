@@ -137,6 +137,16 @@ def test_a_name_that_leads_nowhere_is_answered_with_the_near_one(
         ("weight_sync.options.bucket_bytes=9", ConfigError, r"options belong to one transport"),
         ("scheduler.options.nodes=2", UnknownKey, r"'scheduler\.options\.nodes'"),
         ("algorithm.objective.options.clip_lo=0.1", UnknownKey, r"'algorithm\.objective\.options\.clip_low'"),
+        (
+            "algorithm.objective.options.clip_low=-0.2",
+            WrongType,
+            r"algorithm\.objective\.options: 'clip_low' must be > 0",
+        ),
+        (
+            "algorithm.objective.options.dual_clip=1.0",
+            WrongType,
+            r"algorithm\.objective\.options: 'dual_clip' must be > 1",
+        ),
         ("algorithm.objective.options.clip_low=x", WrongType, r"algorithm\.objective\.options\.clip_low: got 'x'"),
         ("data.options.max_word_len=x", WrongType, r"data\.options\.max_word_len: got 'x' \(str\), wanted int"),
         ("data.options=null", WrongType, r"data\.options: got None \(NoneType\), wanted keys and values"),

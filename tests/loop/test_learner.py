@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from areal_core.algorithms.config import (
@@ -17,9 +20,13 @@ from areal_core.algorithms.config import (
     Proximal,
 )
 from areal_core.algorithms.plan import critic_spec, objective_spec
-from areal_core.contract.train import Head, OptimizerSpec, RankContext, TrainSpec
-from areal_core.loop.learner import Learner
+from areal_core.contract.batch import Batch
+from areal_core.contract.train import Head, OptimizerSpec, RankContext, Sum, TrainReport, TrainSpec
+from areal_core.fleet.weight_sync import WeightUpdate
+from areal_core.loop.learner import Learner, Update
+from areal_core.loop.step_record import StepTimes, Totals, step_record
 from areal_core.loop.train_group import TrainGroup
+from areal_core.rollout.stats import RolloutStats
 from areal_core.worker.service import Place, TrainHost
 from areal_torch.testing.batches import make_batch
 from areal_torch.testing.models import make_tiny_model
@@ -84,9 +91,76 @@ def test_every_role_takes_part_and_what_is_trained_knows_its_version(tmp_path: P
         workers = [group.workers[0] for group in (actor, critic, reference)]
         assert [[name for name, _ in worker.calls[1:]] for worker in workers] == [steps, steps, ["forward"]]
         assert [worker.versions() for worker in workers] == [[5], [5], []]
-        assert update.stepped == 3
+        assert [report.stepped for report in update.reports] == [True] * 3
         assert {"reference_kl", "behaviour_weight", "critic/loss"} <= update.metrics.keys()
         for worker in workers:
             await worker.call("close", timeout_s=60.0)
 
     asyncio.run(test())
+
+
+class Reporting:
+    """A train group that gives these reports, one a step, and keeps the batches it was given."""
+
+    def __init__(self, *steps: tuple[float, float, bool]) -> None:
+        self._steps = list(steps)
+        self.batches: list[Batch] = []
+
+    async def train_step(self, batch: Batch, _objective: object) -> TrainReport:
+        loss, norm, stepped = self._steps[len(self.batches)]
+        self.batches.append(batch)
+        return TrainReport(
+            loss=loss, grad_norm=norm, lr=0.1, stepped=stepped, num_microbatches=1, num_tokens=1, seconds=0.0,
+            metrics={"ratio": Sum(value=loss, weight=2.0), "ratio_max": Sum(value=loss, weight=1.0)},
+        )  # fmt: skip
+
+    async def set_version(self, version: int) -> None:
+        """Nothing depends on it."""
+
+
+def _reported(*steps: tuple[float, float, bool], version: int = 4) -> tuple[Update, Reporting]:
+    algorithm = AlgorithmConfig(minibatches=len(steps))
+    group = Reporting(*steps)
+    learner = Learner(algorithm, objective_spec(algorithm), group, max_new_tokens=16)  # type: ignore[arg-type]
+    shapes = [(2, 3), (1, 5), (4, 9)][: len(steps)]
+    return asyncio.run(learner.update(make_batch(shapes), version)), group
+
+
+def _record(*steps: tuple[float, float, bool]) -> Mapping[str, Any]:
+    """Return what is written about one step of these minibatches."""
+    update, _ = _reported(*steps)
+    weights = WeightUpdate(version=5, num_tensors=2, num_bytes=8, unchanged=0, seconds=0.0, phases={})
+    stats = RolloutStats(**{field.name: 0 for field in attrs.fields(RolloutStats)})  # type: ignore[arg-type]
+    return step_record(5, [], update, weights, StepTimes(), Totals(), stats, {})
+
+
+def test_the_numbers_of_a_step_are_of_all_its_minibatches() -> None:
+    """Loss and gradient norm are means over the steps taken, with the largest norm; sums add, extremes do not."""
+    record = _record((1.0, 2.0, True), (2.0, 8.0, True), (6.0, 5.0, True))
+
+    assert (record["loss"], record["grad_norm"], record["grad_norm_max"]) == (3.0, 5.0, 8.0)
+    assert (record["stepped"], record["skipped_steps"]) == (True, 0)
+    assert (record["train/ratio"], record["train/ratio_max"]) == (1.5, 6.0)
+
+
+def test_a_minibatch_that_was_skipped_is_counted_and_not_averaged_in() -> None:
+    """Though a later one was taken; where none was, the norms seen are told."""
+    one = _record((1.0, 2.0, True), (math.nan, math.inf, False), (3.0, 4.0, True))
+    none = _record((math.nan, math.inf, False))
+
+    assert (one["loss"], one["grad_norm"], one["grad_norm_max"]) == (2.0, 3.0, 4.0)
+    assert (one["stepped"], one["skipped_steps"]) == (False, 1)
+    assert math.isnan(none["loss"]) and none["grad_norm"] == math.inf
+
+
+def test_only_the_first_minibatch_compares_trainer_and_engine() -> None:
+    """From then on the trainer has other weights than any engine had; a stale token compares nothing at all."""
+    shapes = [(2, 3), (1, 5), (4, 9)]
+    version = int(make_batch(shapes).tokens["versions"].max())
+
+    _, group = _reported(*[(1.0, 1.0, True)] * 3, version=version)
+    _, stale = _reported((1.0, 1.0, True), version=version + 1)
+
+    marked = [int(batch.tokens["fresh"].sum()) for batch in group.batches]
+    assert marked[0] > 0 and marked[1:] == [0, 0]
+    assert not stale.batches[0].tokens["fresh"].any()

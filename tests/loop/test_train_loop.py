@@ -12,7 +12,8 @@ import attrs
 import pytest
 
 from areal_core.config.load import load_config
-from areal_core.contract.errors import RewardFailed, StorageError, WeightSyncError
+from areal_core.contract.data import Episode
+from areal_core.contract.errors import ArealError, RewardFailed, StorageError, TrainError, WeightSyncError
 from areal_core.contract.train import TrainReport
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import read_progress
@@ -20,6 +21,7 @@ from areal_core.loop.learner import Update
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_loop import Parts, TrainLoop
+from areal_core.plugins.extensions import Watch
 from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.stats import RolloutStats
 from areal_core.rollout.tasks import Task
@@ -75,7 +77,7 @@ class Everything:
             raise WeightSyncError("half of it")
         if len(args) == 2:
             report = attrs.evolve(REPORT, stepped=bool(self._stepped))
-            return Update(report=report, num_tokens=5, num_trained=3, stepped=self._stepped, seconds=0.1, metrics={})
+            return Update(reports=[report], num_tokens=5, num_trained=3, seconds=0.1, metrics={})
         return WeightUpdate(
             version=args[0], num_tensors=2, num_bytes=8, unchanged=self._unchanged, seconds=0.0, phases={}
         )
@@ -137,9 +139,9 @@ class Everything:
 
 
 def _loop(
-    tmp_path: Path, everything: Everything, *overrides: str, stopped: bool = False
+    tmp_path: Path, everything: Everything, *overrides: str, stopped: bool = False, watch: Watch | None = None
 ) -> tuple[TrainLoop, RunFolder]:
-    parts = Parts(**dict.fromkeys(attrs.fields_dict(Parts), everything))  # type: ignore[arg-type]
+    parts = Parts(**{**dict.fromkeys(attrs.fields_dict(Parts), everything), "watch": watch})  # type: ignore[arg-type]
     stop = asyncio.Event()
     if stopped:
         stop.set()
@@ -331,3 +333,21 @@ def test_a_cancelled_run_leaves_nothing_of_the_checkpoint_that_was_begun(tmp_pat
 
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
     assert folder.latest() == tmp_path / "checkpoints" / "step-000001"
+
+
+def test_a_watch_adds_to_the_record_and_ends_the_run_with_its_state_saved(tmp_path: Path) -> None:
+    """The step that was too much is in the metrics and shown; what it trained is in a checkpoint."""
+    everything = Everything()
+
+    def watch(record: dict[str, Any], groups: Sequence[Sequence[Episode]]) -> ArealError | None:
+        record["episodes seen"] = sum(len(group) for group in groups)
+        return TrainError("enough") if record["step"] == 2 else None
+
+    loop, folder = _loop(tmp_path, everything, "steps=9", "evaluation.before=false", watch=watch)
+
+    with pytest.raises(TrainError, match="enough"):
+        asyncio.run(loop.run(0, Totals()))
+
+    assert [record["episodes seen"] for record in everything.records] == [1, 1]
+    assert [entry for entry in everything.log if entry.startswith("shown")] == ["shown 1", "shown 2"]
+    assert everything.log[-1] == "saved 2" and folder.latest() is not None

@@ -53,3 +53,30 @@ def test_impossible_tokens_leave_the_entropy_finite() -> None:
     p = torch.tensor([0.0, 1.0]).softmax(-1)
     assert entropy.item() == pytest.approx(float(-(p * p.log()).sum()))
     assert logprobs.item() == pytest.approx(float(p[1].log()))
+
+
+@pytest.mark.parametrize("keep", [0, 1 << 20])
+def test_an_entropy_nothing_is_made_of_leaves_the_gradient_as_it_was(keep: int) -> None:
+    """To the bit: it may be computed for the metrics alone."""
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(9, 4, generator=generator), torch.randn(7, 4, generator=generator)
+    gradients = []
+    for with_entropy in (False, True):
+        leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        logprobs, _ = logprobs_and_entropy(
+            *leaves, None, torch.arange(9) % 7, 0.7, with_entropy=with_entropy, keep_elements=keep
+        )
+        (logprobs * torch.linspace(-1, 1, 9)).sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+
+    for without, with_it in zip(*gradients, strict=True):
+        assert without is not None and with_it is not None and torch.equal(without, with_it)
+
+
+def test_the_entropy_alone_has_a_gradient() -> None:
+    """An objective may use it without the log-probs."""
+    hidden = torch.randn(3, 4, requires_grad=True)
+
+    logprobs_and_entropy(hidden, torch.randn(7, 4), None, torch.tensor([0, 1, 2]), 1.0)[1].sum().backward()
+
+    assert hidden.grad is not None and bool(hidden.grad.any())

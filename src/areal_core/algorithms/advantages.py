@@ -53,6 +53,9 @@ def compute_advantages(batch: Batch, config: AdvantageConfig, *, max_new_tokens:
     advantages = normalize(raw, config.advantage_norm, groups=token_groups, mask=mask)
 
     metrics = _metrics(batch, config, max_new_tokens=max_new_tokens, kl=kl, raw=raw, advantages=advantages)
+    spread, left = (float(x[mask].var(correction=0)) if mask.any() else 0.0 for x in (returns, returns - values))
+    if column is not None and spread:
+        metrics["explained_variance"] = Sum(value=1.0 - left / spread, weight=1.0)
     return batch.with_tokens(advantages=advantages, returns=returns.to(torch.float32)), metrics
 
 

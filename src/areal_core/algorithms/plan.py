@@ -62,24 +62,13 @@ def check(
 
 
 def _check_objective(config: AlgorithmConfig) -> None:
-    options = config.objective.options
     for name in _SHARED:
-        if name in options:
+        if name in config.objective.options:
             raise PlanError(
                 f"algorithm.objective.options.{name} is set",
                 why=f"algorithm.{name} also decides what is computed before the objective; two places could disagree",
                 fix=f"set algorithm.{name} instead",
             )
-    if config.objective.name != "ppo":
-        return
-    _check_above(options.get("clip_low"), 0.0, "algorithm.objective.options.clip_low", "0.2")
-    _check_above(options.get("clip_high"), 0.0, "algorithm.objective.options.clip_high", "0.28")
-    _check_above(options.get("dual_clip"), 1.0, "algorithm.objective.options.dual_clip", "3.0, or leave it out")
-
-
-def _check_above(value: Any, bound: float, path: str, example: str) -> None:  # Any: as the yaml has it
-    if isinstance(value, (int, float)) and not value > bound:
-        raise PlanError(f"{path} is {value}", why=f"it must be above {bound:g}", fix=f"set it to {example}")
 
 
 def _check_behaviour(proximal: Proximal, behaviour: BehaviourConfig) -> None:

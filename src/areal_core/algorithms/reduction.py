@@ -6,7 +6,7 @@ Does not know: micro-batches and ranks; the engine adds the counts over them (la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Sum
+
+EXTREMES = {"_min": min, "_max": max}
+"""Metrics whose names end so have the weight 1 and are no sums: of two, the lesser or the larger one counts."""
 
 
 class Normalizer(StrEnum):
@@ -61,9 +64,28 @@ def divide(amount: Tensor, normalizer: Tensor) -> Tensor:
     return amount / normalizer.clamp_min(1.0).to(amount.dtype)
 
 
-def token_sums(columns: Mapping[str, Tensor], batch: Batch) -> dict[str, Sum]:
-    """Sum metric columns [T] over the mask, each with the number of its tokens, in one transfer to the host."""
+def token_sums(columns: Mapping[str, Tensor], batch: Batch, extremes: Sequence[str] = ()) -> dict[str, Sum]:
+    """Sum metric columns [T] over the mask, each with the number of its tokens; of some, the `extremes` too."""
     mask = batch.tokens["loss_mask"]
     rows = [torch.where(mask, column.detach().to(torch.float32), 0.0).sum() for column in columns.values()]
+    for name in extremes:
+        inside = columns[name].detach().to(torch.float32).masked_select(mask)
+        rows += inside.aminmax() if len(inside) else ()
     *values, weight = torch.stack([*rows, mask.sum().to(torch.float32)]).tolist()
-    return {name: Sum(value=value, weight=weight) for name, value in zip(columns, values, strict=True)}
+    weights = dict.fromkeys(columns, weight) | {f"{name}{end}": 1.0 for name in extremes for end in EXTREMES if weight}
+    return {name: Sum(value=v, weight=weights[name]) for name, v in zip(weights, values, strict=True)}
+
+
+def add_sums(total: dict[str, Sum], more: Mapping[str, Sum]) -> None:
+    """Add metrics into `total`, name by name; of two extremes, both of weight 1, the further one stays."""
+    for name, new in more.items():
+        have, further = total.setdefault(name, Sum(value=0.0, weight=0.0)), EXTREMES.get(name[-4:])
+        if further is not None and have.weight == new.weight == 1.0:
+            total[name] = Sum(value=further(have.value, new.value), weight=1.0)
+        else:
+            total[name] = Sum(value=have.value + new.value, weight=have.weight + new.weight)
+
+
+def means(sums: Mapping[str, Sum]) -> dict[str, float]:
+    """Return value / weight by name. An extreme that an engine added up over micro-batches is none: it is left out."""
+    return {n: s.value / s.weight for n, s in sums.items() if s.weight and (s.weight == 1.0 or n[-4:] not in EXTREMES)}

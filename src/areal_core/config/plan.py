@@ -103,6 +103,8 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
     _check_rollout(config, roles[-1].model)
     _check_vocabularies(roles)
     _check_routes(config, registry, roles)
+    if config.guard:
+        need("watch", "guard:")(config.guard, print, print)  # says what is wrong with it
     warnings = [
         *stand_in_warnings(device, registry),
         *engine_warnings,

@@ -210,4 +210,6 @@ class RunConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     episodes: EpisodesConfig = EpisodesConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    guard: Options = Factory(dict)
+    """Which warnings about the steps of a run end it, for example {no_reward_signal: 20, entropy_below: 0.01}."""
     loggers: tuple[LoggerConfig, ...] = field(default=(), converter=tuple[LoggerConfig, ...])

@@ -7,13 +7,15 @@ Does not know: where episodes come from, or how new weights leave.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from attrs import frozen
 
 from areal_core.algorithms.advantages import compute_advantages
 from areal_core.algorithms.config import AlgorithmConfig
 from areal_core.algorithms.proximal import add_proximal, needs_forward
+from areal_core.algorithms.reduction import add_sums
 from areal_core.contract.balance import balance
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ObjectiveSpec, Output, Sum, TrainReport
@@ -22,15 +24,14 @@ from areal_core.loop.train_group import TrainGroup
 
 @frozen(kw_only=True)
 class Update:
-    """What one call of `Learner.update` did. `metrics` are sums, shown as value / weight.
+    """What one call of `Learner.update` did, with a report per minibatch. `metrics` are sums, shown as value / weight.
 
     `num_tokens` counts packed tokens, prompts among them; `num_trained` those the loss is over.
     """
 
-    report: TrainReport
+    reports: Sequence[TrainReport]
     num_tokens: int
     num_trained: int
-    stepped: int
     seconds: float
     metrics: Mapping[str, Sum]
 
@@ -65,20 +66,23 @@ class Learner:
         started = time.monotonic()
         batch, metrics = await self._columns(batch, version)
         reports: list[TrainReport] = []
-        for part in self._minibatches(batch):
+        fresh = batch.tokens["loss_mask"] & (batch.tokens["versions"] == version)
+        for part in self._minibatches(batch.with_tokens(fresh=fresh)):
+            if reports and not needs_forward(self._algorithm):  # the trainer's weights are no longer the engine's
+                part = part.with_tokens(fresh=torch.zeros_like(part.tokens["fresh"]))
             reports.append(await self.actor.train_step(part, self._objective))
             add_sums(metrics, reports[-1].metrics)
             if self.critic is not None and self._critic_objective is not None:
                 critic_report = await self.critic.train_step(part, self._critic_objective)
                 add_sums(metrics, {f"critic/{name}": value for name, value in critic_report.metrics.items()})
+                add_sums(metrics, {"critic/grad_norm": Sum(value=critic_report.grad_norm, weight=1.0)})
         for group in (self.actor, self.critic):
             if group is not None:
                 await group.set_version(version + 1)
         return Update(
-            report=reports[-1],
+            reports=reports,
             num_tokens=batch.num_tokens,
             num_trained=int(batch.tokens["loss_mask"].sum()),
-            stepped=sum(report.stepped for report in reports),
             seconds=time.monotonic() - started,
             metrics=metrics,
         )
@@ -99,10 +103,3 @@ class Learner:
         groups = batch.sequences["group"].tolist()
         parts = balance(batch.lengths.tolist(), self._algorithm.minibatches, groups)
         return [batch.select(rows) for rows in parts if rows]
-
-
-def add_sums(total: dict[str, Sum], more: Mapping[str, Sum]) -> None:
-    """Add metrics into `total`, name by name."""
-    for name, value in more.items():
-        have = total.get(name, Sum(value=0.0, weight=0.0))
-        total[name] = Sum(value=have.value + value.value, weight=have.weight + value.weight)

@@ -45,6 +45,7 @@ from areal_core.plugins.extensions import (
     ImagePreparer,
     ImageSupport,
     MakeRewardPool,
+    MakeWatch,
     RewardPool,
     RunReport,
     RunView,
@@ -175,6 +176,7 @@ class Run:
         """Start the processes side by side and connect the parts; another kind of run starts others."""
         config, rollout = self._config, self._config.rollout
         self._view.waiting("the data set")
+        make_watch: MakeWatch | None = extension("watch")
         rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
         images = self._images()
         metrics = self._metrics(stack, events, progress.version if checkpoint else None)
@@ -235,6 +237,7 @@ class Run:
             metrics=metrics,
             events=events,
             view=self._view,
+            watch=make_watch(config.guard, events.write, self._view.note) if make_watch else None,
         )
 
     def _metrics(self, stack: AsyncExitStack, events: EventLog, resume_step: int | None) -> MetricsStream:

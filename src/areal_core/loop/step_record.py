@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import attrs
 from attrs import frozen
 
+from areal_core.algorithms.reduction import means
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Learner, Update
@@ -136,17 +137,20 @@ def step_record(
     episodes = [episode for group in groups for episode in group.episodes]
     staleness = staleness_of(groups)
     rewards = [episode_reward(episode) for episode in episodes]
-    report = update.report
+    taken = [report for report in update.reports if report.stepped] or update.reports
+    norms = [report.grad_norm for report in taken]
     record: dict[str, object] = {
         "step": version,
         "version": version,
         "seconds": times.total,
         "wall_s": totals.seconds,
         "reward": sum(rewards) / max(1, len(rewards)),
-        "loss": report.loss,
-        "grad_norm": report.grad_norm,
-        "lr": report.lr,
-        "stepped": report.stepped,
+        "loss": sum(report.loss for report in taken) / len(taken),
+        "grad_norm": sum(norms) / len(norms),
+        "grad_norm_max": max(norms),
+        "lr": update.reports[-1].lr,
+        "stepped": all(report.stepped for report in update.reports),
+        "skipped_steps": sum(not report.stepped for report in update.reports),
         "episodes": len(episodes),
         "tokens": update.num_tokens,
         "tokens_trained": totals.tokens_trained,
@@ -165,9 +169,10 @@ def step_record(
         "sync_bytes": weights.num_bytes,
         "sync_unchanged": weights.unchanged,
         "weights": weights.fingerprint,
+        "sync_tensors": weights.num_tensors,
         **times.seconds,
         **{f"sync/{phase}_s": seconds for phase, seconds in weights.phases.items()},
     }
     record.update({f"infer/{name}": value for name, value in fleet.items()})
-    record.update({f"train/{name}": s.value / s.weight for name, s in update.metrics.items() if s.weight})
+    record.update({f"train/{name}": value for name, value in means(update.metrics).items()})
     return record

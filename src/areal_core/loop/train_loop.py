@@ -30,7 +30,7 @@ from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Count, StepTimes, Totals, step_record
 from areal_core.observe.events import EVALUATED, EventLog
 from areal_core.observe.metrics import MetricsStream
-from areal_core.plugins.extensions import RunView
+from areal_core.plugins.extensions import RunView, Watch
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import EpisodeGroup, episode_reward
 from areal_core.rollout.stats import RolloutStats
@@ -66,6 +66,7 @@ class Parts:
     metrics: MetricsStream
     events: EventLog
     view: RunView
+    watch: Watch | None = None
 
 
 class TrainLoop:
@@ -140,11 +141,10 @@ class TrainLoop:
 
     def _tell_oddities(self, version: int, update: Update, weights: WeightUpdate) -> None:
         """Write down what is allowed but should be known: a skipped step, weights that did not change."""
-        if not update.stepped:
-            norm = update.report.grad_norm
+        for norm in (report.grad_norm for report in update.reports if not report.stepped):
             self._parts.events.write("step_skipped", version=version, grad_norm=str(norm))
             self._parts.view.note(f"version {version}: gradient norm {norm}, the step was skipped")
-        elif weights.unchanged == weights.num_tensors:
+        if any(report.stepped for report in update.reports) and weights.unchanged == weights.num_tensors:
             self._parts.events.write("weights_unchanged", version=version)
         for worker in weights.excluded:
             self._parts.events.write("replica_excluded", worker=worker, version=version)
@@ -167,8 +167,11 @@ class TrainLoop:
             record = step_record(version, groups, update, weights, times, totals, rollout, fleet)
             if score is not None:
                 record["eval_reward"] = score
+            ends = self._parts.watch(record, [group.episodes for group in groups]) if self._parts.watch else None
             self._parts.metrics.write(record)
         self._parts.view.step(record)
+        if ends is not None:
+            raise ends
 
     async def _evaluate(self, version: int) -> float | None:
         if self._parts.evaluator is None or self._stop.is_set():

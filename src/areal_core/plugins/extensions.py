@@ -15,14 +15,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from areal_core.contract.errors import EngineMissing, PluginError
+from areal_core.contract.errors import ArealError, EngineMissing, PluginError
 from areal_core.plugins.install import pip_install
 from areal_core.plugins.manifest import Manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from areal_core.contract.data import Trajectory
+    from areal_core.contract.data import Episode, Trajectory
     from areal_core.contract.workflow import RewardInput, RewardResult
     from areal_core.plugins.registry import Registry
 
@@ -32,6 +32,7 @@ _OFFERED_BY = {
     "images": "areal-torch[images]",
     "proof": "areal-conformance-proof",
     "rewards": "areal-core[local]",
+    "watch": "areal-report",
 }
 
 
@@ -206,6 +207,13 @@ class RunView(Protocol):
 
     def waiting(self, what: str) -> None:
         """Take what the run waits for from now on; called several times a step."""
+
+
+Watch = Callable[[dict[str, Any], Sequence[Sequence["Episode"]]], ArealError | None]
+"""Adds to the record of a step what its groups of episodes were like; returns what ends the run, if anything does."""
+
+MakeWatch = Callable[[Mapping[str, Any], Callable[..., None], Callable[[str], None]], Watch]
+"""Extension `watch`, of what stands under `guard:` and of where events and notes go. Raises ConfigError. Any: plain."""
 
 
 class RunFiles(Protocol):

@@ -35,7 +35,8 @@ def logprobs_and_entropy(
 
     Args:
         hidden: [R, D]; weight: [V, D] of the same dtype; bias: [V] or None; targets: int64 [R].
-        with_entropy: False saves three passes over the logits; the entropy returned is then 0.
+        with_entropy: False saves two passes over the logits; the entropy returned is then 0. Its gradient takes a
+            third, only where something was made of it.
         vocabulary: the ranks that share weight and bias, the first the first V rows; the rest is equal on them.
             The gradient to hidden is whole on each. Collective.
         share: where they hold unlike many rows, the most that one holds: rank r begins at row r * share.
@@ -92,14 +93,16 @@ class _HeadLogProbs(torch.autograd.Function):
         if vocabulary is not None:
             dist.all_reduce(columns, group=vocabulary)
         ctx.save_for_backward(hidden, weight, bias, own, is_own, entropy, *(parts if keep else shifts))
-        ctx.settings = temperature, rows, keep, with_entropy, vocabulary
+        ctx.set_materialize_grads(False)
+        ctx.settings = temperature, rows, keep, vocabulary
         return logprobs.clone(), entropy.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, own, is_own, entropy, *kept = ctx.saved_tensors
-        temperature, rows, keep, with_entropy, vocabulary = ctx.settings
-        grad_logprobs, grad_entropy = grads
+        temperature, rows, keep, vocabulary = ctx.settings
+        with_entropy = grads[1] is not None
+        grad_logprobs, grad_entropy = (entropy.new_zeros(entropy.shape) if grad is None else grad for grad in grads)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)

@@ -35,6 +35,9 @@ Columns = Mapping[str, Tensor]
 Score = Callable[[int, Columns], Tensor]
 """Micro-batch number and its columns -> its share of the loss, which depends on every column."""
 
+_EXTREMES = {"_min": min, "_max": max}
+"""Metrics whose names end so have the weight 1 and are no sums: of two, the lesser or the larger one counts."""
+
 
 class Model(Protocol):
     """What an engine gives to these loops, if its passes come one after another."""
@@ -193,9 +196,7 @@ def _accumulate(
         loss, sums = objective.loss(columns, parts[number], scale)
         losses.append(loss.detach())
         for name, entry in sums.items():
-            total = metrics.setdefault(name, [0.0, 0.0])
-            total[0] += entry.value
-            total[1] += entry.weight
+            _add(metrics, name, entry.value, entry.weight)
         return loss if loss.requires_grad else loss + _nothing(columns)
 
     if isinstance(model, Pipeline):
@@ -259,7 +260,16 @@ def _add_metrics(parts: list[dict[str, list[float]]]) -> dict[str, Sum]:
     totals: dict[str, list[float]] = {}
     for part in parts:
         for name, (value, weight) in part.items():
-            total = totals.setdefault(name, [0.0, 0.0])
-            total[0] += value
-            total[1] += weight
+            _add(totals, name, value, weight)
     return {name: Sum(value=value, weight=weight) for name, (value, weight) in totals.items()}
+
+
+def _add(totals: dict[str, list[float]], name: str, value: float, weight: float) -> None:
+    """Add one entry; of two extremes, both of weight 1, the further one stays."""
+    total = totals.setdefault(name, [0.0, 0.0])
+    further = _EXTREMES.get(name[-4:])
+    if further is not None and total[1] == weight == 1.0:
+        total[0] = further(total[0], value)
+    else:
+        total[0] += value
+        total[1] += weight

@@ -38,8 +38,8 @@ class PPOConfig:
     """`sequence` is GSPO (arXiv 2507.18071): one ratio and one advantage per sequence."""
     normalizer: Normalizer = Normalizer.TOKENS
     entropy_coefficient: float = field(default=0.0, validator=validators.ge(0.0))
-    report_entropy: bool = False
-    """Compute the exact entropy for the metrics even without a bonus; costs memory with a large vocabulary."""
+    report_entropy: bool = True
+    """Compute the exact entropy for the metrics even without a bonus: two more passes over the logits, no gradient."""
     proximal: Proximal = Proximal.BEHAVIOUR
     behaviour: BehaviourConfig = BehaviourConfig()
 
@@ -94,6 +94,8 @@ class PPOObjective:
         metrics = token_sums(
             {
                 "clip_fraction": surrogate.clipped,
+                "clip_fraction_low": surrogate.clipped & (surrogate.ratio < 1),
+                "clip_fraction_high": surrogate.clipped & (surrogate.ratio > 1),
                 "dual_clip_fraction": surrogate.dual_clipped,
                 "importance_weight": surrogate.ratio,
                 "behaviour_weight": weighted.weight,
@@ -102,7 +104,12 @@ class PPOObjective:
                 **({"entropy": columns[Output.ENTROPY]} if Output.ENTROPY in columns else {}),
             },
             batch,
+            ("importance_weight", "policy_ratio", "logprob_gap"),
         )
+        if "fresh" in batch.tokens:  # there trainer and engine computed with the same weights
+            trainer = proximal if self.config.proximal is Proximal.RECOMPUTE else logprobs.detach()
+            gap = {"engine_gap": (trainer - behaviour).abs().clamp(max=LOG_RATIO_BOUND)}
+            metrics |= token_sums(gap, batch.with_tokens(loss_mask=batch.tokens["fresh"]), ("engine_gap",))
         share = Sum(value=float(amount.detach()), weight=float(self.normalizer(batch)))
         return divide(amount, normalizer), {"loss": share, **metrics}
 
@@ -133,6 +140,8 @@ class PPOObjective:
 
 
 def _divergence(logprobs: Tensor, behaviour: Tensor) -> dict[str, Tensor]:
-    """Estimate KL(behaviour || policy) from the behaviour's samples, and -log p of the policy, per token."""
+    """Compare the policy with the one that sampled, per token: KL(behaviour || policy), log-ratio, ratio, -log p."""
     x = (logprobs - behaviour).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return {"approx_kl_k1": -x, "approx_kl_k3": x.exp() - 1 - x, "surprisal": -logprobs}
+    ratio = x.exp()
+    found = {"approx_kl_k1": -x, "approx_kl_k3": ratio - 1 - x, "surprisal": -logprobs, "policy_ratio": ratio}
+    return found | {"policy_ratio_square": ratio.square(), "logprob_gap": x, "logprob_gap_abs": x.abs()}
