@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_conformance.benches.base import Bench
-from areal_conformance.benches.transport_ends import Received, receive, send
+from areal_conformance.benches.transport_ends import Cut, Received, receive, send
 from areal_conformance.benches.transport_footprint import Footprint, look
 from areal_conformance.benches.transport_process import Peer
 from areal_conformance.check import Check
@@ -147,11 +147,9 @@ class TransportBench(Bench):
 
     def peer(self, name: str) -> Peer:
         """Return another process with an end of its own, its temporary folder the check's."""
-        if name in self._peers and self._peers[name].alive:
-            self._peers[name].settle(self.temporary)
-        else:
+        if name not in self._peers or not self._peers[name].alive:
             self._peers[name] = Peer(self.target.locator, PEER_S * self.target.adapter.patience)
-            self._peers[name].settle(self.temporary)
+        self._peers[name].settle(self.temporary)
         return self._peers[name]
 
     def within(self, work: Callable[[], T], what: str = "a call") -> T:
@@ -199,14 +197,27 @@ class TransportBench(Bench):
         tensors: Mapping[str, Tensor],
         *,
         tied: Mapping[str, str] | None = None,
-        cut: Callable[[Mapping[str, Tensor], int], Iterable[Mapping[str, Tensor]]] | None = None,
+        cut: Cut | None = None,
     ) -> Receipt:
         """Send as a train engine does; `cut` makes other buckets of tensors and wanted size."""
-        return self.within(lambda: send(transport, self.travelled(offer), tensors, tied=tied, cut=cut), "sending")
+        return self.within(partial(send, transport, self.travelled(offer), tensors, tied=tied, cut=cut), "sending")
+
+    def sent(
+        self,
+        controller: WeightTransport,
+        tensors: Mapping[str, Tensor],
+        *,
+        version: int = 1,
+        sender: WeightTransport | None = None,
+    ) -> Offer:
+        """Open a version and send it, from a new end where none is given; return its offer."""
+        offer = controller.open(version)
+        self.send(sender or self.transport(), offer, tensors)
+        return offer
 
     def receive(self, transport: WeightTransport, offer: Offer) -> Received:
         """Receive as an inference engine does: copy every bucket before asking for the next."""
-        return self.within(lambda: receive(transport, self.travelled(offer)), "receiving")
+        return self.within(partial(receive, transport, self.travelled(offer)), "receiving")
 
     def carry(
         self,
@@ -217,16 +228,14 @@ class TransportBench(Bench):
         tensors: Mapping[str, Tensor],
         *,
         tied: Mapping[str, str] | None = None,
-        cut: Callable[[Mapping[str, Tensor], int], Iterable[Mapping[str, Tensor]]] | None = None,
+        cut: Cut | None = None,
     ) -> tuple[Receipt, list[Received]]:
         """Send to receivers and return what each side has: one after the other, or at once if the transport streams."""
         if not self.streams:
             receipt = self.send(sender, offer, tensors, tied=tied, cut=cut)
             return receipt, [self.receive(receiver, offer) for receiver in receivers]
-        going = self.stream(
-            controller, offer, lambda: send(sender, self.travelled(offer), tensors, tied=tied, cut=cut), receivers
-        )
-        return going.all_well()
+        sending = partial(send, sender, self.travelled(offer), tensors, tied=tied, cut=cut)
+        return self.stream(controller, offer, sending, receivers).all_well()
 
     def stream(
         self,

@@ -61,21 +61,12 @@ class Peer:
         """Return whether the process runs."""
         return self._process.poll() is None
 
-    @property
-    def pid(self) -> int:
-        """Return its process id."""
-        return self._process.pid
-
     def settle(self, temporary: Path) -> None:
         """Tell it where temporary files go from now on."""
         self.ask("temporary", path=str(temporary))
 
     def ask(self, do: str, **arguments: Any) -> Answer:
-        """Have it do something. Any: JSON. A death is an answer.
-
-        Raises:
-            Violation: of law 9, there was no answer in time.
-        """
+        """Have it do something. Any: JSON. A death is an answer; none in time is a Violation of law 9."""
         given = {name: _plain(value) for name, value in arguments.items()}
         return self._ask(self._wait_s, do=do, **given)
 

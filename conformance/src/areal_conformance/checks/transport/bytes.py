@@ -15,9 +15,8 @@ from torch import Tensor
 from areal_conformance.benches.transport import TransportBench
 from areal_conformance.benches.transport_tensors import DTYPES, SETS, noise, plain, sized
 from areal_conformance.check import Level, check
-from areal_conformance.checks.transport.judging import same
+from areal_conformance.checks.transport.judging import same, sent_until
 from areal_conformance.outcome import expect
-from areal_core.weights.tensors import manifest_of
 
 _LARGEST = 512 << 20
 """A transport that asks for larger buckets is not sent several of them."""
@@ -155,10 +154,9 @@ def copies(bench: TransportBench) -> None:
     """A tensor changed after `write` returned, or after `finish`, arrives as it was when written."""
     for tensors in (plain(1), {**sized(300_000, 2, 1), **plain(2)}):
         kept = {name: tensor.clone() for name, tensor in tensors.items()}
-        controller, sender = bench.transport(), bench.transport()
+        controller = bench.transport()
         offer = controller.open(1)
-        sink = sender.sink(bench.travelled(offer))
-        sink.begin(manifest_of(tensors.items(), version=1))
+        sink = sent_until(bench, bench.transport(), offer, tensors, "begun")
         for name, tensor in tensors.items():
             sink.write({name: tensor})
             tensor.zero_()
@@ -167,8 +165,6 @@ def copies(bench: TransportBench) -> None:
             tensor.fill_(1)
         received = bench.receive(bench.transport(), offer)
         same(kept, received, "after the sender's tensors were overwritten")
-        expect(
-            dict(receipt.fingerprints) == dict(received.receipt().fingerprints),
-            "the sink's receipt must be of the bytes it took, not of what became of the sender's tensors",
-        )
+        told = "the sink's receipt must be of the bytes it took, not of what became of the sender's tensors"
+        expect(dict(receipt.fingerprints) == dict(received.receipt().fingerprints), told)
         controller.release(offer)

@@ -48,9 +48,7 @@ def flipped(bench: TransportBench) -> None:
     except WeightSyncError:
         pass  # the transport noticed it itself
     else:
-        raise Violation(
-            "a bit flipped in the stored bytes, and the receiver holds what was sent: it read something else"
-        )
+        raise Violation("a stored bit flipped, yet the receiver holds what was sent: it read something else")
     controller.release(offer)
 
 
@@ -72,21 +70,17 @@ def anywhere(bench: TransportBench) -> None:
             for bit in (1, 64):
                 if not flip(path, position, bit):
                     continue
+                what = f"bit {bit} of byte {position} of {path.name} flipped"
                 try:
                     received = bench.receive(bench.transport(small_buckets=True), offer)
                 except ArealError:
                     pass
                 except Exception as error:
-                    raise Violation(
-                        f"bit {bit} of byte {position} of {path.name} flipped: expected an ArealError, got "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
+                    told = f"expected an ArealError, got {type(error).__name__}: {error}"
+                    raise Violation(f"{what}: {told}") from error
                 else:
-                    expect(
-                        list(received.tensors) == [spec.name for spec in received.manifest.tensors],
-                        f"bit {bit} of byte {position} of {path.name} flipped: of "
-                        f"{len(received.manifest.tensors)} tensors {len(received.tensors)} came, without an error",
-                    )
+                    came, names = list(received.tensors), [spec.name for spec in received.manifest.tensors]
+                    expect(came == names, f"{what}: of {len(names)} tensors {len(came)} came, without an error")
                 flip(path, position, bit)
     same(tensors, bench.receive(bench.transport(), offer), "after every bit was put back")
     expect(sent.version == 1, "the receipt changed")
@@ -101,8 +95,7 @@ def truncated(bench: TransportBench) -> None:
     version = 0
     while True:
         version += 1
-        offer = controller.open(version)
-        bench.send(bench.transport(small_buckets=True), offer, plain(version))
+        offer = bench.sent(controller, plain(version), version=version, sender=bench.transport(small_buckets=True))
         files = stores(offer, bench.temporary)
         if not files:
             _cut_inside(bench, controller, offer)
@@ -137,8 +130,6 @@ def sender_killed(bench: TransportBench) -> None:
     well(bench.peer("sender").ask("send", offer=following, name="plain", seed=2), "sending again")
     same(plain(2), bench.receive(receiver, following), "the version after a killed sender")
     controller.release(following)
-    for end in bench.forget():
-        bench.within(end.close, "closing after a killed sender")
     _swept(bench, known, "after a killed sender, release and close")
 
 
@@ -147,17 +138,14 @@ def receiver_killed(bench: TransportBench) -> None:
     """A receiver killed while it reads costs nobody else anything; release and close leave nothing."""
     controller, receiver = bench.transport(small_buckets=True), bench.transport(small_buckets=True)
     peer = bench.peer("receiver")
-    offer = controller.open(1)
+    offer = bench.sent(controller, plain(1), sender=bench.transport(small_buckets=True))
     known = places(offer)
-    bench.send(bench.transport(small_buckets=True), offer, plain(1))
     well(peer.ask("read_some", offer=offer), "reading the first bucket")
     peer.kill()
     same(plain(1), bench.receive(receiver, offer), "after another receiver was killed")
     bench.within(lambda: controller.release(offer), "releasing what a dead process read")
     unreadable(bench, receiver, offer, "a version released after one of its receivers was killed")
     arrives(bench, controller, plain(2), "the version after a killed receiver", receiver=receiver)
-    for end in bench.forget():
-        bench.within(end.close, "closing after a killed receiver")
     _swept(bench, known, "after a killed receiver, release and close")
 
 
@@ -176,8 +164,6 @@ def controller_killed(bench: TransportBench) -> None:
     refused(answer, "a version whose controller was killed before it was finished", "WeightSyncError")
     arrives(bench, bench.transport(), plain(3), "the next controller's version", version=1)
     well(reader.ask("reset"), "the receiver's close")
-    for end in bench.forget():
-        bench.within(end.close)
     _swept(bench, known, "after a killed controller and the life of the next one")
 
 
@@ -190,10 +176,8 @@ def no_room(bench: TransportBench) -> None:
     answer = sender.ask("write_large", offer=offer, num_bytes=400_000, limit=100_000)
     if answer:
         large = bench.receive(bench.transport(), offer).tensors.get("large")
-        expect(
-            large is not None and large.numel() == 400_000 and bool((large == 1).all()),
-            "400 kB were sent where there is room for 100 kB, without an error, and they did not arrive",
-        )
+        arrived = large is not None and large.numel() == 400_000 and bool((large == 1).all())
+        expect(arrived, "400 kB were sent where there is room for 100 kB, without an error, and did not arrive")
         bench.notes.append("400 kB were sent by a process that may write files of 100 kB: it writes none")
     else:
         refused(answer, "files may not grow beyond 100 kB, 400 kB were sent", "StorageError", "ResourceError")
@@ -208,6 +192,10 @@ def no_room(bench: TransportBench) -> None:
 
 
 def _swept(bench: TransportBench, known: set[Path], when: str) -> None:
+    """Close every end, and expect nothing to be left."""
+    for end in bench.forget():
+        bench.within(end.close, "close")
+
     def left() -> list[str]:
         inside = [str(path.relative_to(bench.temporary)) for path in under(bench.temporary)]
         return inside + [str(path) for path in known if path.exists()]

@@ -24,26 +24,19 @@ from areal_core.weights.tensors import manifest_of
 def same(sent: Mapping[str, Tensor], received: Received, where: str) -> None:
     """Expect the same names, dtypes, shapes and bits."""
     got = received.tensors
-    expect(
-        list(got) == list(sent),
-        f"{where}: expected the tensors {list(sent)[:6]} ({len(sent)}) once each and in this order, "
-        f"got {list(got)[:6]} ({len(got)}); missing {sorted(sent.keys() - got.keys())[:4]}",
-    )
+    told = f"got {list(got)[:6]} ({len(got)}); missing {sorted(sent.keys() - got.keys())[:4]}"
+    due = f"expected the tensors {list(sent)[:6]} ({len(sent)}) once each and in this order"
+    expect(list(got) == list(sent), f"{where}: {due}, {told}")
     for name, tensor in sent.items():
         other = got[name]
-        expect(
-            (other.dtype, other.shape) == (tensor.dtype, tensor.shape),
-            f"{where}: {name!r} was {tensor.dtype} {list(tensor.shape)} and came as {other.dtype} {list(other.shape)}",
-        )
+        was, came = ((one.dtype, list(one.shape)) for one in (tensor, other))
+        expect(came == was, f"{where}: {name!r} was {was} and came as {came}")
         if bits(tensor) == bits(other):
             continue
         left, right = (torch.frombuffer(bytearray(bits(t)), dtype=torch.uint8) for t in (tensor, other))
         wrong = (left != right).nonzero().flatten().tolist()
-        expect(
-            not wrong,
-            f"{where}: {len(wrong)} of {left.numel()} bytes of {name!r} ({tensor.dtype}) differ, the first is byte "
-            f"{wrong[0] if wrong else 0}",
-        )
+        told = f"{len(wrong)} of {left.numel()} bytes of {name!r} ({tensor.dtype}) differ"
+        expect(not wrong, f"{where}: {told}, the first is byte {wrong[0] if wrong else 0}")
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -68,8 +61,7 @@ def arrives(
     receiver: WeightTransport | None = None,
 ) -> None:
     """Expect a version that is opened now to arrive, between new ends where none are given; then release it."""
-    offer = controller.open(version)
-    bench.send(sender or bench.transport(), offer, tensors)
+    offer = bench.sent(controller, tensors, version=version, sender=sender)
     same(tensors, bench.receive(receiver or bench.transport(), offer), where)
     controller.release(offer)
 

@@ -50,7 +50,7 @@ def close_clean(bench: TransportBench) -> None:
         for end in (receiver, sender, controller):
             for _ in range(3):
                 bench.within(end.close, "close")
-        if state not in ("unused",):
+        if state != "unused":
             unreadable(bench, bench.transport(), offer, f"closed when {state}")
             del sink
         for made in bench.forget():
@@ -63,9 +63,8 @@ def close_while_read(bench: TransportBench) -> None:
     """A controller that closes while a version is read or written ends; so do the others, and nothing is left."""
     before = bench.look()
     controller, sender, receiver = (bench.transport(small_buckets=True) for _ in range(3))
-    offer, unfinished = controller.open(1), controller.open(2)
+    offer, unfinished = bench.sent(controller, plain(1), sender=sender), controller.open(2)
     known = places(offer) | places(unfinished)
-    bench.send(sender, offer, plain(1))
     sink = sent_until(bench, sender, unfinished, plain(2), "half")
     source = receiver.source(bench.travelled(offer))
     reading = iter(source.buckets())
@@ -89,12 +88,8 @@ def close_while_read(bench: TransportBench) -> None:
 @check("transport.release.frees", level=Level.SINGLE, law=10, spec="weights", unless=("streams",))
 def release_frees(bench: TransportBench) -> None:
     """`release` gives the room of a version back, finished or not: twenty updates hold no more than three did."""
-    for how, stage in {
-        "finished": "finished",
-        "aborted": "written",
-        "given up": "half",
-        "never written": "made",
-    }.items():
+    ways = {"finished": "finished", "aborted": "written", "given up": "half", "never written": "made"}
+    for how, stage in ways.items():
         controller, sender = bench.transport(), bench.transport()
         early = (0, 0)
         for version in range(1, 21):
@@ -185,9 +180,7 @@ def abort_frees(bench: TransportBench) -> None:
         expect(left < _SIZE // 20, f"{told}; aborted and not yet released it takes {left}")
         unreadable(bench, bench.transport(), offer, f"aborted, {how}")
         controller.release(offer)
-        following = controller.open(2)
-        bench.send(sender, following, tensors)
-        same(tensors, bench.receive(bench.transport(), following), f"the version after one aborted, {how}")
+        arrives(bench, controller, tensors, f"the version after one aborted, {how}", sender=sender)
         for made in bench.forget():
             made.close()
 
@@ -205,8 +198,7 @@ def release_again(bench: TransportBench) -> None:
         ends: tuple[Callable[[], None], ...] = (sink.abort, partial(controller.release, bench.travelled(offer)))
         for end in (*ends, *ends, *reversed(ends)):
             bench.within(end, "giving up a version again")
-        following = controller.open(2)
-        bench.send(sender, following, plain(2))
+        following = bench.sent(controller, plain(2), version=2, sender=sender)
         for end in ends:
             bench.within(end, "giving up a version while the next one is there")
         same(plain(2), bench.receive(bench.transport(), following), f"the version after one {how} was released again")

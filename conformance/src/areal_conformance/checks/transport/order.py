@@ -111,8 +111,7 @@ def abort_then_works(bench: TransportBench) -> None:
         lost = controller.open(version)
         sent_until(bench, sender, lost, sized(40_000, 4, 9), "half").abort()
         controller.release(lost)
-        offer = controller.open(version)
-        bench.send(sender, offer, tensors)
+        offer = bench.sent(controller, tensors, version=version, sender=sender)
         same(tensors, bench.receive(receiver, offer), f"version {version} after an aborted one")
         unreadable(bench, receiver, lost, "the aborted offer") if bench.travelled(lost) != offer else None
         controller.release(offer)
@@ -141,12 +140,10 @@ def release_gone(bench: TransportBench) -> None:
 def release_reopened(bench: TransportBench) -> None:
     """A released offer stays gone when its version is opened and sent again: the old name never leads to new bytes."""
     controller = bench.transport()
-    old = bench.travelled(controller.open(5))
-    bench.send(bench.transport(), old, plain(1))
+    old = bench.travelled(bench.sent(controller, plain(1), version=5))
     same(plain(1), bench.receive(bench.transport(), old), "the first try")
     controller.release(old)
-    new = controller.open(5)
-    bench.send(bench.transport(), new, plain(2))
+    new = bench.sent(controller, plain(2), version=5)
     same(plain(2), bench.receive(bench.transport(), new), "the second try")
     unreadable(bench, bench.transport(), old, "the first offer of version 5, released, after the second was sent")
     controller.release(old)
@@ -160,22 +157,20 @@ def release_while_read(bench: TransportBench) -> None:
     for version in (2, 1):
         first, second = _layers(1), _layers(2)
         controller, receiver = bench.transport(small_buckets=True), bench.transport(small_buckets=True)
-        offer = controller.open(1)
-        bench.send(bench.transport(), offer, first)
+        offer = bench.sent(controller, first)
         source = receiver.source(bench.travelled(offer))
         reading = iter(source.buckets())
         got = {name: tensor.clone() for name, tensor in next(reading).items()}
         controller.release(offer)
-        following = controller.open(version)
-        bench.send(bench.transport(), following, second)
+        following = bench.sent(controller, second, version=version)
         try:
             for bucket in reading:
                 got.update({name: tensor.clone() for name, tensor in bucket.items()})
         except WeightSyncError:
             pass
         else:
-            manifest = source.manifest
-            same(first, Received(manifest=manifest, tensors=got), "released while it was read, which ended well")
+            whole = Received(manifest=source.manifest, tensors=got)
+            same(first, whole, "released while it was read, which ended well")
         finally:
             source.close()
         same(second, bench.receive(bench.transport(), following), "the next version")
@@ -191,10 +186,7 @@ def sink_late(bench: TransportBench) -> None:
         late = sent_until(bench, late_end, offer, plain(1), "half")
         controller.release(offer)
         following = controller.open(version)
-        sink = bench.transport().sink(bench.travelled(following))
-        sink.begin(manifest_of(plain(2).items(), version=version))
-        half = {name: plain(2)[name] for name in ("embed.weight", "layers.0.weight")}
-        sink.write(half)
+        sink = sent_until(bench, bench.transport(), following, plain(2), "half")
         rest = {name: tensor for name, tensor in plain(1).items() if name != "embed.weight"}
         with contextlib.suppress(ArealError):
             late.write(rest)
@@ -202,7 +194,7 @@ def sink_late(bench: TransportBench) -> None:
             late.finish()
         unreadable(bench, bench.transport(), offer, "a released version whose sender finished late")
         unreadable(bench, bench.transport(), following, "the next version, while only the late sender has finished")
-        sink.write({name: tensor for name, tensor in plain(2).items() if name not in half})
+        sink.write({name: tensor for name, tensor in plain(2).items() if name != "embed.weight"})
         sink.finish()
         with contextlib.suppress(ArealError):
             late.abort()
@@ -219,8 +211,7 @@ def sink_stale(bench: TransportBench) -> None:
         if used:
             bench.send(bench.transport(), stale, plain(1))
         controller.release(stale)
-        offer = controller.open(2)
-        bench.send(bench.transport(), offer, plain(2))
+        offer = bench.sent(controller, plain(2), version=2)
         for again in (1, 2):
             sending = partial(bench.send, bench.transport(), stale, plain(3))
             raises(ArealError, "sending to a released offer", sending)

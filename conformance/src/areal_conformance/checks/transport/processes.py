@@ -60,10 +60,8 @@ def crosses(bench: TransportBench) -> None:
         got = well(receiver.ask("receive", offer=offer), "receiving in another process")
         same_there(tensors, got, f"{kind}, version {version}")
         expect(got["version"] == version, f"expected version {version}, the receiver was told {got['version']}")
-        expect(
-            receipt["fingerprints"] == got["fingerprints"],
-            f"the receipts of version {version} differ though the bytes are right",
-        )
+        alike = receipt["fingerprints"] == got["fingerprints"]
+        expect(alike, f"the receipts of version {version} differ though the bytes are right")
         same(tensors, bench.receive(controller, offer), "received by the controller's process")
         controller.release(offer)
         refused(receiver.ask("receive", offer=offer), "reading after the release", "WeightSyncError")
@@ -92,8 +90,7 @@ def receivers_apart(bench: TransportBench) -> None:
     """A receiver that closes its end, or is half way, does not stand in the way of one in another process."""
     first, second = bench.peer("sender"), bench.peer("receiver")
     controller = bench.transport(small_buckets=True)
-    offer = controller.open(1)
-    bench.send(bench.transport(small_buckets=True), offer, plain(1))
+    offer = bench.sent(controller, plain(1), sender=bench.transport(small_buckets=True))
     well(first.ask("read_some", offer=offer), "reading the first bucket")
     same_there(plain(1), well(second.ask("receive", offer=offer), "reading beside it"), "beside a slow receiver")
     well(first.ask("close"), "a receiver's close")
@@ -109,8 +106,7 @@ def reader_writes(bench: TransportBench) -> None:
     controller, sender, scribbler = bench.transport(), bench.transport(), bench.peer("scribbler")
     for version, kind in enumerate(("plain", "plain", "dtypes"), 1):
         tensors = SETS[kind](version)
-        offer = controller.open(version)
-        bench.send(sender, offer, tensors)
+        offer = bench.sent(controller, tensors, version=version, sender=sender)
         if scribbler.alive and scribbler.ask("scribble", offer=offer).died:
             bench.notes.append(f"version {version}: a reader that wrote into a tensor ended")
         where = f"{kind}, version {version}, after another reader wrote into its tensors, read by"

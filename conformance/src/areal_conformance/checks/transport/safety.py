@@ -40,9 +40,8 @@ def unpickled(bench: TransportBench) -> None:
             tied = {"tied": next(iter(SETS[kind](1)))}
             bench.carry(controller, sender, [receiver], offer, SETS[kind](1), tied=tied)
             for path in stores(offer, bench.temporary):
-                expect(
-                    not _is_pickle(path), f"{path.name} is a pickle: who can write there can run code in every replica"
-                )
+                told = f"{path.name} is a pickle: who can write there can run code in every replica"
+                expect(not _is_pickle(path), told)
             controller.release(offer)
         expect(not audit.unpickled, f"objects were unpickled: {sorted(set(audit.unpickled))[:5]}")
 
@@ -52,8 +51,7 @@ def bomb(bench: TransportBench) -> None:
     """A pickle put in place of any stored file is not run, and reading fails with an ArealError."""
     canary = bench.folder / "canary"
     controller = bench.transport()
-    offer = controller.open(1)
-    bench.send(bench.transport(), offer, plain(1))
+    offer = bench.sent(controller, plain(1))
     files = [path for path in stores(offer, bench.temporary) if path.is_file() and not str(path).startswith("/proc/")]
     if not files:
         bench.notes.append("the version lies in no file that could be replaced")
@@ -75,21 +73,17 @@ def private(bench: TransportBench) -> None:
     """Files and segments of a version can be read and written by their owner alone."""
     kept = os.umask(0o000)
     try:
-        controller, sender = bench.transport(), bench.transport()
-        offer = controller.open(1)
-        bench.send(sender, offer, plain(1))
+        controller = bench.transport()
+        offer = bench.sent(controller, plain(1))
         for path in stores(offer, bench.temporary):
             if str(path).startswith("/proc/"):
                 continue  # the kernel guards what a process holds open
             above = [parent for parent in path.parents if bench.temporary in parent.parents] + [
                 parent for parent in path.parents if parent in places(offer)
             ]
-            open_to_others = stat.S_IMODE(path.stat().st_mode) & 0o077
-            closed_above = any(not stat.S_IMODE(parent.stat().st_mode) & 0o077 for parent in above)
-            expect(
-                not open_to_others or closed_above,
-                f"{path.name} has mode {stat.S_IMODE(path.stat().st_mode):o} and no folder above it keeps others out",
-            )
+            modes = [stat.S_IMODE(each.stat().st_mode) for each in (path, *above)]
+            closed = any(not mode & 0o077 for mode in modes)
+            expect(closed, f"{path.name} has mode {modes[0]:o} and no folder above it keeps others out")
         controller.release(offer)
     finally:
         os.umask(kept)
@@ -115,8 +109,7 @@ def stranger(bench: TransportBench) -> None:
     tensors = {"secret": noise((4096,), "uint8", 77)}
     marker = bytes(tensors["secret"][100:116].tolist())
     controller = bench.transport()
-    offer = controller.open(1)
-    bench.send(bench.transport(), offer, tensors)
+    offer = bench.sent(controller, tensors)
     opened = listening() - before
     if not opened:
         bench.notes.append("nothing listens")

@@ -242,9 +242,7 @@ def crosses(bench: TransportBench) -> None:
         )
         receipt, got = well(ended["sender"], "sending from another process"), well(ended["there"], "receiving there")
         same_there(tensors, got, f"{kind}, version {version}")
-        if isinstance(ended["here"], BaseException):
-            raise ended["here"]
-        same(tensors, ended["here"], f"{kind}, version {version}, received here")
+        same(tensors, _well(ended["here"], "the receiver here"), f"{kind}, version {version}, received here")
         expect(receipt["fingerprints"] == got["fingerprints"], f"the receipts of version {version} differ")
         controller.release(offer)
 
@@ -265,8 +263,7 @@ def receiver_killed(bench: TransportBench) -> None:
 
     ended = bench.at_once({"sender": first, "receiver": partial(peer.ask, "read_some", offer=own)}, wait_s=PEER_S)
     well(ended["receiver"], "reading the first bucket")
-    if isinstance(ended["sender"], BaseException):
-        raise ended["sender"]
+    _well(ended["sender"], "the sender")
     peer.kill()
 
     def rest() -> object:
@@ -292,16 +289,11 @@ def sender_killed(bench: TransportBench) -> None:
         well(peer.ask("begin", offer=offer, name="plain", seed=1), "sending the first half")
         peer.kill()
 
-    ended = bench.at_once(
-        {
-            "sender": killed,
-            "first": partial(receive, first, bench.travelled(offers[0])),
-            "second": partial(receive, second, bench.travelled(offers[1])),
-        },
-        wait_s=PEER_S,
-    )
-    if isinstance(ended["sender"], BaseException):
-        raise ended["sender"]
+    works: dict[str, Callable[[], Any]] = {"sender": killed}  # Any: nothing, or what was Received
+    for name, end, own in zip(("first", "second"), (first, second), offers, strict=True):
+        works[name] = partial(receive, end, bench.travelled(own))
+    ended = bench.at_once(works, wait_s=PEER_S)
+    _well(ended["sender"], "the sender")
     for name in ("first", "second"):
         gave_up(ended[name], f"receiver {name}", "after the sender was killed in the middle")
     controller.release(offer)
