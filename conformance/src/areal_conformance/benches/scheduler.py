@@ -118,11 +118,7 @@ class SchedulerBench(Bench):
         return pid
 
     async def until(self, condition: Callable[[], object], what: str, within_s: float = SOON_S) -> None:
-        """Look until something has come true.
-
-        Raises:
-            Violation: it did not within the time.
-        """
+        """Look until something has come true; Violation if it does not within the time."""
         limit_s = within_s * self.target.adapter.patience
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
@@ -140,11 +136,7 @@ class SchedulerBench(Bench):
         return {child.pid for child in psutil.Process().children(recursive=True)}
 
     async def gone(self, pids: Iterable[int], what: str, within_s: float = 0.0) -> None:
-        """Expect processes to be gone, now or within a time.
-
-        Raises:
-            Violation: names those that live.
-        """
+        """Expect processes to be gone, now or within a time; Violation naming those that live."""
         watched = set(pids)
         with contextlib.suppress(Violation):
             await self.until(lambda: not any(map(alive, watched)), what, within_s)
@@ -153,11 +145,7 @@ class SchedulerBench(Bench):
             raise Violation(f"{what}: {len(left)} processes still live: {left}")
 
     def status(self, scheduler: Scheduler, role: str, rank: int = 0) -> WorkerStatus:
-        """Return the status of one worker.
-
-        Raises:
-            Violation: there is none.
-        """
+        """Return the status of one worker; Violation if there is none."""
         statuses = scheduler.poll(role)
         if len(statuses) <= rank:
             raise Violation(f"poll({role!r}) tells of {len(statuses)} workers, the job has rank {rank}")
@@ -169,10 +157,9 @@ class SchedulerBench(Bench):
         return self.status(scheduler, role, rank)
 
     async def raised(self, kind: type[E], work: Awaitable[Any], what: str, *words: str, within_s: float = SOON_S) -> E:
-        """Return what awaiting something raises, an error of this kind that tells these words. Any: a result.
+        """Return what awaiting something raises: an error of this kind that tells these words, or Violation.
 
-        Raises:
-            Violation: it returned, did not end in time, or raised something else.
+        Any: a result.
         """
         try:
             result = await self.soon(work, what, within_s)

@@ -42,16 +42,18 @@ def survivors(pids: Iterable[int], within_s: float) -> list[int]:
     return left
 
 
-class Kill:
-    """A fault: SIGKILL, as the kernel's out-of-memory killer sends it. Cannot be healed."""
+class _Signalled:
+    """A fault: one process is sent a signal."""
+
+    _number: signal.Signals
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._fired = 0
 
     def inject(self) -> None:
-        """Kill the process."""
-        os.kill(self._pid, signal.SIGKILL)
+        """Send it."""
+        os.kill(self._pid, self._number)
         self._fired += 1
 
     def heal(self) -> None:
@@ -62,22 +64,17 @@ class Kill:
         return self._fired
 
 
-class Stop:
-    """A fault: SIGSTOP; the process exists and does nothing, not even in its other threads. `heal` continues it."""
+class Kill(_Signalled):
+    """SIGKILL, as the kernel's out-of-memory killer sends it. Cannot be healed."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._fired = 0
+    _number = signal.SIGKILL
 
-    def inject(self) -> None:
-        """Stop the process."""
-        os.kill(self._pid, signal.SIGSTOP)
-        self._fired += 1
+
+class Stop(_Signalled):
+    """SIGSTOP: the process exists and does nothing, not even in its other threads. `heal` continues it."""
+
+    _number = signal.SIGSTOP
 
     def heal(self) -> None:
         """Let it go on."""
         os.kill(self._pid, signal.SIGCONT)
-
-    def fired(self) -> int:
-        """Return how often the fault took place."""
-        return self._fired

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask, asking
 from areal_conformance.benches.scheduler_values import contract_values, difference, plain_values, tensor_values
@@ -28,11 +30,7 @@ _OPEN_S = 5.0
 @check("scheduler.calls.values", level=Level.SINGLE, law=1, spec=CALL)
 async def values(bench: SchedulerBench) -> None:
     """Plain data and every contract type arrive as they were sent and come back as they arrived."""
-    worker = await bench.worker()
-    for name, value in {**plain_values(), **contract_values()}.items():
-        given = (await ask(worker, "echo", value=value))["value"]
-        found = difference(value, given)
-        expect(found is None, f"{name} came back otherwise: {found}")
+    await _come_back(await bench.worker(), {**plain_values(), **contract_values()})
 
 
 @check("scheduler.calls.tensors", level=Level.SINGLE, law=1, spec=CALL)
@@ -42,10 +40,13 @@ async def tensors(bench: SchedulerBench) -> None:
         raise Inconclusive("torch is not installed here: there are no tensors to send")
     async with bench.scheduler() as scheduler:
         (worker,) = await bench.start(scheduler, bench.job())
-        for name, value in tensor_values().items():
-            given = (await ask(worker, "echo", value=value))["value"]
-            found = difference(value, given)
-            expect(found is None, f"{name} came back otherwise: {found}")
+        await _come_back(worker, tensor_values())
+
+
+async def _come_back(worker: Worker, values: Mapping[str, Any]) -> None:  # Any: that is the point
+    for name, value in values.items():
+        found = difference(value, (await ask(worker, "echo", value=value))["value"])
+        expect(found is None, f"{name} came back otherwise: {found}")
 
 
 @check("scheduler.calls.methods", level=Level.SINGLE, law=1, spec=CALL)

@@ -1,7 +1,7 @@
-"""Accelerators: each is owned by one worker, and what is not there is refused.
+"""Accelerators: each is owned by one worker, or by one and its guest; places beside another role, on hosts too.
 
 Knows: how a controller is made to see devices that need not exist: the variable that names the visible ones.
-Does not know: any driver.
+Does not know: any driver; who owns what is told by the workers themselves.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from areal_conformance.benches.scheduler import SchedulerBench, ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, SUBMIT
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.device import Device
-from areal_core.contract.errors import ResourceError
-from areal_core.contract.scheduler import Job, Scheduler, Worker
+from areal_core.contract.errors import ConfigError, ResourceError
+from areal_core.contract.scheduler import Job, Scheduler, Share, Together, Worker
 from areal_core.plugins.devices import accelerators
+
+_DEVICES = Together(role="first", share=Share.DEVICES)
 
 
 @check("scheduler.devices.exclusive", level=Level.SINGLE, law=0, spec=JOB)
@@ -30,9 +34,8 @@ async def exclusive(bench: SchedulerBench) -> None:
             (second,) = await bench.start(scheduler, device_job(bench, kind, "second"))
             owned = [await owned_devices(kind, worker) for worker in (*first, second)]
             expect(all(len(ids) == 1 for ids in owned), f"workers of one device each see {owned}")
-            expect(
-                sorted(i for ids in owned for i in ids) == ["3", "5", "7"], f"of devices 3, 5, 7 workers own {owned}"
-            )
+            every = sorted(number for ids in owned for number in ids)
+            expect(every == ["3", "5", "7"], f"of devices 3, 5, 7 workers own {owned}")
             await _refused(bench, kind, scheduler, "third", 1)
             await scheduler.cancel("second")
             await _refused(bench, kind, scheduler, "third", 2)
@@ -124,3 +127,75 @@ async def owned_devices(kind: Device, worker: Worker) -> tuple[str, ...]:
     seen = (await ask(worker, "facts", names=[variable]))["env"].get(variable)
     expect(seen is not None, f"{worker.id} is not confined: {variable} is not set in it")
     return tuple(part for part in str(seen).split(",") if part not in ("", "-1"))
+
+
+beside = partial(check, level=Level.SINGLE, law=0, spec=JOB, requires=("together.host",), since=(1, 1))
+
+
+@beside("scheduler.together.host")
+async def host(bench: SchedulerBench) -> None:
+    """Every worker of a job that is to share the hosts of another is on one of them, whichever that is."""
+    async with bench.scheduler() as scheduler:
+        place: dict[str, Any] = {}  # Any: fields of Job
+        if bench.target.claimed("hosts.spread") and bench.target.claimed("hosts.named"):
+            spread = await scheduler.submit(bench.job("probing", num_workers=2, num_hosts=2))
+            place = {"hosts": (spread[-1].host,)}
+        (first,) = await bench.start(scheduler, bench.job("first", **place))
+        guests = await bench.start(scheduler, bench.job("guest", num_workers=2, together_with=Together(role="first")))
+        hosts = {worker.host for worker in guests}
+        expect(hosts == {first.host}, f"{first.id} is on {first.host}, a job together with it on {hosts}")
+
+
+@beside("scheduler.together.devices", requires=("together.devices",))
+async def devices(bench: SchedulerBench) -> None:
+    """Guests own the devices of the other role, in rank order and none twice; everybody else gets other ones."""
+    kind = kind_of(bench)
+    with seeing(kind, "3,5,7"):
+        async with bench.scheduler() as scheduler:
+            first = await bench.start(scheduler, device_job(bench, kind, "first", num_workers=2))
+            owned = [await owned_devices(kind, worker) for worker in first]
+            (other,) = await bench.start(scheduler, device_job(bench, kind, "other"))
+            expect(await owned_devices(kind, other) not in owned, f"a job that asked for no company shares {owned}")
+            for number in range(2):
+                (guest,) = await bench.start(scheduler, _guest(bench, f"guest.{number}"))
+                found = await owned_devices(kind, guest)
+                expect(found == owned[number], f"guest {number} of workers with {owned} owns {found}")
+                expect(guest.host == first[number].host, f"{guest.id} has a device of {first[number].host}")
+            work = scheduler.submit(_guest(bench, "guest.2"))
+            await bench.raised(ResourceError, work, "a third guest on two devices", "first")
+
+
+@beside("scheduler.together.returned", law=10, requires=("together.devices",))
+async def returned(bench: SchedulerBench) -> None:
+    """A shared device is free once its owner and its guest are both gone, whichever goes first, and only once."""
+    kind = kind_of(bench)
+    with seeing(kind, "3"):
+        async with bench.scheduler() as scheduler:
+            for order in (("first", "guest"), ("guest", "first")):
+                await bench.start(scheduler, device_job(bench, kind, "first"))
+                await bench.start(scheduler, _guest(bench, "guest"))
+                await scheduler.cancel(order[0])
+                work = scheduler.submit(device_job(bench, kind, "next"))
+                await bench.raised(ResourceError, work, f"a job for the device that {order[1]} still owns")
+                await scheduler.cancel(order[1])
+                (taken,) = await bench.start(scheduler, device_job(bench, kind, "next"))
+                free = await owned_devices(kind, taken)
+                expect(free == ("3",), f"after both ended, {free} is free")
+                work = scheduler.submit(device_job(bench, kind, "more"))
+                await bench.raised(ResourceError, work, "a second job for one device")
+                await scheduler.cancel("next")
+
+
+@beside("scheduler.together.absent", law=8)
+async def no_such_role(bench: SchedulerBench) -> None:
+    """A place beside a role that does not run is refused by its name, and nothing is started."""
+    async with bench.scheduler() as scheduler:
+        before = bench.processes()
+        work = scheduler.submit(bench.job("guest", together_with=Together(role="nobody")))
+        await bench.raised(ConfigError, work, "a job together with a role that does not run", "nobody")
+        await bench.gone(bench.processes() - before, "after a job that was refused")
+        await bench.start(scheduler, bench.job("guest"))
+
+
+def _guest(bench: SchedulerBench, role: str) -> Job:
+    return bench.job(role, device="cuda", together_with=_DEVICES)

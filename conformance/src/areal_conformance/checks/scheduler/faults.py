@@ -160,8 +160,5 @@ async def log_unfinished(bench: SchedulerBench) -> None:
             await bench.told(scheduler, "silent", 0, WorkerState.SILENT)
             statuses = [*scheduler.poll("gang"), *scheduler.poll("silent")]
         for status in statuses:
-            last = status.log_tail[-1:] or ("",)
-            expect(
-                last[0].endswith(_BROKEN_OFF),
-                f"{status.id} ({status.state}) wrote {_BROKEN_OFF!r} last; log_tail is {status.log_tail}",
-            )
+            told = f"{status.id} ({status.state}) wrote {_BROKEN_OFF!r} last; log_tail is {status.log_tail}"
+            expect("".join(status.log_tail[-1:]).endswith(_BROKEN_OFF), told)

@@ -1,6 +1,6 @@
-"""All of a job or nothing: how submitting fails, and that nothing is left of what failed.
+"""All of a job or nothing: how submitting fails or is refused, and that nothing is left of what failed.
 
-Knows: every way a gang can fail to start.
+Knows: every way a gang can fail to start, and how each ability that may be unclaimed is asked for.
 Does not know: what workers do once they run.
 """
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from areal_conformance.benches.scheduler import SPEC, SchedulerBench, ask, told
-from areal_conformance.check import Level, check
+from areal_conformance.check import Level, Row, check, family
 from areal_conformance.checks.scheduler.anchors import JOB, SUBMIT
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerTimeout
-from areal_core.contract.scheduler import Job, Scheduler
+from areal_core.contract.scheduler import Job, Scheduler, Share, Together
 
 _UNFIT: dict[str, dict[str, Any]] = {"no workers": {"num_workers": 0}, "an odd kind": {"engine_role": "juggler"}}
 _TWO_OF_THREE = """#!/bin/sh
@@ -30,6 +30,16 @@ echo $$ >> {folder}/pids
 echo "still thinking"
 exec sleep 600
 """
+_ASKED: dict[str, dict[str, Any]] = {
+    "hosts.one": {"num_hosts": 1},
+    "hosts.spread": {"num_hosts": 2},
+    "hosts.named": {"hosts": ("localhost",)},
+    "memory": {"memory": 2**20},
+    "image": {"image": "registry.invalid/areal:1"},
+    "together.host": {"together_with": Together(role="first")},
+    "together.devices": {"together_with": Together(role="first", share=Share.DEVICES)},
+}
+"""Ability -> fields of a job that asks for it."""
 
 
 @check("scheduler.gang.all_or_nothing", level=Level.SINGLE, law=10, spec=SUBMIT)
@@ -103,9 +113,8 @@ async def twice(bench: SchedulerBench) -> None:
             work = scheduler.submit(bench.job("one", num_workers=count))
             await bench.raised(ConfigError, work, "a second submit", "one")
         await bench.gone(bench.processes() - before, "after a second submit that was refused")
-        expect(
-            [s.pid for s in scheduler.poll("one")] == pids, "the first job's workers are others after a second submit"
-        )
+        kept = [s.pid for s in scheduler.poll("one")] == pids
+        expect(kept, "the first job's workers are others after a second submit")
         for worker in first:
             expect((await ask(worker, "echo", value=5))["value"] == 5, f"{worker.id} was disturbed by a second submit")
 
@@ -166,6 +175,25 @@ async def engine_fails(bench: SchedulerBench) -> None:
             work = bench.start(scheduler, bench.job(where), fail=where)
             await bench.raised(ArealError, work, f"an engine that fails in its {where}", words, within_s=60.0)
             expect(str(bench.status(scheduler, where).state) == "running", "its worker does not run any more")
+
+
+@family(
+    "scheduler.refuse.{word}",
+    {word.replace(".", "_"): Row(word, (word, asked), unless=(word,)) for word, asked in _ASKED.items()},
+    level=Level.SINGLE,
+    law=8,
+    spec=JOB,
+    since=(1, 1),
+)
+async def refused(bench: SchedulerBench, case: tuple[str, dict[str, Any]]) -> None:
+    """A job that asks for `{...}` is refused where it is not claimed; ignored, it would run elsewhere."""
+    claim, fields = case
+    async with bench.scheduler() as scheduler:
+        await bench.start(scheduler, bench.job("first"))
+        before = bench.processes()
+        job = bench.job("second", num_workers=2, **fields)
+        await bench.arefuses(claim, lambda: scheduler.submit(job))
+        await bench.gone(bench.processes() - before, "after a job that was refused")
 
 
 async def _submit(scheduler: Scheduler, job: Job) -> Any:  # Any: the workers
