@@ -232,11 +232,7 @@ class InferBench(Bench):
     async def until(
         self, condition: Callable[[], Awaitable[bool] | bool], what: str, *, seconds: float = WAIT_S
     ) -> None:
-        """Let the event loop turn until the condition holds.
-
-        Raises:
-            Violation: it did not within a bound; `what` says what was waited for.
-        """
+        """Let the event loop turn until the condition holds; Violation naming `what` if it does not within a bound."""
         patient_s = seconds * self.target.adapter.patience
         deadline, turns = time.monotonic() + patient_s, 0
         while True:
@@ -290,6 +286,14 @@ class InferBench(Bench):
         """Let the event loop turn, and a little time pass for engines whose work is elsewhere."""
         for turn in range(number):
             await asyncio.sleep(POLL_S if turn % 20 == 0 else 0)
+
+    async def freeze(self, engine: InferenceEngine, *, times: int, after: int) -> None:
+        """Pause an engine and let it go on so many times, each time after so many more tokens."""
+        for _ in range(times):
+            await self.until_generated(engine, after)
+            await engine.pause(PauseMode.KEEP)
+            await self.turns(20)
+            await engine.resume()
 
     @property
     def resting(self) -> PauseMode:

@@ -53,11 +53,7 @@ class VersionsMachine:
     _played: list[Operation] = field(factory=list)
 
     async def play(self, operations: list[Operation]) -> None:
-        """Play a sequence from rest to rest.
-
-        Raises:
-            Violation: something that must hold did not; the message has the operations up to there.
-        """
+        """Play a sequence from rest to rest; a Violation names the operations up to there."""
         try:
             self.version = await self.bench.update(self.engine, teller(self.bench, await self._serving() + 1))
             for operation in operations:
@@ -159,12 +155,9 @@ class VersionsMachine:
 
     def _judge(self, call: _Call, result: Generation) -> None:
         true_to_versions(result, call.request)
-        early = [version for version in versions_of(result) if not call.since <= version <= self.version]
-        expect(
-            not early,
-            f"{call.request.request_id!r} was made when version {call.since} served, {self.version} is the last; "
-            f"its tokens are stamped {sorted(set(early))}",
-        )
+        odd = {version for version in versions_of(result) if not call.since <= version <= self.version}
+        told = f"was made when version {call.since} served, {self.version} is the last"
+        expect(not odd, f"{call.request.request_id!r} {told}; its tokens are stamped {sorted(odd)}")
         wanted = call.request.sampling.max_new_tokens
         if result.stop_reason is not StopReason.ABORTED:
             got = (len(result.output_ids), result.stop_reason)

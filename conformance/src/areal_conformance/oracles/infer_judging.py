@@ -51,42 +51,30 @@ def well_formed(generation: Generation, request: GenerationRequest, *, vocabular
     """Expect what holds for every Generation."""
     told = f"request {request.request_id!r} of {len(request.input_ids)} prompt tokens"
     output, count = generation.output_ids, len(generation.output_ids)
-    expect(
-        len(generation.logprobs) == count,
-        f"{told}: {count} output ids need as many log-probs, got {len(generation.logprobs)}",
-    )
-    expect(
-        all(type(token) is int and 0 <= token < vocabulary for token in output),
-        f"{told}: output ids must be ints in [0, {vocabulary}), got {output[:20]}",
-    )
+    num_logprobs = len(generation.logprobs)
+    expect(num_logprobs == count, f"{told}: {count} output ids need as many log-probs, got {num_logprobs}")
+    in_range = all(type(token) is int and 0 <= token < vocabulary for token in output)
+    expect(in_range, f"{told}: output ids must be ints in [0, {vocabulary}), got {output[:20]}")
     bad = [value for value in generation.logprobs if not (math.isfinite(value) and value <= 1e-4)]
     expect(not bad, f"{told}: log-probs must be finite and at most 0, got {bad[:5]}")
     _covered(generation, told)
     limit = request.sampling.max_new_tokens
     expect(count <= limit, f"{told}: {count} tokens came out, max_new_tokens is {limit}")
-    expect(
-        generation.stop_reason is StopReason.ABORTED or count > 0,
-        f"{told}: no token came out, yet the stop reason is {generation.stop_reason}",
-    )
+    reason = generation.stop_reason
+    expect(count or reason is StopReason.ABORTED, f"{told}: no token came out, yet the stop reason is {reason}")
     times = generation.timings
     ordered = 0.0 <= times.queued_s <= times.total_s and 0.0 <= times.first_token_s <= times.total_s
-    expect(
-        ordered and math.isfinite(times.total_s) and (not count or times.queued_s <= times.first_token_s),
-        f"{told}: 0 <= queued <= first token <= total must hold, got {times}",
-    )
+    ordered &= math.isfinite(times.total_s) and (not count or times.queued_s <= times.first_token_s)
+    expect(ordered, f"{told}: 0 <= queued <= first token <= total must hold, got {times}")
 
 
 def _covered(generation: Generation, told: str) -> None:
-    spans, at = generation.version_spans, 0
+    spans, count, at = generation.version_spans, len(generation.output_ids), 0
     for span in spans:
-        expect(
-            span.start == at and span.stop > span.start,
-            f"{told}: spans must cover the output without gap, overlap or empty span, got {spans}",
-        )
+        follows = span.start == at and span.stop > span.start
+        expect(follows, f"{told}: spans must cover the output without gap, overlap or empty span, got {spans}")
         at = span.stop
-    expect(
-        at == len(generation.output_ids), f"{told}: spans cover {at} of {len(generation.output_ids)} tokens: {spans}"
-    )
+    expect(at == count, f"{told}: spans cover {at} of {count} tokens: {spans}")
     versions = [span.version for span in spans]
     expect(versions == sorted(versions), f"{told}: versions must never decrease, got {versions}")
 
@@ -96,12 +84,10 @@ def true_to_versions(generation: Generation, request: GenerationRequest) -> None
     well_formed(generation, request)
     pairs = zip(generation.output_ids, versions_of(generation), strict=True)
     for place, (token, version) in enumerate(pairs):
-        expect(
-            token == telling(version),
-            f"request {request.request_id!r}: token {place} of {len(generation.output_ids)} is stamped version "
-            f"{version}, whose weights emit only {telling(version)}; it is {token}, "
-            f"which version {version + (token - telling(version))} emits",
-        )
+        due = telling(version)
+        what = f"request {request.request_id!r}: token {place} of {len(generation.output_ids)}"
+        told = f"is stamped version {version}, whose weights emit only {due}; it is {token}"
+        expect(token == due, f"{what} {told}, which version {version + token - due} emits")
 
 
 def all_true_to_versions(results: Iterable[Generation], requests: Iterable[GenerationRequest]) -> None:
@@ -149,19 +135,22 @@ def expect_policy(
     told = told or f"request {request.request_id!r}"
     tensors = None if weights is None else weights.tensors
     oracle, prompt, output = bench.oracle(model), request.input_ids, generation.output_ids
-    temperature = request.sampling.temperature
     logits = oracle.logits([*prompt, *output], tensors)[len(prompt) - 1 : -1]
+    expect_drawn(bench, generation, logits, request.sampling.temperature, told)
+
+
+def expect_drawn(bench: InferBench, generation: Generation, logits: Tensor, temperature: float, told: str) -> None:
+    """Expect tokens and log-probs of an output to be those of logits [length, V]."""
+    output = generation.output_ids
     logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)
     chosen = logprobs.gather(1, torch.tensor(output).unsqueeze(1))[:, 0]
     if temperature == 0.0:
         behind = logprobs.max(-1).values - chosen
         allowed = bench.tolerance(atol=LOGPROB_ATOL).atol
-        if float(behind.max()) > allowed:
-            place = int((behind > allowed).nonzero()[0])
-            raise Violation(
-                f"{told}: greedy token {place} of {len(output)} is {output[place]}, the best one is "
-                f"{int(logits[place].argmax())} by {float(behind[place]):.4f} in log-probability"
-            )
+        place = int(behind.argmax())
+        best = f"the best one is {int(logits[place].argmax())} by {float(behind[place]):.4f} in log-probability"
+        what = f"greedy token {place} of {len(output)} is {output[place]}"
+        expect(float(behind[place]) <= allowed, f"{told}: {what}, {best}")
     expect_logprobs(bench, generation, chosen, told)
 
 

@@ -15,12 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.infer_judging import (
-    expect_answered,
-    prompts,
-    raises,
-    telling,
-)
+from areal_conformance.oracles.infer_judging import expect_answered, prompts, raises, telling
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, ModelError
 from areal_core.contract.inference import InferenceEngine, PauseMode
@@ -60,41 +55,33 @@ async def serves_the_folder(bench: InferBench) -> None:
                     await expect_answered(bench, engine, request, model=folder, told=told)
 
 
-def _missing(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def _empty(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-
-
-def _no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def _torn(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
 def _one_tensor_short(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(folder / WEIGHTS)
     del tensors["model.layers.1.mlp.down_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+WEIGHTS = "model.safetensors"
+UNFIT: dict[str, Callable[[Path], object]] = {
+    "missing": shutil.rmtree,
+    "empty": lambda folder: list(map(Path.unlink, folder.iterdir())),
+    "no weights": lambda folder: (folder / WEIGHTS).unlink(),
+    "torn": lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1000]),
+    "one tensor short": _one_tensor_short,
+}
+"""What is wrong with a folder -> what makes it so."""
 
 
 @check("infer.start.unfit_folder", level=Level.SINGLE, law=8, spec="infer#start")
 async def unfit_folder(bench: InferBench) -> None:
     """A folder that is missing, empty, torn or short of a tensor is refused with ModelError; close is fine then."""
-    for spoil in (_missing, _empty, _no_weights, _torn, _one_tensor_short):
-        folder = bench.folder / spoil.__name__
+    for what, spoil in UNFIT.items():
+        folder = bench.folder / what.replace(" ", "-")
         shutil.copytree(bench.model(), folder)
         spoil(folder)
         engine = bench.new()
         spec = bench.spec(model=folder)
-        told = f"start on a folder that is {spoil.__name__.strip('_').replace('_', ' ')}"
-        await raises(ModelError, partial(engine.start, spec), told)
+        await raises(ModelError, partial(engine.start, spec), f"start on a folder that is {what}")
         await engine.close()
 
 

@@ -15,7 +15,7 @@ from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import prompts, rest_of, well_formed
 from areal_conformance.outcome import Violation
-from areal_core.contract.inference import Generation, GenerationRequest, PauseMode
+from areal_core.contract.inference import Generation, GenerationRequest
 
 DETERMINISTIC = ("deterministic",)
 rule = partial(check, level=Level.SINGLE, law=3, spec="infer#sampling", requires=DETERMINISTIC)
@@ -68,11 +68,7 @@ async def paused(bench: InferBench) -> None:
         requests = _requests(bench, count=4, length=60)
         alone = [await engine.generate(request) for request in requests]
         calls = bench.start(engine, requests)
-        for _ in range(3):
-            await bench.until_generated(engine, 9)
-            await engine.pause(PauseMode.KEEP)
-            await bench.turns(5)
-            await engine.resume()
+        await bench.freeze(engine, times=3, after=9)
         results = await bench.results(calls)
     for number, (left, right) in enumerate(zip(alone, results, strict=True)):
         _expect_same(left, right, f"request {number}, undisturbed and paused three times")

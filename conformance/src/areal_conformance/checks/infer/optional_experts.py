@@ -46,10 +46,9 @@ def _expect_trace(routers: Routers, prompt: Sequence[int], result: Generation, t
     wanted = routers.routes([*prompt, *result.output_ids])
     experts, decided = wanted.experts[len(prompt) - 1 : -1], wanted.decided[len(prompt) - 1 : -1]
     shape = (count, *experts.shape[1:])
-    expect(
-        trace.dtype == torch.int32 and tuple(trace.shape) == shape,
-        f"{told}: a trace of {count} tokens is int32 {list(shape)}, got {trace.dtype} {list(trace.shape)}",
-    )
+    got = f"got {trace.dtype} {list(trace.shape)}"
+    fits = trace.dtype == torch.int32 and tuple(trace.shape) == shape
+    expect(fits, f"{told}: a trace of {count} tokens is int32 {list(shape)}, {got}")
     wrong = (trace.cpu().long().sort(-1).values != experts).any(-1) & decided
     if bool(wrong.any()):
         token, layer = (int(number) for number in wrong.nonzero()[0])
@@ -101,11 +100,7 @@ async def paused(bench: InferBench) -> None:
     async with bench.engine("experts.trace", "pause.keep", model=folder, fresh=True) as engine:
         requests = _requests(bench, count=3, length=40)
         calls = bench.start(engine, requests)
-        for _ in range(3):
-            await bench.until_generated(engine, 7)
-            await engine.pause(PauseMode.KEEP)
-            await bench.turns(5)
-            await engine.resume()
+        await bench.freeze(engine, times=3, after=7)
         results = await bench.results(calls)
     for request, result in zip(requests, results, strict=True):
         _expect_trace(Routers(folder), request.input_ids, result, f"{request.request_id!r} after three pauses")

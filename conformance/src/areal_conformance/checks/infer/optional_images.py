@@ -14,16 +14,14 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
 from PIL import Image
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.images import ImageOracle
 from areal_conformance.oracles.infer_judging import (
-    LOGPROB_ATOL,
     VOCABULARY,
-    expect_logprobs,
+    expect_drawn,
     raises,
     rest_of,
     well_formed,
@@ -210,19 +208,8 @@ def expect_shown(
     told = told or f"request {request.request_id!r}"
     well_formed(result, request, vocabulary=VOCABULARY + 4)
     images, output = request.extras.get(IMAGES, ()), result.output_ids
-    temperature = request.sampling.temperature
     logits = oracle.logits([*request.input_ids, *output], images, len(output))
-    logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)
-    chosen = logprobs.gather(1, torch.tensor(output).unsqueeze(1))[:, 0]
-    behind = logprobs.max(-1).values - chosen
-    far = temperature == 0 and float(behind.max()) > bench.tolerance(atol=LOGPROB_ATOL).atol
-    place = int(behind.argmax())
-    expect(
-        not far,
-        f"{told}, with {len(images)} images: greedy token {place} of {len(output)} is {output[place]}, the best one is "
-        f"{int(logits[place].argmax())} by {float(behind[place]):.4f} in log-probability",
-    )
-    expect_logprobs(bench, result, chosen, f"{told}, with {len(images)} images")
+    expect_drawn(bench, result, logits, request.sampling.temperature, f"{told}, with {len(images)} images")
 
 
 def need_apart(oracle: ImageOracle, *requests: GenerationRequest) -> None:

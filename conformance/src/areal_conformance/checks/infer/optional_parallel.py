@@ -14,10 +14,10 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.content import proved_update
 from areal_conformance.checks.infer.versions import harvest, start_all, told_engine
 from areal_conformance.oracles.infer_judging import (
+    all_true_to_versions,
     expect_answered,
     expect_policy,
     prompts,
-    true_to_versions,
     versions_of,
 )
 from areal_conformance.outcome import Inconclusive, expect
@@ -80,7 +80,6 @@ async def in_flight(bench: InferBench) -> None:
                 await told_engine(bench, engine)
             await bench.until_generated(engine, 20)
             results = await harvest(bench, engine, calls)
-        for request, result in zip(requests, results, strict=True):
-            true_to_versions(result, request)
+        all_true_to_versions(results, requests)
         seen = {version for result in results for version in versions_of(result)}
         expect(first in seen and len(seen) > 1, f"{layout}: updates in flight left stamps {sorted(seen)}")

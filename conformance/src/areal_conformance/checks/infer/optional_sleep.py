@@ -6,7 +6,6 @@ Does not know: how much memory it is.
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import expect_answered, expect_policy, raises, well_formed
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
+from areal_core.contract.inference import InferenceEngine, PauseMode
 from areal_torch.testing.serving import FolderWeights
 
 SLEEP = ("memory.sleep",)
@@ -78,7 +77,6 @@ async def computes_nothing(bench: InferBench) -> None:
     """From sleep until weights are committed no token is computed; generate waits or fails with a typed error."""
     async with bench.engine(*SLEEP, fresh=True) as engine:
         sleeper: Any = engine
-        before = await bench.serving(engine)
         await engine.pause(bench.resting)
         count = (await engine.status()).tokens_generated
         await sleeper.sleep()
@@ -95,7 +93,16 @@ async def computes_nothing(bench: InferBench) -> None:
         expect(computed == 0, f"{computed} tokens were computed between sleep and the next commit")
         weights = _other(bench)
         version = await _wake_with(bench, engine, weights)
-        await _judge(bench, calls, requests, weights, version, before)
+        outcomes = await bench.ended(calls, "calls made during sleep to end")
+    for ended, request in zip(outcomes, requests, strict=True):
+        if isinstance(ended, BaseException):
+            expect(isinstance(ended, ArealError), f"generate during sleep raised {type(ended).__name__}: {ended}")
+            continue
+        well_formed(ended, request)
+        stamped = {span.version for span in ended.version_spans}
+        told = "a request made during sleep"
+        expect(stamped <= {version}, f"{told} has tokens of versions {stamped}, weights came with version {version}")
+        expect_policy(bench, ended, request, weights=weights, told=told)
 
 
 async def _try_to_resume(engine: InferenceEngine) -> None:
@@ -103,26 +110,6 @@ async def _try_to_resume(engine: InferenceEngine) -> None:
         await engine.resume()
     except ArealError:
         return  # refused, as it should be; an engine that merely waits is judged by the tokens it computes
-
-
-async def _judge(
-    bench: InferBench,
-    calls: list[asyncio.Task[Generation]],
-    requests: list[GenerationRequest],
-    weights: FolderWeights,
-    version: int,
-    before: int,
-) -> None:
-    """Expect each call to have failed typed, or to be wholly of the new weights."""
-    for ended, request in zip(await bench.ended(calls, "calls made during sleep to end"), requests, strict=True):
-        if isinstance(ended, BaseException):
-            expect(isinstance(ended, ArealError), f"generate during sleep raised {type(ended).__name__}: {ended}")
-            continue
-        well_formed(ended, request)
-        stamped = {span.version for span in ended.version_spans}
-        told = f"a request made during sleep of version {before}"
-        expect(stamped <= {version}, f"{told} has tokens of versions {stamped}, weights came with version {version}")
-        expect_policy(bench, ended, request, weights=weights, told=told)
 
 
 @rule("infer.sleep.frozen_requests", law=1, requires=("memory.sleep", "pause.keep"))

@@ -60,9 +60,8 @@ async def parse(bench: InferBench) -> None:
     for (text, content, calls), parsed in zip(cases, found, strict=True):
         got = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in parsed.calls]
         expect(got == list(calls), f"of {text!r} the calls {list(calls)} were written, {got} were read")
-        expect(
-            parsed.content.strip() == content, f"of {text!r} {content!r} is said to the user, not {parsed.content!r}"
-        )
+        said = parsed.content
+        expect(said.strip() == content, f"of {text!r} {content!r} is said to the user, not {said!r}")
 
 
 @check("infer.tools.none", level=Level.SINGLE, law=8, spec="infer#tool-calls", requires=TOOLS, since=(1, 2))

@@ -26,6 +26,8 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
 
 MODES = (PauseMode.KEEP, PauseMode.ABORT)
+Started = tuple[list[GenerationRequest], list[asyncio.Task[Generation]]]
+"""Requests, and the calls that are to answer them."""
 
 
 def modes(bench: InferBench) -> list[PauseMode]:
@@ -33,9 +35,7 @@ def modes(bench: InferBench) -> list[PauseMode]:
     return [mode for mode in MODES if bench.target.claimed(f"pause.{mode.value}")]
 
 
-def started(
-    bench: InferBench, engine: InferenceEngine, count: int, *, tokens: int = LONG, seed: int = 21
-) -> tuple[list[GenerationRequest], list[asyncio.Task[Generation]]]:
+def started(bench: InferBench, engine: InferenceEngine, count: int, *, tokens: int = LONG, seed: int = 21) -> Started:
     """Start requests of different prompts, greedy and sampled in turn."""
     requests = bench.asks(prompts(count, seed=seed), temperature=[0.0, 1.0], max_new_tokens=tokens)
     return requests, bench.start(engine, requests)
@@ -78,11 +78,7 @@ async def keep_is_invisible(bench: InferBench) -> None:
         request = bench.ask(5, 9, 30, max_new_tokens=120)
         alone = await bench.generate(engine, request)
         call = bench.call(engine.generate(request))
-        for _ in range(4):
-            await bench.until_generated(engine, 5)
-            await engine.pause(PauseMode.KEEP)
-            await bench.turns(20)
-            await engine.resume()
+        await bench.freeze(engine, times=4, after=5)
         frozen = (await bench.results([call]))[0]
     expect_policies(bench, [(alone, request), (frozen, request)])
     told = f"frozen four times {frozen.output_ids[:12]}..., {len(frozen.output_ids)} tokens, {frozen.stop_reason}"
@@ -330,14 +326,10 @@ async def ends_first_token(bench: InferBench) -> None:
             expect_policies(bench, zip(parts, requests, strict=True))
 
 
-@family(
-    "infer.pause.refuse_{mode}",
-    {"keep": Row("freeze requests", PauseMode.KEEP), "abort": Row("return requests early", PauseMode.ABORT)},
-    level=Level.SINGLE,
-    law=8,
-    spec="infer#pause",
-    unless=("pause.{mode}",),
-)
+UNABLE = {"keep": Row("freeze requests", PauseMode.KEEP), "abort": Row("return requests early", PauseMode.ABORT)}
+
+
+@family("infer.pause.refuse_{mode}", UNABLE, level=Level.SINGLE, law=8, spec="infer#pause", unless=("pause.{mode}",))
 async def refuse(bench: InferBench, mode: PauseMode) -> None:
     """An engine that cannot {...} refuses `pause({mode})`."""
     async with bench.engine(fresh=True) as engine:

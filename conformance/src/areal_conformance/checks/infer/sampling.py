@@ -115,11 +115,9 @@ async def surprise(bench: InferBench) -> None:
             later += both[:, 1:].sum(1)
         for told, (off, variance_sum) in (("first tokens", first.tolist()), ("later tokens", later.tolist())):
             deviations = off / variance_sum**0.5
-            expect(
-                abs(deviations) < 7.0,
-                f"at temperature {heat:g} the surprise of {told} is {deviations:+.1f} standard deviations from the "
-                f"policy's entropy: they are drawn too {'hot' if deviations > 0 else 'cold'}",
-            )
+            off = f"{deviations:+.1f} standard deviations from the policy's entropy"
+            drawn = f"they are drawn too {'hot' if deviations > 0 else 'cold'}"
+            expect(abs(deviations) < 7.0, f"at temperature {heat:g} the surprise of {told} is {off}: {drawn}")
 
 
 def hot(sampling: dict[str, Any]) -> dict[str, Any]:
@@ -183,10 +181,9 @@ def _judge_case(
     tolerance = bench.tolerance(atol=LOGPROB_ATOL)
     for token, generation in zip(drawn, generations, strict=True):
         given, right = generation.logprobs[0], float(wanted.logprobs[token])
-        expect(
-            abs(given - right) <= tolerance.atol or token not in wanted.support,
-            f"{told}: token {token} is reported with log-prob {given:.5f}; what is drawn from gives {right:.5f}",
-        )
+        near = abs(given - right) <= tolerance.atol or token not in wanted.support
+        due = f"what is drawn from gives {right:.5f}"
+        expect(near, f"{told}: token {token} is reported with log-prob {given:.5f}; {due}")
     logprobs = wanted.logprobs
     if bench.dtype != "float32":  # the truth is too far from what such an engine draws from: hold it to its own word
         logprobs = torch.full_like(logprobs, -torch.inf)
@@ -194,12 +191,9 @@ def _judge_case(
             logprobs[token] = generation.logprobs[0]
     chance = improbability(drawn, logprobs)
     likeliest = int(logprobs.argmax())
-    came, due = drawn.count(likeliest) / len(drawn), float(logprobs[likeliest].exp())
-    expect(
-        chance > IMPROBABLE,
-        f"{told}: {len(drawn)} draws fit the policy with a chance of {chance:.1e}; its likeliest token {likeliest} "
-        f"came in {came:.3f} of them, it should in {due:.3f}",
-    )
+    came, share = drawn.count(likeliest) / len(drawn), float(logprobs[likeliest].exp())
+    off = f"its likeliest token {likeliest} came in {came:.3f} of them, it should in {share:.3f}"
+    expect(chance > IMPROBABLE, f"{told}: {len(drawn)} draws fit the policy with a chance of {chance:.1e}; {off}")
 
 
 def _judge_support(bench: InferBench, wanted: Filtered, drawn: Sequence[int], told: str) -> None:

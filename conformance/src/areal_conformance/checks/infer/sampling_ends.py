@@ -39,19 +39,19 @@ def ending(bench: InferBench) -> FolderWeights:
     return FolderWeights(tensors, dict(whole.tied))
 
 
-def _expect_end(result: Generation, request: GenerationRequest, wanted: tuple[int, ...], reason: StopReason) -> None:
+def expect_end(result: Generation, request: GenerationRequest, wanted: tuple[int, ...], reason: StopReason) -> None:
+    """Expect an output to be these tokens, ended for this reason."""
     well_formed(result, request)
     got = (result.output_ids, str(result.stop_reason))
     sampling = request.sampling
     asked = f"stop {sampling.stop!r}, stop_token_ids {sampling.stop_token_ids}, min {sampling.min_new_tokens}"
-    expect(
-        got == (wanted, str(reason)),
-        f"{asked}, max {sampling.max_new_tokens}, {request.num_prior} prior tokens: expected {wanted} ended by "
-        f"{reason}, got {got[0]} ended by {got[1]}",
-    )
+    asked += f", max {sampling.max_new_tokens}, {request.num_prior} prior tokens"
+    told = f"expected {wanted} ended by {reason}, got {got[0]} ended by {got[1]}"
+    expect(got == (wanted, str(reason)), f"{asked}: {told}")
 
 
-async def _path(bench: InferBench, engine: InferenceEngine, prompt: tuple[int, ...]) -> tuple[int, ...]:
+async def path_of(bench: InferBench, engine: InferenceEngine, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what is generated greedily, without stop strings."""
     return (await engine.generate(bench.ask(*prompt, name="path", max_new_tokens=LENGTH))).output_ids
 
 
@@ -66,7 +66,7 @@ async def _ask_and_expect(
     """Ask, expect this output and its end, and return both. Any: fields of SamplingParams."""
     request = bench.ask(*prompt, **{"max_new_tokens": LENGTH, **asked})
     result = await engine.generate(request)
-    _expect_end(result, request, wanted, reason)
+    expect_end(result, request, wanted, reason)
     return result, request
 
 
@@ -84,7 +84,7 @@ async def several_ends(bench: InferBench) -> None:
     """Every end token of the model's generation_config.json ends an output, not only the first."""
     whole = bench.model()
     async with bench.engine(model=whole) as engine:
-        paths = {prompt: await _path(bench, engine, prompt) for prompt in PATHS}
+        paths = {prompt: await path_of(bench, engine, prompt) for prompt in PATHS}
     late = [next((token for token in path[3:] if token not in path[:3]), END) for path in paths.values()]
     ends = sorted({END, *late})
     if len(ends) < 3:
@@ -122,7 +122,7 @@ async def stop_tokens(bench: InferBench) -> None:
     """Any of stop_token_ids ends the output where it first comes, and stays in it; those in the prompt do not count."""
     async with bench.engine("sampling.stop_tokens") as engine:
         for prompt in PATHS:
-            path = await _path(bench, engine, prompt)
+            path = await path_of(bench, engine, prompt)
             never = next(token for token in range(63, 1, -1) if token not in path)
             for ids in ((path[0],), (path[5],), (never, path[-1]), (path[9], path[4], never), (never,), ()):
                 judged = await _ask_and_expect(bench, engine, prompt, *ended_by(path, ids), stop_token_ids=ids)
@@ -162,12 +162,10 @@ async def min_tokens(bench: InferBench) -> None:
                 result = await engine.generate(request)
                 early = max(0, least - prior)
                 told = f"min_new_tokens {least} with {prior} prior tokens, temperature {heat:g}"
+                due = f"{early} other tokens and then the end token were expected"
                 got = (len(result.output_ids), str(result.stop_reason))
-                expect(
-                    END not in result.output_ids[:early] and got == (early + 1, "stop"),
-                    f"{told}: {early} other tokens and then the end token were expected, got {result.output_ids}, "
-                    f"{result.stop_reason}",
-                )
+                right = END not in result.output_ids[:early] and got == (early + 1, "stop")
+                expect(right, f"{told}: {due}, got {result.output_ids}, {result.stop_reason}")
                 judge_output(bench, request, result, forbidden=(END,), until=early, tensors=weights.tensors)
         request = bench.ask(5, 9, 7, min_new_tokens=9, max_new_tokens=4)
         result = await engine.generate(request)
@@ -184,11 +182,10 @@ async def min_tokens_stops(bench: InferBench) -> None:
         for least in (1, 5):
             request = bench.ask(5, 9, min_new_tokens=least, stop_token_ids=(40, 41), max_new_tokens=LENGTH)
             result = await engine.generate(request)
-            expect(
-                not {40, 41, END} & set(result.output_ids[:least]) and result.output_ids[least:] == (40,),
-                f"min_new_tokens {least}: {least} tokens other than the stop tokens 40 and 41, then 40, were expected; "
-                f"got {result.output_ids}",
-            )
+            first, rest = result.output_ids[:least], result.output_ids[least:]
+            due = f"{least} tokens other than the stop tokens 40 and 41, then 40, were expected"
+            right = rest == (40,) and not {40, 41, END} & {*first}
+            expect(right, f"min_new_tokens {least}: {due}; got {result.output_ids}")
             forbidden: dict[str, Any] = {"forbidden": (40, 41, END), "until": least, "tensors": weights.tensors}
             judge_output(bench, request, result, **forbidden)
 
@@ -215,8 +212,8 @@ async def ends_apart(bench: InferBench) -> None:
     async with bench.engine("sampling.stop_tokens", "sampling.stop_strings") as engine:
         asked: list[tuple[GenerationRequest, tuple[int, ...], StopReason]] = []
         for number, prompt in enumerate(PATHS):
-            path = await _path(bench, engine, prompt)
-            ends = _text_ends(bench, path)
+            path = await path_of(bench, engine, prompt)
+            ends = text_ends(bench, path)
             text, token = ends[8 + number][-2:], path[5 + number]
             by_text, by_token = _stopped(ends, path, [text]), path[: path.index(token) + 1]
             cases: list[tuple[dict[str, Any], tuple[int, ...], StopReason]] = [
@@ -231,7 +228,7 @@ async def ends_apart(bench: InferBench) -> None:
         for order in (asked, asked[::-1]):
             calls = [bench.call(engine.generate(request)) for request, _, _ in order]
             for result, (request, wanted, reason) in zip(await bench.results(calls), order, strict=True):
-                _expect_end(result, request, wanted, reason)
+                expect_end(result, request, wanted, reason)
 
 
 @rule("infer.sampling.stop_strings", requires=("sampling.stop_strings",))
@@ -240,8 +237,8 @@ async def stop_strings(bench: InferBench) -> None:
     draw = random.Random(3)
     async with bench.engine("sampling.stop_strings") as engine:
         for prompt in PATHS:
-            path = await _path(bench, engine, prompt)
-            ends = _text_ends(bench, path)
+            path = await path_of(bench, engine, prompt)
+            ends = text_ends(bench, path)
             for number in range(8):
                 strings = [_cut(draw, ends) for _ in range(1 + number % 3)]
                 if number % 2:
@@ -263,8 +260,8 @@ async def stop_strings_prior(bench: InferBench) -> None:
     async with bench.engine("sampling.stop_strings") as engine:
         num_tried = 0
         for prompt in PATHS:
-            path = await _path(bench, engine, prompt)
-            ends = _text_ends(bench, path)
+            path = await path_of(bench, engine, prompt)
+            ends = text_ends(bench, path)
             for cut in (1, 2, 5, 11):
                 for before, after in ((1, 1), (2, 3), (5, 1)):
                     text = ends[cut + after][len(ends[max(0, cut - before)]) :]
@@ -275,7 +272,7 @@ async def stop_strings_prior(bench: InferBench) -> None:
                     given = (*prompt, *path[:cut])
                     await _ask_and_expect(bench, engine, given, wanted[cut:], reason, **asked)
                     num_tried += 1
-            joined = _text_ends(bench, prompt[-1:])[-1] + ends[1]
+            joined = text_ends(bench, prompt[-1:])[-1] + ends[1]
             wanted, reason = _stopped(ends, path, [joined])
             await _ask_and_expect(bench, engine, prompt, wanted, reason, stop=(joined,))
         if not num_tried:
@@ -287,8 +284,8 @@ async def stop_strings_min(bench: InferBench) -> None:
     """A stop string that is complete before min_new_tokens does not end the output, one that comes later does."""
     async with bench.engine("sampling.stop_strings", "sampling.min_tokens") as engine:
         for prompt in PATHS:
-            path = await _path(bench, engine, prompt)
-            ends = _text_ends(bench, path)
+            path = await path_of(bench, engine, prompt)
+            ends = text_ends(bench, path)
             for early, late in ((3, 15), (1, 12), (5, 20)):
                 first, then = (ends[place][len(ends[place - 1]) :] for place in (early, late))
                 least = early + 3
@@ -305,7 +302,7 @@ def ended_by(path: tuple[int, ...], tokens: Sequence[int]) -> tuple[tuple[int, .
     return (path, StopReason.LENGTH) if place is None else (path[: place + 1], StopReason.STOP)
 
 
-def _text_ends(bench: InferBench, path: tuple[int, ...]) -> list[str]:
+def text_ends(bench: InferBench, path: tuple[int, ...]) -> list[str]:
     """Return the text of the first 0, 1, 2, ... tokens of a path."""
     tokenizer = load_tokenizer(bench.model())
     return ["", *(tokenizer.decode(list(path[: n + 1]), skip_special_tokens=False) for n in range(len(path)))]

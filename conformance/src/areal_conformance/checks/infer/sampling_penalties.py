@@ -19,7 +19,7 @@ from areal_conformance.checks.infer.sampling import PENALTIES, drawn_from, hot, 
 from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, prompts
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import CapabilityError
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode, SamplingParams
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, SamplingParams
 
 LENGTH = 40
 MANY_DEVIATIONS = 6.0
@@ -87,11 +87,7 @@ async def penalties_paused(bench: InferBench) -> None:
     async with bench.engine("sampling.penalties", "pause.keep") as engine:
         asked = _crowd(bench, COUNTED, length=45)
         calls = bench.start(engine, asked)
-        for _ in range(2):
-            await bench.until_generated(engine, 8 * len(asked))
-            await engine.pause(PauseMode.KEEP)
-            await bench.turns(5)
-            await engine.resume()
+        await bench.freeze(engine, times=2, after=8 * len(asked))
         results = await bench.results(calls)
     _judge(bench, asked, results)
 
@@ -155,11 +151,9 @@ def _judge(bench: InferBench, asked: Sequence[GenerationRequest], results: Seque
     for case, found in leanings.items():
         variance = sum(one.variance for one in found)
         deviations = sum(one.off for one in found) / variance**0.5 if variance > FEELS_NOTHING else 0.0
-        expect(
-            abs(deviations) < MANY_DEVIATIONS,
-            f"with {tuple(getattr(case, name) for name in PENALTIES)} at temperature {case.temperature:g} the draws "
-            f"lean to what is penalised {deviations:+.1f} standard deviations less than they should",
-        )
+        asked_for = f"with {tuple(getattr(case, name) for name in PENALTIES)} at temperature {case.temperature:g}"
+        told = f"the draws lean to what is penalised {deviations:+.1f} standard deviations less than they should"
+        expect(abs(deviations) < MANY_DEVIATIONS, f"{asked_for} {told}")
 
 
 @frozen

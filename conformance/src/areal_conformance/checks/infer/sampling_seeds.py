@@ -89,11 +89,8 @@ async def continued_afresh(bench: InferBench) -> None:
     places = [middle(rows[()], token) for token in first]
     after = [middle(rows[prior,], token) for prior, token in zip(first, later, strict=True)]
     deviations = correlation(places, after)
-    expect(
-        abs(deviations) < MANY_DEVIATIONS,
-        f"the draws of a part and of its continuation are correlated, {deviations:+.1f} standard deviations: "
-        f"the seed begins anew",
-    )
+    told = f"the draws of a part and of its continuation are correlated, {deviations:+.1f} standard deviations"
+    expect(abs(deviations) < MANY_DEVIATIONS, f"{told}: the seed begins anew")
 
 
 async def _part(bench: InferBench, engine: InferenceEngine, seed: int, prior: tuple[int, ...]) -> int:

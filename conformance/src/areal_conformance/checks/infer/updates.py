@@ -36,11 +36,9 @@ async def serves(bench: InferBench, engine: InferenceEngine, version: int, told:
     request = bench.ask(5, 9, 7, max_new_tokens=4)
     result = await bench.generate(engine, request)
     stated = await bench.serving(engine)
-    expect(
-        stated == version and set(versions_of(result)) == {version} and set(result.output_ids) == {telling(version)},
-        f"{told}: version {version} must serve, whose weights emit {telling(version)}; "
-        f"status says {stated}, spans {result.version_spans}, tokens {result.output_ids}",
-    )
+    right = stated == version and {*versions_of(result)} == {version} and {*result.output_ids} == {telling(version)}
+    got = f"status says {stated}, spans {result.version_spans}, tokens {result.output_ids}"
+    expect(right, f"{told}: version {version} must serve, whose weights emit {telling(version)}; {got}")
 
 
 @check("infer.weights.two_phase", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.staged",))

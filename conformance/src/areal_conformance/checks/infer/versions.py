@@ -12,6 +12,7 @@ from functools import partial
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.pause import Started, started
 from areal_conformance.machines import versions
 from areal_conformance.machines.examples import examples
 from areal_conformance.oracles.infer_judging import (
@@ -23,7 +24,7 @@ from areal_conformance.oracles.infer_judging import (
     versions_of,
 )
 from areal_conformance.outcome import Inconclusive, expect
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
+from areal_core.contract.inference import Generation, InferenceEngine, PauseMode
 
 SHORT = 600
 """Tokens asked for where requests cannot be cut short: they must live through a few updates and then end."""
@@ -52,12 +53,9 @@ async def harvest(
     return await bench.results(calls)
 
 
-def start_all(
-    bench: InferBench, engine: InferenceEngine, count: int, **sampling: float
-) -> tuple[list[GenerationRequest], list[asyncio.Task[Generation]]]:
-    """Start `count` lasting requests of different prompts; every second one is sampled, the others greedy."""
-    requests = bench.asks(prompts(count, seed=11), temperature=[0.0, 1.0], max_new_tokens=lasting(bench))
-    return requests, bench.start(engine, requests)
+def start_all(bench: InferBench, engine: InferenceEngine, count: int) -> Started:
+    """Start `count` lasting requests of different prompts."""
+    return started(bench, engine, count, tokens=lasting(bench), seed=11)
 
 
 @rule("infer.versions.at_rest", law=7)
