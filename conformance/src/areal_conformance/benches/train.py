@@ -87,15 +87,19 @@ class TrainBench(Bench):
         return TrainSpec(**{**given, **fields})
 
     def rank_context(self, timeout_s: float = 60.0) -> RankContext:
-        """Return where this rank runs, with a rendezvous nobody has used."""
+        """Return where this rank runs, and where it meets the others."""
         return RankContext(
             rank=self.rank,
             world_size=self.world_size,
             local_rank=self.rank,
             device=self.target.locator.device,
-            init_method=init_method("127.0.0.1"),
+            init_method=self.rendezvous(),
             timeout_s=timeout_s * self.target.adapter.patience,
         )
+
+    def rendezvous(self) -> str:
+        """Return an address nobody has used."""
+        return init_method("127.0.0.1")
 
     @contextlib.contextmanager
     def engine(self, *claims: str, model: Path | None = None, **fields: Any) -> Iterator[TrainEngine]:
@@ -162,10 +166,8 @@ class TrainBench(Bench):
         """Run `module:function` on every rank of a role, in processes that are kept; return every rank's result.
 
         Any: arguments and results are plain json. `apart_s` is how much later than the first the last rank may come
-        to the same point; `may_die` are ranks the program kills, whose result is None.
-
-        Raises:
-            Violation: a rank missed its deadline; the processes are gone then.
+        to the same point; `may_die` are ranks the program kills, whose result is None. Violation and a new set of
+        processes if a rank misses its deadline.
         """
         if self._pool is None:
             self._pool = RankPool(self.target, self.shared_folder)

@@ -23,7 +23,9 @@ def held_bytes(device: str) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # looking at some objects warns
         for thing in gc.get_objects():
-            if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
+            if type(thing) not in (torch.Tensor, torch.nn.Parameter) or thing.layout is not torch.strided:
+                continue
+            if thing.device.type == "cpu":
                 storage = thing.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())

@@ -15,7 +15,7 @@ from torch import Tensor
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.train import TrainBench, read_folder, same_bits
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_specs import DESCENT
+from areal_conformance.oracles.train_optimizer import DESCENT
 from areal_conformance.outcome import expect
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, TrainEngine

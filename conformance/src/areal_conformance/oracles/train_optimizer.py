@@ -1,4 +1,4 @@
-"""AdamW, clipping and learning-rate schedules from their formulas, in float64.
+"""AdamW, clipping and learning-rate schedules from their formulas, in float64; settings that make a step tell.
 
 Knows: Loshchilov and Hutter's AdamW (arXiv:1711.05101), and the schedule of `OptimizerSpec`.
 Does not know: torch.optim, or how a gradient came about.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,14 @@ from torch import Tensor
 from areal_conformance.oracles.train import Oracle
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective, OptimizerSpec
+
+_USUAL: Any = (0.9, 0.999)  # Any: the converter of `betas` has no type
+_QUICK: Any = (0.8, 0.95)
+# AdamW divides the gradient by its own size: only a large `eps` lets its scale, and clipping, show.
+DESCENT = OptimizerSpec(lr=1e3, betas=_USUAL, eps=1e3, weight_decay=0.0, max_grad_norm=0.0)
+"""The first step subtracts the gradient itself, to a part in a thousand or better: gradients become visible."""
+SCALED = OptimizerSpec(lr=1e-2, betas=_QUICK, eps=1e-2, weight_decay=0.3, max_grad_norm=0.0)
+"""Steps of a visible size that depend on the scale of the gradient, on both betas and on the weight decay."""
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:

@@ -22,11 +22,7 @@ class Abandoned(RuntimeError):
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    """Send one message. Any: whatever json can hold.
-
-    Raises:
-        Gone: nobody is there to read it.
-    """
+    """Send one message; Gone if nobody is there to read it. Any: whatever json can hold."""
     payload = json.dumps(message).encode()
     try:
         connection.sendall(len(payload).to_bytes(_HEADER, "little") + payload)
@@ -35,11 +31,7 @@ def send(connection: socket.socket, message: Any) -> None:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Wait for one message. Any: whatever json can hold.
-
-    Raises:
-        Gone: the other end is closed.
-    """
+    """Wait for one message; Gone if the other end is closed. Any: whatever json can hold."""
     length = int.from_bytes(_exactly(connection, _HEADER), "little")
     return json.loads(_exactly(connection, length))
 

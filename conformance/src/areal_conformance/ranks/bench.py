@@ -28,7 +28,6 @@ from areal_conformance.benches.train import TrainBench
 from areal_conformance.rank_pool import wire
 from areal_conformance.target import Locator, locate
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainEngine
-from areal_core.worker.rendezvous import init_method
 from areal_torch.testing.models import make_tiny_model
 
 OPTIMIZER = OptimizerSpec(lr=1e-2, weight_decay=0.1, eps=1e-3, max_grad_norm=0.0)
@@ -101,18 +100,13 @@ class RankBench(TrainBench):
             self.rank, self.world_size, self._alone = rank, world_size, False
 
     def rank_context(self, timeout_s: float = 0.0) -> RankContext:
-        """Return where this rank runs; all ranks come here together and get one rendezvous."""
-        address = init_method("127.0.0.1") if self.rank == 0 else ""
-        if not self._alone:
-            address = self.share(address)[0]
-        return RankContext(
-            rank=self.rank,
-            world_size=self.world_size,
-            local_rank=self.rank,
-            device=self.target.locator.device,
-            init_method=address,
-            timeout_s=timeout_s or self.timeout_s * self.target.adapter.patience,
-        )
+        """As for every bench, with the program's timeout."""
+        return super().rank_context(timeout_s or self.timeout_s)
+
+    def rendezvous(self) -> str:
+        """Return one address for all ranks, which come here together."""
+        address = super().rendezvous() if self.rank == 0 else ""
+        return address if self._alone else str(self.share(address)[0])
 
     def case(self, *claims: str, rank: int = 0, world_size: int = 1, **options: Any) -> Case:
         """As for every bench, with this rank's place."""

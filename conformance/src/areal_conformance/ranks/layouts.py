@@ -38,9 +38,7 @@ def layouts(bench: TrainBench, *, letter: str = "", world_size: int = 2) -> list
     """Return the layouts of that many ranks the target claims; with `letter`, those that use that axis.
 
     Layouts with `e` need a model with experts, so only checks that ask for `e`, and bring one, are given them.
-
-    Raises:
-        Inconclusive: the adapter names none.
+    Inconclusive if the adapter names none.
     """
     found = [
         layout
@@ -96,9 +94,8 @@ def no_gap(gap: tuple[float, str], what: str) -> None:
 def same_on_all(layout: Mapping[str, int], answers: Sequence[Any], what: str) -> None:
     """Expect every rank to have given the same. Any: json."""
     for rank, answer in enumerate(answers):
-        expect(
-            answer == answers[0], f"layout {named(layout)}: {what} is {answer} on rank {rank}, {answers[0]} on rank 0"
-        )
+        told = f"{what} is {answer} on rank {rank}, {answers[0]} on rank 0"
+        expect(answer == answers[0], f"layout {named(layout)}: {told}")
 
 
 def same_report(
@@ -127,21 +124,17 @@ def close(expected: Any, actual: Any, atol: float, rtol: float, what: str) -> No
     if isinstance(expected, str) or isinstance(actual, str):
         expect(expected == actual, f"{what}: expected {expected}, got {actual}")
         return
-    expect(
-        abs(expected - actual) <= atol + rtol * abs(expected),
-        f"{what}: expected {expected:.9g} as on one rank, got {actual:.9g} on several",
-    )
+    told = f"{what}: expected {expected:.9g} as on one rank, got {actual:.9g} on several"
+    expect(abs(expected - actual) <= atol + rtol * abs(expected), told)
 
 
 def same_weights(bench: TrainBench, layout: Mapping[str, int], answer: Mapping[str, Any], when: str) -> None:
     """Expect the weights of several ranks to be those of one rank, and to have moved far enough to tell."""
     bound = bench.tolerance(atol=5e-5)
     bench.numbers["weight gap"] = max(bench.numbers.get("weight gap", 0.0), answer["gap"])
-    expect(
-        answer["gap"] <= bound.atol,
-        f"layout {named(layout)}, {when}: after the steps {answer['worst']!r} differs by {answer['gap']:.3g} from one "
-        f"rank's; at most {bound.atol:g} was expected, and every tensor moved by {answer['moved']:.3g} or more",
-    )
+    where = f"layout {named(layout)}, {when}: after the steps {answer['worst']!r}"
+    apart = f"differs by {answer['gap']:.3g} from one rank's; at most {bound.atol:g} was expected"
+    expect(answer["gap"] <= bound.atol, f"{where} {apart}, and every tensor moved by {answer['moved']:.3g} or more")
 
 
 def raised_on_all(layout: Mapping[str, int], answers: Sequence[Any], kinds: Sequence[str], what: str) -> None:

@@ -6,7 +6,6 @@ Does not know: numbers.
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ import torch.distributed
 from areal_conformance.benches.process import listening
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.memory import held_bytes
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, same
 from areal_conformance.outcome import expect, raises
@@ -87,13 +87,12 @@ def lets_go(bench: TrainBench) -> None:
     me = psutil.Process()
 
     def held() -> dict[str, int]:
-        gc.collect()
         return {
             "open files and sockets": me.num_fds(),
             "threads": threading.active_count(),
             "processes": len(me.children(recursive=True)),
             "listening ports": len(listening()),
-            "kilobytes of tensors": _tensor_bytes(bench.target.torch_type) // 1000,
+            "kilobytes of tensors": held_bytes(bench.target.torch_type) // 1000,
         }
 
     batch = bench.batch()
@@ -144,16 +143,3 @@ def frozen_role(bench: TrainBench) -> None:
         expect(engine.version == 3, f"a frozen role came back with version {engine.version}, saved with 3")
         same("weights of a frozen role", bench.witnessed(engine), before)
         same("what a frozen role sends", bench.sent(engine), before)
-
-
-def _tensor_bytes(device: str) -> int:
-    """Return the bytes of all tensors alive in this process, or of all that the device holds."""
-    held = getattr(getattr(torch, device), "memory_allocated", None)
-    if held is not None:
-        return int(held())
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in gc.get_objects()
-        if issubclass(type(tensor), torch.Tensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
-    }
-    return sum(storages.values())

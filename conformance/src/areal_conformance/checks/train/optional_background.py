@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.train.state import SCHEDULED, end_of, ends_equal, steps
+from areal_conformance.checks.train.state import SCHEDULED, end_of, ends_equal, steps, without_effect
 from areal_conformance.oracles.train_compare import same
 from areal_conformance.oracles.train_spoil import files_at_most, tree
 from areal_conformance.outcome import Violation, expect, raises
@@ -119,18 +119,14 @@ def order(bench: TrainBench) -> None:
 @check("train.background.no_effect", level=Level.SINGLE, law=4, spec=SPEC, requires=CLAIM, since=SINCE)
 def no_effect(bench: TrainBench) -> None:
     """A state that is written changes nothing: the steps made meanwhile are those without it."""
-    ends = []
-    for writing in (False, True):
-        with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
-            reports = []
-            for step in range(1, 5):
-                if writing:
-                    _able(engine).begin_state(bench.folder / f"state-{step}")
-                reports += steps(bench, engine, step, step)
-                if writing:
-                    _able(engine).finish_state()
-            ends.append((bench.witnessed(engine), reports))
-    ends_equal("with a state written during every step", ends[1], ends[0])
+
+    def begin(engine: TrainEngine, step: int) -> None:
+        _able(engine).begin_state(bench.folder / f"state-{step}")
+
+    def finish(engine: TrainEngine, _step: int) -> None:
+        _able(engine).finish_state()
+
+    without_effect(bench, "with a state written during each", finish, *CLAIM, before=begin, optimizer=SCHEDULED)
 
 
 @check("train.background.frozen", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)

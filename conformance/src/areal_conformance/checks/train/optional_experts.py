@@ -155,10 +155,8 @@ def kept(bench: TrainBench) -> None:
     with bench.engine(*CLAIM, model=model) as engine:
         result = engine.forward(given, SCORES)
     for what, held in (("the batch returned", result), ("the batch given", given)):
-        expect(
-            ROUTED_EXPERTS in held.tokens and torch.equal(held.tokens[ROUTED_EXPERTS], routes),
-            f"{what} does not hold the routes it came with",
-        )
+        same_routes = ROUTED_EXPERTS in held.tokens and torch.equal(held.tokens[ROUTED_EXPERTS], routes)
+        expect(same_routes, f"{what} does not hold the routes it came with")
 
 
 def _unfit(oracle: RoutedOracle, num_tokens: int) -> dict[str, Tensor]:

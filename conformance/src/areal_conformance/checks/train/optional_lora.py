@@ -58,9 +58,7 @@ def moved(
     Inconclusive where merged weights are too coarse to look at their rank and size. Any: fields of TrainSpec.
     """
     if bench.dtype != "float32":
-        raise Inconclusive(
-            f"merged weights are sent in {bench.dtype}: the adapter's rank and size are lost in rounding"
-        )
+        raise Inconclusive(f"merged weights are sent in {bench.dtype}: rank and size are lost in rounding")
     base = read_folder(bench.model())
     with bench.engine("lora", model=bench.model(), lora=lora, optimizer=optimizer, **fields) as engine:
         norms = [engine.train_step(batch, PolicyGradient()).grad_norm for batch in batches]
@@ -131,15 +129,13 @@ def scale(bench: TrainBench) -> None:
         spec = LoraSpec(rank=size, alpha=alpha, targets=("v_proj", "o_proj"))
         deltas, _ = moved(bench, spec, SIGNS, [bench.batch(seed=step) for step in range(2)])
         for name, delta in deltas.items():
-            counts = delta / (2 * SIGNS.lr**2 * alpha / size)
+            counts = delta / (2 * SIGNS.lr**2 * alpha / size)  # in units of one pair's product
             off = float((counts - counts.round()).abs().max())
             largest = float(counts.abs().max())
             odd = bool((counts.round().abs() % 2 == 1).any())
-            expect(
-                off < 0.15 and largest < size + 0.15 and odd,
-                f"{name}, rank {size}, alpha {alpha}: merged minus base is not (alpha / rank) B A: in units of one "
-                f"pair's product it has entries up to {largest:.3f} (at most {size}), {off:.3f} off an integer",
-            )
+            what = f"{name}, rank {size}, alpha {alpha}: merged minus base is not (alpha / rank) B A"
+            found = f"its counts go up to {largest:.3f} (at most {size}), {off:.3f} off an integer"
+            expect(off < 0.15 and largest < size + 0.15 and odd, f"{what}: {found}")
 
 
 @_check("train.lora.gradient", law=6)

@@ -19,8 +19,7 @@ from areal_conformance.checks.train.step_numbers import one_step
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import number, scored, weights_close
 from areal_conformance.oracles.train_objectives import Quadratic
-from areal_conformance.oracles.train_optimizer import OracleTrainer
-from areal_conformance.oracles.train_specs import DESCENT
+from areal_conformance.oracles.train_optimizer import DESCENT, OracleTrainer
 from areal_conformance.outcome import expect
 from areal_core.contract.train import OptimizerSpec
 from areal_torch.testing.objectives import PolicyGradient

@@ -30,6 +30,7 @@ from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
 SPEC = "train#areal_core.contract.train.TrainEngine.load_state"
 EXACT = ("checkpoint.exact",)
+Act = Callable[[TrainEngine, int], object]
 End = tuple[dict[str, Tensor], list[TrainReport]]
 """Weights after some steps, and what the steps reported."""
 SCHEDULED = OptimizerSpec(
@@ -54,13 +55,17 @@ def ends_equal(what: str, got: End, wanted: End) -> None:
     same(f"weights, {what}", got[0], wanted[0])
 
 
-def without_effect(bench: TrainBench, what: str, act: Callable[[TrainEngine, int], object], **fields: Any) -> None:
+def without_effect(
+    bench: TrainBench, what: str, act: Act, *claims: str, before: Act | None = None, **fields: Any
+) -> None:
     """Expect four steps with `act` after each, told its number, to be those without it. Any: fields of TrainSpec."""
     ends = []
     for acting in (False, True):
-        with bench.engine(**fields) as engine:
+        with bench.engine(*claims, **fields) as engine:
             reports = []
             for step in range(1, 5):
+                if acting and before is not None:
+                    before(engine, step)
                 reports += steps(bench, engine, step, step)
                 if acting:
                     act(engine, step)

@@ -19,7 +19,7 @@ from areal_conformance.checks.train.forward import shapes_drawn
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, number, weights_close
 from areal_conformance.oracles.train_objectives import Watcher
-from areal_conformance.oracles.train_specs import SCALED
+from areal_conformance.oracles.train_optimizer import SCALED
 from areal_conformance.outcome import expect
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, TrainReport

@@ -99,10 +99,8 @@ def overflow(bench: TrainBench) -> None:
         with bench.engine(optimizer=OptimizerSpec(lr=1e-3)) as engine:
             told = engine.train_step(bench.batch(advantages=scale), PolicyGradient())
             weights = bench.witnessed(engine)
-        expect(
-            told.stepped is math.isfinite(told.grad_norm),
-            f"stepped is {told.stepped} with a gradient norm of {told.grad_norm:g}",
-        )
+        right = told.stepped is math.isfinite(told.grad_norm)
+        expect(right, f"stepped is {told.stepped} with a gradient norm of {told.grad_norm:g}")
         expect(told.stepped or scale > 1e4, f"advantages of {scale:g} were not stepped: norm {told.grad_norm:g}")
         broken = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
         expect(not broken, f"after advantages of {scale:g} these weights are not finite: {', '.join(broken[:3])}")

@@ -19,8 +19,7 @@ from areal_conformance.checks.train.forward import shapes_drawn
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import number, same, weights_close
 from areal_conformance.oracles.train_objectives import Quadratic, Weighted
-from areal_conformance.oracles.train_optimizer import OracleTrainer
-from areal_conformance.oracles.train_specs import DESCENT, SCALED
+from areal_conformance.oracles.train_optimizer import DESCENT, SCALED, OracleTrainer
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ConfigError

@@ -12,8 +12,7 @@ from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, number, same, weights_close
-from areal_conformance.oracles.train_optimizer import OracleTrainer
-from areal_conformance.oracles.train_specs import SCALED
+from areal_conformance.oracles.train_optimizer import SCALED, OracleTrainer
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import CapabilityError
 from areal_core.contract.train import Head, Objective, Output
@@ -38,11 +37,9 @@ def forward(bench: TrainBench) -> None:
                 got = engine.forward(batch, VALUES).tokens["values"]
                 wanted = Oracle(folder, head=Head.VALUE).columns(batch)[Output.VALUES]
                 inside = batch.positions > 0
+                right = ("torch.float32", (batch.num_tokens,), False)
                 facts = (str(got.dtype), tuple(got.shape), got.requires_grad)
-                expect(
-                    facts == ("torch.float32", (batch.num_tokens,), False),
-                    f"values are {facts}, expected float32 [{batch.num_tokens}] without gradient",
-                )
+                expect(facts == right, f"values are {facts}, expected {right}: no gradient")
                 expect(wanted[inside].abs().max() > 1e-3, "the critic's head is still zero after a step")
                 close(bench, f"values of {kind} after {step + 1} steps", got[inside], wanted[inside], atol=1e-4)
 
