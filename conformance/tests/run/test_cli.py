@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from areal_conformance.checks import all_checks
-from areal_conformance.cli.explain import explained
+from areal_conformance.cli.listing import explained
 from areal_conformance.run.record import Record, Row, Subject, to_json, write_text
 from areal_core.cli.main import main
 

@@ -18,10 +18,10 @@ app = App(
 )
 app.command("areal_conformance.cli.run:run", name="run", help="Check a backend and report the verdict.")
 app.command("areal_conformance.cli.listing:show_list", name="list", help="List the checks.")
-app.command("areal_conformance.cli.explain:explain", name="explain", help="Explain one check in full.")
-app.command("areal_conformance.cli.compare:compare_reports", name="compare", help="Compare two reports.")
+app.command("areal_conformance.cli.listing:explain", name="explain", help="Explain one check in full.")
+app.command("areal_conformance.cli.reports:compare_reports", name="compare", help="Compare two reports.")
 app.command("areal_proof.command:self_test", name="self-test", help="Test the suite on deliberately broken backends.")
 
 ledger = App(name="ledger", help="Work on a ledger of known failures.", help_format="plaintext")
-ledger.command("areal_conformance.cli.suggest:suggest", name="suggest", help="Propose entries for failed checks.")
+ledger.command("areal_conformance.cli.reports:suggest", name="suggest", help="Propose entries for failed checks.")
 app.command(ledger)

@@ -75,13 +75,11 @@ def locator_of(asked: Asked) -> Locator:
     names_one_target(asked)
     if asked.mutant:
         return _mutant(asked)
-    ranks = asked.ranks or 1
-    if asked.pair:
-        return Locator(role="pair", name=asked.pair, device=asked.device, ranks=ranks, imports=asked.imports)
-    role = asked.role or _only_role(asked.backend, asked.imports)
+    role = "pair" if asked.pair else asked.role or _only_role(asked.backend, asked.imports)
     if role not in CHECKED_ROLES:
         raise ConfigError(f"no checks for the role {role!r}", why=f"roles are {', '.join(CHECKED_ROLES)}")
-    return Locator(role=role, name=asked.backend, device=asked.device, ranks=ranks, imports=asked.imports)
+    name, ranks = asked.pair or asked.backend, asked.ranks or 1
+    return Locator(role=role, name=name, device=asked.device, ranks=ranks, imports=asked.imports)
 
 
 def _mutant(asked: Asked) -> Locator:

@@ -1,7 +1,7 @@
-"""`areal conformance ledger suggest REPORT`: a patch for conformance.toml.
+"""Commands on finished reports: `areal conformance compare A.json B.json`, and `ledger suggest REPORT`.
 
-Knows: which rows of a report want an entry.
-Does not know: the rules of a ledger (`ledger`).
+Knows: exit codes, and which rows of a report want an entry in conformance.toml.
+Does not know: what is compared (`report.compare`), or the rules of a ledger (`run.ledger`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,25 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from areal_conformance.outcome import Outcome
+from areal_conformance.report.compare import compare, text
 from areal_conformance.run.ledger import suggestion
 from areal_conformance.run.record import read_record
 
 DAYS = 90
 """Until a proposed entry expires."""
+
+
+def compare_reports(before: Path, after: Path) -> int:
+    """Compare two reports. Exit codes: 0 nothing got worse, 1 something did.
+
+    Args:
+        before: A report.json, or its folder.
+        after: Another.
+    """
+    old, new = read_record(before), read_record(after)
+    found = compare(old, new)
+    print(text(old, new, found), end="")
+    return 1 if found.worse else 0
 
 
 def suggest(report: Path) -> int:
