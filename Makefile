@@ -65,7 +65,7 @@ conformance-vllm conformance-sglang: conformance-%: $(DEV) ## check a served eng
 conformance: $(DEV) ## the suite on its mutants, then every backend here at levels 0 to 4; renews docs/conformance/
 	$(BIN)/areal conformance self-test $(ARGS)
 	AREAL=$(BIN)/areal conformance/certify.sh
-	$(BIN)/python -m areal_conformance.report.table docs/conformance
+	$(BIN)/python tools/report_table.py docs/conformance
 
 conformance-quick: $(DEV) ## the suite on its mutants, then every backend here at levels 0 to 2
 	$(BIN)/areal conformance self-test $(ARGS)

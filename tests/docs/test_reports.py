@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from areal_conformance.report.table import table
+from tools.report_table import table
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "docs/conformance"
@@ -23,7 +23,7 @@ def test_no_report_is_of_a_check_that_is_gone() -> None:
 
 
 def test_a_target_has_one_report_and_the_table_lists_it() -> None:
-    """`python -m areal_conformance.report.table docs/conformance` was run after the last report."""
+    """`python tools/report_table.py docs/conformance` was run after the last report."""
     names = [path.parent.name for path in REPORTS.glob("*/*/report.json")]
 
     assert (len(names), (REPORTS / "index.md").read_text()) == (len(set(names)), table(REPORTS))

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+from tools.report_table import table
 
 from areal_conformance.outcome import Outcome
 from areal_conformance.report import write_reports
@@ -17,7 +18,6 @@ from areal_conformance.report.compare import compare, text
 from areal_conformance.report.markdown import markdown
 from areal_conformance.report.page import page
 from areal_conformance.report.parts import FOOTER
-from areal_conformance.report.table import table
 from areal_conformance.run.plan import closed
 from areal_conformance.run.record import (
     SCHEMA,

@@ -1,4 +1,4 @@
-"""The page that lists committed reports: `python -m areal_conformance.report.table docs/conformance`.
+"""The page that lists committed reports: `python tools/report_table.py docs/conformance`.
 
 Knows: report.json files in a folder, and what one line says of each.
 Does not know: how they were made.
