@@ -118,11 +118,7 @@ class Bench:
         return faults[name]
 
     async def soon(self, work: Awaitable[T], what: str, within_s: float = SOON_S) -> T:
-        """Await something that has to end soon.
-
-        Raises:
-            Violation: it did not.
-        """
+        """Await something that has to end soon; Violation if it does not."""
         limit_s = within_s * self.target.adapter.patience
         timer = asyncio.timeout(limit_s)
         try:
@@ -136,28 +132,26 @@ class Bench:
     def refuses(self, claim: str, action: Callable[[], Any]) -> None:
         """Expect a plain call to be refused with an ArealError that says why.
 
-        Raises:
-            NotRefused: it returned; the session then looks whether the ability works.
+        NotRefused if it returned; the session then looks whether the ability works.
         """
-        try:
+        with _refusal(claim):
             action()
-        except ArealError as error:
-            _says_why(claim, error)
-            return
-        raise NotRefused(claim)
 
     async def arefuses(self, claim: str, action: Callable[[], Awaitable[Any]]) -> None:
         """As `refuses`, for a coroutine function."""
-        try:
+        with _refusal(claim):
             result = action()
             if inspect.isawaitable(result):
                 await result
-        except ArealError as error:
-            _says_why(claim, error)
-            return
+
+
+@contextlib.contextmanager
+def _refusal(claim: str) -> Iterator[None]:
+    try:
+        yield
+    except ArealError as error:
+        if not error.what or not (error.why or error.fix):
+            told = f"{type(error).__name__} says neither why nor fix"
+            raise Violation(f"{claim} is refused without a reason: {told}") from error
+    else:
         raise NotRefused(claim)
-
-
-def _says_why(claim: str, error: ArealError) -> None:
-    if not error.what or not (error.why or error.fix):
-        raise Violation(f"{claim} is refused without a reason: {type(error).__name__} says neither why nor fix")

@@ -277,16 +277,10 @@ class PairBench(Bench):
     async def _processes(self, stack: contextlib.AsyncExitStack, replicas: int) -> tuple[list[Worker], list[Worker]]:
         scheduler: Any = self.train.registry.build("scheduler", "local", {"log_dir": str(self.folder / "logs")})
         stack.push_async_callback(scheduler.close)
-        device, imports = self.target.locator.device, self.target.locator.imports
-        actor = Job(
-            role="actor", engine_role="train", backend=self.train.name, num_workers=1, device=device, imports=imports
-        )
-        rollout = Job(
-            role="rollout",
-            engine_role="infer",
-            backend=self.infer.name,
-            num_workers=replicas,
-            device=device,
-            imports=imports,
-        )
-        return list(await scheduler.submit(actor)), list(await scheduler.submit(rollout))
+        own = self.target.locator
+
+        async def started(role: str, side: Target, count: int) -> list[Worker]:
+            job = Job(role=role, engine_role=side.role, backend=side.name, num_workers=count)
+            return list(await scheduler.submit(evolve(job, device=own.device, imports=own.imports)))
+
+        return await started("actor", self.train, 1), await started("rollout", self.infer, replicas)

@@ -54,9 +54,8 @@ class StaticBench(Bench):
         """Return the entry point the plugin is found by; Inconclusive for one from a file or in hand."""
         entries = self.target.registry.discovery.roles.get((self.target.role, self.target.name), ())
         if not entries or self.target.origin != entries[0].origin:
-            raise Inconclusive(
-                f"{self.target.name!r} is not an installed distribution: it comes from {self.target.origin}"
-            )
+            told = f"it comes from {self.target.origin}"
+            raise Inconclusive(f"{self.target.name!r} is not an installed distribution: {told}")
         return entries[0]
 
     @property
@@ -76,8 +75,7 @@ class StaticBench(Bench):
     def python(self, code: str, *, absent: Sequence[str] = ()) -> Any:
         """Run code in a fresh interpreter in which `absent` modules cannot be imported; return the json it prints last.
 
-        Raises:
-            Violation: it raised; the last lines are in the message.
+        Violation with its last lines if it raised.
         """
         script = _PRELUDE.format(absent=set(absent)) + code
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

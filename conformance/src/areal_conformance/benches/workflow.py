@@ -220,10 +220,7 @@ class WorkflowBench(Bench):
     def shown_rows(self, *images: bytes) -> list[Mapping[str, Any]]:
         """Return the adapter's rows, each with these images and as many tokens that stand for one before its prompt.
 
-        Any: the workflow decides.
-
-        Raises:
-            Inconclusive: a row of the adapter has no text `prompt`.
+        Any: the workflow decides. Inconclusive if a row of the adapter has no text `prompt`.
         """
         rows = self.rows
         if not all(isinstance(row.get("prompt"), str) for row in rows):
@@ -243,11 +240,7 @@ class WorkflowBench(Bench):
         return await self.soon(self.workflow.arun_episode(session, given), "an episode that waits for nobody")
 
     async def episode(self, session: ScriptedSession, row: Mapping[str, Any] | None = None) -> Episode:
-        """Make one episode as the executor does: one trajectory is wrapped.
-
-        Raises:
-            Violation: the workflow rejected the row, or returned something else.
-        """
+        """Make one episode as the executor does, a single trajectory wrapped; Violation if there is none."""
         return self._wrapped(await self.run(session, row), session)
 
     def _wrapped(self, made: Any, session: ScriptedSession) -> Episode:  # Any: what a workflow returned
@@ -264,11 +257,7 @@ class WorkflowBench(Bench):
     async def failure(
         self, kind: type[E], session: ScriptedSession, what: str, row: Mapping[str, Any] | None = None
     ) -> E:
-        """Return what an episode that has to fail raises, an error of this kind.
-
-        Raises:
-            Violation: it did not fail, or otherwise.
-        """
+        """Return what an episode that has to fail raises: an error of this kind, or Violation."""
         try:
             made = await self.run(session, row)
         except Violation:
@@ -285,8 +274,7 @@ class WorkflowBench(Bench):
     async def ended_by(self, session: ScriptedSession, stop: StopReason) -> Episode | None:
         """Return what is made of outputs that end in this way; None where they are rejected, as all may but `stop`.
 
-        Raises:
-            Violation: an output that ended is rejected, or one that was not aborted is an error.
+        Of the others only an aborted one may be an error.
         """
         try:
             made = await self.run(session)

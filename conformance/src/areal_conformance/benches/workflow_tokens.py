@@ -18,11 +18,8 @@ from areal_core.contract.inference import Generation
 def traced(episode: Episode, session: ScriptedSession) -> list[Asked]:
     """Trace every masked token to its generation; return the generations found, in the order of their tokens.
 
-    Of several generations some may be context only; where there was one it must be trained on.
-
-    Raises:
-        Violation: a masked token is nobody's, stands after another context than it was generated after, or has
-            another log-prob or version; an unmasked one has a log-prob or a version.
+    Of several generations some may be context only; where there was one it must be trained on. Masked tokens must
+    stand after the context they were generated after, with its log-probs and versions; others have neither.
     """
     found: list[Asked] = []
     for trajectory in episode.trajectories:
@@ -65,10 +62,8 @@ def _begun_at(trajectory: Trajectory, start: int, every: Sequence[Asked], before
     fitting = [a for a in every if a.generation is not None and len(a.input_ids) == start and a not in before]
     if not fitting:
         lengths = [len(asked.input_ids) for asked in every]
-        raise Violation(
-            f"tokens from position {start} on are trained on, but no generation began there: "
-            f"the policy was asked with {lengths} tokens"
-        )
+        told = f"tokens from position {start} on are trained on, but no generation began there"
+        raise Violation(f"{told}: the policy was asked with {lengths} tokens")
     for asked in fitting:
         if ids[:start] == list(asked.input_ids):
             _same(trajectory, start, _made(asked))

@@ -190,12 +190,9 @@ def _judge(
         gaps = [abs(one - other) for one, other in zip(generation.logprobs, told[start:stop], strict=True)]
         off = [place for place, difference in enumerate(gaps) if not difference <= allowed]
         place = off[0] if off else 0
-        expect(
-            not off,
-            f"{when}: of a request with {len(prompt)} prompt tokens, {len(off)} of {len(gaps)} generated tokens differ "
-            f"by more than {allowed:g} in their log-prob; the first is token {len(prompt) + place} of the sequence, "
-            f"sampled with {generation.logprobs[place]:.5f}, told as {told[start + place]:.5f}",
-        )
+        few = f"{len(off)} of {len(gaps)} tokens generated for {len(prompt)} given differ by more than {allowed:g}"
+        first = f"the first, number {place}, was sampled with {generation.logprobs[place]:.5f}"
+        expect(not off, f"{when}: {few} in their log-prob; {first}, told as {told[start + place]:.5f}")
         start, worst = stop, max(worst, *gaps)
     return worst
 

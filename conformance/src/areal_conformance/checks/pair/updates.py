@@ -162,9 +162,8 @@ async def cast(bench: PairBench) -> None:
             generations = await pair.generate(temperature=1.0, max_new_tokens=12)
             difference = gap(said(generations), truth(saved, generations))
             bench.numbers[f"gap_{version}"] = difference
-            expect(
-                difference <= 0.15, f"version {version}: log-probs are {difference:.2e} from those of the saved weights"
-            )
+            told = f"log-probs are {difference:.2e} from those of the saved weights"
+            expect(difference <= 0.15, f"version {version}: {told}")
 
 
 runs = partial(check, level=Level.LOOP, law=3, spec="train")

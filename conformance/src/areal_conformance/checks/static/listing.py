@@ -51,9 +51,8 @@ def requires_extra(bench: StaticBench) -> None:
     if extra is None or not bench.packaged:
         return
     provided = bench.distribution.metadata.get_all("Provides-Extra") or []
-    expect(
-        extra in provided, f"extra {extra!r} is not one of {bench.entry.distribution}: {', '.join(provided) or 'none'}"
-    )
+    told = f"extra {extra!r} is not one of {bench.entry.distribution}: {', '.join(provided) or 'none'}"
+    expect(extra in provided, told)
 
 
 @check("static.requires.shell", level=Level.STATIC, law=0, spec="index#optional-abilities")
@@ -106,10 +105,8 @@ def requires_enforced(bench: StaticBench) -> None:
         kind, message = bench.python(code, absent=[root])
         expect(kind == "EngineMissing", f"without {root} loading gives {kind or 'a factory'}: {message}")
         names = [root, *packages_distributions().get(root, ())]  # what is imported as PIL is installed as pillow
-        expect(
-            "pip install" in message and any(name.replace("_", "-") in message.replace("_", "-") for name in names),
-            f"the error does not name {root} and a pip command: {message}",
-        )
+        named = any(name.replace("_", "-") in message.replace("_", "-") for name in names)
+        expect(named and "pip install" in message, f"the error does not name {root} and a pip command: {message}")
 
 
 @check("static.anchors.hold", level=Level.STATIC, law=0, spec="index#optional-abilities")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TypeVar
+
+import attrs
 
 from areal_conformance.benches.static import StaticBench
 from areal_conformance.check import Level, check
@@ -11,6 +14,7 @@ from areal_conformance.outcome import expect
 
 _UNPICKLE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve")
 _ANY_HOST = ("0.0.0.0", "::", "tcp://*", "tcp://0.0.0.0")
+N = TypeVar("N", ast.Call, ast.Constant, ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler)
 
 
 @check("static.source.no_pickle", level=Level.STATIC, law=11, spec="index#law-by-law")
@@ -23,48 +27,32 @@ def no_pickle(bench: StaticBench) -> None:
 @check("static.source.no_remote_code", level=Level.STATIC, law=11, spec="index#law-by-law")
 def no_remote_code(bench: StaticBench) -> None:
     """No code is run that came with a model: `trust_remote_code` is never switched on in the source."""
-    found = [
-        f"{path.name}:{node.lineno}"
-        for path, tree in bench.sources()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and any(_switched_on(word) for word in node.keywords)
-    ]
+    found = [where for where, node in _nodes(bench, ast.Call) if any(map(_switched_on, node.keywords))]
     expect(not found, f"trust_remote_code=True at {', '.join(found)}")
 
 
 @check("static.source.loopback", level=Level.STATIC, law=11, spec="index#law-by-law")
 def loopback(bench: StaticBench) -> None:
     """Nothing listens on every interface unless a user asks for it."""
-    found = [
-        f"{path.name}:{node.lineno}: {node.value!r}"
-        for path, tree in bench.sources()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.strip() in _ANY_HOST
-    ]
+    texts = [(where, node.value) for where, node in _nodes(bench, ast.Constant) if isinstance(node.value, str)]
+    found = [f"{where}: {text!r}" for where, text in texts if text.strip() in _ANY_HOST]
     expect(not found, f"addresses of every interface in the source: {'; '.join(found)}")
 
 
 @check("static.source.no_not_implemented", level=Level.STATIC, law=8, spec="index#optional-abilities")
 def no_not_implemented(bench: StaticBench) -> None:
     """An ability that is absent has no method; none is there only to raise NotImplementedError."""
-    found = [
-        f"{path.name}:{node.lineno}: {node.name}"
-        for path, tree in bench.sources()
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _only_raises_not_implemented(node)
-    ]
+    methods: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+    methods += [*_nodes(bench, ast.FunctionDef), *_nodes(bench, ast.AsyncFunctionDef)]
+    found = [f"{where}: {node.name}" for where, node in methods if _only_raises_not_implemented(node)]
     expect(not found, "; ".join(found))
 
 
 @check("static.source.no_swallowing", level=Level.STATIC, law=9, spec="errors")
 def no_swallowing(bench: StaticBench) -> None:
     """No handler of every exception passes over what it caught."""
-    found = [
-        f"{path.name}:{node.lineno}"
-        for path, tree in bench.sources()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ExceptHandler) and _catches_all(node) and _does_nothing(node)
-    ]
+    handlers = _nodes(bench, ast.ExceptHandler)
+    found = [where for where, node in handlers if _catches_all(node) and _does_nothing(node)]
     expect(not found, f"`except Exception: pass` at {', '.join(found)}")
 
 
@@ -79,7 +67,7 @@ def build_cheap(bench: StaticBench) -> None:
         "from areal_conformance.benches.process import listening\n"
         "from areal_conformance.target import Locator, locate\n"
         "from areal_conformance.adapter import Case\n"
-        f"target = locate(Locator(**{_locator(bench)!r}))\n"
+        f"target = locate(Locator(**{attrs.asdict(bench.target.locator)!r}))\n"
         "target.registry.load(target.role, target.name)\n"
         "me = psutil.Process()\n"
         "def seen():\n"
@@ -102,15 +90,10 @@ def build_cheap(bench: StaticBench) -> None:
     expect(not left, f"building left {', '.join(left)} in the working folder")
 
 
-def _locator(bench: StaticBench) -> dict[str, object]:
-    own = bench.target.locator
-    return {
-        "role": own.role,
-        "name": own.name,
-        "device": own.device,
-        "imports": list(own.imports),
-        "mutant": own.mutant,
-    }
+def _nodes(bench: StaticBench, kind: type[N]) -> list[tuple[str, N]]:
+    """Return the nodes of a kind in the plugin's source, and where each stands."""
+    nodes = ((path, node) for path, tree in bench.sources() for node in ast.walk(tree))
+    return [(f"{path.name}:{node.lineno}", node) for path, node in nodes if isinstance(node, kind)]
 
 
 def _unpicklings(tree: ast.Module) -> Iterator[tuple[int, str]]:

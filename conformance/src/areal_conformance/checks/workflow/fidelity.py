@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
+from areal_conformance.adapter import Tolerance
 from areal_conformance.benches.workflow import WorkflowBench, drifting_tokenizer, paying, scripted
 from areal_conformance.benches.workflow_tokens import told_right, traced
 from areal_conformance.check import Level, check
@@ -68,17 +70,8 @@ async def components(bench: WorkflowBench) -> None:
 @check("workflow.reward.any_end", level=Level.SINGLE, law=5, spec=_RESULT)
 async def any_end(bench: WorkflowBench) -> None:
     """A reward is recorded as given however the output ended and however long it was: no workflow weighs it."""
-    for stop in (StopReason.STOP, StopReason.LENGTH):
-        for length in (1, 2, 19, 200):
-            for value in (0.625, -2.0):
-                session = bench.session(scripted(length=length, stop=stop), paying(value))
-                made = await bench.ended_by(session, stop)
-                if made is None:
-                    continue
-                bench.scored(session)
-                seen = [one.reward for one in made.trajectories]
-                told = f"{length} tokens that ended with {stop!s} were given a reward of {value}, recorded is {seen}"
-                expect(all(one == value for one in seen), told)
+    for stop, length, value in product((StopReason.STOP, StopReason.LENGTH), (1, 2, 19, 200), (0.625, -2.0)):
+        await _recorded(bench, stop, length, value, Tolerance())
 
 
 @check("workflow.reward.told_all", level=Level.SINGLE, law=5, spec=_INPUT)
@@ -189,20 +182,21 @@ async def whole_row(bench: WorkflowBench) -> None:
 @check("workflow.rows.worth", level=Level.SINGLE, law=5, spec=_RESULT)
 async def worth(bench: WorkflowBench) -> None:
     """An output that was aborted, or is as long as its budget, is worth what the reward said, or no episode at all."""
-    tolerance = bench.tolerance()
-    for stop in StopReason:
-        for length in (1, 2, 6, 23):
-            for value in (0.625, -3.25, 250.0):
-                session = bench.session(scripted(length=length, stop=stop), paying(value))
-                made = await bench.ended_by(session, stop)
-                if made is None:
-                    continue
-                bench.scored(session)
-                seen = [trajectory.reward for trajectory in made.trajectories]
-                allowed = tolerance.atol + tolerance.rtol * abs(value)
-                close = bool(seen) and all(abs(one - value) <= allowed for one in seen)
-                what = f"a reward of {value} for {length} tokens that ended with {stop!s}"
-                expect(close, f"{what} is recorded as {seen}")
+    for stop, length, value in product(StopReason, (1, 2, 6, 23), (0.625, -3.25, 250.0)):
+        await _recorded(bench, stop, length, value, bench.tolerance())
+
+
+async def _recorded(bench: WorkflowBench, stop: StopReason, length: int, value: float, tolerance: Tolerance) -> None:
+    """Expect a reward to be recorded as it was given, or no episode to be made."""
+    session = bench.session(scripted(length=length, stop=stop), paying(value))
+    made = await bench.ended_by(session, stop)
+    if made is None:
+        return
+    bench.scored(session)
+    seen = [trajectory.reward for trajectory in made.trajectories]
+    allowed = tolerance.atol + tolerance.rtol * abs(value)
+    close = bool(seen) and all(abs(one - value) <= allowed for one in seen)
+    expect(close, f"a reward of {value} for {length} tokens that ended with {stop!s} is recorded as {seen}")
 
 
 async def _prompt(bench: WorkflowBench, row: Mapping[str, Any], *, fresh: bool = False) -> tuple[int, ...]:

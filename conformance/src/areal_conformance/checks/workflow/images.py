@@ -126,11 +126,10 @@ def _expect_carried(episode: Episode, session: ScriptedSession) -> None:
         fitting = [asked for asked in session.asked if ids[: len(asked.input_ids)] == list(asked.input_ids)]
         expect(bool(fitting), "a trajectory begins with no prompt the policy was asked with")
         last = max(fitting, key=lambda asked: len(asked.input_ids))
-        expect(
-            trajectory.images == last.images,
-            f"a trajectory carries {len(trajectory.images)} images, its tokens were asked with {len(last.images)}: "
-            f"the same ones in the same order? {sorted(trajectory.images) == sorted(last.images)}",
-        )
+        carried, given = trajectory.images, last.images
+        told = f"a trajectory carries {len(carried)} images, its tokens were asked with {len(given)}"
+        alike = sorted(carried) == sorted(given)
+        expect(carried == given, f"{told}" + (": the same ones in another order" if alike else ""))
         stands = (trajectory.input_ids == session.image_token_id) & ~trajectory.loss_mask
         count = int(stands.sum())
         expect(count == len(trajectory.images), f"{count} tokens stand for the {len(trajectory.images)} images carried")
