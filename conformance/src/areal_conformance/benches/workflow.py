@@ -96,9 +96,8 @@ class ScriptedSession:
         places = 0 if self.image_token_id is None else ids.count(self.image_token_id)
         outcome = self.script(turn)
         if places != len(shown):
-            outcome = BatchError(
-                f"turn {turn} was asked with {len(shown)} images for {places} tokens that stand for one"
-            )
+            told = f"{len(shown)} images for {places} tokens that stand for one"
+            outcome = BatchError(f"turn {turn} was asked with {told}")
         made = None if isinstance(outcome, BaseException) else outcome
         self.asked.append(Asked(input_ids=ids, sampling=sampling, images=shown, generation=made))
         if isinstance(outcome, BaseException):

@@ -115,9 +115,8 @@ class Machine:
     def _look(self, engine: TrainEngine) -> None:
         expect(engine.version == self.version, f"the version is {engine.version}, expected {self.version}")
         held = self.bench.witnessed(engine)
-        same(
-            f"weights after {self.steps} steps, and those of the straight run", held, self.straight.weights[self.steps]
-        )
+        what = f"weights after {self.steps} steps, and those of the straight run"
+        same(what, held, self.straight.weights[self.steps])
 
 
 def _step(bench: TrainBench, engine: TrainEngine, number: int) -> TrainReport:

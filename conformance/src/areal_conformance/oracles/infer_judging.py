@@ -109,10 +109,9 @@ def expect_logprobs(bench: InferBench, generation: Generation, expected: Tensor,
     far = (given - expected.double()).abs() - tolerance.atol - tolerance.rtol * expected.double().abs()
     if len(given) and float(far.max()) > 0:
         place = int(far.argmax())
-        raise Violation(
-            f"{told}: log-prob of token {place} of {len(given)} is {float(given[place]):.6f}, the float32 truth is "
-            f"{float(expected[place]):.6f}; {int((far > 0).sum())} tokens are off by more than {tolerance.atol:g}"
-        )
+        what = f"log-prob of token {place} of {len(given)} is {float(given[place]):.6f}"
+        off = f"{int((far > 0).sum())} tokens are off by more than {tolerance.atol:g}"
+        raise Violation(f"{told}: {what}, the float32 truth is {float(expected[place]):.6f}; {off}")
 
 
 def expect_policy(

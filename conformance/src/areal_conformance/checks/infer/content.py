@@ -43,9 +43,8 @@ def other_values(weights: FolderWeights, seen: Mapping[str, Tensor]) -> list[str
 def in_dtypes(weights: FolderWeights, *dtypes: str) -> FolderWeights:
     """Return weights in these dtypes, taking turns."""
     turns = zip(weights.tensors.items(), itertools.cycle(dtypes), strict=False)
-    return FolderWeights(
-        {name: tensor.to(getattr(torch, dtype)) for (name, tensor), dtype in turns}, dict(weights.tied)
-    )
+    tensors = {name: tensor.to(getattr(torch, dtype)) for (name, tensor), dtype in turns}
+    return FolderWeights(tensors, dict(weights.tied))
 
 
 async def computes(bench: InferBench, engine: InferenceEngine, folder: Path, weights: FolderWeights, told: str) -> None:

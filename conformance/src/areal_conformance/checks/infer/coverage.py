@@ -42,11 +42,10 @@ async def refused(bench: InferBench, told: str, spoil: Spoil, *, tied: bool = Fa
         before = [await bench.generate(engine, request) for request in requests]
         for _ in range(2):
             async with bench.receiving(engine):
-                refused = partial(engine.receive_weights, spoil(new, version), version)
-                await raises(CoverageError, refused, f"an update with {told}")
-                await raises(
-                    WeightSyncError, partial(engine.commit_weights, version), f"commit of an update with {told}"
-                )
+                receive = partial(engine.receive_weights, spoil(new, version), version)
+                await raises(CoverageError, receive, f"an update with {told}")
+                commit = partial(engine.commit_weights, version)
+                await raises(WeightSyncError, commit, f"commit of an update with {told}")
         for request, old in zip(requests, before, strict=True):
             now = await bench.generate(engine, request)
             changed = f"the output changed: {old} became {now}"

@@ -52,9 +52,8 @@ async def round_trip(bench: InferBench) -> None:
             expect(status.paused, f"a sleeping engine is paused; its status says {status}")
             await sleeper.wake()
             version = await _wake_with(bench, engine, weights)
-            result = await expect_answered(
-                bench, engine, request, weights=weights, told="after sleep, wake and an update"
-            )
+            told = "after sleep, wake and an update"
+            result = await expect_answered(bench, engine, request, weights=weights, told=told)
             stamped = {span.version for span in result.version_spans}
             expect(stamped == {version}, f"after waking with version {version} tokens are stamped {stamped}")
 

@@ -84,11 +84,10 @@ async def every_token(bench: InferBench) -> None:
     asked += [{"top_k": 3, "temperature": 1.5}, {"top_k": 1}, {"top_p": 0.5}, {"top_p": 0.9, "temperature": 0.7}]
     claims, cases = claimed_cases(bench, [*asked, {"top_k": 12, "top_p": 0.8, "temperature": 1.3}])
     async with bench.engine(*claims) as engine:
+        pairs = zip(prompts(2 * len(cases), seed=7, longest=20), 2 * cases, strict=True)
         requests = [
             bench.ask(*ids, name=f"r{number}", max_new_tokens=30, **bench.seeded(number), **hot(case))
-            for number, (ids, case) in enumerate(
-                zip(prompts(2 * len(cases), seed=7, longest=20), 2 * cases, strict=True)
-            )
+            for number, (ids, case) in enumerate(pairs)
         ]
         results = await bench.together(engine, requests)
     for request, result in zip(requests, results, strict=True):

@@ -179,9 +179,8 @@ async def synchronous(bench: PairBench) -> None:
             for version in range(3):
                 generations = []
                 for place, prompt in enumerate(PROMPTS):
-                    generations += await pair.generate(
-                        (prompt,), temperature=1.0, seed=100 * version + place, max_new_tokens=10
-                    )
+                    seed = 100 * version + place
+                    generations += await pair.generate((prompt,), temperature=1.0, seed=seed, max_new_tokens=10)
                 tokens.append([(one.output_ids, one.logprobs) for one in generations])
                 await pair.step(pair.batch(generations))
                 await pair.update()

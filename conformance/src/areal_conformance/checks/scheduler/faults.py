@@ -67,10 +67,9 @@ async def death_exit_code(bench: SchedulerBench) -> None:
         for code in (3, 0):
             role = f"exit{code}"
             (worker,) = await bench.start(scheduler, bench.job(role))
-            work = ask(worker, "exit", timeout_s=_LONG_S, code=code, lines=["these are my last words"])
-            await bench.raised(
-                WorkerDied, work, f"a call in which its worker exits with {code}", "these are my last words"
-            )
+            words = "these are my last words"
+            work = ask(worker, "exit", timeout_s=_LONG_S, code=code, lines=[words])
+            await bench.raised(WorkerDied, work, f"a call in which its worker exits with {code}", words)
             status = bench.status(scheduler, role)
             expect(status.state is WorkerState.ENDED, f"poll tells of a worker that exited that it is {status.state}")
             expect(status.exit_code == code, f"exit code {code} is told as {status.exit_code}")

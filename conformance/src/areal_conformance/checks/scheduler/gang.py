@@ -125,9 +125,8 @@ async def twice_at_once(bench: SchedulerBench) -> None:
     async with bench.scheduler() as scheduler:
         before = bench.processes()
         job = bench.job("one")
-        ends = await bench.soon(
-            asyncio.gather(_submit(scheduler, job), _submit(scheduler, job), return_exceptions=True), "submit", 60.0
-        )
+        both = asyncio.gather(_submit(scheduler, job), _submit(scheduler, job), return_exceptions=True)
+        ends = await bench.soon(both, "submit", 60.0)
         refused = [end for end in ends if isinstance(end, BaseException)]
         expect(len(refused) == 1, f"two submits of one role at once ended with {ends}")
         expect(isinstance(refused[0], ConfigError), f"the second raised {type(refused[0]).__name__}: {refused[0]}")

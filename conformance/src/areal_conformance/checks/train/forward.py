@@ -176,9 +176,8 @@ def budget(bench: TrainBench) -> None:
         with bench.engine(max_tokens_per_microbatch=tokens) as engine:
             results.append({name: engine.forward(batch, SCORES).tokens[name] for name in SCORES})
             for name in sorted(SCORES):
-                close(
-                    bench, f"{name} with {tokens} tokens a micro-batch", results[-1][name], results[0][name], atol=ALIKE
-                )
+                what = f"{name} with {tokens} tokens a micro-batch"
+                close(bench, what, results[-1][name], results[0][name], atol=ALIKE)
 
 
 @check("train.forward.causal", level=Level.SINGLE, law=1, spec=EVERY_SPAN)

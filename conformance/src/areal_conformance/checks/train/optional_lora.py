@@ -237,9 +237,8 @@ def send_disturbs_nothing(bench: TrainBench) -> None:
                 first = bench.sent(engine, 1)
                 engine.save_weights(bench.folder / "model")
                 same("weights sent twice", bench.sent(engine, 2), first)
-                same(
-                    "scores after merged weights were sent", {"logprobs": _scores(bench, engine)}, {"logprobs": before}
-                )
+                after = _scores(bench, engine)
+                same("scores after merged weights were sent", {"logprobs": after}, {"logprobs": before})
             norms = [_step(bench, engine, step) for step in (2, 3)]
             found.append((norms, bench.sent(engine, 3)))
     expect(found[0][0] == found[1][0], f"gradient norms after a send: expected {found[0][0]}, got {found[1][0]}")

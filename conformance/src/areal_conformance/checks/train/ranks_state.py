@@ -165,10 +165,8 @@ def background(bench: TrainBench) -> None:
             expect(not any(answer["early"]), f"{where}: the state is at its path before finish_state")
             expect(all(answer["late"]), f"{where}: finish_state returned before the state was at its path")
             expect(answer["version"] == 5, f"{where}: version {answer['version']} was loaded, 5 was begun")
-            told = (
-                f"{where}: the step after the load is {answer['step']}, after begin_state it was {answer['expected']}"
-            )
-            expect(answer["step"] == answer["expected"], told)
+            got, wanted = answer["step"], answer["expected"]
+            expect(got == wanted, f"{where}: the step after the load is {got}, after begin_state it was {wanted}")
         for key in ("loaded_gap", "end_gap"):
             no_gap(answers[0][key], f"layout {named(layout)}: {key}")
 

@@ -152,9 +152,8 @@ def unknown_token(bench: TrainBench) -> None:
             ids = batch.tokens["input_ids"].clone()
             ids[place] = token
             odd = batch.with_tokens(input_ids=ids)
-            raises(
-                ArealError, f"token {token} of a vocabulary of 64", partial(engine.train_step, odd, PolicyGradient())
-            )
+            step = partial(engine.train_step, odd, PolicyGradient())
+            raises(ArealError, f"token {token} of a vocabulary of 64", step)
             raises(ArealError, "the same in forward", partial(engine.forward, odd, frozenset({Output.LOGPROBS})))
 
     unharmed(bench, "a token outside the vocabulary", bad)
