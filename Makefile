@@ -9,14 +9,14 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-PACKAGES := -e . -e kits/areal_torch -e kits/areal_serving -e plugins/areal_devices -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e plugins/areal_report -e plugins/areal_episodes \
+PACKAGES := -e . -e kits/areal_torch -e kits/areal_serving -e plugins/areal_devices -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e plugins/areal_report -e plugins/areal_episodes -e plugins/areal_view \
   -e "plugins/areal_reference[engine]" -e "plugins/areal_fsdp[engine]" -e "plugins/areal_archon[engine]" -e "plugins/areal_megatron[engine]" \
   -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "plugins/areal_sglang[engine]" -e "conformance[engine]" -e conformance/proof
 EXTRAS := -e ".[dev,docs]" -e "kits/areal_torch[images]" -e "plugins/areal_tasks[gym,hub,smollm2]" -e "plugins/areal_archon[fp8]"
 PIN := $(if $(LOCK),--constraint $(LOCK))
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: quickstart test test-slow test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-browser test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -33,10 +33,13 @@ quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
 
 test: $(DEV) ## everything that takes less than half a minute
-	$(PYTEST) -m "not slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
-	$(PYTEST) -m "slow and not gpu and not vllm and not sglang and not ascend" $(ARGS)
+	$(PYTEST) -m "slow and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
+
+test-browser: $(DEV) ## the pages of `areal view` in a real browser; needs chromium (apt install chromium), CHROMIUM=PATH names another one
+	$(BIN)/python -m pytest -m browser plugins/areal_view/tests $(ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers on the CPU; creates their environment first
 	$(BIN)/areal env create vllm --device cpu

@@ -16,7 +16,13 @@ from areal_core.plugins.probe import IMPORT_NAMES
 from .clean import PROJECTS, name_of
 
 FOLDERS = {name_of(project): project for project in PROJECTS}
-IMPORTED_AS = {**IMPORT_NAMES, "math-verify": "math_verify", "reasoning-gym": "reasoning_gym", "pyzmq": "zmq"}
+IMPORTED_AS = {
+    **IMPORT_NAMES,
+    "math-verify": "math_verify",
+    "reasoning-gym": "reasoning_gym",
+    "pyzmq": "zmq",
+    "vl-convert-python": "vl_convert",
+}
 FROM_THE_ENGINE = {
     "areal-serving": {"uv"},
     "areal-vllm": {"vllm", "vllm_ascend", "torchvision", "uvicorn", "fastapi", "zmq", "numpy"},

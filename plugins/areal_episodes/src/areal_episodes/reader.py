@@ -1,7 +1,7 @@
 """Reading episodes, of a run that ended or goes on, never more than one chunk at a time in memory.
 
 Knows: filters and orders as SQL.
-Does not know: how an episode is shown (`show`), or how it is written (`store`).
+Does not know: how an episode is shown (`show`), how many look together (`spread`), or how it is written (`store`).
 """
 
 from __future__ import annotations
@@ -56,16 +56,29 @@ class Filter:
     """Of this task id, or of tasks whose id begins so."""
     fate: str | None = None
     kind: str | None = None
+    status: str | None = None
+    """What became of its reward: ok, raised, timeout, ..."""
+    steps: tuple[int, int] | None = None
+    """Trained in a step from the first of these to the last."""
+    group: tuple[int, int] | None = None
+    """The members of one group: task index and attempt."""
     text: str | None = None
     """Text in a turn, in the row or in the error; upper and lower case count the same."""
 
     def where(self) -> tuple[str, list[object]]:
         """Return a condition and its values."""
         conditions, values = ["1"], list[object]()
-        for column, value in (("step", self.step), ("fate", self.fate), ("kind", self.kind)):
+        equal = {"step": self.step, "fate": self.fate, "kind": self.kind, "reward_status": self.status}
+        for column, value in equal.items():
             if value is not None:
                 conditions.append(f"{column} = ?")
                 values.append(value)
+        if self.steps is not None:
+            conditions.append("step BETWEEN ? AND ?")
+            values += self.steps
+        if self.group is not None:
+            conditions.append("task_index = ? AND attempt = ?")
+            values += self.group
         if self.task is not None:
             conditions.append("(task_id = ? OR substr(task_id, 1, ?) = ?)")
             values += [self.task, len(self.task) + 1, f"{self.task}/"]
@@ -132,6 +145,27 @@ class Reader:
             f"SELECT {_FACTS} FROM episodes WHERE fate = 'trained' AND step = ? ORDER BY chunk, first", [step]
         ):
             yield {**dict(row), "parts": json.loads(row["parts"])}, self.trajectories(row["id"])
+
+    def one(self, number: int) -> Mapping[str, Any]:
+        """Return what `facts` gives of one episode. Any: as there.
+
+        Raises:
+            KeyError: there is no such episode.
+        """
+        found = self._one(number, _FACTS)
+        return {**dict(found), "parts": json.loads(found["parts"])}
+
+    def excerpts(self, number: int, length: int) -> tuple[str, str]:
+        """Return how the first turn of an episode begins, and its last one.
+
+        Raises:
+            KeyError: there is no such episode.
+        """
+        cut = "substr(coalesce(json_extract(text, '{path}'), ''), 1, {length}) AS {name}"
+        first = cut.format(path="$[0][0].text", length=int(length), name="first_turn")
+        last = cut.format(path="$[#-1][#-1].text", length=int(length), name="last_turn")
+        found = self._one(number, f"{first}, {last}")
+        return found["first_turn"], found["last_turn"]
 
     def content(self, number: int) -> tuple[Mapping[str, Any], list[list[dict[str, str]]]]:
         """Return the row of an episode, and the turns of each of its trajectories. Any: JSON.
