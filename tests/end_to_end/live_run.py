@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from attrs import define, field
 
 from areal_core.observe.jsonl import read_lines
 from areal_tasks.quickstart.quickstart import preset_path
+from areal_torch.owned_folder import owner_of
 
 PATIENCE_S = 120.0
 """A deadline for a run on a busy machine, never a measure of speed."""
@@ -106,17 +108,18 @@ class LiveRun:
         _, alive = psutil.wait_procs(self.processes, timeout=within_s)
         return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
+    def left_in_shared_memory(self) -> list[str]:
+        """Return the names in /dev/shm that processes of this run made: owned folders, and names with a process id."""
+        mine = {self.process.pid, *(process.pid for process in self.processes)}
+        there = Path("/dev/shm").iterdir() if Path("/dev/shm").is_dir() else ()
+        return [path.name for path in there if {owner_of(path), *map(int, re.findall(r"\d+", path.name))} & mine]
+
     def _look(self) -> None:
         try:
             controller = psutil.Process(self.process.pid)
             self.processes.update(controller.children(recursive=True))
         except psutil.NoSuchProcess:
             return
-
-
-def shared_memory() -> set[str]:
-    """Return the names in /dev/shm, semaphores left out: multiprocessing unlinks those as soon as it made them."""
-    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
 
 
 def trained_tasks(folder: Path, last_version: int) -> list[str]:

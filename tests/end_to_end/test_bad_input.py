@@ -25,7 +25,7 @@ from areal_core.observe.jsonl import read_lines
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
 
-from .live_run import LiveRun, command, live_run, shared_memory
+from .live_run import LiveRun, command, live_run
 
 pytest.importorskip("areal_reference")
 
@@ -108,11 +108,10 @@ def bench(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def started(bench: Path, *words: str) -> Iterator[LiveRun]:
     """Run `areal train run.yaml WORDS...`; it leaves no shared memory behind."""
-    shared = shared_memory()
     base = command(Path("run"), Path("model"))[:4]
     with live_run([*base, "run.yaml", *words], bench / "run") as run:
         yield run
-    assert shared_memory() <= shared
+    assert run.left_in_shared_memory() == []
 
 
 def refused(run: LiveRun) -> Refusal:

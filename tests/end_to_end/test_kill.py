@@ -10,22 +10,21 @@ import pytest
 
 from areal_core.observe.jsonl import read_lines
 
-from .live_run import LiveRun, command, live_run, shared_memory, trained_tasks
+from .live_run import LiveRun, command, live_run, trained_tasks
 
 pytestmark = pytest.mark.slow
 
 
-def _nothing_left(run: LiveRun, shared_before: set[str], survive_s: float = 10.0) -> None:
+def _nothing_left(run: LiveRun, survive_s: float = 10.0) -> None:
     """No process, no shared memory, no half-written checkpoint."""
     assert run.survivors(survive_s) == []
-    assert shared_memory() <= shared_before
+    assert run.left_in_shared_memory() == []
     assert not list(run.folder.glob("checkpoints/*.partial"))
 
 
 @pytest.mark.parametrize("role", ["actor", "rollout"])
 def test_a_killed_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path, model: Path, role: str) -> None:
     """Within ten seconds, with the signal, the rank and the log, and exit code 1."""
-    shared = shared_memory()
     folder = tmp_path / "run"
     words = command(folder, model, "steps=1000", "actor.backend=fsdp:d1", "rollout.max_replacements=0")
     with live_run(words, folder) as run:
@@ -39,12 +38,11 @@ def test_a_killed_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path
         assert code == 1, output
         assert f"worker {role}/0" in output and "SIGKILL" in output
         assert run.summary()["status"] == "failed"
-        _nothing_left(run, shared)
+        _nothing_left(run)
 
 
 def test_a_killed_controller_takes_everything_with_it(tmp_path: Path, model: Path) -> None:
     """Workers, reward processes and shared memory are gone by themselves."""
-    shared = shared_memory()
     folder = tmp_path / "run"
     with live_run(command(folder, model, "steps=1000"), folder) as run:
         run.wait_for_step(3)
@@ -52,7 +50,7 @@ def test_a_killed_controller_takes_everything_with_it(tmp_path: Path, model: Pat
         run.send(signal.SIGKILL)
         run.wait()
 
-        _nothing_left(run, shared)
+        _nothing_left(run)
 
 
 def test_a_killed_replica_costs_no_episode_while_another_serves(tmp_path: Path, model: Path) -> None:

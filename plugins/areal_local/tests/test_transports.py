@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from areal_local.transports.config import DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 from areal_torch.bucketing import buckets
+from areal_torch.owned_folder import OwnedFolder, owner_of
 from areal_torch.shared_memory import has_anonymous
 
 KINDS = ["disk", "file", *(["memory"] if has_anonymous() else [])]
@@ -436,8 +438,8 @@ def test_a_killed_sender_leaves_nothing_readable(make: Make, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_killed_controller_left_is_gone(kind: str, tmp_path: Path) -> None:
     """kill -9 of the controller: memory vanishes by itself, files with the next transport on the machine."""
-    before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
-    end(start_writer(kind, tmp_path, "controller"), kill=True)
+    killed = start_writer(kind, tmp_path, "controller")
+    end(killed, kill=True)
     if kind == "memory":
         assert list(tmp_path.iterdir()) == []
 
@@ -449,8 +451,24 @@ def test_what_a_killed_controller_left_is_gone(kind: str, tmp_path: Path) -> Non
 
     assert len(alive) == (0 if kind == "memory" else 1)
     assert list(tmp_path.iterdir()) == []
-    after = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
-    assert {path for path in after - before if "areal" in path.name} == set()
+    assert [path for path in Path("/dev/shm").glob("areal-*") if owner_of(path) == killed.pid] == []
+
+
+def test_the_next_run_removes_what_a_killed_one_left_though_it_makes_no_file_itself(tmp_path: Path) -> None:
+    """A run in memory after one in files; a folder of a live run, and what is not ours, stay."""
+    end(start_writer("file", tmp_path, "controller"), kill=True)
+    living = OwnedFolder(tmp_path, "areal-other")
+    live = living.path.rename(tmp_path / "areal-shm-live")
+    (tmp_path / "areal-shm-strange").mkdir()
+    (orphan,) = {path for path in tmp_path.iterdir() if owner_of(path) is not None} - {live}
+
+    transport = ShmTransport(ShmConfig(backing="memory", folder=str(tmp_path)))
+    transport.open(1)
+    transport.close()
+
+    assert not orphan.exists()
+    assert sorted(tmp_path.iterdir()) == [live, tmp_path / "areal-shm-strange"]
+    os.close(living.lock)
 
 
 def test_a_live_controllers_files_are_left_alone(make: Make, tmp_path: Path) -> None:

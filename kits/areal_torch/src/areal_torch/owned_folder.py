@@ -24,11 +24,11 @@ class OwnedFolder:
 
     def __init__(self, root: Path, prefix: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f"{prefix}-*"):
-            remove_if_orphaned(left)
+        sweep(root, prefix)
         made = Path(tempfile.mkdtemp(prefix=f".{prefix}-", dir=root))
         self.lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(self.lock, str(os.getpid()).encode())  # for whoever wonders whose it is; nothing is decided by it
         # Renamed only once locked, so that no sweep ever sees it without its owner.
         self.path = made.rename(root / made.name.removeprefix("."))
 
@@ -38,6 +38,20 @@ class OwnedFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self.lock)
             self.lock = -1
+
+
+def sweep(root: Path, prefix: str) -> None:
+    """Remove the owned folders that dead owners left in `root`."""
+    for left in root.glob(f"{prefix}-*"):
+        remove_if_orphaned(left)
+
+
+def owner_of(path: Path) -> int | None:
+    """Return the process id that an owned folder was made under, None for anything else."""
+    try:
+        return int((path / _LOCK).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def remove_if_orphaned(path: Path) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from multiprocessing import shared_memory
 from typing import Any, ClassVar
 
 import attrs
@@ -20,6 +19,7 @@ from areal_core.contract.inference import Generation, InferenceSpec, PauseMode, 
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import WeightSource
 from areal_core.plugins.claims import unsupported
+from areal_proof.leavings import leave
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, on, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
@@ -129,7 +129,7 @@ ROWS = breaks.rows(
     row("LeavesASegment",
         "Leaves a piece of shared memory behind; Python's resource tracker removes it when the process ends.",
         "infer.close.leaves_nothing", row="flat-memory",
-        start=before(lambda self: setattr(self, "_room", shared_memory.SharedMemory(create=True, size=4096)))),
+        start=before(lambda self: setattr(self, "_room", leave()))),
     row("LeavesADescriptor", "Leaves a file descriptor open for every weight update.", "infer.close.leaves_nothing",
         "infer.many.flat", row="flat-memory", commit_weights=then(lambda: os.open(os.devnull, os.O_RDONLY))),
     row("CancelOnlyDetaches", "Lets the caller of a cancelled request go, and computes the request to its end.",

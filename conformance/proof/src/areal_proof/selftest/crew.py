@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import cattrs
 
 from areal_conformance.outcome import Outcome
+from areal_proof import leavings
 from areal_proof.selftest.catalogue import SHIPPED_PLACE
 from areal_proof.selftest.work import Ended, Item
 
@@ -137,6 +138,7 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        leavings.sweep()  # that process's, and those of any other that was killed and that nobody came after
         assert self._listening is not None
         self._listening.join()
         for pipe in (process.stdin, process.stdout):

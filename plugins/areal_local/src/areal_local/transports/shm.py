@@ -39,8 +39,10 @@ from areal_local.transports.layout import (
 )
 from areal_local.transports.sink import CheckedSink
 from areal_torch.bucketing import bucket_specs
-from areal_torch.owned_folder import OwnedFolder, remove_if_orphaned
+from areal_torch.owned_folder import OwnedFolder, remove_if_orphaned, sweep
 from areal_torch.shared_memory import Segment, drop, grow, has_anonymous, map_segment, open_segment
+
+_PREFIX = "areal-shm"
 
 
 class ShmTransport:
@@ -49,6 +51,7 @@ class ShmTransport:
     def __init__(self, config: ShmConfig | None = None) -> None:
         self._config = config or ShmConfig()
         self._folder: OwnedFolder | None = None
+        self._swept = False
         self.segments: dict[int, Segment] = {}
         self.spare: Segment | None = None
         self._writing = Mapped(writable=True)
@@ -106,11 +109,15 @@ class ShmTransport:
             self._folder = None
 
     def _make(self) -> Segment:
+        root = Path(self._config.folder or ("/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()))
+        if not self._swept:
+            # Also where this run makes no file: an earlier one may have, and nobody was left to remove them.
+            sweep(root, _PREFIX)
+            self._swept = True
         if self._config.backing == "memory" or (self._config.backing == "auto" and has_anonymous()):
             return Segment.anonymous("areal-weights")
         if self._folder is None:
-            default = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()
-            self._folder = OwnedFolder(Path(self._config.folder or default).resolve(), "areal-shm")
+            self._folder = OwnedFolder(root.resolve(), _PREFIX)
         descriptor, name = tempfile.mkstemp(dir=self._folder.path)
         os.close(descriptor)
         Path(name).unlink()
