@@ -18,6 +18,7 @@ from areal_episodes import schema
 from areal_episodes import store as store_module
 from areal_episodes.columns import checksum, from_bytes, to_bytes
 from areal_episodes.reader import Filter, Order, Reader
+from areal_episodes.samples import COLUMNS, samples
 from areal_episodes.store import Store
 
 
@@ -360,3 +361,20 @@ def test_a_folder_without_episodes_is_told(tmp_path: Path) -> None:
         database.execute("PRAGMA user_version = 9")
     with pytest.raises(StorageError, match="has version 9"):
         Reader(tmp_path)
+
+
+def test_samples_are_the_best_and_the_worst_of_a_step(opened: Opened) -> None:
+    """As rows of a table with their texts; none of another step, none without a store."""
+    store = opened.open()
+    for index, reward in enumerate((0.0, 0.25, 0.5, 1.0)):
+        store.ended(ended(index, trajectories=[trajectory(reward=reward)], reward=RewardResult(value=reward)))
+        store.settled(index, 0, Fate.TRAINED, 5)
+    store.close()
+
+    rows = samples(opened.folder, 5, 3)
+
+    assert [dict(zip(COLUMNS, row, strict=True))["reward"] for row in rows] == [1.0, 0.0, 0.5]
+    first = dict(zip(COLUMNS, rows[0], strict=True))
+    assert (first["step"], first["task"], first["prompt"], first["completion"]) == (5, "train/0/3", "ab", "xyz")
+    assert (len(samples(opened.folder, 5, 99)), samples(opened.folder, 6, 3)) == (4, [])
+    assert samples(opened.folder / "nowhere", 5, 3) == []

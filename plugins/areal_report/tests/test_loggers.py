@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 import types
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from areal_core.observe.metrics import MetricsLogger
+from areal_report.loggers import tracked
+from areal_report.loggers.prometheus import PrometheusConfig, PrometheusLogger
 from areal_report.loggers.tensorboard import TensorBoardConfig, TensorBoardLogger
 from areal_report.loggers.tracked import (
     SwanlabLogger,
@@ -21,14 +24,15 @@ from areal_report.loggers.tracked import (
     TrackioLogger,
     WandbLogger,
 )
-from areal_report.manifest import SWANLAB, TENSORBOARD, TRACKIO, WANDB
+from areal_report.manifest import PROMETHEUS, SWANLAB, TENSORBOARD, TRACKIO, WANDB
 
 Calls = list[tuple[str, Any]]
 
 
-def recorder(calls: Calls, name: str) -> Callable[..., None]:
-    def call(*args: Any, **kwargs: Any) -> None:
+def recorder(calls: Calls, name: str) -> Callable[..., str]:
+    def call(*args: Any, **kwargs: Any) -> str:
         calls.append((name, (args, kwargs)))
+        return name
 
     return call
 
@@ -40,7 +44,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Calls]:
     def install(name: str) -> Calls:
         calls: Calls = []
         module = types.ModuleType(name)
-        for function in ("init", "log", "finish"):
+        for function in ("init", "log", "finish", "Table"):
             setattr(module, function, recorder(calls, function))
         monkeypatch.setitem(sys.modules, name, module)
         return calls
@@ -69,10 +73,91 @@ def test_tracking_packages_get_init_log_and_finish(
     assert calls[1][1] == (({"reward": 0.5},), {"step": 3})
 
 
+def _wandb_id(calls: Calls) -> tuple[str, str | None]:
+    arguments = calls[-1][1][1]
+    return arguments["id"], arguments["resume"]
+
+
+def test_a_resumed_run_goes_on_with_its_wandb_run(package: Callable[[str], Calls], tmp_path: Path) -> None:
+    """The id is kept in the run folder; a run made anew in the same folder has another."""
+    calls = package("wandb")
+    ids = []
+    for first_step in (0, 40, 0):
+        WandbLogger(TrackedConfig()).start("run", tmp_path, {}, first_step)
+        ids.append(_wandb_id(calls))
+
+    (new, none), (same, allowed), (other, _) = ids
+    assert (same, none, allowed) == (new, None, "allow") and other != new
+    WandbLogger(TrackedConfig(options={"id": "mine"})).start("run", tmp_path, {}, 0)
+    assert _wandb_id(calls)[0] == "mine" == (tmp_path / "wandb-id").read_text().strip()
+
+
+@pytest.mark.parametrize("kind", [TrackioLogger, WandbLogger])
+def test_samples_of_every_step_are_sent_as_a_table(
+    package: Callable[[str], Calls], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[TrackedLogger]
+) -> None:
+    """With the step after theirs, the last ones at the end; without the option no text leaves."""
+    calls = package(kind.package)
+    asked: list[tuple[Path, int, int]] = []
+
+    def samples(folder: Path, step: int, number: int) -> list[tuple[object, ...]]:
+        asked.append((folder, step, number))
+        return [(step, "train/0/1", 1.0, "2 + 2", "4", "stop", 2)]
+
+    monkeypatch.setattr(tracked, "extension", {"samples": samples}.get)
+    for wanted in (0, 4):
+        logger = kind(TrackedConfig(samples=wanted))
+        logger.start("run", tmp_path, {}, 0)
+        logger.log(1, {"reward": 0.5})
+        logger.log(2, {"reward": 0.6})
+        logger.close()
+
+    sent = [(sorted(call[0][0]), call[1]["step"]) for name, call in calls if name == "log"]
+    assert sent == [
+        *[(["reward"], 1), (["reward"], 2)],
+        *[(["reward"], 1), (["reward", "samples"], 2), (["samples"], 2)],
+    ]
+    assert asked == [(tmp_path, 1, 4), (tmp_path, 2, 4)]
+
+
+def test_prometheus_reads_the_last_step(tmp_path: Path) -> None:
+    """On this machine alone, under names it allows; a number that was not measured again is gone."""
+    logger = PrometheusLogger(PrometheusConfig(port=0))
+    assert isinstance(logger, MetricsLogger)
+
+    logger.start("quick", tmp_path, {}, 0)
+    address = (tmp_path / "prometheus").read_text().strip()
+    logger.log(1, {"train/entropy": 0.5, "eval_reward": 0.25})
+    logger.log(2, {"train/entropy": 0.75})
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        text = answer.read().decode()
+    logger.close()
+    logger.close()
+
+    assert 'areal_train_entropy{run="quick"} 0.75' in text and 'areal_step{run="quick"} 2.0' in text
+    assert "eval_reward" not in text
+    assert address.startswith("http://127.0.0.1:")
+    with pytest.raises(OSError):
+        urllib.request.urlopen(address, timeout=30)
+
+
+def test_a_port_that_is_taken_costs_the_logger_and_not_the_run(tmp_path: Path) -> None:
+    """It says so by raising at the start, which the stream of metrics writes down."""
+    first, second = PrometheusLogger(PrometheusConfig(port=0)), tmp_path / "second"
+    second.mkdir()
+    first.start("run", tmp_path, {}, 0)
+    port = int((tmp_path / "prometheus").read_text().split(":")[-1].split("/")[0])
+
+    with pytest.raises(OSError):
+        PrometheusLogger(PrometheusConfig(port=port)).start("run", second, {}, 0)
+    first.close()
+
+
 def test_a_logger_that_never_started_closes_quietly() -> None:
     """A run that fails before its first step closes everything it made."""
     TrackioLogger(TrackedConfig()).close()
     TensorBoardLogger(TensorBoardConfig()).close()
+    PrometheusLogger(PrometheusConfig()).close()
 
 
 def test_tensorboard_hides_steps_that_are_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,7 +188,9 @@ def test_tensorboard_hides_steps_that_are_made_again(monkeypatch: pytest.MonkeyP
     ]
 
 
-@pytest.mark.parametrize("manifest", [TENSORBOARD, TRACKIO, WANDB, SWANLAB], ids=lambda manifest: manifest.name)
+@pytest.mark.parametrize(
+    "manifest", [TENSORBOARD, PROMETHEUS, TRACKIO, WANDB, SWANLAB], ids=lambda manifest: manifest.name
+)
 def test_manifests_name_things_that_exist(manifest: Any) -> None:
     """Factory and config can be imported without the package itself, and fit together."""
     module, _, name = manifest.factory.partition(":")

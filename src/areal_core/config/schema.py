@@ -177,7 +177,7 @@ class SchedulerConfig:
 
 @frozen(kw_only=True)
 class LoggerConfig:
-    """A metrics sink by registered name: tensorboard, trackio, wandb, swanlab, or your own."""
+    """A metrics sink by registered name: tensorboard, prometheus, trackio, wandb, swanlab, or your own."""
 
     name: str
     options: Options = Factory(dict)

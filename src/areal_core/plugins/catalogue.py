@@ -38,7 +38,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "objective": {"ppo": CORE, "value": CORE, "sft": CORE},
         "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),
         "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),
-        "logger": dict.fromkeys(("tensorboard", "trackio", "wandb", "swanlab"), REPORT),
+        "logger": dict.fromkeys(("tensorboard", "prometheus", "trackio", "wandb", "swanlab"), REPORT),
     }
 )
 

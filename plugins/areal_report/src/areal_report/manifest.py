@@ -32,6 +32,17 @@ TENSORBOARD = Manifest(
     devices=_DEVICES,
     summary="event files for TensorBoard, in the run folder",
 )
+PROMETHEUS = Manifest(
+    role="logger",
+    name="prometheus",
+    contract=(1, 0),
+    factory="areal_report.loggers.prometheus:PrometheusLogger",
+    config="areal_report.loggers.prometheus:PrometheusConfig",
+    requires=("prometheus-client>=0.21",),
+    extra="prometheus",
+    devices=_DEVICES,
+    summary="the last step's metrics, for Prometheus to read",
+)
 TRACKIO = _tracked("trackio", "TrackioLogger", "trackio>=0.5", "Hugging Face's local-first tracker")
 WANDB = _tracked("wandb", "WandbLogger", "wandb>=0.18", "Weights & Biases")
 SWANLAB = _tracked("swanlab", "SwanlabLogger", "swanlab>=0.4", "SwanLab")

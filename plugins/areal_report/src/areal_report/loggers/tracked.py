@@ -1,25 +1,36 @@
 """Send metrics to trackio, wandb or swanlab: three packages with one way of being called.
 
-Knows: `init`, `log`, `finish`.
+Knows: `init`, `log`, `finish`, tables, and how a run is continued.
 Does not know: accounts and keys; each package reads its own environment.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen, validators
+
+from areal_core.plugins.extensions import extension
+
+SAMPLE_COLUMNS = ("step", "task", "reward", "prompt", "completion", "stop", "tokens")
+"""What the extension `samples` gives of an episode."""
 
 
 @frozen(kw_only=True)
 class TrackedConfig:
-    """`project` groups runs; `name` empty takes the run's. `options` are handed to `init` as they are."""
+    """`project` groups runs; `name` empty takes the run's. `options` are handed to `init` as they are.
+
+    `samples` is how many prompts and answers of every step are sent along as a table, best and worst in turn, by
+    `trackio` and `wandb`; 0 sends no text.
+    """
 
     project: str = "areal"
     name: str = ""
+    samples: int = field(default=0, validator=validators.ge(0))
     options: Mapping[str, Any] = Factory(dict)  # Any: the package's own
 
 
@@ -31,22 +42,37 @@ class TrackedLogger:
     def __init__(self, config: TrackedConfig) -> None:
         self._config = config
         self._module: Any = None  # Any: the package, known only once imported
+        self._folder = Path()
+        self._last = 0
 
     def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
         """Begin a run."""
         module = importlib.import_module(self.package)
         module.init(**self._arguments(run, folder, config, first_step))
-        self._module = module
+        self._module, self._folder = module, folder
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send one step."""
-        self._module.log(dict(values), step=step)
+        """Send one step, with samples of the one before: the store of episodes writes a moment later."""
+        self._module.log({**values, **self._samples()}, step=step)
+        self._last = step
 
     def close(self) -> None:
         """Finish the run."""
         if self._module is not None:
-            module, self._module = self._module, None
+            module, table, step = self._module, self._samples(), self._last
+            self._module = None
+            if table:
+                module.log(table, step=step)
             module.finish()
+
+    def _samples(self) -> dict[str, Any]:
+        """Return a table of episodes of the last step, if it was asked for and somebody keeps episodes."""
+        read = extension("samples") if self._config.samples and self._last else None
+        rows = read(self._folder, self._last, self._config.samples) if read is not None else []
+        return {"samples": self._table(rows)} if rows else {}
+
+    def _table(self, rows: Sequence[Sequence[object]]) -> object:
+        return self._module.Table(columns=list(SAMPLE_COLUMNS), data=[list(row) for row in rows])
 
     def _arguments(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> dict[str, Any]:
         return {
@@ -58,31 +84,47 @@ class TrackedLogger:
 
 
 class TrackioLogger(TrackedLogger):
-    """The logger `trackio`: local by default, `trackio show` opens it."""
+    """The logger `trackio`: local by default, `trackio show` opens it. A run goes on under its name."""
 
     package = "trackio"
+
+    def _table(self, rows: Sequence[Sequence[object]]) -> object:
+        from pandas import DataFrame
+
+        return self._module.Table(dataframe=DataFrame(list(rows), columns=list(SAMPLE_COLUMNS)))
 
     def _arguments(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> dict[str, Any]:
         return {"resume": "allow" if first_step else "never", **super()._arguments(run, folder, config, first_step)}
 
 
 class WandbLogger(TrackedLogger):
-    """The logger `wandb`. `options: {mode: offline}` keeps it on this machine."""
+    """The logger `wandb`. `options: {mode: offline}` keeps it on this machine.
+
+    The run's id is the file `wandb-id` in the run folder: a resume goes on with the same run.
+    """
 
     package = "wandb"
 
     def _arguments(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> dict[str, Any]:
-        return {
+        kept = folder / "wandb-id"
+        known = kept.read_text().strip() if first_step and kept.exists() else ""
+        arguments = {
             "dir": str(folder),
+            "id": known or secrets.token_hex(4),
             "resume": "allow" if first_step else None,
             **super()._arguments(run, folder, config, first_step),
         }
+        kept.write_text(str(arguments["id"]) + "\n")
+        return arguments
 
 
 class SwanlabLogger(TrackedLogger):
     """The logger `swanlab`. `options: {mode: local}` keeps it on this machine."""
 
     package = "swanlab"
+
+    def _samples(self) -> dict[str, Any]:
+        return {}
 
     def _arguments(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> dict[str, Any]:
         arguments = super()._arguments(run, folder, config, first_step)
