@@ -28,10 +28,11 @@ PLACES = ("", "/episodes", "/episodes/1", "/groups/0/0", "/distributions", "/tim
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, started once. It is an error, not a reason to skip, that there is none."""
-    sync_api = pytest.importorskip("playwright.sync_api", exc_type=SystemExit)
+    from playwright.sync_api import sync_playwright
+
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
     assert path, "there is no chromium: apt install chromium, or name one with CHROMIUM=PATH"
-    with sync_api.sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
         yield opened
         opened.close()

@@ -196,6 +196,26 @@ def test_a_state_says_how_the_run_stands(make_run: Any) -> None:
     assert begun.points("eval_reward") == [(0.0, 0.25)]
 
 
+def test_what_the_fleet_made_is_divided_by_the_time_it_was_read_in(make_run: Any) -> None:
+    """Its totals stand still between two readings; the clock of the steps does not."""
+    run = make_run("a")
+    for step in range(1, 41):
+        read = 4 * (step // 4)
+        totals = {
+            "tokens_generated": 100 * read,
+            "infer_busy_s": read / 2,
+            "infer_wall_s": read,
+            "train_busy_s": step / 4,
+        }
+        run.line("metrics.jsonl", {"step": step, "wall_s": step, **totals})
+
+    state = state_of(run.folder)
+
+    assert {round(value) for _, value in state.points("rate:tokens_generated")} == {100}
+    assert {round(value, 3) for _, value in state.points("rate:infer_busy_s")} == {0.5}
+    assert {round(value, 3) for _, value in state.points("rate:train_busy_s")} == {0.25}
+
+
 def test_step_times_follow_one_another(make_run: Any) -> None:
     """Waiting, training, update, and what is left; a step begins where the one before it ended."""
     run = make_run("a")

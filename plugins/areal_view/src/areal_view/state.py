@@ -30,6 +30,9 @@ _EVERY_STEP = {"batch_handed_over", "weights_unchanged", "episode_finished"}
 """Events that only repeat what metrics say."""
 RATE = "rate:"
 """Before the name of a running total: how much of it there was per second."""
+FLEET_CLOCK = "infer_wall_s"
+"""The fleet is read now and then: its totals are of this time, not of the step's."""
+_OF_FLEET = {"tokens_generated", "infer_busy_s"}
 EVALUATION = "eval_reward"
 """Taken from events, which know of the evaluation before the first step."""
 _PARTS = ("wait_s", "train_s", "sync_s")
@@ -136,7 +139,10 @@ class RunState:
             if metric == EVALUATION:
                 return self._evaluations.points()
             total = metric.removeprefix(RATE)
-            return self._curves.points(metric) if total == metric else self._curves.rate(total)
+            if total == metric:
+                return self._curves.points(metric)
+            clock = FLEET_CLOCK if total in _OF_FLEET and FLEET_CLOCK in self._curves.names() else "wall_s"
+            return self._curves.rate(total, clock)
 
     def steps(self, first: int, last: int) -> list[StepTimes]:
         """Return the times of some steps; both ends belong to them."""
