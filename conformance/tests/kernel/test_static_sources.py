@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from areal_conformance.benches.static import StaticBench
-from areal_conformance.checks.static.listing import requires_complete
+from areal_conformance.checks.static.manifest import requires_complete
 from areal_conformance.outcome import Violation
 from areal_conformance.target import Locator, locate
 from areal_proof.distributions import manifest_source, write_distribution

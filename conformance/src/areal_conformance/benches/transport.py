@@ -19,7 +19,7 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_conformance.benches.base import Bench
-from areal_conformance.benches.transport_ends import Cut, Received, receive, send
+from areal_conformance.benches.transport_ends import Received, receive, send
 from areal_conformance.benches.transport_footprint import Footprint, look
 from areal_conformance.benches.transport_process import Peer
 from areal_conformance.check import Check
@@ -190,17 +190,9 @@ class TransportBench(Bench):
         arrived: Offer = decode([bytes(frame) for frame in encode(offer)])
         return arrived
 
-    def send(
-        self,
-        transport: WeightTransport,
-        offer: Offer,
-        tensors: Mapping[str, Tensor],
-        *,
-        tied: Mapping[str, str] | None = None,
-        cut: Cut | None = None,
-    ) -> Receipt:
-        """Send as a train engine does; `cut` makes other buckets of tensors and wanted size."""
-        return self.within(partial(send, transport, self.travelled(offer), tensors, tied=tied, cut=cut), "sending")
+    def send(self, transport: WeightTransport, offer: Offer, tensors: Mapping[str, Tensor], **how: Any) -> Receipt:
+        """Send as a train engine does. Any: `tied`, and `cut`, which makes other buckets of tensors and wanted size."""
+        return self.within(partial(send, transport, self.travelled(offer), tensors, **how), "sending")
 
     def sent(
         self,
@@ -226,15 +218,16 @@ class TransportBench(Bench):
         receivers: Sequence[WeightTransport],
         offer: Offer,
         tensors: Mapping[str, Tensor],
-        *,
-        tied: Mapping[str, str] | None = None,
-        cut: Cut | None = None,
+        **how: Any,
     ) -> tuple[Receipt, list[Received]]:
-        """Send to receivers and return what each side has: one after the other, or at once if the transport streams."""
+        """Send to receivers and return what each side has: one after the other, or at once if the transport streams.
+
+        Any: as for `send`.
+        """
         if not self.streams:
-            receipt = self.send(sender, offer, tensors, tied=tied, cut=cut)
+            receipt = self.send(sender, offer, tensors, **how)
             return receipt, [self.receive(receiver, offer) for receiver in receivers]
-        sending = partial(send, sender, self.travelled(offer), tensors, tied=tied, cut=cut)
+        sending = partial(send, sender, self.travelled(offer), tensors, **how)
         return self.stream(controller, offer, sending, receivers).all_well()
 
     def stream(

@@ -4,7 +4,6 @@
     bench       what a program is given on its rank
     answers     what programs give back
     layouts     what checks make of layouts and answers, without torch
-    objectives  objectives by name, for a program's arguments
 
 The programs themselves, which see the backend, are in `starts`, `steps`, `state`, `weights`, `faults` and `optional`;
 checks judge what they return.

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from areal_conformance.benches.train import read_folder
+from areal_conformance.oracles.train_objectives import OBJECTIVES
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, told
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
-from areal_conformance.ranks.objectives import OBJECTIVES
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, TrainEngine
 from areal_torch.testing.memory_weights import MemorySink

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 
 from areal_conformance.benches.process import listening
+from areal_conformance.oracles.train_objectives import OBJECTIVES
 from areal_conformance.ranks.answers import SHAPES, error_of, placed, told
 from areal_conformance.ranks.bench import RankBench
-from areal_conformance.ranks.objectives import OBJECTIVES
 
 
 def refused_layout(bench: RankBench, layout: dict[str, int], *, model: dict[str, Any] | None = None) -> dict[str, Any]:

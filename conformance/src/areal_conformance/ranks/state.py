@@ -15,11 +15,11 @@ import attrs
 import torch
 from safetensors.torch import load_file, save_file
 
+from areal_conformance.oracles.train_objectives import OBJECTIVES, DrawingGain
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, told
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.faults import full_disk
 from areal_conformance.ranks.layouts import named
-from areal_conformance.ranks.objectives import OBJECTIVES, Drawing
 from areal_core.contract.train import TrainEngine
 
 _CLAIM = "checkpoint.background"
@@ -268,7 +268,7 @@ def _steps(engine: TrainEngine, shards: list[Any]) -> list[dict[str, Any]]:
 
 
 def _drawn(engine: TrainEngine, batch: Any) -> list[float]:
-    objective = Drawing()
+    objective = DrawingGain()
     engine.train_step(batch, objective)
     engine.train_step(batch, objective)
     return objective.drawn

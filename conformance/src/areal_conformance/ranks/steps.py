@@ -14,6 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from areal_conformance.oracles.train_objectives import OBJECTIVES
 from areal_conformance.ranks.answers import (
     SHAPES,
     Rows,
@@ -28,7 +29,6 @@ from areal_conformance.ranks.answers import (
     union_of,
 )
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
-from areal_conformance.ranks.objectives import OBJECTIVES
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import LoraSpec, Output, TrainEngine
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from areal_conformance.benches.train import read_folder
+from areal_conformance.oracles.train_objectives import OBJECTIVES
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, once, shard, told
 from areal_conformance.ranks.bench import RankBench
-from areal_conformance.ranks.objectives import OBJECTIVES
 from areal_core.contract.errors import StorageError
 from areal_core.contract.weights import Receipt, WeightManifest
 from areal_core.weights.tensors import fingerprint

@@ -45,14 +45,10 @@ def _make(
     return _Made(path=path, merged=FolderWeights(merged, dict(base.tied)))
 
 
-def _named(request: GenerationRequest, adapter: str) -> GenerationRequest:
-    return attrs.evolve(request, adapter=adapter)
-
-
 def _ask(
     bench: InferBench, adapter: str = "", *, name: str = "r", heat: float = 0.0, count: int = 16
 ) -> GenerationRequest:
-    return _named(bench.ask(*PROMPT, name=name, temperature=heat, max_new_tokens=count), adapter)
+    return attrs.evolve(bench.ask(*PROMPT, name=name, temperature=heat, max_new_tokens=count), adapter=adapter)
 
 
 def _expect_of(

@@ -244,13 +244,11 @@ def _judge_stamped(
         place = off[0] if off else 0
         stamp = next((span.version for span in spans if span.start <= place < span.stop), -1)
         others = {v: f"{logprobs[place]:.4f}" for v, logprobs in sorted(alone.items())}
-        expect(
-            not off,
-            f"of {len(ids)} tokens in spans {[(s.start, s.stop, s.version) for s in spans]}, {len(off)} have another "
-            f"log-prob than the version they are stamped with, cache {'kept' if kept else 'made anew'}: token {place}, "
-            f"stamped {stamp}, was sampled with {one.logprobs[place]:.4f}, its version gives "
-            f"{wanted[place] if wanted else 0:.4f}; each version's weights alone: {others}",
-        )
+        where = f"of {len(ids)} tokens in spans {[(s.start, s.stop, s.version) for s in spans]}"
+        first = f"token {place}, stamped {stamp}, was sampled with {one.logprobs[place]:.4f}"
+        told = f"its version gives {wanted[place] if wanted else 0:.4f}; each version's weights alone: {others}"
+        how = f"their version's log-prob, cache {'kept' if kept else 'made anew'}"
+        expect(not off, f"{where}, {len(off)} have not {how}: {first}, {told}")
         edges = [span.start for span in spans[1:]]
         told_apart += sum(
             abs(alone[before.version][edge] - alone[after.version][edge]) > 10 * allowed

@@ -13,8 +13,8 @@ from typing import Any
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.state import SCHEDULED, end_of, ends_equal, steps, without_effect
+from areal_conformance.oracles.spoil import files_at_most, tree
 from areal_conformance.oracles.train_compare import same
-from areal_conformance.oracles.train_spoil import files_at_most, tree
 from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.errors import ArealError, StorageError
 from areal_core.contract.optional import SupportsBackgroundState

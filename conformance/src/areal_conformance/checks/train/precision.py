@@ -11,14 +11,13 @@ import torch
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import close, number, same, weights_close
+from areal_conformance.oracles.train_compare import SCORES, close, number, same, weights_close
 from areal_conformance.oracles.train_optimizer import SCALED
 from areal_conformance.outcome import expect
 from areal_core.contract.train import OptimizerSpec, Output
 from areal_torch.testing.objectives import PolicyGradient
 
 SPEC, ENGINES = "train#areal_core.contract.train.TrainSpec", "train#training-engines-and-objectives"
-SCORES = frozenset({Output.LOGPROBS, Output.ENTROPY})
 BFLOAT16 = ("precision.bfloat16",)
 CHECKPOINTING = ("memory.activation_checkpointing",)
 

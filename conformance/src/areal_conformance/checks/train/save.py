@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoTokenizer
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, Row, check, family
 from areal_conformance.checks.train.state import without_effect
+from areal_conformance.oracles.spoil import files_at_most, tree
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, same
-from areal_conformance.oracles.train_spoil import files_at_most, tree
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import StorageError
 from areal_core.contract.train import Output, TrainEngine

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.spoil import Bomb, write_pickle
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_spoil import Bomb, write_pickle
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import ArealError, LayoutError, ModelError
 from areal_core.contract.train import Output

@@ -19,10 +19,10 @@ from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.machines.checkpoint import OPERATIONS, Machine, Straight
 from areal_conformance.machines.examples import examples
+from areal_conformance.oracles.spoil import Bomb, flipped, write_pickle
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, same
 from areal_conformance.oracles.train_objectives import Drawing
-from areal_conformance.oracles.train_spoil import Bomb, flipped, write_pickle
 from areal_conformance.outcome import Violation, expect, raises
 from areal_core.contract.errors import CheckpointError
 from areal_core.contract.train import Head, OptimizerSpec, Output, TrainEngine, TrainReport

@@ -22,6 +22,7 @@ from areal_conformance.benches.transport_footprint import places, stores
 from areal_conformance.benches.transport_tensors import SETS, noise, plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import arrives, same
+from areal_conformance.oracles.spoil import Bomb
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
 
@@ -49,19 +50,19 @@ def unpickled(bench: TransportBench) -> None:
 @check("transport.safe.bomb", level=Level.FAULTS, law=11, spec="weights", unless=("streams",))
 def bomb(bench: TransportBench) -> None:
     """A pickle put in place of any stored file is not run, and reading fails with an ArealError."""
-    canary = bench.folder / "canary"
-    controller = bench.transport()
+    spoiler, controller = Bomb(bench.folder), bench.transport()
+    pickled = pickle.dumps(spoiler)
     offer = bench.sent(controller, plain(1))
     files = [path for path in stores(offer, bench.temporary) if path.is_file() and not str(path).startswith("/proc/")]
     if not files:
         bench.notes.append("the version lies in no file that could be replaced")
     for path in files:
         kept = path.read_bytes()
-        for payload in (_bomb(canary), _archive(_bomb(canary))):
+        for payload in (pickled, _archive(pickled)):
             path.write_bytes(payload.ljust(len(kept), b"\0"))
             with audited() as audit, contextlib.suppress(ArealError):
                 bench.receive(bench.transport(), offer)
-            expect(not canary.exists(), f"a pickle put in place of {path.name} was run by the receiver")
+            expect(not spoiler.went_off, f"a pickle put in place of {path.name} was run by the receiver")
             expect(not audit.unpickled, f"a pickle put in place of {path.name} was unpickled: {audit.unpickled[:3]}")
         path.write_bytes(kept)
     same(plain(1), bench.receive(bench.transport(), offer), "after every file was put back")
@@ -123,18 +124,6 @@ def stranger(bench: TransportBench) -> None:
     for address in sorted(opened):
         _hear(address, b"\0" * 5)
     arrives(bench, controller, tensors, "the version after strangers called")
-
-
-class _Bomb:
-    def __init__(self, canary: Path) -> None:
-        self._canary = canary
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return Path.touch, (self._canary,)  # type: ignore[return-value]
-
-
-def _bomb(canary: Path) -> bytes:
-    return pickle.dumps(_Bomb(canary))
 
 
 def _archive(payload: bytes) -> bytes:
