@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import venv
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_locks_pin_every_package_and_lack_what_is_left_out(device: str) -> None:
     names = {pin.partition("==")[0] for pin in lock.pins}
 
     assert [pin for pin in lock.pins if pin.count("==") != 1] == []
+    assert all(re.fullmatch(r"[0-9a-f]{64}", value) for pin in lock.pins for value in lock.hashes.get(pin, ["none"]))
     assert {recipe.distribution, "torch", "attrs", "safetensors", "xxhash"} <= names
     assert names.isdisjoint(recipe.leave_out)
     assert f"{recipe.distribution}=={lock.version(recipe.distribution)}" in recipe.requirements

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,18 @@ def write_wheel(folder: Path, name: str, version: str, source: str = "") -> None
     with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as archive:
         for path, text in {**files, f"{info}/RECORD": record}.items():
             archive.writestr(path, text)
+
+
+def lock_text(wheels: Path, *pins: str) -> str:
+    """Return the lines of a lock, with the hashes of the wheels in a folder; of one that is not there, of nothing."""
+
+    def line(pin: str) -> str:
+        name, _, version = pin.partition("==")
+        wheel = wheels / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+        content = wheel.read_bytes() if wheel.exists() else b""
+        return f"{pin} --hash=sha256:{hashlib.sha256(content).hexdigest()}\n"
+
+    return "".join(map(line, pins))
 
 
 @pytest.fixture
@@ -60,11 +74,25 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def locked(wheels: Path) -> Callable[..., str]:
+    """Return a function that gives the lines of a lock for pins."""
+    return partial(lock_text, wheels)
+
+
+@pytest.fixture
+def publish(wheels: Path) -> Callable[..., None]:
+    """Return a function that puts a wheel where pip looks: its name, its version, its source."""
+    return partial(write_wheel, wheels)
+
+
+@pytest.fixture
 def recipe(tmp_path: Path, wheels: Path) -> Recipe:
     """Return the recipe of the tiny engine, with one file of its own and one put before another."""
     plugin = tmp_path / "areal_tiny"
     (plugin / "locks").mkdir(parents=True)
-    (plugin / "locks/cpu.txt").write_text("# status: tested\ntiny-engine==1.0\ntiny-part==0.5\n")
+    (plugin / "locks/cpu.txt").write_text(
+        "# status: tested\n" + lock_text(wheels, "tiny-engine==1.0", "tiny-part==0.5")
+    )
     (plugin / "cpu/tiny_engine").mkdir(parents=True)
     (plugin / "cpu/tiny_kernels.py").write_text("FAST = False\n")
     (plugin / "cpu/tiny_engine/__init__.py.prepend").write_text("import tiny_kernels\n")

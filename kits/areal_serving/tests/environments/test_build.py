@@ -70,12 +70,12 @@ def test_a_second_time_there_is_nothing_to_do(recipe: Recipe, whole: Callable[[R
 
 @pytest.mark.parametrize("why", ["forced", "another lock", "a laid file changed"])
 def test_it_is_made_anew(
-    why: str, recipe: Recipe, installer: Installer, whole: Callable[[Recipe], Path], tmp_path: Path
+    why: str, recipe: Recipe, installer: Installer, whole: Callable[[Recipe], Path], locked: Callable[..., str]
 ) -> None:
     """By wish, or when anything that decides its content is different."""
     folder = whole(recipe)
     if why == "another lock":
-        recipe.lock_file.write_text("tiny-engine==2.0\n")
+        recipe.lock_file.write_text(locked("tiny-engine==2.0"))
         recipe = evolve(recipe, files="")
     if why == "a laid file changed":
         (recipe.folder.parent / "cpu/tiny_kernels.py").write_text("FAST = 1\n")
@@ -90,10 +90,10 @@ def test_it_is_made_anew(
 
 
 def test_a_failure_leaves_nothing_and_shows_the_last_lines(
-    recipe: Recipe, installer: Installer, tmp_path: Path
+    recipe: Recipe, installer: Installer, locked: Callable[..., str], tmp_path: Path
 ) -> None:
     """A version that is nowhere: pip says so, and the folder is gone."""
-    recipe.lock_file.write_text("tiny-engine==7.0\n")
+    recipe.lock_file.write_text(locked("tiny-engine==7.0"))
 
     with pytest.raises(EngineMissing) as caught:
         build.create(recipe, installer, within=tmp_path / "envs", ours=())
@@ -152,10 +152,10 @@ def test_two_commands_do_not_build_one_environment(recipe: Recipe, installer: In
 
 
 def test_an_engine_that_is_not_there_afterwards_is_a_failure(
-    recipe: Recipe, installer: Installer, tmp_path: Path
+    recipe: Recipe, installer: Installer, locked: Callable[..., str], tmp_path: Path
 ) -> None:
     """A lock without the engine makes no environment."""
-    recipe.lock_file.write_text("tiny-part==0.5\n")
+    recipe.lock_file.write_text(locked("tiny-part==0.5"))
 
     with pytest.raises(EngineMissing, match="cannot run tiny"):
         build.create(evolve(recipe, files=""), installer, within=tmp_path / "envs", ours=())
@@ -199,6 +199,53 @@ def test_real_pip_and_real_uv(recipe: Recipe, wheels: Path, tmp_path: Path) -> N
     for each in installers:
         built = build.create(recipe, each, within=tmp_path / each.name, ours=())
         assert run(built.folder, "import tiny_engine as e; print(e.name())") == "as published"
+
+
+@pytest.mark.parametrize("which", ["pip", "uv"])
+def test_a_file_of_another_hash_is_not_installed(
+    which: str, recipe: Recipe, wheels: Path, publish: Callable[..., None], tmp_path: Path
+) -> None:
+    """The index, or who stands before it, gives another file under the same name and version."""
+    uv = find_uv()
+    if which == "uv" and uv is None:
+        pytest.skip("uv is not here")
+    config = {"no-index": "true", "find-links": str(wheels)}
+    installer = pip_installer() if which == "pip" or uv is None else uv_installer(uv, config)
+    publish("tiny-engine", "1.0", "def name(): return 'as somebody else would have it'\n")
+
+    with pytest.raises(EngineMissing, match=r"[Hh](ash|ASH)"):
+        build.create(recipe, installer, within=tmp_path / "envs", ours=())
+
+    assert not (tmp_path / "envs/tiny-cpu").exists()
+
+
+def test_a_lock_without_hashes_is_refused_before_anything_is_made(recipe: Recipe, tmp_path: Path) -> None:
+    """Also one of a single package without; the command that adds them is named."""
+    recipe.lock_file.write_text(recipe.lock_file.read_text() + "tiny-other==1.0\n")
+
+    with pytest.raises(EngineMissing, match=r"no hash of tiny-other==1\.0(.|\n)*areal env lock tiny .*--keep"):
+        build.create(recipe, Installer(name="none", make=fail, pip=fail), within=tmp_path / "envs", ours=())
+
+
+def test_further_indexes_are_asked_for_local_versions_alone(
+    recipe: Recipe, locked: Callable[..., str], publish: Callable[..., None], tmp_path: Path
+) -> None:
+    """An index of CPU builds has other packages too, in other versions: nothing but `+cpu` is taken from it."""
+    publish("tiny-part", "0.5+cpu")
+    recipe.lock_file.write_text(locked("tiny-engine==1.0", "tiny-part==0.5+cpu"))
+    shown = "import pathlib, sys; print(*sys.argv[1:], pathlib.Path(sys.argv[-1]).read_text())"
+    told: list[str] = []
+    installer = evolve(
+        uv_installer("uv", {"extra-index-url": "https://cpu.example"}),
+        make=lambda folder, python: [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+        pip=lambda folder: [sys.executable, "-c", shown],
+    )
+
+    with pytest.raises((EngineMissing, OSError)):  # nothing was installed: there is nothing to lay files beside
+        build.create(recipe, installer, within=tmp_path / "envs", ours=(), tell=lambda step: told.append(step.detail))
+    asked = {line.partition("==")[0].split()[-1]: "--extra-index-url" in line for line in told if "==" in line}
+
+    assert asked == {"tiny-engine": False, "tiny-part": True}
 
 
 def test_pips_configuration_is_read_as_pip_does() -> None:

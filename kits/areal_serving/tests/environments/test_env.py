@@ -14,6 +14,7 @@ from tests.benches.command import Run
 
 from areal_proof.distributions import manifest_source, write_distribution
 
+PIN = f"tiny-engine==1.0 --hash=sha256:{64 * '0'}"
 RECIPE = 'engine = "tiny_engine"\nplugin = "areal-tiny"\npython = "{}.{}"\n[cpu]\ndistribution = "tiny-engine"\n'
 
 
@@ -26,7 +27,7 @@ def plugin(site: Path, tmp_path: Path) -> Path:
     write_distribution(site, "areal-tiny", entry_points=entry_points, modules=modules)
     (site / "areal_tiny/locks").mkdir()
     (site / "areal_tiny/locks/recipe.toml").write_text(RECIPE.format(*sys.version_info))
-    (site / "areal_tiny/locks/cpu.txt").write_text("# status: unverified: no one tried\ntiny-engine==1.0\n")
+    (site / "areal_tiny/locks/cpu.txt").write_text(f"# status: unverified: no one tried\n{PIN}\n")
     return tmp_path / "envs"
 
 

@@ -184,10 +184,13 @@ def test_a_manifest_that_leads_nowhere_is_named() -> None:
 
 def test_a_lock_is_read_as_it_is_written() -> None:
     """Its facts stand at the head, and its pins below."""
-    lock = Lock(pins=("a==1", "b==2+cpu"), facts={"engine": "a 1", "made": "areal env lock a"})
+    lock = Lock(
+        pins=("a==1", "b==2+cpu"), facts={"engine": "a 1", "made": "areal env lock a"}, hashes={"a==1": ("0", "1")}
+    )
 
     assert parse_lock(write_lock(lock, "A title.")) == lock
     assert lock.version("b") == "2+cpu"
+    assert lock.line("a==1") == "a==1 --hash=sha256:0 --hash=sha256:1"
 
 
 def test_our_packages_are_installed_as_they_are_here(site: Path) -> None:

@@ -82,6 +82,7 @@ def create(
         StorageError: the folder cannot be written.
     """
     lock, digest = recipe.lock(), recipe.digest()
+    _check_hashes(recipe, lock)
     folder = places.folder_of(recipe.name, recipe.device, within)
     with exclusive(folder):
         _recover(folder)
@@ -93,6 +94,16 @@ def create(
         with _replacing(folder):
             marker = _build(recipe, lock, digest, folder, base, installer, packages, tell)
     return Built(folder=folder, marker=marker, fresh=True)
+
+
+def _check_hashes(recipe: Recipe, lock: Lock) -> None:
+    bare = [pin for pin in lock.pins if not lock.hashes.get(pin)]
+    if bare:
+        raise EngineMissing(
+            f"the lock of {recipe.name} for {recipe.device} has no hash of {bare[0]}",
+            why=f"only files whose hash is in {recipe.lock_file} are installed; {len(bare)} packages have none",
+            fix=f"the plugin's maintainers add them: areal env lock {recipe.name} --device {recipe.device} --keep",
+        )
 
 
 def remove(folder: Path) -> None:
@@ -128,10 +139,10 @@ def _build(
     run(installer.make(folder, base))
 
     run.begin(Step(index=2, total=total, what=f"installing {len(lock.pins)} packages"))
-    with tempfile.TemporaryDirectory(prefix="areal-env-") as scratch:
-        listed = Path(scratch) / "lock.txt"
-        listed.write_text("\n".join(lock.pins) + "\n", encoding="utf-8")
-        run([*installer.pip(folder), "--no-deps", "-r", str(listed)])
+    # A version like 2.13.0+cpu is on no common index: only for those are the site's further ones asked.
+    local = [pin for pin in lock.pins if "+" in pin]
+    _install([pin for pin in lock.pins if pin not in local], lock, installer.pip(folder), run)
+    _install(local, lock, [*installer.pip(folder), *installer.more], run)
 
     laid = recipe.laid_files()
     run.begin(Step(index=3, total=total, what=f"copying {len(laid)} file{'s' * (len(laid) != 1)} into site-packages"))
@@ -142,7 +153,7 @@ def _build(
     run.begin(Step(index=4, total=total, what=f"installing {' and '.join(ours)}"))
     arguments = [word for package in ours for word in pip_arguments(package)]
     if arguments:
-        run([*installer.pip(folder), "--no-deps", *arguments])
+        run([*installer.pip(folder), *installer.more, "--no-deps", *arguments])
 
     run.begin(Step(index=5, total=total, what=f"looking for {recipe.engine}"))
     found = lookup.find(recipe, python=str(places.interpreter(folder)))
@@ -156,6 +167,15 @@ def _build(
     )
     places.write_marker(folder, marker)
     return marker
+
+
+def _install(pins: Sequence[str], lock: Lock, command: Sequence[str], run: _Runner) -> None:
+    """Install packages of a lock, every file of which must have a hash of the lock."""
+    if pins:
+        with tempfile.TemporaryDirectory(prefix="areal-env-") as scratch:
+            listed = Path(scratch) / "lock.txt"
+            listed.write_text("\n".join(map(lock.line, pins)) + "\n", encoding="utf-8")
+            run([*command, "--no-deps", "--require-hashes", "-r", str(listed)])
 
 
 class _Runner:

@@ -114,14 +114,19 @@ def path(name: str, *, device: OnDevice = None, folder: Within = None) -> int:
 
 
 @app.command
-def lock(name: str, *, device: OnDevice = None) -> int:
+def lock(
+    name: str,
+    *,
+    device: OnDevice = None,
+    keep: Annotated[bool, Parameter(negative=(), help="keep all versions, and look up their hashes again")] = False,
+) -> int:
     """Resolve an engine's packages again and write its plugin's lock file; for plugin maintainers.
 
     Args:
         name: An inference backend: vllm, sglang.
     """
     recipe = recipe_for(default_registry(), *_target(name, device))
-    pins = locking.write(recipe).pins
+    pins = locking.write(recipe, keep=keep).pins
     print(f"wrote {recipe.lock_file}: {len(pins)} packages")
     return 0
 

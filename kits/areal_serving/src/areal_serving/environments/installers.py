@@ -22,12 +22,7 @@ from attrs import Factory, frozen
 from areal_serving.environments import places
 
 _FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "index-url": "--index-url",
-        "extra-index-url": "--extra-index-url",
-        "find-links": "--find-links",
-        "trusted-host": "--allow-insecure-host",
-    }
+    {"index-url": "--index-url", "find-links": "--find-links", "trusted-host": "--allow-insecure-host"}
 )
 """pip's option -> uv's."""
 _SECTIONS = ("global.", "install.", ":env:.")
@@ -38,13 +33,15 @@ _SECTIONS = ("global.", "install.", ":env:.")
 class Installer:
     """One way to make environments.
 
-    `pip` begins a command that installs into the environment in `folder`; requirements follow.
+    `pip` begins a command that installs into the environment in `folder`; requirements follow. `more` are words for
+    packages that the index may not have: further indexes of this site.
     """
 
     name: str
     make: Callable[[Path, str], list[str]]
     """(folder, interpreter) -> the command that makes an empty environment."""
     pip: Callable[[Path], list[str]]
+    more: tuple[str, ...] = ()
     environ: Mapping[str, str] = Factory(dict)
 
 
@@ -78,21 +75,23 @@ def pip_installer() -> Installer:
 def uv_installer(uv: str, config: Mapping[str, str]) -> Installer:
     """Return uv, told what pip was told."""
     flags = uv_flags(config)
+    extra = config.get("extra-index-url", "").split()
     return Installer(
         name="uv",
         make=lambda folder, python: [uv, "venv", "--no-project", "--python", python, str(folder)],
         pip=lambda folder: [uv, "pip", "install", "--no-sources", "--python", str(places.interpreter(folder)), *flags],
+        more=tuple(word for url in extra for word in ("--extra-index-url", url)),
         environ=uv_environ(config),
     )
 
 
 def uv_flags(config: Mapping[str, str]) -> list[str]:
-    """Return uv's flags for pip's configuration; the best match of all indexes wins, as with pip."""
+    """Return uv's flags for pip's configuration but for further indexes; the first one that has a package wins."""
     flags = ["--no-index"] if config.get("no-index", "").lower() in ("1", "true", "yes", "on") else []
     for option, flag in _FLAGS.items():
         for value in config.get(option, "").split():
             flags += [flag, value]
-    return [*flags, "--index-strategy", "unsafe-best-match"]
+    return [*flags, "--index-strategy", "first-index"]
 
 
 def uv_environ(config: Mapping[str, str]) -> dict[str, str]:

