@@ -131,7 +131,7 @@ def _record(*steps: tuple[float, float, bool]) -> Mapping[str, Any]:
     update, _ = _reported(*steps)
     weights = WeightUpdate(version=5, num_tensors=2, num_bytes=8, unchanged=0, seconds=0.0, phases={})
     stats = RolloutStats(**{field.name: 0 for field in attrs.fields(RolloutStats)})  # type: ignore[arg-type]
-    return step_record(5, [], update, weights, StepTimes(), Totals(), stats, {})
+    return step_record(5, [], update, weights, StepTimes(lambda _: None), Totals(), stats, {})
 
 
 def test_the_numbers_of_a_step_are_of_all_its_minibatches() -> None:

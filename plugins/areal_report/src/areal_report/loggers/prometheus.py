@@ -33,6 +33,7 @@ class PrometheusLogger:
         self._server: Any = None
         self._thread: Any = None
         self._gauges: dict[str, Any] = {}
+        self._told = Path()
 
     def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
         """Listen. A port that is taken disables the logger, which events.jsonl says."""
@@ -43,7 +44,8 @@ class PrometheusLogger:
         self._server, self._thread = prometheus_client.start_http_server(
             self._config.port, addr=self._config.host, registry=self._registry
         )
-        (folder / "prometheus").write_text(f"http://{self._config.host}:{self._server.server_port}/metrics\n")
+        self._told = folder / "prometheus"
+        self._told.write_text(f"http://{self._config.host}:{self._server.server_port}/metrics\n")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Replace the numbers; what this step did not measure is shown no longer."""
@@ -63,6 +65,7 @@ class PrometheusLogger:
             self._server.shutdown()
             self._server.server_close()
             self._thread.join()
+            self._told.unlink(missing_ok=True)
             self._server = None
 
 
