@@ -55,7 +55,7 @@ def test_another_kind_of_model_is_refused_by_its_architecture(make_folder: MakeF
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "has no config.json"), ("{", "cannot be read"), ("[]", "is not a configuration")],
+    [(None, "has no config.json"), ("{", "cannot be read"), ("[]", "cannot be read(.|\n)*must hold a json object")],
 )
 def test_a_broken_config_is_named(make_folder: MakeFolder, text: str | None, message: str) -> None:
     """Missing, torn, or not an object."""

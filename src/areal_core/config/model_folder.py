@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import reprlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from attrs import frozen
 
 from areal_core.contract.errors import ModelError
 
+_MAX_JSON = 100_000_000  # bytes; what safetensors allows a header
+_ODD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
+"""What Python raises for a file of another shape than expected."""
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _WITH_IMAGES = "ForConditionalGeneration"
 
@@ -50,15 +55,15 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
     Raises:
         ModelError: not a folder, no config.json, not a causal language model, or no weights.
     """
-    folder = Path(path).expanduser()
-    if not path or not folder.is_dir():
+    folder = Path(os.path.expanduser(path))  # noqa: PTH111  a user who is not here is left as written
+    if not path or not os.path.isdir(folder):  # noqa: PTH112  nor does this raise for a name that is too long
         raise ModelError(
             f"model folder {path!r} does not exist" if path else "no model given",
             why="areal loads models from a local folder in Hugging Face format",
             fix="set model.path to a folder; `hf download ORGANISATION/NAME --local-dir DIR` makes one",
         )
-    config = _read_config(folder)
-    architectures = config.get("architectures") or []
+    config = read_config(folder)
+    architectures = [name for name in _entry(folder, config, list, "architectures") or [] if isinstance(name, str)]
     endings = (*_CAUSAL, _WITH_IMAGES) if images and "vision_config" in config else _CAUSAL
     causal = [name for name in architectures if name.endswith(endings)]
     if not causal:
@@ -67,35 +72,59 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
             why=f"config.json names {', '.join(architectures) or 'no architecture'}",
             fix="use a model whose architecture ends in ForCausalLM",
         )
-    text = config.get("text_config", config)
-    token = config.get("image_token_id", config.get("image_token_index"))
+    text = _entry(folder, config, dict, "text_config") or config
+    token = _entry(folder, config, int, "image_token_id", "image_token_index")
     return ModelFolder(
         path=folder,
         architecture=causal[0],
-        context_length=int(text.get("max_position_embeddings") or text.get("n_positions") or 0),
-        vocab_size=int(text.get("vocab_size", 0)),
+        context_length=_entry(folder, text, int, "max_position_embeddings", "n_positions") or 0,
+        vocab_size=_entry(folder, text, int, "vocab_size") or 0,
         num_parameters=sum(math.prod(tensor["shape"]) for tensor in read_headers(folder).values()),
         has_tokenizer=(folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file(),
-        experts_per_token=int(text.get("num_experts_per_tok") or 0),
-        model_type=str(config.get("model_type", "")),
-        image_token_id=int(token) if token is not None and "vision_config" in config else None,
+        experts_per_token=_entry(folder, text, int, "num_experts_per_tok") or 0,
+        model_type=_entry(folder, config, str, "model_type") or "",
+        image_token_id=token if "vision_config" in config else None,
     )
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of a folder all of whose files can be read to an end, or raise ModelError. Any: json."""
+    found = sorted(folder.iterdir()) if os.access(folder, os.R_OK) else []
+    if not (folder / "config.json").exists():
         raise ModelError(
             f"model folder {str(folder)!r} has no config.json",
-            why=f"it holds {', '.join(sorted(p.name for p in folder.iterdir())[:8]) or 'nothing'}",
+            why=f"it holds {', '.join(path.name for path in found[:8]) or 'nothing'}",
             fix="point model.path at the folder that save_pretrained or `hf download` wrote",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / 'config.json'} cannot be read", why=str(error)) from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{folder / 'config.json'} is not a configuration", why="it must hold a json object")
-    return config
+        )
+    for path in found:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is no regular file", why="reading it might never end", fix="remove it")
+    return read_json(folder / "config.json")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object that a json file of a model folder holds, or raise ModelError. Any: json."""
+    try:
+        if file.stat().st_size > _MAX_JSON:
+            raise ValueError(f"it has more than {_MAX_JSON} bytes")
+        if isinstance(found := json.loads(file.read_bytes()), dict):
+            return found
+        raise TypeError("it must hold a json object")
+    except _ODD as error:
+        raise ModelError(f"{file} cannot be read", why=str(error), fix="copy it again") from None
+
+
+def _entry(folder: Path, config: dict[str, Any], kind: type, *keys: str) -> Any:
+    """Return the first of these entries that config.json has. Any: of `kind`; whole numbers are sizes or token ids."""
+    for key in keys:
+        value: Any = config.get(key)
+        if type(value) is kind and (kind is not int or 0 <= value < 2**31):
+            return value
+        if value is not None:
+            what = f"{key} in {folder / 'config.json'} is {reprlib.repr(value)}"
+            why = f"it must be of type {kind.__name__}" + (", from 0 to 2147483647" if kind is int else "")
+            raise ModelError(what, why=why, fix="copy it again")
+    return None
 
 
 def read_headers(folder: Path) -> dict[str, dict[str, Any]]:
@@ -118,17 +147,20 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
-            if size > file.stat().st_size:
-                raise ValueError("the header is longer than the file")
+            room = file.stat().st_size - 8 - size
+            if room < 0 or size > _MAX_JSON:
+                raise ValueError("the header is longer than the file" if room < 0 else "the header is too long")
             header = json.loads(stream.read(size))
         tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
-        end = 8 + size + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-        if end > file.stat().st_size:
-            raise ValueError(f"it has {file.stat().st_size} bytes and its header promises {end}")
-        for tensor in tensors.values():
-            math.prod(tensor["shape"])
+        for name, tensor in tensors.items():
+            (begin, end), shape = tensor["data_offsets"], tensor["shape"]
+            most = 2 * (end - begin) if 0 <= begin <= end <= room else -1  # no number takes less than 4 bits
+            # Lengths are looked at one by one first: their product may be huge.
+            odd = len(shape) > 64 or any(type(length) is not int or not 0 <= length <= most for length in shape)
+            if odd or math.prod(shape) > most:
+                raise ValueError(f"{name}: shape {reprlib.repr(shape)} at bytes {begin} to {end} of {room}")
         return tensors
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except _ODD as error:
         raise ModelError(f"{file} is not a complete safetensors file", why=str(error), fix="copy it again") from None
 
 
@@ -142,7 +174,7 @@ def load_tokenizer(path: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever transformers and tokenizers raise for files that are no tokenizer
         raise ModelError(
             f"the tokenizer of {path} cannot be loaded",
             why=str(error).splitlines()[0] if str(error) else repr(error),

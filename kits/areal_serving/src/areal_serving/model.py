@@ -6,15 +6,15 @@ Does not know: any engine; that the engine's loader takes exactly these names is
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import Factory, frozen
 
-from areal_core.config.model_folder import inspect_model, read_headers
-from areal_core.contract.errors import CoverageError
+from areal_core.config.model_folder import inspect_model, read_headers, read_json
+from areal_core.contract.errors import CoverageError, ModelError
 from areal_core.contract.weights import WeightManifest
 from areal_core.weights.coverage import check_names
 from areal_core.weights.tensors import torch_dtype
@@ -49,7 +49,7 @@ class ServedModel:
         """
         facts = inspect_model(path, images=True)
         shapes = {name: tuple(header["shape"]) for name, header in read_headers(facts.path).items()}
-        config = json.loads((facts.path / "config.json").read_text())
+        config = read_json(facts.path / "config.json")
         tied = _tied(config, shapes)
         return cls(
             path=facts.path,
@@ -90,7 +90,7 @@ class ServedModel:
 
 
 def _tied(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    text = config.get("text_config", config)
+    text = config.get("text_config") or config
     if not config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)):
         return {}
     carriers = [name for name in shapes if name.endswith(_EMBEDDINGS)]
@@ -100,8 +100,13 @@ def _tied(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> d
 def _end_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the end tokens: those of generation_config.json, else of config.json."""
     file = folder / "generation_config.json"
-    generation = json.loads(file.read_text()) if file.is_file() else {}
+    generation = read_json(file) if file.is_file() else {}
     found = generation.get("eos_token_id", config.get("eos_token_id"))
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)
+    tokens = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(token) is int for token in tokens):
+        raise ModelError(
+            f"eos_token_id of {folder} is {reprlib.repr(found)}",
+            why="it must be a token id, or a list of them",
+            fix="copy config.json and generation_config.json again",
+        )
+    return tuple(tokens)

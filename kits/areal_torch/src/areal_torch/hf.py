@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from areal_core.config.model_folder import inspect_model
+from areal_core.config.model_folder import inspect_model, read_config
 from areal_core.contract.errors import ModelError
 from areal_core.contract.train import Head
 from areal_torch import attention
+from areal_torch.folder_checks import check_number, check_sizes, refusing
 from areal_torch.weight_files import refuse_other_names
 
 Model = Any  # Any: transformers is not typed here
@@ -37,19 +37,15 @@ def load_config(path: str, head: Head, *, images: bool = False) -> Any:  # Any: 
 
     if not (head is Head.VALUE and _architecture(path).endswith(_VALUE_ENDING)):
         inspect_model(path, images=images and head is Head.CAUSAL_LM)
-    try:
+    check_sizes(path)
+    known = "use a model that this version of transformers knows; code in model folders is never run"
+    with refusing(f"model folder {path!r} cannot be read", known):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"model folder {path!r} cannot be read",
-            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            fix="use a model that this version of transformers knows; code in model folders is never run",
-        ) from error
-    _check_attention(path, config)
-    for part in (config, *(getattr(config, name) for name in config.sub_configs if hasattr(config, name))):
-        for key, value in list(part.to_dict().items()):
-            if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
-                setattr(part, key, 0.0)  # log-probs must be the same in training and in scoring
+        _check_attention(path, config)
+        for part in (config, *(getattr(config, name) for name in config.sub_configs if hasattr(config, name))):
+            for key, value in list(part.to_dict().items()):
+                if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
+                    setattr(part, key, 0.0)  # log-probs must be the same in training and in scoring
     if head is Head.VALUE:
         config.num_labels = 1
         config.classifier_dropout = 0.0
@@ -62,17 +58,14 @@ def empty_model(config: Any, head: Head) -> Model:
     Raises:
         ModelError: transformers has no such model, or none that takes our attention.
     """
-    try:
-        with torch.device("meta"):
-            return _class_of(head, config).from_config(
-                config, dtype=torch.float32, attn_implementation=_attention_of(config), trust_remote_code=False
-            )
-    except ValueError as error:
-        raise ModelError(
-            f"no model of type {config.model_type!r} with the {head.value!r} head can be built",
-            why=str(error).splitlines()[0],
-            fix="choose a model that has one: llama, qwen2, qwen3 and their MoE relatives do",
-        ) from error
+    what = f"no model of type {config.model_type!r} with the {head.value!r} head can be built"
+    with (
+        refusing(what, "choose a model that has one: llama, qwen2, qwen3 and their MoE relatives do"),
+        torch.device("meta"),
+    ):
+        return _class_of(head, config).from_config(
+            config, dtype=torch.float32, attn_implementation=_attention_of(config), trust_remote_code=False
+        )
 
 
 def load_model(path: str, config: Any, head: Head) -> Model:
@@ -85,7 +78,8 @@ def load_model(path: str, config: Any, head: Head) -> Model:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what its load report says, the checks below raise
-    try:
+    check_number(path, empty_model(config, head))
+    with refusing(f"weights in {path!r} cannot be loaded"):
         model, info = _class_of(head, config).from_pretrained(
             path,
             config=config,
@@ -96,10 +90,6 @@ def load_model(path: str, config: Any, head: Head) -> Model:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(
-            f"weights in {path!r} cannot be loaded", why=str(error), fix="copy the folder again"
-        ) from error
     if model._is_stateful or not model._supports_attention_backend:
         raise ModelError(
             f"model {path!r} ({type(model).__name__}) cannot keep packed sequences apart",
@@ -184,10 +174,10 @@ def _sees(config: Any) -> bool:
 
 def _architecture(path: str) -> str:
     try:
-        names = json.loads((Path(path) / "config.json").read_text()).get("architectures") or [""]
-    except (OSError, ValueError, AttributeError):
+        names = read_config(Path(path)).get("architectures")
+    except ModelError:
         return ""  # inspect_model says what is wrong
-    return str(names[0])
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _check_attention(path: str, config: Any) -> None:

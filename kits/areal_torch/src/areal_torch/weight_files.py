@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from areal_core.config.model_folder import read_headers
 from areal_core.contract.errors import ModelError
+from areal_torch.folder_checks import refusing
 
 _HARMLESS = ("rotary_emb.inv_freq", "lm_head.weight", "lm_head.bias", "score.weight", "score.bias")
 """Endings of tensors that a folder may have and a model not: another head, or what is computed anew."""
@@ -45,9 +46,10 @@ class WeightFiles:
         headers = read_headers(folder)
         _check(path, headers, wanted)
         files: dict[str, Any] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            handle: Any = safe_open(file, framework="pt")
-            files |= dict.fromkeys(handle.keys(), handle)
+        with refusing(f"weights in {path!r} cannot be loaded"):
+            for file in sorted(folder.glob("*.safetensors")):
+                handle: Any = safe_open(file, framework="pt")
+                files |= dict.fromkeys(handle.keys(), handle)
         return cls(path, files)
 
     def read(self, name: str, bounds: Bounds, into: Tensor) -> None:
@@ -59,13 +61,9 @@ class WeightFiles:
         if name not in self.files:
             into.zero_()
             return
-        try:
+        with refusing(f"weights in {self.path!r} cannot be loaded"):
             box: Tensor = self.files[name].get_slice(name)[tuple(slice(*pair) for pair in bounds)]
             into.copy_(box.reshape(into.shape))
-        except (OSError, SafetensorError, ValueError) as error:
-            raise ModelError(
-                f"weights in {self.path!r} cannot be loaded", why=str(error), fix="copy the folder again"
-            ) from error
 
 
 def _check(path: str, headers: Mapping[str, Any], wanted: Mapping[str, Sequence[int]]) -> None:

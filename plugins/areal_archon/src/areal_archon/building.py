@@ -34,6 +34,7 @@ from areal_torch import hf
 from areal_torch.attention import Packing
 from areal_torch.blueprint import Blueprint
 from areal_torch.context import ContextRanks
+from areal_torch.folder_checks import SAME_MODEL, refusing
 from areal_torch.parameters import open_folder
 from areal_torch.shape import ModelShape, read_shape
 from areal_torch.stage_weights import StageWeights
@@ -54,12 +55,13 @@ class ArchonBlueprint(Blueprint):
             LayoutError: the layout does not divide it.
         """
         config = hf.load_config(spec.model_path, spec.head)
-        shape = read_shape(spec.model_path, config, spec.head, engine="archon")
-        fitting.check_fits(shape, layout, schedule)
-        rotary = Rotary.of(spec.model_path, config, shape.head_dim)
-        with torch.device("meta"):
-            whole = Decoder(shape, Setting(rotary=rotary))
-        parameters = parameters_of(shape, whole.named_parameters())
+        with refusing(f"archon cannot build the model of {spec.model_path!r}", SAME_MODEL):
+            shape = read_shape(spec.model_path, config, spec.head, engine="archon")
+            fitting.check_fits(shape, layout, schedule)
+            rotary = Rotary.of(spec.model_path, config, shape.head_dim)
+            with torch.device("meta"):
+                whole = Decoder(shape, Setting(rotary=rotary))
+            parameters = parameters_of(shape, whole.named_parameters())
         files = open_folder(spec.model_path, parameters)
         return cls(config=config, shape=shape, rotary=rotary, parameters=parameters, files=files)
 

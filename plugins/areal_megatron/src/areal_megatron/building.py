@@ -31,6 +31,7 @@ from areal_megatron.stage import ModelStage
 from areal_megatron.weights import Gathering
 from areal_torch import hf
 from areal_torch.blueprint import Blueprint
+from areal_torch.folder_checks import SAME_MODEL, refusing
 from areal_torch.layout import largest_share
 from areal_torch.parameters import open_folder
 from areal_torch.shape import ModelShape
@@ -52,10 +53,11 @@ class MegatronBlueprint(Blueprint):
             LayoutError: the layout does not divide it.
         """
         source = hf.load_config(spec.model_path, spec.head)
-        shape = fitting.shape_of(spec.model_path, source, spec.head)
-        fitting.check_fits(spec.model_path, shape, layout, config, device)
-        rotary = Rotary.of(spec.model_path, source, shape.head_dim)
-        parameters = parameters_of(shape)
+        with refusing(f"megatron cannot build the model of {spec.model_path!r}", SAME_MODEL):
+            shape = fitting.shape_of(spec.model_path, source, spec.head)
+            fitting.check_fits(spec.model_path, shape, layout, config, device)
+            rotary = Rotary.of(spec.model_path, source, shape.head_dim)
+            parameters = parameters_of(shape)
         files = open_folder(spec.model_path, parameters)
         return cls(config=source, shape=shape, rotary=rotary, parameters=parameters, files=files)
 

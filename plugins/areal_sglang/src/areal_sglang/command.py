@@ -6,16 +6,16 @@ Does not know: requests, or weights that come later.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from areal_core.contract.errors import ModelError
 from areal_core.contract.inference import InferenceSpec
 from areal_serving.dialect import Command, Launch
 from areal_serving.site import make_site
-from areal_serving.weights import inspect_model
+from areal_serving.weights import inspect_model, read_json
 from areal_sglang.config import SGLangConfig
 
 _ENTRY_POINTS = "[sglang.srt.plugins]\nareal = areal_sglang.inside.hooks:register\n"
@@ -83,11 +83,18 @@ def _on_device(spec: InferenceSpec, options: SGLangConfig, context: int, ranks: 
 def cache_tokens(spec: InferenceSpec, gib: float, context: int, ranks: int) -> int:
     """Return how many tokens of keys and values `gib` GiB per rank hold; never more than can be in use at once."""
     text = _text_config(spec)
-    heads = text.get("num_key_value_heads", text["num_attention_heads"])
-    size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    each = 2 * text["num_hidden_layers"] * max(1, heads // ranks) * size * _ITEM_BYTES.get(spec.dtype, 2)
+    try:
+        heads = text.get("num_key_value_heads", text["num_attention_heads"])
+        size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        each = int(2 * text["num_hidden_layers"] * max(1, heads // ranks) * size * _ITEM_BYTES.get(spec.dtype, 2))
+    except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+        raise ModelError(
+            f"config.json of {spec.model_path!r} does not say how large its cache is",
+            why=f"{type(error).__name__}: {error}",
+            fix="use the config.json that belongs to the weights",
+        ) from error
     most = spec.max_concurrent * (context + SPARE_TOKENS)
-    return max(context + 2 * SPARE_TOKENS, min(most, int(gib * 2**30) // int(each)))
+    return max(context + 2 * SPARE_TOKENS, min(most, int(gib * 2**30) // max(1, each)))
 
 
 def _abilities(options: SGLangConfig, cpu: bool) -> Sequence[str]:
@@ -110,9 +117,8 @@ def _trace(spec: InferenceSpec, options: SGLangConfig) -> Sequence[str]:
 
 def _text_config(spec: InferenceSpec) -> Mapping[str, Any]:
     """Return the part of the model's config.json that is of its decoder. Any: JSON."""
-    config: Mapping[str, Any] = json.loads((Path(spec.model_path) / "config.json").read_text())
-    text: Mapping[str, Any] = config.get("text_config", config)
-    return text
+    config: Mapping[str, Any] = read_json(Path(spec.model_path) / "config.json")
+    return config.get("text_config") or config
 
 
 def _cpu_environ(spec: InferenceSpec, options: SGLangConfig, ranks: int) -> Mapping[str, str]:

@@ -182,7 +182,8 @@ class _Journal:
 
 def _digest(source: Path, reader: Reader, form: Format, infos: Sequence[TensorInfo]) -> str:
     """Tell one conversion from another: what is read, from which bytes on disk, and what is made of it."""
-    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.iterdir())
+    there = [file for file in source.iterdir() if file.exists()]  # not a link to nothing
+    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in there)
     facts: Any = [str(source.resolve()), files, form.name, repr(form), [asdict(info) for info in infos]]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

@@ -17,13 +17,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from areal_core.config.model_folder import read_json
 from areal_core.contract.errors import CheckpointError
 from areal_torch.conversion.companions import companions_of
 from areal_torch.conversion.format import Reader, TensorInfo, Writer
 from areal_torch.conversion.grouping import size_of, split
 from areal_torch.folder import storage_errors
+from areal_torch.folder_checks import INDEX, check_index
 
-INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
 _DTYPES |= {"U8": "uint8", "I8": "int8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
@@ -87,10 +88,11 @@ class _Folder:
         return companions_of(self._folder)
 
     def _check_index(self) -> None:
+        check_index(self._folder)
         index = self._folder / INDEX
-        if not index.exists():
+        if not index.is_file():
             return
-        announced = set(json.loads(index.read_text())["weight_map"])
+        announced = set(read_json(index)["weight_map"])
         missing = sorted(announced - set(self._where))
         if missing:
             raise CheckpointError(
@@ -103,6 +105,8 @@ class _Folder:
 def _headers(file: Path) -> Mapping[str, Any]:
     """Return the header of one file. Any: json."""
     try:
+        if not file.is_file():
+            raise FileNotFoundError("it is no regular file")
         with safe_open(file, framework="pt") as opened:
             found = {}
             for name in opened.keys():  # noqa: SIM118  no mapping
@@ -155,6 +159,6 @@ class _Files:
 def _set_dtype(file: Path, dtype: str) -> None:
     """Let config.json tell the dtype of the weights beside it."""
     with storage_errors(file):
-        config = json.loads(file.read_text())
+        config = read_json(file)
         config.pop("torch_dtype", None)
         file.write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n")

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -23,6 +22,7 @@ from areal_core.contract.workflow import Tokenizer
 from areal_reference.infer.attention import ATTENTION_NAME, LayerShape, ProbeStep, slab_attention
 from areal_torch import hf
 from areal_torch.device import open_device
+from areal_torch.folder_checks import check_number, refusing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -102,7 +102,8 @@ def _read_weights(spec: InferenceSpec, config: Any) -> Any:
     """Return the model on the CPU. Any: transformers is untyped."""
     AttentionInterface.register(ATTENTION_NAME, slab_attention)
     logging.disable_progress_bar()
-    try:
+    check_number(spec.model_path, hf.empty_model(config, Head.CAUSAL_LM))
+    with refusing(f"weights in {spec.model_path!r} cannot be loaded"):
         model, info = AutoModelForCausalLM.from_pretrained(
             spec.model_path,
             config=config,
@@ -113,10 +114,6 @@ def _read_weights(spec: InferenceSpec, config: Any) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
-        raise ModelError(
-            f"weights in {spec.model_path!r} cannot be loaded", why=str(exc), fix="copy the folder again"
-        ) from exc
     if info["missing_keys"]:
         raise ModelError(
             f"weights in {spec.model_path!r} do not match its config.json",
@@ -181,8 +178,6 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     """Return the folder's tokenizer if it has one; only stop strings need it."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None
-    try:
+    with refusing(f"the tokenizer in {str(folder)!r} does not load"):
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as exc:
-        raise ModelError(f"the tokenizer in {str(folder)!r} does not load", why=str(exc)) from exc
     return tokenizer
