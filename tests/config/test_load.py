@@ -81,7 +81,7 @@ def test_an_override_without_key_or_value_is_refused(override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("a: [", "is not yaml"), ("- 1", "holds a list"), ("steps: ${nope}", "nope")]
+    ("content", "message"), [("a: [", "cannot be read as yaml"), ("- 1", "holds a list"), ("steps: ${nope}", "nope")]
 )
 def test_a_broken_file_is_named(tmp_path: Path, content: str, message: str) -> None:
     """Not yaml, no mapping, an interpolation that leads nowhere."""
@@ -189,3 +189,13 @@ def test_a_secret_of_the_wrong_type_is_not_shown() -> None:
         structure(Options, {"api_key": "hunter2"}, "loggers[0].options")
 
     assert "loggers[0].options.api_key" in str(told.value) and "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize("content", ["a: 1\n" * 300_000, "\0" * 2_000_000])
+def test_a_file_without_end_is_not_read_to_it(content: str, tmp_path: Path) -> None:
+    """A million characters are more than any run has; a device that never ends is read no further."""
+    (tmp_path / "run.yaml").write_text(content)
+
+    for path in (tmp_path / "run.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=r"cannot be read(.|\n)*more than a million characters"):
+            load_config(path)

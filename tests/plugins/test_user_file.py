@@ -169,6 +169,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "gone.py") in caught.value.what
 
 
+@pytest.mark.parametrize("name", ["a\0b.py", "x" * 5000, "~nobody-of-that-name/mine.py", "/dev/zero"])
+def test_a_name_that_no_file_can_have_is_told_like_one_that_none_has(name: str) -> None:
+    """Python has other errors for these."""
+    with pytest.raises(ConfigError, match="there is no file"):
+        Registry().add_file(name)
+
+
 @pytest.mark.parametrize(
     ("source", "kind", "line"),
     [

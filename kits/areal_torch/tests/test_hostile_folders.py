@@ -103,8 +103,8 @@ def test_every_reader_refuses_every_one_in_our_words(way: str, reader: str, good
         ("config.json: vocab_size is a word", "vocab_size in .*config.json is 'many'(.|\n)*of type int"),
         ("config.json: text_config is a list", r"text_config in .*config.json is \[1\](.|\n)*of type dict"),
         ("config.json: deep", "config.json cannot be read(.|\n)*recursion"),
-        ("config.json: zeros, a quarter of a GiB", "config.json cannot be read(.|\n)*more than 100000000 bytes"),
-        ("config.json: a link to /dev/zero", "config.json is no regular file"),
+        ("config.json: zeros, a quarter of a GiB", "config.json cannot be read(.|\n)*at most 100000000 bytes"),
+        ("config.json: a link to /dev/zero", "config.json cannot be read(.|\n)*no regular file"),
         ("a pipe called extra.safetensors", "extra.safetensors is no regular file"),
         ("model.safetensors: data_offsets of none", "model.safetensors is not a complete safetensors file"),
         ("model.safetensors: a huge shape", "embed_tokens.weight: shape .* at bytes 0 to"),
@@ -132,7 +132,7 @@ def test_what_no_tensor_has_is_refused_before_it_is_made(way: str, words: str, g
     """Billions of layers would take hours, and a width of millions all the memory there is."""
     folder = odd(good, way, tmp_path)
 
-    with bounded(seconds=30.0), pytest.raises(ModelError, match=words):
+    with bounded(), pytest.raises(ModelError, match=words):
         trained(folder)
 
 

@@ -19,8 +19,7 @@ from attrs import frozen
 from areal_core.contract.errors import ModelError
 
 _MAX_JSON = 100_000_000  # bytes; what safetensors allows a header
-_ODD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
-"""What Python raises for a file of another shape than expected."""
+_UNEXPECTED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _WITH_IMAGES = "ForConditionalGeneration"
 
@@ -62,7 +61,13 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
             why="areal loads models from a local folder in Hugging Face format",
             fix="set model.path to a folder; `hf download ORGANISATION/NAME --local-dir DIR` makes one",
         )
-    config = read_config(folder)
+    if not (folder / "config.json").exists():
+        raise ModelError(
+            f"model folder {path!r} has no config.json",
+            why=f"it holds {', '.join(sorted(os.listdir(folder))[:8]) or 'nothing'}",  # noqa: PTH208  names are enough
+            fix="point model.path at the folder that save_pretrained or `hf download` wrote",
+        )
+    config = read_json(folder / "config.json")
     architectures = [name for name in _entry(folder, config, list, "architectures") or [] if isinstance(name, str)]
     endings = (*_CAUSAL, _WITH_IMAGES) if images and "vision_config" in config else _CAUSAL
     causal = [name for name in architectures if name.endswith(endings)]
@@ -87,52 +92,37 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
     )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a folder all of whose files can be read to an end, or raise ModelError. Any: json."""
-    found = sorted(folder.iterdir()) if os.access(folder, os.R_OK) else []
-    if not (folder / "config.json").exists():
-        raise ModelError(
-            f"model folder {str(folder)!r} has no config.json",
-            why=f"it holds {', '.join(path.name for path in found[:8]) or 'nothing'}",
-            fix="point model.path at the folder that save_pretrained or `hf download` wrote",
-        )
-    for path in found:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ModelError(f"{path} is no regular file", why="reading it might never end", fix="remove it")
-    return read_json(folder / "config.json")
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """Return the object that a json file of a model folder holds, or raise ModelError. Any: json."""
     try:
-        if file.stat().st_size > _MAX_JSON:
-            raise ValueError(f"it has more than {_MAX_JSON} bytes")
+        if not file.is_file() or file.stat().st_size > _MAX_JSON:
+            raise ValueError(f"it is no regular file of at most {_MAX_JSON} bytes")
         if isinstance(found := json.loads(file.read_bytes()), dict):
             return found
         raise TypeError("it must hold a json object")
-    except _ODD as error:
+    except _UNEXPECTED as error:
         raise ModelError(f"{file} cannot be read", why=str(error), fix="copy it again") from None
 
 
-def _entry(folder: Path, config: dict[str, Any], kind: type, *keys: str) -> Any:
+def _entry(folder: Path, config: dict[str, Any], kind: type[Any], *keys: str) -> Any:
     """Return the first of these entries that config.json has. Any: of `kind`; whole numbers are sizes or token ids."""
-    for key in keys:
-        value: Any = config.get(key)
-        if type(value) is kind and (kind is not int or 0 <= value < 2**31):
-            return value
-        if value is not None:
-            what = f"{key} in {folder / 'config.json'} is {reprlib.repr(value)}"
-            why = f"it must be of type {kind.__name__}" + (", from 0 to 2147483647" if kind is int else "")
-            raise ModelError(what, why=why, fix="copy it again")
-    return None
+    key = next((key for key in keys if config.get(key) is not None), keys[0])
+    value: Any = config.get(key)
+    if value is None or (type(value) is kind and (kind is not int or 0 <= value < 2**31)):
+        return value
+    why = f"it must be of type {kind.__name__}" + (", from 0 to 2147483647" if kind is int else "")
+    raise ModelError(f"{key} in {folder / 'config.json'} is {reprlib.repr(value)}", why=why, fix="copy it again")
 
 
 def read_headers(folder: Path) -> dict[str, dict[str, Any]]:
     """Return every stored tensor's header by name: dtype, shape, data_offsets. Any: safetensors' own.
 
     Raises:
-        ModelError: no weights, or a file that is not whole.
+        ModelError: no weights, a file that is not whole, or one of any kind that cannot be read to its end.
     """
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is no regular file", why="reading it might never end", fix="remove it")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(
@@ -154,13 +144,12 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
         tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
         for name, tensor in tensors.items():
             (begin, end), shape = tensor["data_offsets"], tensor["shape"]
-            most = 2 * (end - begin) if 0 <= begin <= end <= room else -1  # no number takes less than 4 bits
-            # Lengths are looked at one by one first: their product may be huge.
+            most = 2 * (end - begin) if 0 <= begin <= end <= room else -1  # none takes less than 4 bits
             odd = len(shape) > 64 or any(type(length) is not int or not 0 <= length <= most for length in shape)
             if odd or math.prod(shape) > most:
                 raise ValueError(f"{name}: shape {reprlib.repr(shape)} at bytes {begin} to {end} of {room}")
         return tensors
-    except _ODD as error:
+    except _UNEXPECTED as error:
         raise ModelError(f"{file} is not a complete safetensors file", why=str(error), fix="copy it again") from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -31,14 +32,14 @@ def resolve(path: str | Path) -> Path:
     Raises:
         ConfigError: there is no such file.
     """
-    resolved = Path(path).expanduser().resolve()
-    if not resolved.is_file():
+    wanted = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111  raise for no name, however odd
+    if not os.path.isfile(wanted):  # noqa: PTH113
         raise ConfigError(
             f"imports: there is no file {str(path)!r}",
-            why=f"looked for {resolved}",
+            why=f"looked for {wanted}",
             fix="paths are relative to the directory areal was started in; check the spelling",
         )
-    return resolved
+    return Path(wanted).resolve()
 
 
 def load_file(path: Path) -> list[Provider]:

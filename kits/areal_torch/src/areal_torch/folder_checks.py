@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from areal_core.config.model_folder import read_config, read_headers, read_json
+from areal_core.config.model_folder import read_headers, read_json
 from areal_core.contract.errors import ArealError, ModelError
 
 SAME_MODEL = "use config.json and *.safetensors from the same model"
@@ -51,7 +51,7 @@ def check_sizes(path: str) -> None:
         ModelError: no weights or torn ones, an index that names no file of the folder, or a size no tensor has.
     """
     folder = Path(path).expanduser()
-    config = read_config(folder)
+    config = read_json(folder / "config.json")
     headers = read_headers(folder)
     check_index(folder)
     largest = max((math.prod(header["shape"]) for header in headers.values()), default=0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_core.config.model_folder import inspect_model, read_config
+from areal_core.config.model_folder import inspect_model, read_json
 from areal_core.contract.errors import ModelError
 from areal_core.contract.train import Head
 from areal_torch import attention
@@ -174,7 +174,7 @@ def _sees(config: Any) -> bool:
 
 def _architecture(path: str) -> str:
     try:
-        names = read_config(Path(path)).get("architectures")
+        names = read_json(Path(path) / "config.json").get("architectures")
     except ModelError:
         return ""  # inspect_model says what is wrong
     return str(names[0]) if isinstance(names, list) and names else ""

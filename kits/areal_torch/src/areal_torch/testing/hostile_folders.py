@@ -78,7 +78,7 @@ def hostile_folders() -> dict[str, Spoil]:
 
 
 @contextmanager
-def bounded(*, seconds: float = 60.0, memory: int = 2 * _GIB) -> Iterator[None]:
+def bounded(*, seconds: float = 300.0, memory: int = 2 * _GIB) -> Iterator[None]:
     """Hold what runs inside, in the main thread, to a time and to so much more memory than is taken now.
 
     Raises:
