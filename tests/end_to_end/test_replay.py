@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load, save
 
 from areal_core.cli.main import main
@@ -113,6 +114,17 @@ def test_steps_that_are_not_whole_are_refused_by_name(run: Path, tmp_path: Path)
 
     assert "steps 2 to 4; checkpoints: 2, 4" in str(refused.value)
     assert replay(short, from_step=2).divergence is None
+
+
+def test_a_replay_needs_no_inference_engine(run: Path, tmp_path: Path) -> None:
+    """Nor a device for one: the engine of this run is in no environment of this machine."""
+    pytest.importorskip("areal_vllm")
+    elsewhere = _copy(run, tmp_path / "elsewhere")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["rollout"] |= {"backend": "vllm:d64", "options": {}, "python": "/no/such/python"}
+    (elsewhere / "config.yaml").write_text(yaml.safe_dump(config))
+
+    assert replay(elsewhere, from_step=2).compared == 2
 
 
 def test_a_replay_can_go_on_with_generating(run: Path, tmp_path: Path) -> None:
