@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.benches.command import Run
 
+from areal_conformance.probes.distributions import write_distribution
 from areal_core import __version__
 from areal_core.cli import main as frame
 from areal_core.cli.main import COMMANDS, main
@@ -16,7 +17,6 @@ from areal_core.contract.errors import BackendNotFound, ConfigError
 from areal_core.plugins import discovery
 from areal_core.plugins.catalogue import COMMANDS as COMMANDS_OF_OTHERS
 from areal_core.plugins.install import pip_install
-from areal_proof.distributions import write_distribution
 
 HEAVY = ("torch", "transformers", "tensordict", "ray", "omegaconf", "cattrs")
 HOOK = """

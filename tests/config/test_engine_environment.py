@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from areal_conformance.probes.distributions import write_distribution
 from areal_core.config.role_checks import check_environment
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import ConfigError, EngineMissing
 from areal_core.plugins.manifest import Manifest
-from areal_proof.distributions import write_distribution
 from areal_serving.environments import places
 from areal_serving.environments.recipe import read_recipe
 

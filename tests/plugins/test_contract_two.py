@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_core import __version__
 from areal_core.cli.main import main
 from areal_core.contract import version
 from areal_core.contract.version import CONTRACT, QUIET_MINORS, ageing
 from areal_core.plugins import describe, install
 from areal_core.plugins.registry import default_registry
-from areal_proof.distributions import manifest_source, write_distribution
 
 
 @pytest.fixture(autouse=True)

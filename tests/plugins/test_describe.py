@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_core import __version__
 from areal_core.contract.errors import BackendBroken, BackendNotFound, ContractMismatch, DuplicateName, ManifestError
 from areal_core.contract.version import CONTRACT
 from areal_core.plugins import describe, install
 from areal_core.plugins.registry import Registry
-from areal_proof.distributions import manifest_source, write_distribution
 
 VERSION = "9.1"
 NEWER_CORE = "pip install -U areal-core, or a release of areal-toy for train contract 1.2"

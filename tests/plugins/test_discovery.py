@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_core.contract.errors import BackendNotFound, PluginError
 from areal_core.plugins.discovery import discover
 from areal_core.plugins.registry import Registry
-from areal_proof.distributions import manifest_source, write_distribution
 
 
 def write_train(site: Path, name: str, source: str | None = None, version: str = "1.0") -> None:

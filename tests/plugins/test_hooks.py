@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from areal_conformance.probes.distributions import write_distribution
 from areal_core.plugins.catalogue import OWN
 from areal_core.plugins.discovery import discover
 from areal_core.plugins.hooks import Command, Hooks
-from areal_proof.distributions import write_distribution
 
 HEAD = "from areal_core.plugins.hooks import Command, hookimpl\n@hookimpl\n"
 GOOD = HEAD + "def areal_cli_commands():\n    return [Command(name='{0}', target='a:b', help='h')]\n"

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_core.contract.errors import CapabilityError
 from areal_core.plugins import install
 from areal_core.plugins.catalogue import COMMANDS, OFFICIAL, PROOF
 from areal_core.plugins.install import CHECKOUT, pip_install
 from areal_core.plugins.registry import Registry
 from areal_local.inventory import inventory
-from areal_proof.distributions import manifest_source, write_distribution
 
 SOURCES = [path for folder in ("src", "kits", "plugins", "conformance") for path in (CHECKOUT / folder).rglob("*.py")]
 NAMED = {text for path in SOURCES for text in re.findall(r"pip_install\(\"([^\"]+)\"", path.read_text())}

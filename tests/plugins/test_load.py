@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_core.contract.errors import BackendBroken, EngineMissing, ManifestError, UnknownKey, WrongType
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.probe import probe
 from areal_core.plugins.registry import Registry
-from areal_proof.distributions import manifest_source, write_distribution
 
 CONFIG = """
     from attrs import frozen

@@ -9,8 +9,8 @@ import pytest
 from areal_conformance.benches.static import StaticBench
 from areal_conformance.checks.static.manifest import requires_complete
 from areal_conformance.outcome import Violation
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_conformance.target import Locator, locate
-from areal_proof.distributions import manifest_source, write_distribution
 
 _FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
 _ENGINE = "class Engine:\n    version = 0\n"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from areal_conformance.probes.distributions import write_distribution
 from areal_conformance.run.asked import Asked, locator_of
 from areal_conformance.run.plan import ledger_path
 from areal_conformance.target import Locator, locate
 from areal_core.contract.errors import BackendNotFound, ConfigError
-from areal_proof.distributions import write_distribution
 
 
 def test_a_name_of_one_role_needs_no_role() -> None:

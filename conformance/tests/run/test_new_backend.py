@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from areal_conformance.new.command import NOUNS, write_backend
+from areal_conformance.probes.distributions import write_distribution
 from areal_conformance.run.record import read_record
-from areal_proof.distributions import write_distribution
 
 AREAL = [sys.executable, "-m", "areal_core.cli.main"]
 ENTRY = '[[known]]\ncheck = "static.import.lihgt"\nkind = "bug"\nmatch = "x"\nreason = "x"\nissue = "x"\n'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.benches.command import Run
 
-from areal_proof.distributions import manifest_source, write_distribution
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 
 CLAIMS = """{
     "parallel.data": full(),

@@ -10,10 +10,10 @@ from textwrap import dedent
 import pytest
 from tests.benches.command import Run
 
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_core.contract.device import Device, SeenDevice
 from areal_core.plugins.findings import Finding, Report, Severity
 from areal_local.doctor import deep, host, packages
-from areal_proof.distributions import manifest_source, write_distribution
 
 GIB = 1 << 30
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import attrs
 import pytest
 import zmq
+from tests.benches.strangers import as_nobody, can_be_nobody, entered, named_sockets
 
 from areal_conformance.benches.process import listening
 from areal_conformance.probes.processes import descendants
-from areal_conformance.probes.strangers import as_nobody, can_be_nobody, entered, named_sockets
 from areal_core.contract import Job
 from areal_core.contract.errors import ResourceError
 from areal_local.scheduler.channel import KeyPair, doorkeeper

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.benches.command import Run
 
-from areal_proof.distributions import manifest_source, write_distribution
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 
 PIN = f"tiny-engine==1.0 --hash=sha256:{64 * '0'}"
 RECIPE = 'engine = "tiny_engine"\nplugin = "areal-tiny"\npython = "{}.{}"\n[cpu]\ndistribution = "tiny-engine"\n'

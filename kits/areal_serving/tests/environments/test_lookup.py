@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_core.contract.errors import CapabilityError, EngineMissing, ManifestError
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Registry
-from areal_proof.distributions import manifest_source, write_distribution
 from areal_serving.environment import find
 from areal_serving.environments import build, lookup, places
 from areal_serving.environments.installers import Installer

@@ -11,11 +11,11 @@ from typing import Any
 
 import attrs
 
+from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_conformance.target import Target, locate
 from areal_core.contract.inference import PauseMode
 from areal_core.plugins.claims import Claim, full, not_yet
 from areal_core.plugins.registry import Registry
-from areal_proof.distributions import manifest_source, write_distribution
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import breaking, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
