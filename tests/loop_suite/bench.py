@@ -51,6 +51,11 @@ class LoopBench(Bench):
         parts: LoopParts = self.target.adapter.build(case)
         return parts
 
+    def run_folder(self, name: str) -> RunFolder:
+        """Return the folder of a run that was begun, made by the class under test."""
+        (self.folder / name).mkdir(exist_ok=True)
+        return self.parts.run_folder(self.folder / name)
+
     @asynccontextmanager
     async def rollouts(
         self, *, prompts: int = 2, group: int = 2, staleness: int = 1, **options: Any

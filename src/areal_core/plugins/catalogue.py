@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "episodes": EPISODES,
         "replay": EPISODES,
         "report": REPORT,
+        **dict.fromkeys(("view", "trace"), "areal-view"),
         "convert": "areal-torch",
         "env": "areal-serving",
         "new": "areal-conformance",

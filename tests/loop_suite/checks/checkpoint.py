@@ -71,7 +71,7 @@ async def _save(
 @check("loop.checkpoint.whole", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def whole(bench: LoopBench) -> None:
     """A checkpoint holds state, weights and the prompts they were trained on, of one version."""
-    folder = bench.parts.run_folder(bench.folder / "run")
+    folder = bench.run_folder("run")
     for version in (1, 2):
         await _save(bench, folder, version)
     latest = folder.latest()
@@ -89,7 +89,7 @@ async def whole(bench: LoopBench) -> None:
 async def all_or_nothing(bench: LoopBench) -> None:
     """A disk that fills up while saving leaves the previous checkpoint, nothing half-written, and an error."""
     for fails_at in ("save_state", "save_weights"):
-        folder = bench.parts.run_folder(bench.folder / fails_at)
+        folder = bench.run_folder(fails_at)
         await _save(bench, folder, 1)
         before = folder.latest()
         try:
@@ -106,7 +106,7 @@ async def all_or_nothing(bench: LoopBench) -> None:
 @check("loop.checkpoint.keeps", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def keeps(bench: LoopBench) -> None:
     """The newest ones are kept, as many as asked for, and an old one goes only when a new one is complete."""
-    folder = bench.parts.run_folder(bench.folder / "run")
+    folder = bench.run_folder("run")
     before: list[str] = []
 
     def still_there() -> None:
@@ -123,7 +123,7 @@ async def keeps(bench: LoopBench) -> None:
 @check("loop.checkpoint.background", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def background(bench: LoopBench) -> None:
     """A checkpoint that was begun is none until its states are finished; the one before stays the newest till then."""
-    folder = bench.parts.run_folder(bench.folder / "run")
+    folder = bench.run_folder("run")
     for version in (1, 2):
         before = folder.latest()
         begun = await bench.parts.begin_checkpoint(folder, _Learner(), _progress(version), keep=1)
@@ -143,7 +143,7 @@ async def background(bench: LoopBench) -> None:
 async def background_fails(bench: LoopBench) -> None:
     """A disk that fills up while states are written is told, and leaves the checkpoint before and nothing else."""
     for fails_at in ("save_weights", "finish_state"):
-        folder = bench.parts.run_folder(bench.folder / fails_at)
+        folder = bench.run_folder(fails_at)
         await _save(bench, folder, 1)
         before = folder.latest()
         try:

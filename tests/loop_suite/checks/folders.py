@@ -43,8 +43,7 @@ except RunFolderError as error:
 @check("loop.folder.one_owner", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def one_owner(bench: LoopBench) -> None:
     """A folder a live run owns is refused to another, however it asks, and untouched; it is free once that ended."""
-    root = bench.folder / "run"
-    mine, other = bench.parts.run_folder(root), bench.parts.run_folder(root)
+    mine, other = bench.run_folder("run"), bench.run_folder("run")
     for _ in range(2):
         with contextlib.suppress(KeyError), mine.held(resume=False):
             for resume, archive in ((False, False), (True, False), (False, True)):
@@ -55,7 +54,7 @@ async def one_owner(bench: LoopBench) -> None:
         _refused(other, "archive=True", archive=True)
         kept = mine.metrics.exists() and mine.metrics.read_text()
         expect(kept == '{"step": 1}\n', "whoever was refused moved the files of the run that owns the folder")
-    with bench.parts.run_folder(bench.folder / "another").held(resume=False), other.held(resume=False, archive=True):
+    with bench.run_folder("another").held(resume=False), other.held(resume=False, archive=True):
         pass
 
 
@@ -63,7 +62,7 @@ async def one_owner(bench: LoopBench) -> None:
 async def one_owner_of_all(bench: LoopBench) -> None:
     """A folder owned by a run in another process is refused, both ways; a kill of its owner sets it free."""
     root = bench.folder / "run"
-    folder = bench.parts.run_folder(root)
+    folder = bench.run_folder("run")
     async with _owner(bench, root) as (process, word):
         expect(word == "held", f"a new folder was not given to the first run in a process of its own: {word!r}")
         _refused(folder, "a run in another process owns it")
@@ -77,7 +76,7 @@ async def one_owner_of_all(bench: LoopBench) -> None:
 @check("loop.folder.earlier_run", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def earlier_run(bench: LoopBench) -> None:
     """What an earlier run left is neither mixed with a new one nor lost: refused, resumed, or moved aside whole."""
-    folder = bench.parts.run_folder(bench.folder / "run")
+    folder = bench.run_folder("run")
     try:
         with folder.held(resume=True):
             raise Violation("a folder without any checkpoint was resumed")
@@ -109,7 +108,7 @@ async def earlier_run(bench: LoopBench) -> None:
 @check("loop.folder.partial", level=Level.FAULTS, law=4, spec="index#law-by-law")
 async def partial(bench: LoopBench) -> None:
     """What a kill left half-written is never a checkpoint: not found, not resumed from, not in the next one."""
-    folder = bench.parts.run_folder(bench.folder / "run")
+    folder = bench.run_folder("run")
     _left_by_a_kill(folder, 1)
     _found(folder, [], "a kill in the first save")
     try:
@@ -133,7 +132,7 @@ async def partial(bench: LoopBench) -> None:
 @check("loop.folder.interrupted", level=Level.FAULTS, law=4, spec="index#law-by-law")
 async def interrupted(bench: LoopBench) -> None:
     """A save that is cancelled or interrupted leaves the checkpoints that were there, and nothing else."""
-    folder = bench.parts.run_folder(bench.folder / "run")
+    folder = bench.run_folder("run")
     await save(bench, folder, 5)
 
     for error in (asyncio.CancelledError(), KeyboardInterrupt(), ValueError("a bug of an engine")):
@@ -158,7 +157,7 @@ async def interrupted(bench: LoopBench) -> None:
 async def order(bench: LoopBench) -> None:
     """The newest checkpoint is the one of the greatest step, however many digits it has, and old ones go first."""
     for keep in (1, 2, 3):
-        folder = bench.parts.run_folder(bench.folder / f"keep-{keep}")
+        folder = bench.run_folder(f"keep-{keep}")
         done: list[int] = []
         for version in (9, 99_998, 999_999, 1_000_000, 1_000_001, 10_000_000):
             await save(bench, folder, version, keep=keep)

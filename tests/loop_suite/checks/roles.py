@@ -47,7 +47,7 @@ class _Learner:
 async def every_role(bench: LoopBench) -> None:
     """Every checkpoint holds the state of each role that is trained, its own and of that version, and no other."""
     for name, with_critic in (("with critic", True), ("without", False)):
-        folder = bench.parts.run_folder(bench.folder / name)
+        folder = bench.run_folder(name)
         for version in (1, 2, 3, 10):
             learner = _Learner(_Role("actor", version), _Role("critic", version) if with_critic else None)
             progress = Progress(version=version, tasks={"frontier": version}, totals={})

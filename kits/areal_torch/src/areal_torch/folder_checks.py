@@ -22,7 +22,9 @@ _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "moe_intermediate_size", "head_dim"),
     *("num_attention_heads", "n_head", "num_key_value_heads", "num_experts"),
 )
-"""Each is a length of some tensor, or a part of one."""
+"""Each is a length of some tensor, or a part of one; in a model of experts alone `intermediate_size` is of none."""
+_HARMLESS = 1 << 16
+"""A length that may be told without a tensor that has it."""
 _PACKED = 16
 """More numbers than so many times those stored are in no folder, however its weights are packed."""
 _SMALL = 1 << 24
@@ -55,7 +57,7 @@ def check_sizes(path: str) -> None:
     headers = read_headers(folder)
     check_index(folder)
     largest = max((math.prod(header["shape"]) for header in headers.values()), default=0)
-    bounds = dict.fromkeys(_SIZES, (largest, f"no tensor of over {largest} numbers"))
+    bounds = dict.fromkeys(_SIZES, (max(largest, _HARMLESS), f"no tensor of over {largest} numbers"))
     bounds |= dict.fromkeys(_LAYERS, (len(headers), f"{len(headers)} tensors"))
     text = config.get("text_config")
     for key, (most, held) in bounds.items():
