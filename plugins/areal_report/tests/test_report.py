@@ -100,7 +100,7 @@ def test_what_was_not_measured_is_not_on_the_page(records: Records, events: Reco
 def test_the_report_shows_text_as_text(records: Records, events: Records) -> None:
     """An error, a plan or a name with markup or escapes in it is shown, not interpreted."""
     hostile = {"time": 1002.0, "kind": HOSTILE, "error": HOSTILE, "name": HOSTILE}
-    warned = {"time": 1002.0, "kind": "guard", "name": HOSTILE, "message": HOSTILE}
+    warned = {"time": 1002.0, "kind": "warning", "name": HOSTILE, "says": HOSTILE, "advice": HOSTILE}
     named = [{**record, f"episode/{HOSTILE}": 1.0, HOSTILE: HOSTILE} for record in records]
 
     page = page_of(named, [*events, hostile, warned], plan=HOSTILE, versions={HOSTILE: HOSTILE}, config=HOSTILE)
@@ -183,19 +183,15 @@ def test_a_run_that_was_killed_says_so(records: Records, events: Records) -> Non
 
 
 def test_warnings_are_told_with_what_to_try(records: Records, events: Records) -> None:
-    """A guard that spoke a thousand times is one line."""
-    warned = {
-        "time": 1001.0,
-        "kind": "guard",
-        "name": "no_signal",
-        "message": "no group had signal",
-        "fix": "easier tasks",
-    }
+    """Before the charts, each once however often it came, and said to be over once it is."""
+    warned = {"time": 1001.0, "kind": "warning", "name": "no_signal", "says": "no group had signal", "advice": "easier"}
+    again = [warned, {**warned, "over": True}, warned]
 
-    page = page_of(records, [*events, warned, warned])
+    page, over = page_of(records, [*events, *again]), page_of(records, [*events, *again, {**warned, "over": True}])
 
     assert page.index("no group had signal") < page.index("<svg")
-    assert "no_signal, 2 times" in page and "easier tasks" in page
+    assert "no signal, 2 times<" in page and "try: easier" in page
+    assert "no signal, 2 times, over<" in over
 
 
 def test_failures_that_are_alike_are_told_once(records: Records, events: Records) -> None:

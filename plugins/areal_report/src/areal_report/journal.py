@@ -20,8 +20,8 @@ Event = Mapping[str, Any]  # Any: the writer's fields
 MAX_KINDS = 50
 """Different failures and warnings kept; of each the last one, and how many there were."""
 MAX_EVALUATIONS = 4000
-WARNINGS = ("guard", "warning")
-"""Events that warn are of these kinds; `name` says of what, `message` and `fix` tell it."""
+WARNING = "warning"
+"""Event with `name`, `says` and `advice`, and with `over` when what it warned of is over."""
 
 
 @define(kw_only=True)
@@ -33,6 +33,7 @@ class Happened:
     count: int = 0
     first: float
     last: float
+    over: bool = False
 
 
 @define(kw_only=True)
@@ -79,12 +80,21 @@ class Journal:
             self.ended = event
         elif kind == EVALUATED and isinstance(event.get("reward"), int | float):
             self._evaluated(int(event["version"]), float(event["reward"]))
-        elif kind.startswith(WARNINGS):
-            told = "\n".join(str(event[name]) for name in ("message", "what", "why", "fix") if event.get(name))
-            self._count(self.warnings, str(event.get("name", kind)), kind, told or str(event.get("name", kind)), time)
+        elif kind == WARNING:
+            self._warned(str(event.get("name", kind)), event, time)
         elif "error" in event:
             text = str(event["error"])
             self._count(self.failures, f"{kind} {_without_numbers(text)}", kind, text, time)
+
+    def _warned(self, name: str, event: Event, time: float) -> None:
+        if event.get("over"):
+            if name in self.warnings:
+                self.warnings[name].over, self.warnings[name].last = True, time
+            return
+        advice = f"\ntry: {event['advice']}" if event.get("advice") else ""
+        self._count(self.warnings, name, WARNING, f"{event.get('says', name)}{advice}", time)
+        if name in self.warnings:
+            self.warnings[name].over = False
 
     def _evaluated(self, version: int, reward: float) -> None:
         self.evaluations[version] = reward

@@ -184,7 +184,8 @@ def _warnings(journal: Journal) -> str:
     if not journal.warnings:
         return ""
     rows = "".join(
-        f"<dt>{html(name)}{_times(told)}</dt><dd><pre>{html(told.text)}</pre></dd>"
+        f"<dt>{html(name.replace('_', ' '))}{_times(told)}{', over' if told.over else ''}</dt>"
+        f"<dd><pre>{html(told.text)}</pre></dd>"
         for name, told in journal.warnings.items()
     )
     return f"<section class='warned'><h2>Warnings</h2><dl>{rows}</dl></section>"
