@@ -16,7 +16,7 @@ EXTRAS := -e ".[dev,docs]" -e "kits/areal_torch[images]" -e "plugins/areal_tasks
 PIN := $(if $(LOCK),--constraint $(LOCK))
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: quickstart test test-slow test-browser test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-hostile test-browser test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -33,10 +33,13 @@ quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
 
 test: $(DEV) ## everything that takes less than half a minute
-	$(PYTEST) -m "not slow and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
+	$(PYTEST) -m "not slow and not hostile and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
 	$(PYTEST) -m "slow and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
+
+test-hostile: $(DEV) ## every way to spoil a model folder, and 500 run files changed at random: a quarter of an hour
+	$(PYTEST) -m hostile $(ARGS)
 
 test-browser: $(DEV) ## the pages of `areal view` in a real browser; needs chromium (apt install chromium), CHROMIUM=PATH names another one
 	$(BIN)/python -m pytest -m browser plugins/areal_view/tests $(ARGS)

@@ -2,7 +2,7 @@
 
 Files of examples/ and of the documentation, each changed at random in a way that its number decides. All of them:
 
-    python -m pytest tests/cli/test_hostile_configs.py -m slow
+    python -m pytest tests/cli/test_hostile_configs.py -m hostile
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def test_a_file_is_planned_or_refused_in_words(
     judge(number, model, tmp_path, capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.hostile
 @pytest.mark.parametrize("number", range(NUMBER))
 def test_every_file_is_planned_or_refused_in_words(
     number: int, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -19,7 +19,7 @@ from areal_torch.testing.models import make_tiny_model
 
 WAYS = hostile_folders()
 SAMPLE = 9
-"""Of so many ways one is tried where all would take minutes; with the mark `slow` all are."""
+"""Of so many ways one is tried where all would take minutes; with the mark `hostile` all are."""
 
 
 def trained(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_every_reader_refuses_it_in_our_words(way: str, reader: str, good: Path,
     judge(READERS[reader], odd(good, way, tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.hostile
 @pytest.mark.parametrize("reader", sorted(set(READERS) - {"the plan"}))
 @pytest.mark.parametrize("way", WAYS)
 def test_every_reader_refuses_every_one_in_our_words(way: str, reader: str, good: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_it_is_refused_in_our_words(way: str, good: Path, tmp_path: Path) -> Non
     judge(way, good, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.hostile
 @pytest.mark.parametrize("way", WAYS)
 def test_every_one_is_refused_in_our_words(way: str, good: Path, tmp_path: Path) -> None:
     """All of them."""
