@@ -56,10 +56,10 @@ def test_two_ranks_and_two_replicas_learn_too(tmp_path: Path) -> None:
 
 
 def test_a_pretrained_language_model_learns_on_a_laptop(tmp_path: Path) -> None:
-    """SmolLM2-135M: held-out greedy reward from 0 to at least 0.5 within 30 steps."""
+    """SmolLM2-135M: held-out greedy reward from 0 to at least 0.4 within 20 of the preset's 30 steps."""
     pytest.importorskip("gguf", reason="reading the model needs areal-core[smollm2]")
-    summary, _ = _quickstart(tmp_path / "run", "--model", "smollm2")
+    summary, _ = _quickstart(tmp_path / "run", "--model", "smollm2", "--steps", "20")
 
     assert summary["eval_first"] < 0.1  # type: ignore[operator]
-    assert summary["eval_last"] >= 0.5  # type: ignore[operator]
-    assert summary["steps"] <= 30  # type: ignore[operator]
+    assert summary["eval_last"] >= 0.4  # type: ignore[operator]
+    assert summary["steps"] == 20
