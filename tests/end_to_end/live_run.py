@@ -18,7 +18,6 @@ from attrs import define, field
 
 from areal_core.observe.jsonl import read_lines
 from areal_tasks.quickstart.quickstart import preset_path
-from areal_torch.owned_folder import owner_of
 
 PATIENCE_S = 120.0
 """A deadline for a run on a busy machine, never a measure of speed."""
@@ -109,10 +108,10 @@ class LiveRun:
         return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
     def left_in_shared_memory(self) -> list[str]:
-        """Return the names in /dev/shm that processes of this run made: owned folders, and names with a process id."""
+        """Return the names in /dev/shm that processes of this run made: they carry the process id."""
         mine = {self.process.pid, *(process.pid for process in self.processes)}
         there = Path("/dev/shm").iterdir() if Path("/dev/shm").is_dir() else ()
-        return [path.name for path in there if {owner_of(path), *map(int, re.findall(r"\d+", path.name))} & mine]
+        return [path.name for path in there if mine.intersection(map(int, re.findall(r"\d+", path.name)))]
 
     def _look(self) -> None:
         try:

@@ -16,7 +16,7 @@ _LOCK = ".owner"
 
 
 class OwnedFolder:
-    """Make `<root>/<prefix>-XXXX`, mode 0700, and remove what dead owners left in `root`.
+    """Make `<root>/<prefix>-<process id>-XXXX`, mode 0700, and remove what dead owners left in `root`.
 
     No process id is compared: a lock taken on the folder's lock file proves that nobody
     holds it, in whichever container the owner ran.
@@ -25,10 +25,10 @@ class OwnedFolder:
     def __init__(self, root: Path, prefix: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
         sweep(root, prefix)
-        made = Path(tempfile.mkdtemp(prefix=f".{prefix}-", dir=root))
+        # The id is for whoever wonders whose it is; nothing is decided by it.
+        made = Path(tempfile.mkdtemp(prefix=f".{prefix}-{os.getpid()}-", dir=root))
         self.lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(self.lock, str(os.getpid()).encode())  # for whoever wonders whose it is; nothing is decided by it
         # Renamed only once locked, so that no sweep ever sees it without its owner.
         self.path = made.rename(root / made.name.removeprefix("."))
 
@@ -44,14 +44,6 @@ def sweep(root: Path, prefix: str) -> None:
     """Remove the owned folders that dead owners left in `root`."""
     for left in root.glob(f"{prefix}-*"):
         remove_if_orphaned(left)
-
-
-def owner_of(path: Path) -> int | None:
-    """Return the process id that an owned folder was made under, None for anything else."""
-    try:
-        return int((path / _LOCK).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def remove_if_orphaned(path: Path) -> bool:
