@@ -7,6 +7,7 @@ Does not know: whose they are.
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401  # `nobody` may not be able to read it later
 import json
 import os
 import socket

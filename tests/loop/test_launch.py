@@ -30,10 +30,12 @@ class Elsewhere:
     def __init__(self, worker_id: str, host: str) -> None:
         self.id, self.host = worker_id, host
         self.ranks: list[RankContext] = []
+        self.together: bool | None = None
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Answer as a hosted engine would. Any: the contract's."""
         if method == "rendezvous":
+            self.together = args[1]
             return f"tcp://{args[0]}:{20_000 + int(self.id[-1])}"
         if len(args) > 1:
             self.ranks.append(args[1])
@@ -90,6 +92,18 @@ def test_ranks_meet_where_rank_zero_says(plan: Plan) -> None:
 
     assert [worker.ranks[0].init_method for worker in recorder.workers] == ["tcp://10.0.0.7:20000"] * 2
     assert [(job.memory, job.env) for job in recorder.jobs] == [(2**29, {"A": "b"})]
+
+
+@pytest.mark.parametrize(("hosts", "together"), [(("a", "a"), True), (("a", "b"), False)])
+def test_rank_zero_is_told_whether_all_ranks_are_on_its_host(
+    plan: Plan, hosts: tuple[str, str], together: bool
+) -> None:
+    """Only then may it choose a file that no other user reads instead of a port that every user can connect to."""
+    recorder = Recorder(*hosts)
+
+    asyncio.run(start_train_group(recorder, plan, plan.role("actor"), plan.config.actor, total_steps=1))
+
+    assert recorder.workers[0].together is together
 
 
 def test_a_replica_that_weights_would_not_reach_is_not_kept(plan: Plan) -> None:

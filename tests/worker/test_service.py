@@ -223,6 +223,21 @@ class Train:
         return self
 
 
+def test_ranks_of_one_host_meet_in_the_folder_of_their_user_and_others_at_a_port() -> None:
+    """Each time in another file or at another port, and without a folder always at a port."""
+
+    async def run(folder: str, *on_one_host: bool) -> list[str]:
+        host = TrainHost(Place(worker="actor/0", backend="fake", folder=folder))
+        return [await host.call("rendezvous", ("127.0.0.1", *on_one_host)) for _ in range(2)]
+
+    files = asyncio.run(run("/run/private", True))
+    ports = [*asyncio.run(run("/run/private", False)), *asyncio.run(run("/run/private")), *asyncio.run(run("", True))]
+
+    assert all(place.startswith("file:///run/private/") for place in files)
+    assert all(place.startswith("tcp://127.0.0.1:") for place in ports)
+    assert len({*files, *ports}) == 8
+
+
 class InBackground(FakeTrain):
     """An engine that writes states meanwhile."""
 

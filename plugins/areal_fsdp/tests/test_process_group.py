@@ -8,11 +8,13 @@ from datetime import timedelta
 import psutil
 import pytest
 import torch.distributed as dist
+from tests.benches.strangers import reached
 
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.train import RankContext
 from areal_core.worker.rendezvous import free_port, init_method
 from areal_torch.group import ProcessRanks
+from areal_torch.newcomers import no_newcomers
 from areal_torch.process_group import join, leave
 
 
@@ -39,6 +41,19 @@ def test_the_store_listens_on_the_address_given_and_not_on_every_interface(group
     addresses = {address for address, _ in listening()}
 
     assert addresses and not addresses & {"0.0.0.0", "::"}
+
+
+def test_gloo_takes_no_connection_once_the_ranks_have_met(group: ProcessRanks) -> None:
+    """It never lets go of a stranger's: enough of them would use up the descriptors of the trainer."""
+    before = listening()
+    with no_newcomers():
+        beside = dist.new_group(backend="gloo")
+    added = listening() - before
+    inherited = [place for place in listening() if place[0] == "127.0.0.1"]
+
+    assert added and reached(sorted(added)) == []
+    assert len(reached(inherited)) == 1, "the store, at whose port the ranks of several machines meet"
+    dist.barrier(beside)
 
 
 def test_leaving_closes_the_port() -> None:

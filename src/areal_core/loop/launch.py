@@ -69,7 +69,8 @@ async def start_train_group(
     )
     timeouts = plan.config.scheduler
     # Rank 0 chooses in its own process: a port that is free here may be taken there.
-    address = await workers[0].call("rendezvous", workers[0].host, timeout_s=timeouts.start_timeout_s)
+    host, on_one_host = workers[0].host, len({worker.host for worker in workers}) == 1
+    address = await workers[0].call("rendezvous", host, on_one_host, timeout_s=timeouts.start_timeout_s)
     ranks = _ranks(len(workers), str(address), role.device, timeouts.step_timeout_s)
     await group.start(spec, ranks, timeout_s=timeouts.start_timeout_s)
     return group

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from ipaddress import ip_address
 
 import psutil
@@ -39,7 +40,7 @@ def is_here(host: str) -> bool:
 
 def address_towards(host: str) -> str:
     """Return the address of this machine that one at `host` reaches it at. Nothing is sent."""
-    family = socket.AF_INET6 if _is_v6(host) else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
@@ -85,17 +86,8 @@ def free_port(
 
 
 def _can_bind(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if _is_v6(host) else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, port))
         return True
-
-
-def _is_v6(host: str) -> bool:
-    try:
-        return ip_address(host).version == 6
-    except ValueError:
-        return False
+    return False

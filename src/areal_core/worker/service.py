@@ -9,6 +9,7 @@ Does not know: sockets or processes (`rpc`, `worker_main`), or any engine by nam
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,7 @@ class Place:
     backend: str
     imports: tuple[str, ...] = ()
     registry: Registry = Factory(default_registry)
+    folder: str = ""  # if any, the workers of this host share it, and no other user can enter it
 
 
 class Host(Protocol):
@@ -69,7 +71,7 @@ class TrainHost:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="areal-train")
         self._methods: Mapping[str, Callable[..., Any]] = {  # Any: one signature per method
             "start": self._start,
-            "rendezvous": init_method,
+            "rendezvous": self._rendezvous,
             "train_step": lambda batch, spec: self._started.train_step(batch, self._objective_of(spec)),
             "forward": self._forward,
             "send_weights": self._send_weights,
@@ -100,25 +102,25 @@ class TrainHost:
 
     @property
     def _offloading(self) -> SupportsOffload:
-        engine = self._started
-        if not isinstance(engine, SupportsOffload):
-            raise CapabilityError(
-                f"train backend {self._parts.place.backend!r} cannot give its device memory back",
-                why="it does not claim `memory.offload`",
-                fix="use a backend that claims it (`areal backends`)",
-            )
-        return engine
+        if isinstance(self._started, SupportsOffload):
+            return self._started
+        raise self._unable("give its device memory back", "memory.offload", "")
 
     @property
     def _in_background(self) -> SupportsBackgroundState:
-        engine = self._started
-        if not isinstance(engine, SupportsBackgroundState):
-            raise CapabilityError(
-                f"train backend {self._parts.place.backend!r} cannot write a state while it trains",
-                why="it does not claim `checkpoint.background`",
-                fix="set checkpoint.background to false, or use a backend that claims it (`areal backends`)",
-            )
-        return engine
+        if isinstance(self._started, SupportsBackgroundState):
+            return self._started
+        raise self._unable(
+            "write a state while it trains", "checkpoint.background", "set checkpoint.background to false, or "
+        )
+
+    def _unable(self, what: str, claim: str, instead: str) -> CapabilityError:
+        why, fix = f"it does not claim `{claim}`", f"{instead}use a backend that claims it (`areal backends`)"
+        return CapabilityError(f"train backend {self._parts.place.backend!r} cannot {what}", why=why, fix=fix)
+
+    def _rendezvous(self, host: str, on_one_host: bool = False) -> str:
+        folder = self._parts.place.folder  # a port is open to every user of the machine, a file there is not
+        return f"file://{folder}/ranks-{secrets.token_hex(8)}" if folder and on_one_host else init_method(host)
 
     def _start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
         _not_started(self.engine, self._parts.place)

@@ -19,32 +19,39 @@ from areal_core.contract.train import RankContext
 from areal_torch.device import collective_backend
 from areal_torch.group import ProcessRanks
 from areal_torch.layout import data_ranks
+from areal_torch.newcomers import no_newcomers
 
 _CLOSE_TIMEOUT_S = 10.0
 
 
 def join(rank: RankContext, layout: Mapping[str, int]) -> ProcessRanks:
-    """Form a process group with the other ranks of the role, on the address given and nowhere else. Collective.
+    """Form a process group with the other ranks of the role, at the address given and nowhere else. Collective.
+
+    The address is a file, which the ranks of one machine share, or a port. No port that gloo opens takes connections
+    afterwards.
 
     Raises:
         ResourceError: they cannot be reached.
     """
     timeout = timedelta(seconds=rank.timeout_s)
     try:
-        dist.init_process_group(
-            collective_backend(rank.device),
-            **_init_method(rank, timeout),
-            rank=rank.rank,
-            world_size=rank.world_size,
-            timeout=timeout,
-        )
+        meeting = _init_method(rank, timeout)
+        with no_newcomers():
+            dist.init_process_group(
+                collective_backend(rank.device),
+                **meeting,
+                rank=rank.rank,
+                world_size=rank.world_size,
+                timeout=timeout,
+            )
     except (dist.DistError, OSError) as error:
         raise ResourceError(
             f"rank {rank.rank} of {rank.world_size} cannot reach the others at {rank.init_method}",
             why=str(error).splitlines()[0],
             fix="if another program took the port, start the run again: it chooses a new one; or check: ss -ltn",
         ) from error
-    control = dist.new_group(backend="gloo", timeout=timeout)
+    with no_newcomers():
+        control = dist.new_group(backend="gloo", timeout=timeout)
     return ProcessRanks(
         rank=rank.rank, size=rank.world_size, control=control, data_ranks=data_ranks(layout, rank.world_size)
     )

@@ -19,6 +19,7 @@ from areal_core.contract.train import RankContext
 from areal_torch.context import ContextRanks
 from areal_torch.device import torch_type
 from areal_torch.layout import ORDER, coordinates, divisors
+from areal_torch.newcomers import no_newcomers
 
 
 @frozen(kw_only=True, eq=False)
@@ -39,6 +40,7 @@ class Ranks:
     pipeline: dist.ProcessGroup | None
 
 
+@no_newcomers()
 def arrange(layout: Mapping[str, int], rank: RankContext) -> Ranks:
     """Make the groups of a layout that was checked. Collective."""
     degrees = {letter: layout.get(letter, 1) for letter in (*ORDER, "e")}

@@ -27,6 +27,7 @@ from areal_torch.context import ContextRanks, check_context
 from areal_torch.hf import Model
 from areal_torch.layout import share_of
 from areal_torch.model import PackedModel
+from areal_torch.newcomers import no_newcomers
 from areal_torch.optimizer import local
 from areal_torch.pieces import box_of, joined
 
@@ -62,6 +63,7 @@ class Meshes:
         )
 
 
+@no_newcomers()
 def _mesh(sizes: Mapping[str, int], rank: RankContext, device: torch.device) -> DeviceMesh:
     """Return a mesh of all ranks. Collective.
 

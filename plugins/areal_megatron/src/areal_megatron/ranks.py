@@ -17,6 +17,7 @@ from areal_core.contract.train import RankContext
 from areal_megatron.config import MegatronConfig
 from areal_megatron.library import parallel_state
 from areal_torch.layout import ORDER, coordinates, divisors
+from areal_torch.newcomers import no_newcomers
 
 
 @frozen(kw_only=True, eq=False)
@@ -44,6 +45,7 @@ class Ranks:
         return self.expert_tensor if of_expert else self.tensor
 
 
+@no_newcomers()
 def arrange(layout: Mapping[str, int], rank: RankContext, config: MegatronConfig) -> Ranks:
     """Make the groups of a layout that was checked. Collective."""
     degrees = {letter: layout.get(letter, 1) for letter in (*ORDER, "e")}

@@ -78,7 +78,8 @@ async def _live(bootstrap: Bootstrap) -> None:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    if not bootstrap.listen.startswith("/"):
+    folder = bootstrap.listen if bootstrap.listen.startswith("/") else ""
+    if not folder:
         _make_room_for_strangers()
     keys = KeyPair(public=bootstrap.server_public, secret=bootstrap.server_secret)
     keeper = doorkeeper(context, bootstrap.client_public)
@@ -89,7 +90,7 @@ async def _live(bootstrap: Bootstrap) -> None:
         _answer(bootstrap, Ready(error=str(exc)))
         raise
     start_echo(heartbeat)
-    place = Place(worker=bootstrap.worker, backend=bootstrap.backend, imports=bootstrap.imports)
+    place = Place(worker=bootstrap.worker, backend=bootstrap.backend, imports=bootstrap.imports, folder=folder)
     host = HOSTS[bootstrap.engine_role](place)
     server = RpcServer(socket, host.call)
     _answer(bootstrap, Ready(rpc_port=rpc_port, heartbeat_port=heartbeat_port))

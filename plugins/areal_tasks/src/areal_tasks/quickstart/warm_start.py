@@ -98,7 +98,7 @@ async def _start_trainer(scheduler: Scheduler, recipe: Recipe, start: Path) -> T
     group = TrainGroup("warm-start", workers, timeout_s=_STEP_TIMEOUT_S)
     optimizer = OptimizerSpec(**{**asdict(recipe.optimizer), "total_steps": recipe.steps})
     spec = TrainSpec(role="warm-start", model_path=str(start), optimizer=optimizer, seed=recipe.seed)
-    address = await workers[0].call("rendezvous", workers[0].host, timeout_s=_STEP_TIMEOUT_S)
+    address = await workers[0].call("rendezvous", workers[0].host, True, timeout_s=_STEP_TIMEOUT_S)
     rank = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method=str(address))
     await group.start(spec, [rank], timeout_s=_STEP_TIMEOUT_S)
     return group
