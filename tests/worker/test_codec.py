@@ -38,7 +38,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, CodecError, GenerationFailed, WorkerDied
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.worker import schema
-from areal_core.worker.codec import decode, encode
+from areal_core.worker.codec import MAX_FRAMES, MAX_HEADER_BYTES, decode, encode
 from areal_core.worker.tensors import DTYPES
 
 SCALARS = (
@@ -332,6 +332,69 @@ def test_a_tensor_names_a_frame_of_its_own(index: object) -> None:
 
     with pytest.raises(CodecError, match="names frame"):
         decode([header, bytes(len(header))])
+
+
+FIT = st.sampled_from(
+    [("uint8", [8]), ("int32", [2]), ("int64", [1]), ("int64", []), ("float32", [2, 1]), ("bool", [0])]
+)
+
+
+@settings(max_examples=300)
+@given(
+    nodes=st.lists(st.tuples(FIT, st.integers(0, 4)), max_size=6), frames=st.lists(st.binary(max_size=9), max_size=4)
+)
+def test_tensors_take_no_more_memory_than_the_frames_that_came(
+    nodes: list[tuple[tuple[str, list[int]], int]], frames: list[bytes]
+) -> None:
+    """However a header names frames: each belongs to one tensor, so what is copied is copied once."""
+    header = msgspec.msgpack.encode([2, *[[8, dtype, shape, index] for (dtype, shape), index in nodes]])
+    with contextlib.suppress(CodecError):
+        tensors = decode([header, *frames])
+
+        assert sum(tensor.nbytes for tensor in tensors) <= sum(map(len, frames))
+
+
+def test_two_tensors_cannot_be_made_of_one_frame() -> None:
+    """Else half a megabyte of a header would make two gigabytes of half a megabyte."""
+    header = msgspec.msgpack.encode([2, [8, "uint8", [4], 1], [8, "uint8", [4], 1]])
+
+    with pytest.raises(CodecError, match="another tensor's"):
+        decode([header, bytes(4)])
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        [8, "uint8", [2**63] * 50_000, 1],
+        [8, "uint8", ["x" * 450_000], 1],
+        [8, "x" * 450_000, [1], 1],
+        [8, "uint8", [1], "x" * 450_000],
+        [5, "x" * 450_000],
+        [6, "StopReason", "x" * 450_000],
+    ],
+    ids=["shape", "length", "dtype", "frame", "class", "member"],
+)
+def test_what_is_too_long_is_refused_unread_and_told_in_few_words(node: object) -> None:
+    """Half a megabyte of lengths is not multiplied, and an error does not carry the message it is about."""
+    with pytest.raises(CodecError) as caught:
+        decode([msgspec.msgpack.encode(node), b"x"])
+
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"\xc0", *[b""] * MAX_FRAMES],
+        [memoryview(bytearray(MAX_HEADER_BYTES + 1))],
+        [b"\xc0", *[memoryview(bytearray(MAX_HEADER_BYTES))] * 33],
+    ],
+    ids=["frames", "header", "bytes"],
+)
+def test_a_message_above_the_bounds_is_refused_before_it_is_read(frames: list[bytes]) -> None:
+    """Those of `encode`; the error says how large it is, how large it may be, and what to do."""
+    with pytest.raises(CodecError, match=r"is too large(.|\n)*why: at most(.|\n)*fix: send it in parts"):
+        decode(frames)
 
 
 @pytest.mark.parametrize("tag", [0, 1])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from reprlib import repr as brief
 from types import MappingProxyType
 from typing import Any
 
@@ -29,9 +30,12 @@ from areal_core.worker import schema
 Frame = bytes | memoryview
 Node = Any  # msgpack's own mix of scalars, lists and dicts
 Frames = list[Frame]
+Left = list[Frame | None]  # None: a tensor has it
 
 MAX_FRAMES = 65_536
 """Tensors in one message, plus one."""
+MAX_HEADER_BYTES = 256 << 20
+"""All of a message but its tensors: one byte of it may become an object of a hundred."""
 MAX_MESSAGE_BYTES = 8 << 30
 """More than any batch; what is larger travels by a weight transport."""
 
@@ -56,34 +60,35 @@ def encode(value: object) -> Frames:
         frames[0] = _header_encoder.encode(_pack(value, frames))
     except (OverflowError, RecursionError, UnicodeEncodeError) as exc:
         raise CodecError("a value cannot be encoded", why=f"{type(exc).__name__}: {exc}") from exc
-    if len(frames) > MAX_FRAMES or sum(map(_num_bytes, frames)) > MAX_MESSAGE_BYTES:
-        raise CodecError(
-            f"a message of {len(frames)} frames and {sum(map(_num_bytes, frames))} bytes is too large",
-            why=f"one message holds at most {MAX_FRAMES} frames and {MAX_MESSAGE_BYTES} bytes",
-            fix="send it in parts; weights travel by a weight transport",
-        )
+    _refuse_large(frames)
     return frames
 
 
 def decode(frames: Sequence[Frame]) -> Any:
     """Return the value that `encode` turned into these frames. Any: the sender decides.
 
-    Tensors share memory with writable, aligned frames and copy the others, so they can always be written to.
+    Tensors share memory with writable, aligned frames and copy each other one once: they can always be written to.
 
     Raises:
         CodecError: the frames are not what `encode` makes; nothing else, whatever the bytes are.
     """
     try:
-        header = _header_decoder.decode(frames[0])
-        return _unpack(header, frames)
+        _refuse_large(frames)
+        return _unpack(_header_decoder.decode(frames[0]), list(frames))
     except CodecError:
         raise
     except Exception as exc:  # the bytes choose which constructor runs, and so which error it raises
-        raise CodecError("a message cannot be decoded", why=f"{type(exc).__name__}: {exc}") from exc
+        raise CodecError("a message cannot be decoded", why=f"{type(exc).__name__}: {str(exc)[:300]}") from exc
 
 
-def _num_bytes(frame: Frame) -> int:
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+def _refuse_large(frames: Sequence[Frame]) -> None:
+    sizes = [memoryview(frame).nbytes for frame in frames]
+    if len(frames) > MAX_FRAMES or sizes[0] > MAX_HEADER_BYTES or sum(sizes) > MAX_MESSAGE_BYTES:
+        raise CodecError(
+            f"a message of {len(frames)} frames and {sum(sizes)} bytes, {sizes[0]} in its header, is too large",
+            why=f"at most {MAX_FRAMES} frames, {MAX_MESSAGE_BYTES} bytes and {MAX_HEADER_BYTES} in the header travel",
+            fix="send it in parts; weights travel by a weight transport",
+        )
 
 
 # ---------------------------------------------------------------- values to nodes
@@ -107,16 +112,11 @@ def _pack(value: Any, frames: Frames) -> Node:
     return _pack_tensors(value, frames)
 
 
-def _pack_list(value: list[Any], frames: Frames) -> Node:
+def _pack_sequence(value: list[Any] | tuple[Any, ...], frames: Frames) -> Node:
+    flat, nested = (_FLAT_LIST, _LIST) if type(value) is list else (_FLAT_TUPLE, _TUPLE)
     if _SCALARS.issuperset(map(type, value)):
-        return (_FLAT_LIST, value)
-    return [_LIST, *[_pack(item, frames) for item in value]]
-
-
-def _pack_tuple(value: tuple[Any, ...], frames: Frames) -> Node:
-    if _SCALARS.issuperset(map(type, value)):
-        return (_FLAT_TUPLE, value)
-    return [_TUPLE, *[_pack(item, frames) for item in value]]
+        return (flat, value)
+    return [nested, *[_pack(item, frames) for item in value]]
 
 
 def _pack_mapping(value: Any, frames: Frames) -> Node:
@@ -127,8 +127,8 @@ def _pack_mapping(value: Any, frames: Frames) -> Node:
 
 
 _PACKERS: dict[type, Callable[[Any, Frames], Node]] = {
-    list: _pack_list,
-    tuple: _pack_tuple,
+    list: _pack_sequence,
+    tuple: _pack_sequence,
     dict: _pack_mapping,
     MappingProxyType: _pack_mapping,
     frozenset: lambda value, frames: [_FROZENSET, *[_pack(item, frames) for item in value]],
@@ -159,7 +159,7 @@ def _refuse(kind: type, where: str, fix: str) -> CodecError:
 # ---------------------------------------------------------------- nodes to values
 
 
-def _unpack(node: Node, frames: Sequence[Frame]) -> Any:
+def _unpack(node: Node, frames: Left) -> Any:
     kind = type(node)
     if kind is list:
         return _UNPACKERS[node[0]](node, frames)
@@ -177,46 +177,48 @@ def _flat(node: Node) -> Any:
     return items
 
 
-def _items(node: Node, frames: Sequence[Frame]) -> list[Any]:
+def _items(node: Node, frames: Left) -> list[Any]:
     return [_unpack(item, frames) for item in node[1:]]
 
 
-def _unpack_object(node: Node, frames: Sequence[Frame]) -> Any:
+def _unpack_object(node: Node, frames: Left) -> Any:
     build, names = schema.OBJECTS_BY_NAME[node[1]]
     if len(node) != len(names) + 2:
         raise CodecError(f"{node[1]} has {len(names)} fields and {len(node) - 2} arrived")
     return build(**{name: _unpack(item, frames) for name, item in zip(names, node[2:], strict=True)})
 
 
-def _unpack_enum(node: Node, _frames: Sequence[Frame]) -> Any:
+def _unpack_enum(node: Node, _frames: Left) -> Any:
     (_, name, value) = node
     return schema.ENUMS[name](value)
 
 
-def _unpack_error(node: Node, _frames: Sequence[Frame]) -> Any:
+def _unpack_error(node: Node, _frames: Left) -> Any:
     (_, name, what, why, fix) = node
     if {type(what), type(why), type(fix)} != {str}:
         raise CodecError("an error's texts are not strings")
     return schema.ERRORS[name](what, why=why, fix=fix)
 
 
-def _unpack_tensor(node: Node, frames: Sequence[Frame]) -> Any:
+def _unpack_tensor(node: Node, frames: Left) -> Any:
     from areal_core.worker import tensors
 
     (_, dtype, shape, index) = node
-    if type(index) is not int or not 0 < index < len(frames):
-        raise CodecError(f"a tensor names frame {index!r} of {len(frames)}")
-    return tensors.from_memory(frames[index], dtype, shape)
+    frame = frames[index] if type(index) is int and 0 < index < len(frames) else None
+    if frame is None:
+        raise CodecError(f"a tensor names frame {brief(index)} of {len(frames)}", why="it is none, or another tensor's")
+    frames[index] = None
+    return tensors.from_memory(frame, dtype, shape)
 
 
-def _unpack_batch(node: Node, frames: Sequence[Frame]) -> Any:
+def _unpack_batch(node: Node, frames: Left) -> Any:
     from areal_core.contract.batch import Batch
 
     (_, columns) = node
     return Batch.from_flat(_unpack(columns, frames))
 
 
-_UNPACKERS: dict[int, Callable[[Node, Sequence[Frame]], Any]] = {
+_UNPACKERS: dict[int, Callable[[Node, Left], Any]] = {
     _FLAT_LIST: lambda node, _: _flat(node),
     _FLAT_TUPLE: lambda node, _: tuple(_flat(node)),
     _LIST: _items,

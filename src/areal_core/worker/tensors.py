@@ -7,6 +7,7 @@ Does not know: messages (`codec`) or sockets.
 from __future__ import annotations
 
 import math
+from reprlib import repr as brief
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*_INTEGERS, *_FLOATS)}
 """Name -> dtype, for every dtype that travels."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MAX_DIMS = 64  # as in NumPy; the product of very many lengths would take minutes
 _SIZES = {name: torch.empty(0, dtype=dtype).element_size() for name, dtype in DTYPES.items()}
 
 
@@ -57,9 +59,9 @@ def from_memory(frame: bytes | memoryview, dtype: str, shape: list[int]) -> Tens
     """
     size = _SIZES.get(dtype)
     if size is None:
-        raise CodecError(f"a tensor of dtype {dtype!r} arrived", why=f"these travel: {', '.join(DTYPES)}")
-    if type(shape) is not list or not all(type(length) is int and length >= 0 for length in shape):
-        raise CodecError(f"a tensor of shape {shape!r} arrived")
+        raise CodecError(f"a tensor of dtype {brief(dtype)} arrived", why=f"these travel: {', '.join(DTYPES)}")
+    if type(shape) is not list or len(shape) > _MAX_DIMS or not all(type(one) is int and one >= 0 for one in shape):
+        raise CodecError(f"a tensor of shape {brief(shape)} arrived", why=f"a shape is at most {_MAX_DIMS} lengths")
     num_bytes = memoryview(frame).nbytes
     if math.prod(shape) * size != num_bytes:
         raise CodecError(f"a tensor of {dtype} {shape} arrived in {num_bytes} bytes")
