@@ -21,7 +21,8 @@ from areal_core.contract.errors import (
     WorkerDied,
     WorkerTimeout,
 )
-from areal_local.scheduler.channel import KeyPair, connected, doorkeeper, listening
+from areal_core.worker.codec import encode
+from areal_local.scheduler.channel import PIECE_BYTES, KeyPair, connected, doorkeeper, listening
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.rpc import RpcClient, RpcServer
 
@@ -92,6 +93,24 @@ def test_arguments_and_results_arrive_unchanged() -> None:
 
     assert (one, two) == (1, (2, [3]))
     assert torch.equal(torch.arange(100_000), tensor)
+
+
+@pytest.mark.parametrize("size", [PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
+def test_frames_arrive_whole_whatever_pieces_they_travelled_in(size: int) -> None:
+    """Over TCP a frame is cut: the header of a call and tensors, of just a piece, a little more, a little less."""
+    around = len(encode((bytes(size),))[0]) - size
+    header, tensor = bytes(range(256)) * (size // 256 + 1), torch.arange(size).to(torch.uint8)
+
+    async def run() -> tuple[Any, ...]:
+        async with pair(echo) as made:
+            (text,) = await made.client.call("x", header[: size - around], timeout_s=10)
+            return text, *await made.client.call("x", tensor, 7, timeout_s=10)
+
+    text, received, seven = asyncio.run(run())
+
+    assert text == header[: size - around]
+    assert torch.equal(received, tensor) and seven == 7
+    assert received.add_(1) is received, "it can be written to"
 
 
 def test_replies_find_their_calls_in_any_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import socket
@@ -20,7 +21,7 @@ from areal_conformance.benches.process import listening
 from areal_conformance.probes.processes import descendants
 from areal_core.contract import Job
 from areal_core.contract.errors import ResourceError
-from areal_local.scheduler.channel import KeyPair, doorkeeper
+from areal_local.scheduler.channel import PIECE_BYTES, KeyPair, doorkeeper
 from areal_local.scheduler.channel import listening as bound
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
@@ -137,6 +138,45 @@ def test_whoever_says_nothing_on_a_port_is_hung_up_on() -> None:
     assert held.getsockopt(zmq.HANDSHAKE_IVL) <= 5000
     keeper.stop()
     context.destroy(linger=0)
+
+
+def test_a_stranger_cannot_make_a_port_hold_more_than_a_piece() -> None:
+    """Two gigabytes announced before the handshake are not read: the connection ends at the length."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    held, port = bound(context, KeyPair.generate(), "127.0.0.1")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    long_command = b"\x06" + (2 << 30).to_bytes(8, "big")
+    enough, sent = 64 << 20, 0
+
+    with (
+        contextlib.suppress(ConnectionError),
+        socket.create_connection(("127.0.0.1", port), timeout=30.0) as stranger,
+    ):
+        stranger.sendall(greeting + long_command)
+        while sent < enough:
+            sent += stranger.send(bytes(1 << 20))
+
+    assert sent < enough, "what fits into the buffers of the kernel, at most"
+    assert held.getsockopt(zmq.MAXMSGSIZE) < 2 * PIECE_BYTES
+    context.destroy(linger=0)
+
+
+def test_ranks_of_one_machine_are_told_to_meet_where_no_other_user_can_enter(tmp_path: Path) -> None:
+    """In the folder of their sockets; at a port only where the user asks for a network."""
+
+    async def run(**settings: bool) -> tuple[str, str | None]:
+        scheduler = LocalScheduler(LocalConfig(log_dir=str(tmp_path), **settings))
+        try:
+            (worker,) = await scheduler.submit(attrs.evolve(JOB, role="actor", engine_role="train", num_workers=1))
+            return await worker.call("rendezvous", worker.host, True, timeout_s=60.0), scheduler.folder(JOB, 0)
+        finally:
+            await scheduler.close()
+
+    place, folder = asyncio.run(run())
+    port, nowhere = asyncio.run(run(listen_on_all=True))
+
+    assert place.startswith(f"file://{folder}/") and folder is not None
+    assert port.startswith("tcp://127.0.0.1:") and nowhere is None
 
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:

@@ -28,6 +28,11 @@ ZERO_COPY_BYTES = 1 << 16
 """Frames from this size on are handed to libzmq in place; below, a copy is cheaper."""
 MAX_MESSAGES_PER_TURN = 64
 """So that a flood of messages does not starve the rest of the loop."""
+PIECE_BYTES = 1 << 16
+"""Over TCP a frame travels in pieces of this size and a shorter last one. A larger one is refused before it is read:
+libzmq would take it from anybody, for it has one limit for all that arrives, before and after the handshake."""
+_SEAL_BYTES = 64
+"""More than CURVE adds to a piece."""
 _HANDSHAKE_MS = 5000
 """Whoever has not proved its key by then is hung up on, so that idle strangers cannot pile up."""
 
@@ -57,7 +62,7 @@ def listening(context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, host: str)
         ResourceError: it is no address of this machine, or no port is free.
     """
     socket = context.socket(zmq.ROUTER)
-    _unbounded(socket)
+    _set_limits(socket, host)
     socket.curve_server = True
     socket.curve_secretkey = keys.secret.encode()
     socket.curve_publickey = keys.public.encode()
@@ -81,7 +86,7 @@ def connected(
 ) -> zmq.Socket[bytes]:
     """Return a DEALER that talks only to the holder of the server's secret key."""
     socket = context.socket(zmq.DEALER)
-    _unbounded(socket)
+    _set_limits(socket, host)
     socket.curve_serverkey = server_public.encode()
     socket.curve_secretkey = keys.secret.encode()
     socket.curve_publickey = keys.public.encode()
@@ -119,19 +124,20 @@ class _OneClient:
         return zmq.utils.z85.decode(key) == self._public
 
 
-def _unbounded(socket: zmq.Socket[bytes]) -> None:
+def _set_limits(socket: zmq.Socket[bytes], host: str) -> None:
     # Calls in flight bound the memory; a full queue would block the loop or drop a reply.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES if _is_folder(host) else PIECE_BYTES + _SEAL_BYTES)
 
 
 class Channel:
     """Owns one socket. `receive` is called in the loop with every message that arrives, as a list of frames.
 
-    The first `num_plain` frames arrive as bytes, the others as writable views of libzmq's memory.
+    The first `num_plain` frames arrive as bytes, the others as writable views of libzmq's memory, or of what pieces
+    that came over TCP were put together in.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], receive: Receive, *, num_plain: int) -> None:
@@ -141,6 +147,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._closed = False
+        self._in_pieces = socket.getsockopt_string(zmq.LAST_ENDPOINT).startswith("tcp://")
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
         self._wake()
@@ -150,12 +157,12 @@ class Channel:
 
         Large frames are read by libzmq's thread later: leave them alone until the message was answered.
         """
-        last = len(frames) - 1
+        pieces = [piece for frame in frames for piece in _cut(frame)] if self._in_pieces else frames
+        last = len(pieces) - 1
         try:
-            for number, frame in enumerate(frames):
-                size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+            for number, piece in enumerate(pieces):
                 flags = zmq.NOBLOCK | zmq.SNDMORE if number < last else zmq.NOBLOCK
-                self._socket.send(frame, flags, copy=size < ZERO_COPY_BYTES)
+                self._socket.send(piece, flags, copy=_size(piece) < ZERO_COPY_BYTES)
         except zmq.Again:
             return False
         # Sending may swallow the descriptor's edge for a message that arrived meanwhile.
@@ -184,10 +191,30 @@ class Channel:
             self._wake()
 
     def _take(self) -> list[Frame]:
-        frames: list[Frame] = [self._socket.recv(zmq.NOBLOCK)]
-        while self._socket.getsockopt(zmq.RCVMORE):
-            if len(frames) < self._num_plain:
-                frames.append(self._socket.recv(zmq.NOBLOCK))
-            else:
-                frames.append(self._socket.recv(zmq.NOBLOCK, copy=False).buffer)
+        frames: list[Frame] = []
+        while not frames or self._socket.getsockopt(zmq.RCVMORE):
+            frames.append(self._whole(plain=len(frames) < self._num_plain))
         return frames
+
+    def _whole(self, *, plain: bool) -> Frame:
+        pieces = [self._piece(plain)]
+        if not self._in_pieces or _size(pieces[0]) != PIECE_BYTES:
+            return pieces[0]
+        while _size(pieces[-1]) == PIECE_BYTES and self._socket.getsockopt(zmq.RCVMORE):
+            pieces.append(self._piece(plain))
+        return b"".join(pieces) if plain else memoryview(bytearray().join(pieces))
+
+    def _piece(self, plain: bool) -> Frame:
+        return self._socket.recv(zmq.NOBLOCK) if plain else self._socket.recv(zmq.NOBLOCK, copy=False).buffer
+
+
+def _size(frame: Frame) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+def _cut(frame: Frame) -> Sequence[Frame]:
+    size = _size(frame)
+    if size < PIECE_BYTES:
+        return (frame,)
+    view = memoryview(frame)
+    return [view[start : start + PIECE_BYTES] for start in range(0, size + 1, PIECE_BYTES)]
