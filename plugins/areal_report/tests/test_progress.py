@@ -186,3 +186,19 @@ def test_the_view_of_a_run_that_is_quiet_shows_nothing(records: Records, capsys:
         view.step(records[0])
 
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_traced_step_is_told_with_where_its_traces_are(tmp_path: Path) -> None:
+    """When the step is shown, also where its own line is not due; other steps say nothing."""
+    (tmp_path / "profile/step-2").mkdir(parents=True)
+    for name in ("actor-rank0.json.gz", "rollout-rank0.json.gz", ".actor-rank1.json.gz.part"):
+        (tmp_path / "profile/step-2" / name).touch()
+    progress, stream = plain(9, StepClock(), folder=tmp_path)
+
+    for step in (1, 2, 3):
+        progress.step({"step": step})
+
+    traced = [line for line in lines_of(stream) if "traced" in line]
+    assert len(traced) == 1
+    assert f"step 2 was traced (actor-rank0, rollout-rank0): {tmp_path}/profile/step-2; " in traced[0]
+    assert "ui.perfetto.dev" in traced[0]

@@ -22,6 +22,7 @@ from areal_report.history import History
 from areal_report.journal import Journal
 from areal_report.report import Page, render_page, write_page, write_picture
 from areal_report.summary import summarize
+from areal_report.traces import traces_of
 
 Records = list[dict[str, Any]]
 WriteStore = Callable[[Path, Sequence[dict[str, Any]]], None]
@@ -317,3 +318,17 @@ def test_without_vl_convert_there_is_an_event_and_a_page_without_charts(
         ("no_picture", "pip install vl-convert-python")
     ]
     assert "pip install vl-convert-python" in page and "0.0" in page and "<svg" not in page
+
+
+def test_traces_are_listed_with_what_opens_them(records: Records, events: Records, tmp_path: Path) -> None:
+    """In order of steps; a run without traces has no such part."""
+    for name in ("step-10/actor-rank0.json.gz", "step-9/rollout-rank0.json.gz", "step-9/.rollout-rank1.json.gz.part"):
+        (tmp_path / "profile" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "profile" / name).touch()
+
+    traces = traces_of(tmp_path)
+    page = page_of(records, events, traces=traces)
+
+    assert traces == ["profile/step-9/rollout-rank0.json.gz", "profile/step-10/actor-rank0.json.gz"]
+    assert "\n".join(traces) in page and "ui.perfetto.dev" in page
+    assert "Traces" not in page_of(records, events)

@@ -163,9 +163,8 @@ def _close(outcome: RunOutcome, console: Console) -> int:
     report: RunReport | None = extension("report")
     if report is not None and folder.metrics.exists() and (curve := report.curve(folder)):
         console.print(curve, highlight=False, markup=False)
-    left = {"metrics": folder.metrics}
-    if report is not None:
-        left = {"report": folder.report, "picture": folder.picture, "summary": folder.summary}
+    shown = {"report": folder.report, "picture": folder.picture, "summary": folder.summary}
+    left = {"metrics": folder.metrics} if report is None else shown
     for name, path in left.items():
         console.print(f"{name:8}{path}", highlight=False, markup=False, soft_wrap=True)
     if outcome.finished:

@@ -91,7 +91,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
     beyond = _reaches_beyond(config, registry)
     named = beyond and config.device != "auto"
     device = config.device if named else choose_device(config.device, devices, _backends(config), registry)
-    roles = [_train_role(name, role, config, registry, device) for name, role in _train_roles(config).items()]
+    roles = [_train_role(name, role, config, registry, device) for name, role in config.train_roles.items()]
     roles.append(_rollout_role(config, registry, device, generating))
     infer = registry.describe("infer", roles[-1].backend.name)
     engine_warnings = check_environment(config.rollout, infer, device) if generating else []
@@ -105,6 +105,8 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
     _check_routes(config, registry, roles)
     if config.guard:
         need("watch", "guard:")(config.guard, print, print)  # says what is wrong with it
+    if config.profile:
+        need("profile", "profile:")(config.profile, config.steps, Path(), "")
     warnings = [
         *stand_in_warnings(device, registry),
         *engine_warnings,
@@ -143,14 +145,9 @@ def _ageing(
     return sorted(f"{what} was {text}" for what, text in told if text)
 
 
-def _train_roles(config: RunConfig) -> dict[str, RoleConfig]:
-    roles = {"actor": config.actor, "critic": config.critic, "reference": config.reference}
-    return {name: role for name, role in roles.items() if role is not None}
-
-
 def _backends(config: RunConfig) -> list[tuple[str, str]]:
     """Return role and name of every backend that would run on the device."""
-    trainers = [("train", parse_backend(role.backend).name) for role in _train_roles(config).values()]
+    trainers = [("train", parse_backend(role.backend).name) for role in config.train_roles.values()]
     return [*trainers, ("infer", parse_backend(config.rollout.backend).name)]
 
 
@@ -293,20 +290,18 @@ def _check_routes(config: RunConfig, registry: Registry, roles: list[RolePlan]) 
 
 
 def _check_placements(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> None:
-    placements = {role.role: role.placement for role in roles}
-    owned = {role.role: 0 if role.device == "cpu" else role.num_workers * role.devices_per_worker for role in roles}
-    sizes = {role.role: (role.num_workers, owned[role.role]) for role in roles}
-    check_placements(placements, sizes, config.scheduler.backend, registry)
+    owned = [0 if role.device == "cpu" else role.num_workers * role.devices_per_worker for role in roles]
+    sizes = {role.role: (role.num_workers, number) for role, number in zip(roles, owned, strict=True)}
+    check_placements({role.role: role.placement for role in roles}, sizes, config.scheduler.backend, registry)
 
 
 def _check_names(config: RunConfig, registry: Registry) -> None:
     """Ask every plugin the run names whether it is whole, and check its options."""
     rollout, evaluation = config.rollout, config.evaluation
-    for what, name in (("data.name", config.data.name), ("rollout.reward.name", rollout.reward.name)):
+    for role, key, name in (("dataset", "data", config.data.name), ("reward", "rollout.reward", rollout.reward.name)):
         if not name:
-            role = "dataset" if what.startswith("data") else "reward"
             raise PlanError(
-                f"{what} is not set",
+                f"{key}.name is not set",
                 why=f"a run needs a {role}",
                 fix=f"choose one of: {', '.join(registry.names(role))}",
             )

@@ -212,4 +212,12 @@ class RunConfig:
     scheduler: SchedulerConfig = SchedulerConfig()
     guard: Options = Factory(dict)
     """Which warnings about the steps of a run end it, for example {no_reward_signal: 20, entropy_below: 0.01}."""
+    profile: Options = Factory(dict)
+    """Steps whose work workers write to `profile/` of the run folder, as traces for Perfetto: {steps: [5, 6]}."""
     loggers: tuple[LoggerConfig, ...] = field(default=(), converter=tuple[LoggerConfig, ...])
+
+    @property
+    def train_roles(self) -> dict[str, RoleConfig]:
+        """Return the training roles the run has, by name."""
+        roles = {"actor": self.actor, "critic": self.critic, "reference": self.reference}
+        return {name: role for name, role in roles.items() if role is not None}

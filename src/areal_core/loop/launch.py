@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
@@ -20,14 +19,13 @@ from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import EngineInfo, Head, RankContext, TrainSpec
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
+from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.train_group import TrainGroup
 from areal_core.plugins.devices import REPEATABLE
+from areal_core.plugins.extensions import ProfileVariables, need
+from areal_core.plugins.registry import Registry
 from areal_core.worker.supervise import failure
 
-if TYPE_CHECKING:
-    from areal_core.plugins.registry import Registry
-
-_HEADS = {"critic": Head.VALUE}
 _MAX_CONCURRENT = 256
 """Requests one replica computes at once; more wait in its queue."""
 
@@ -51,13 +49,11 @@ async def start_train_group(
     """Submit one training role and build its model on every rank."""
     workers = await scheduler.submit(_job(plan.config, role))
     group = TrainGroup(role.role, workers, timeout_s=plan.config.scheduler.step_timeout_s)
-    optimizer = config.optimizer
-    if not optimizer.total_steps:
-        optimizer = attrs.evolve(optimizer, total_steps=total_steps)
+    optimizer = attrs.evolve(config.optimizer, total_steps=config.optimizer.total_steps or total_steps)
     spec = TrainSpec(
         role=role.role,
         model_path=str(role.model.path),
-        head=_HEADS.get(role.role, Head.CAUSAL_LM),
+        head=Head.VALUE if role.role == "critic" else Head.CAUSAL_LM,
         dtype=role.dtype,
         layout=role.backend.layout,
         optimizer=None if frozen else optimizer,
@@ -71,7 +67,12 @@ async def start_train_group(
     # Rank 0 chooses in its own process: a port that is free here may be taken there.
     host, on_one_host = workers[0].host, len({worker.host for worker in workers}) == 1
     address = await workers[0].call("rendezvous", host, on_one_host, timeout_s=timeouts.start_timeout_s)
-    ranks = _ranks(len(workers), str(address), role.device, timeouts.step_timeout_s)
+    # Each worker sees only its own devices, so its local rank is 0.
+    limit, count = timeouts.step_timeout_s, len(workers)
+    first = RankContext(
+        rank=0, world_size=count, local_rank=0, device=role.device, init_method=str(address), timeout_s=limit
+    )
+    ranks = [attrs.evolve(first, rank=rank) for rank in range(count)]
     await group.start(spec, ranks, timeout_s=timeouts.start_timeout_s)
     return group
 
@@ -150,8 +151,11 @@ def _inference_spec(plan: Plan, role: RolePlan) -> InferenceSpec:
 
 
 def _job(config: RunConfig, role: RolePlan) -> Job:
+    env = dict(REPEATABLE) if config.deterministic else {}
+    if config.profile:
+        profile: ProfileVariables = need("profile", "profile:")
+        env |= profile(config.profile, config.steps, RunFolder.of(config).root, role.role)
     asks = role.placement.asks()
-    asks["env"] = {**(REPEATABLE if config.deterministic else {}), **asks["env"]}
     return Job(
         role=role.role,
         engine_role=role.engine_role,
@@ -162,13 +166,5 @@ def _job(config: RunConfig, role: RolePlan) -> Job:
         cpus_per_worker=role.cpus_per_worker,
         python=role.python,
         imports=tuple(str(Path(file).absolute()) for file in config.imports),
-        **asks,
+        **{**asks, "env": env | asks["env"]},
     )
-
-
-def _ranks(number: int, address: str, device: str, timeout_s: float) -> list[RankContext]:
-    """One context per worker. Each worker sees only its own devices, so its local rank is 0."""
-    return [
-        RankContext(rank=rank, world_size=number, local_rank=0, device=device, init_method=address, timeout_s=timeout_s)
-        for rank in range(number)
-    ]

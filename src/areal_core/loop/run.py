@@ -276,10 +276,8 @@ class Run:
         return report.write(self._folder, status=status, lines=lines, tell=events.write)
 
     async def _learner(self, scheduler: Scheduler) -> Learner:
-        config, plan = self._config, self._plan
-        roles = {"actor": config.actor, "critic": config.critic, "reference": config.reference}
+        config, plan, chosen = self._config, self._plan, self._config.train_roles
         steps = config.steps * config.algorithm.minibatches
-        chosen = {name: role for name, role in roles.items() if role is not None}
         groups: dict[str, TrainGroup] = {}
         for guests in (False, True):  # a role has to be there before another is placed beside it
             turn = [name for name, role in chosen.items() if (role.placement.together_with is not None) is guests]
@@ -381,8 +379,7 @@ class Run:
         config, model = self._config, self._plan.role("rollout").model
         if model.image_token_id is None:
             return None
-        roles = [role for role in (config.actor, config.critic, config.reference) if role is not None]
-        limits = [role.max_tokens_per_microbatch for role in roles]
+        limits = [role.max_tokens_per_microbatch for role in config.train_roles.values()]
         support: ImageSupport = need("images", "a policy that takes images")
         return support.preparer(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
 

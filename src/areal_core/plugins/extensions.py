@@ -30,6 +30,7 @@ GROUP = "areal.extension"
 _OFFERED_BY = {
     "environments": "areal-serving",
     "images": "areal-torch[images]",
+    "profile": "areal-torch",
     "proof": "areal-conformance-proof",
     "rewards": "areal-core[local]",
     "watch": "areal-report",
@@ -214,6 +215,9 @@ Watch = Callable[[dict[str, Any], Sequence[Sequence["Episode"]]], ArealError | N
 
 MakeWatch = Callable[[Mapping[str, Any], Callable[..., None], Callable[[str], None]], Watch]
 """Extension `watch`, of what stands under `guard:` and of where events and notes go. Raises ConfigError. Any: plain."""
+
+ProfileVariables = Callable[[Mapping[str, Any], int, Path, str], Mapping[str, str]]
+"""Extension `profile`: what stands there, a run's steps and folder, a role -> its workers' variables. Any: plain."""
 
 
 class RunFiles(Protocol):

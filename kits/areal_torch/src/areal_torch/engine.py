@@ -10,6 +10,7 @@ Does not know: how a model is built or cut, or what an engine does around a step
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from areal_core.contract.train import Objective, Output, TrainReport
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_torch.group import ProcessRanks
 from areal_torch.process_group import leave
+from areal_torch.traces import StepTraces
 from areal_torch.trainer import Trainer, running, started
 
 
@@ -26,11 +28,22 @@ class TrainerEngine:
 
     def __init__(self) -> None:
         """Hold nothing yet."""
-        self.version = 0
+        self._version = 0
+        self._traces = StepTraces.asked(os.environ)
         self.trainer: Trainer | None = None
         """Set by `start`, None before it and after `close`."""
         self.group: ProcessRanks | None = None
         """Set by a `start` that joined a process group; `close` leaves it."""
+
+    @property
+    def version(self) -> int:
+        """The policy version of the weights held. It is set when a step is over."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = version
+        self._traces.end()
 
     def around_pass(self) -> AbstractContextManager[object]:
         """Return what every step and forward pass runs in, also one that fails; override it to do more than nothing."""
@@ -39,18 +52,20 @@ class TrainerEngine:
     def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
         """Make one optimizer step."""
         trainer = running(self.trainer)
-        with self.around_pass():
+        with self._traced(trainer, "train_step"), self.around_pass():
             return trainer.train_step(batch, objective)
 
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
         """Add columns, without gradient."""
         trainer = running(self.trainer)
-        with self.around_pass():
+        with self._traced(trainer, "forward"), self.around_pass():
             return trainer.forward(batch, outputs)
 
     def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
         """Send every parameter, gathered one bucket at a time."""
-        return running(self.trainer).send_weights(sink, version)
+        trainer = running(self.trainer)
+        with self._traces.after(version, trainer.group.rank, "weights"):
+            return trainer.send_weights(sink, version)
 
     def save_weights(self, path: Path) -> None:
         """Write a model folder, gathered one file at a time."""
@@ -86,9 +101,13 @@ class TrainerEngine:
 
     def close(self) -> None:
         """Let go of model and optimizer; leave the process group, together if the others still answer. Idempotent."""
+        self._traces.end()
         trainer, self.trainer = self.trainer, None
         if trainer is not None:
             trainer.close()
         group, self.group = self.group, None
         if group is not None:
             leave(group)
+
+    def _traced(self, trainer: Trainer, what: str) -> AbstractContextManager[object]:
+        return self._traces.step(self.version + 1, trainer.group.rank, what)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
+import json
 import threading
 
 import pytest
@@ -14,7 +16,8 @@ from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.inference import InferenceEngine, InferenceSpec, PauseMode
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.infer.loop import GenerationLoop
-from areal_torch.testing.serving import ask, until_generated
+from areal_torch.profile import profile_variables
+from areal_torch.testing.serving import FolderWeights, ask, until_generated
 
 ROOM = 4096
 LONG = {"max_new_tokens": 3500, "ignore_eos": True}
@@ -214,3 +217,30 @@ def test_memory_stays_flat_over_many_requests(serve):
 
     first, second, third = asyncio.run(run())
     assert first == second == third
+
+
+def test_a_traced_generator_writes_what_one_version_cost(serve, model_folder, tmp_path, monkeypatch):
+    """The tokens of the step asked for, not of the one before; the file is there when the next version serves."""
+    for name, value in profile_variables({"steps": [2]}, 3, tmp_path, "rollout").items():
+        monkeypatch.setenv(name, value)
+    first, second = model_folder(), model_folder(seed=1)
+
+    async def take(engine, folder, version):
+        await engine.receive_weights(FolderWeights.of(folder).offer(version), version)
+        await engine.commit_weights(version)
+
+    async def run():
+        async with serve(first, replica=1) as engine:
+            await engine.generate(ask(5, 9, max_new_tokens=4, ignore_eos=True))
+            await take(engine, second, 1)
+            before = list(tmp_path.rglob("*.gz"))
+            await engine.generate(ask(5, 9, max_new_tokens=6, ignore_eos=True))
+            await take(engine, first, 2)
+            return before, list(tmp_path.rglob("*.gz"))
+
+    before, after = asyncio.run(run())
+    assert (before, after) == ([], [tmp_path / "profile/step-2/rollout.1-rank0.json.gz"])
+    with gzip.open(after[0], "rt") as file:
+        events = json.load(file)["traceEvents"]
+    tokens = [event for event in events if event.get("name") == "areal: token"]
+    assert len([event for event in tokens if event.get("cat") == "user_annotation"]) == 6

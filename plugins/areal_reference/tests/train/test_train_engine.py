@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from areal_core.contract.train import (
 )
 from areal_reference.train.config import ReferenceTrainConfig
 from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch.profile import profile_variables
 from areal_torch.testing.batches import assert_same_batch, make_batch
 from areal_torch.testing.memory_weights import MemorySink
 from areal_torch.testing.models import make_tiny_model
@@ -485,3 +488,31 @@ def test_a_mixture_of_experts_learns_on_recorded_routes_with_recomputation(tmp_p
 
     assert float((actual - expected).norm() / expected.norm()) < 1e-5
     assert float((free - expected).norm() / expected.norm()) > 0.1
+
+
+def test_a_traced_step_gives_the_same_bits(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward pass and train step are in one file, the weights it sends in another; no other step is traced."""
+    plain = started(model)
+    for name, value in profile_variables({"steps": [2]}, 3, tmp_path, "actor").items():
+        monkeypatch.setenv(name, value)
+    traced = started(model)
+
+    norms: list[list[float]] = []
+    for engine in (plain, traced):
+        norms.append([])
+        for step in (1, 2, 3):
+            engine.forward(data(), frozenset({Output.LOGPROBS}))
+            norms[-1].append(engine.train_step(data(), PolicyGradient()).grad_norm)
+            engine.version = step
+            engine.send_weights(MemorySink(), step)
+        engine.close()
+
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert norms[0] == norms[1]
+    assert [str(path.relative_to(tmp_path)) for path in files] == [
+        "profile/step-2/actor-rank0-weights.json.gz",
+        "profile/step-2/actor-rank0.json.gz",
+    ]
+    with gzip.open(files[1], "rt") as file:
+        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    assert {"areal: forward", "areal: train_step", "aten::mm"} <= names

@@ -26,6 +26,7 @@ from areal_core.contract.clock import Clock, SystemClock
 from areal_report.curve import sparkline
 from areal_report.rates import START, Record, idle_share, rate, window
 from areal_report.text import duration, number, printable
+from areal_report.traces import HOW_TO_OPEN, traces_of
 
 TICK_S = 0.5
 QUIET_S = 60.0
@@ -57,7 +58,7 @@ class Progress:
         clock: Clock | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._total, self._title, self._folder = total, printable(title), _near(folder)
+        self._total, self._title, self._folder, self._root = total, printable(title), _near(folder), folder
         self._console = console or Console(stderr=True)
         self._plain_every = max(1, plain_every)
         self._clock, self._now = clock or SystemClock(), now
@@ -115,6 +116,9 @@ class Progress:
                 self._live.update(self.render(), refresh=True)
             elif first or step % self._plain_every == 0 or step == self._total or self._is_due():
                 self._line(self.plain_line(waiting=False))
+            if self._root is not None and (traces := traces_of(self._root, step)):
+                names = ", ".join(Path(trace).name.removesuffix(".json.gz") for trace in traces)
+                self.note(f"step {step} was traced ({names}): {self._folder}/profile/step-{step}; {HOW_TO_OPEN}")
 
     def note(self, text: str) -> None:
         """Show one line that is not a step, above the live part."""

@@ -23,6 +23,7 @@ from areal_report.journal import Happened, Journal
 from areal_report.metrics_shown import Shown, learning_charts, reward_chart, speed_charts, staleness_charts
 from areal_report.report_style import STYLE
 from areal_report.text import duration, html, number
+from areal_report.traces import HOW_TO_OPEN
 
 NO_CHARTS = "charts need vl-convert: pip install vl-convert-python"
 
@@ -38,6 +39,8 @@ class Page:
     completions: Sequence[Completions] = ()
     resumable: str | None = None
     """The folder, if it holds a checkpoint."""
+    traces: Sequence[str] = ()
+    """Paths in the folder."""
     plan: str = ""
     """Plain text, as are the next two."""
     versions: Mapping[str, str] = field(factory=dict)
@@ -75,8 +78,9 @@ def render_page(page: Page) -> str:
         _tiles(page),
         *_charts(page),
         _failures(page.journal),
-        "<h2>The run</h2>" if page.plan or page.versions or summary or page.config else "",
+        "<h2>The run</h2>" if page.plan or page.traces or page.versions or summary or page.config else "",
         _text("Plan", page.plan),
+        _text(f"Traces: {HOW_TO_OPEN}", "\n".join(page.traces)),
         _table("Versions", page.versions),
         _table("Summary", summary),
         _table("Every number of the last step", last),

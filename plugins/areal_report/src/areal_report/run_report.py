@@ -78,6 +78,7 @@ def write_html(
     from areal_core.loop.run_folder import RunFolder
     from areal_report.completions import last_completions
     from areal_report.report import Page, write_page
+    from areal_report.traces import traces_of
 
     config = files.config.read_text() if files.config.is_file() else ""
     named = re.search(r"^name: *(\S.*)$", config, re.MULTILINE)  # runs from before events said it
@@ -88,6 +89,7 @@ def write_html(
         journal=journal,
         completions=last_completions(files.root),
         resumable=str(files.root) if RunFolder(files.root).latest() else None,
+        traces=traces_of(files.root),
         plan="\n".join(part for part in (str(journal.started.get("plan", "")), *lines) if part),
         versions=_versions(),
         config=config,

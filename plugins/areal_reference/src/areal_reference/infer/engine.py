@@ -7,6 +7,7 @@ Does not know: how a token is computed (`loop`, `runner`), or how weights are ch
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ from areal_reference.infer.sampling import request_key
 from areal_reference.infer.weights import WeightStage
 from areal_serving.requests import check_request
 from areal_serving.stopping import StopStrings
+from areal_torch.traces import StepTraces
 
 
 @frozen(kw_only=True, eq=False)
@@ -91,6 +93,7 @@ class ReferenceInferenceEngine:
             max_rows=spec.max_concurrent,
             deliver=lambda outcomes: self._from_thread(self._resolve, outcomes),
             clock=self._clock,
+            traces=StepTraces.asked(os.environ, spec.replica),
         )
         running = Running(
             spec=spec, loaded=loaded, stage=stage, loop=loop, cache=cache, events=events, exited=asyncio.Event()

@@ -24,11 +24,14 @@ from areal_reference.infer.rows import RowTable, Ticket
 from areal_reference.infer.runner import LENGTH_BUCKET, ModelRunner, StepWork, largest_invariant_tile
 from areal_reference.infer.sampling import sample
 from areal_reference.infer.weights import WeightStage
+from areal_torch.traces import StepTraces
 
 Outcome = Generation | ArealError
 Deliver = Callable[[Sequence[tuple[Ticket, Outcome]]], None]
 TILES = (32, 8)
 """Rows per forward tried for deterministic mode, largest first; one at a time always works."""
+TRACED_TOKENS = 200
+"""Tokens of every row in a trace: enough to see what a token costs, and a file a browser can open."""
 
 
 @define(kw_only=True, eq=False)
@@ -52,6 +55,7 @@ class GenerationLoop:
     max_rows: int
     deliver: Deliver
     clock: Callable[[], float]
+    traces: StepTraces
     rows: RowTable = field(factory=RowTable)
     waiting: deque[Ticket] = field(factory=deque)
     counters: Counters = field(factory=Counters)
@@ -113,6 +117,7 @@ class GenerationLoop:
     def commit(self, version: int) -> None:
         """Serve the staged weights from the next token on. Message."""
         if self.stage.commit(version):
+            self.traces.end()
             self.owners.clear()
             self.recompute = self.config.kv_on_update is CacheOnUpdate.RECOMPUTE and self.rows.count > 0
 
@@ -127,7 +132,8 @@ class GenerationLoop:
                     continue
                 started = self.clock()
                 try:
-                    self._step()
+                    with self.traces.step(self.stage.version + 1, 0, "token", calls=TRACED_TOKENS):
+                        self._step()
                 except Exception as exc:
                     self._fail_all(exc)
                 self.counters.busy_s += self.clock() - started
@@ -135,6 +141,7 @@ class GenerationLoop:
             while self._inbox:
                 self._inbox.popleft()()
             self._fail_all(None)
+            self.traces.end()
             on_exit()
 
     def _fail_all(self, cause: Exception | None) -> None:
