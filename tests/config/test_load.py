@@ -47,6 +47,7 @@ def test_a_renamed_key_is_told_its_new_name() -> None:
         ("loggers=[{nam: x}]", r"loggers\[0\]\.name is missing"),
         ("steps=0", "'steps' must be >= 1"),
         ("algorithm.advantages.gamma=2", "'gamma' must be <= 1"),
+        ("algorithm.advantages.overlong.tokens=many", r"overlong\.tokens: got 'many' \(str\), wanted int"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_path(override: str, message: str) -> None:
@@ -178,17 +179,22 @@ def test_a_file_that_is_no_yaml_is_refused_in_words(tmp_path: Path, text: str) -
     assert told.value.what and len(str(told.value)) < 2000
 
 
-def test_a_secret_of_the_wrong_type_is_not_shown() -> None:
-    """The error names the key and keeps the value to itself."""
+@pytest.mark.parametrize("name", ["api_key", "token", "api_token", "tokens", "api_tokens"])
+def test_a_secret_of_the_wrong_type_is_not_shown(name: str) -> None:
+    """The error names the key and keeps the value to itself; a count of tokens is no secret, a list of them is."""
 
     @frozen
     class Options:
         api_key: int = 0
+        token: int = 0
+        api_token: str = ""
+        tokens: tuple[str, ...] = ()
+        api_tokens: str = ""
 
     with pytest.raises(WrongType) as told:
-        structure(Options, {"api_key": "hunter2"}, "loggers[0].options")
+        structure(Options, {name: {"user": "hunter2"}}, "loggers[0].options")
 
-    assert "loggers[0].options.api_key" in str(told.value) and "hunter2" not in str(told.value)
+    assert f"loggers[0].options.{name}" in str(told.value) and "hunter2" not in str(told.value)
 
 
 @pytest.mark.parametrize("content", ["a: 1\n" * 300_000, "\0" * 2_000_000])

@@ -93,7 +93,8 @@ def _translate(error: Exception, cls: type, path: str) -> ConfigError:
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(allowed)}"
         return WrongType(f"{here}: {_reason(current)}", why=f"allowed: {', '.join(allowed)}", fix=hint)
     outside = isinstance(current, ValueError)
-    told = "got something else" if names_secret(here.rpartition(".")[2]) else _reason(current)
+    counted = wanted in (int, float) and here.endswith("tokens")  # a number of tokens is no secret, an api_token is
+    told = "got something else" if names_secret(here.rpartition(".")[2]) and not counted else _reason(current)
     return WrongType(
         f"{here or _name(owner)}: {told}",
         why="the value is out of range" if outside else "values are not converted: they have the type yaml gave them",
