@@ -189,8 +189,13 @@ def test_warnings_are_told_with_what_to_try(records: Records, events: Records) -
     again = [warned, {**warned, "over": True}, warned]
 
     page, over = page_of(records, [*events, *again]), page_of(records, [*events, *again, {**warned, "over": True}])
+    ended = {"time": 1070.0, "kind": "run_ended", "status": "failed", "error": "WorkerDied: gone"}
+    failed = page_of(records, [*events, *again, ended], status="failed")
 
-    assert page.index("no group had signal") < page.index("<svg")
+    assert (
+        page.index("</header>") < page.index("no group had signal") < page.index("class='tiles'") < page.index("<svg")
+    )
+    assert failed.index("What ended it") < failed.index("no group had signal") < failed.index("class='tiles'")
     assert "no signal, 2 times<" in page and "try: easier" in page
     assert "no signal, 2 times, over<" in over
 
