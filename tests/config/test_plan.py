@@ -69,6 +69,17 @@ def fake(role: str, claims: Mapping[str, Claim], **fields: Any) -> Overlay:
     return {(role, "fake"): (manifest, dict)}
 
 
+def test_a_misspelt_guard_is_refused_with_the_names_there_are(model: Path) -> None:
+    """Before anything starts: a run must not go on unguarded for a letter."""
+    pytest.importorskip("areal_report")
+
+    with pytest.raises(UnknownKey, match=r"guard\.entropy_bellow") as refused:
+        plan(model, "guard.entropy_bellow=0.1")
+
+    assert "keys here: " in str(refused.value) and "no_reward_signal, weights_unchanged" in str(refused.value)
+    assert "did you mean 'guard.entropy_below'?" in str(refused.value)
+
+
 def test_the_preset_plans_as_it_is(model: Path) -> None:
     """Two roles on the CPU, no warning, weights change without a pause."""
     made = plan(model)

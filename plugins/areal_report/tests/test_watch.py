@@ -13,6 +13,7 @@ from areal_core.contract.errors import TrainError, UnknownKey, WrongType
 from areal_core.contract.ids import GroupId, TaskId
 from areal_report.watch.judge import GuardStop, make_watch
 from areal_report.watch.measures import MAX_NAMES, measures
+from areal_report.watch.rules import rules
 
 GOOD: dict[str, Any] = {
     "reward": 0.5,
@@ -172,9 +173,11 @@ def test_a_solved_task_is_told_as_such() -> None:
 
 
 def test_a_misspelt_guard_is_refused() -> None:
-    """Before a run, with the nearest key there is."""
-    with pytest.raises(UnknownKey, match=r"guard\.no_reward_singal"):
+    """Before a run, with the nearest key there is and all that are allowed."""
+    with pytest.raises(UnknownKey, match=r"guard\.no_reward_singal") as refused:
         make_watch({"no_reward_singal": 3}, print, print)
+    assert "did you mean 'guard.no_reward_signal'" in str(refused.value)
+    assert all(rule.name in str(refused.value) for rule in rules())
     with pytest.raises(UnknownKey, match=r"guard\.warn\.entropy"):
         make_watch({"warn": {"entropy": 3}}, print, print)
     with pytest.raises(WrongType):
