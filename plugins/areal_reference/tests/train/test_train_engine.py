@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import (
     BatchError,
@@ -488,6 +489,23 @@ def test_a_mixture_of_experts_learns_on_recorded_routes_with_recomputation(tmp_p
 
     assert float((actual - expected).norm() / expected.norm()) < 1e-5
     assert float((free - expected).norm() / expected.norm()) > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reporting_the_entropy_changes_no_trained_bit(model: Path, dtype: str) -> None:
+    """It is a metric: loss, gradient norm and weights are those of a step that does not compute it."""
+    batch = data().with_tokens(proximal_logprobs=data().tokens["logprobs"])
+
+    found = []
+    for reported in (True, False):
+        engine = started(model, dtype=dtype)
+        reports = [engine.train_step(batch, PPOObjective(PPOConfig(report_entropy=reported))) for _ in range(2)]
+        found.append(([(report.loss, report.grad_norm) for report in reports], sent(engine).tensors))
+        assert ("entropy" in reports[0].metrics) is reported
+
+    (theirs, weights), (ours, others) = found
+    assert theirs == ours
+    assert [name for name in weights if not torch.equal(weights[name], others[name])] == []
 
 
 def test_a_traced_step_gives_the_same_bits(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
