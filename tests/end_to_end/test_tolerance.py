@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from areal_core.observe.jsonl import read_lines
 
 from .live_run import live_run, trained_tasks
 
 pytestmark = pytest.mark.slow
 
 USER_FILE = """
+import time
 from pathlib import Path
-from areal_core.plugins.marks import reward
+from areal_core.plugins.marks import reward, workflow
 
 @reward("fragile")
 def fragile(prompt, completion, completion_ids, stop_reason, row):
     if Path(__file__).with_name("broken").exists():
         raise ValueError("the judge is out of order")
     return float(len(completion_ids))
+
+@workflow("blocking")
+class Blocking:
+    async def arun_episode(self, engine, data):
+        await engine.generate(engine.tokenizer.encode(data["prompt"]))
+        time.sleep(1000)
 """
 RUN_YAML = """
 imports: [user.py]
@@ -44,7 +57,10 @@ def words(tmp_path: Path, model: Path) -> list[str]:
 
 
 def test_a_failed_reward_costs_no_step_and_the_run_goes_on_where_it_stopped(tmp_path: Path, words: list[str]) -> None:
-    """Its state is saved though no checkpoint was due, the error says how to go on, each prompt is trained once."""
+    """Its state is saved though no checkpoint was due, the error says how to go on, each prompt is trained once.
+
+    SIGTERM to the whole process group, as batch systems send it, is like Ctrl-C: no reward process goes first.
+    """
     folder = tmp_path / "run"
     with live_run([*words, "steps=40"], folder) as run:
         run.wait_for_step(3)
@@ -58,12 +74,38 @@ def test_a_failed_reward_costs_no_step_and_the_run_goes_on_where_it_stopped(tmp_
         assert run.survivors() == []
 
     (tmp_path / "broken").unlink()
-    steps = stopped_at + 3
-    with live_run([*words[:4], "--resume", str(folder), f"steps={steps}"], folder) as run:
+    with live_run(["setsid", *words[:4], "--resume", str(folder), "steps=1000"], folder) as run:
+        run.wait_for_step(stopped_at + 3)
+        os.killpg(run.process.pid, signal.SIGTERM)
         code, output = run.wait()
+        steps = len(run.steps())
 
-        assert code == 0, output
+        assert code == 130, output
+        assert f"step-{steps:06d} is saved. To continue: areal train --resume {folder}" in output
         assert [record["step"] for record in run.steps()] == list(range(1, steps + 1))
         assert run.survivors() == []
     trained = trained_tasks(folder, last_version=steps - 1)
     assert len(set(trained)) == len(trained) == 4 * steps
+    kinds = [event["kind"] for event in read_lines(folder / "events.jsonl")]
+    assert not {"group_failed", "reward_process_replaced"} & set(kinds[kinds.index("run_ended") :])
+
+
+def test_a_blocked_event_loop_is_named_and_ends_at_the_third_ctrl_c(tmp_path: Path, words: list[str]) -> None:
+    """Whoever wrote `time.sleep` in a workflow reads the line, and is not kept waiting."""
+    with live_run([*words, "steps=9", "rollout.workflow.name=blocking"], tmp_path / "run") as run:
+        assert run.process.stdout is not None
+        said = [""]
+        while "everything waits: " not in said[-1]:
+            said.append(run.process.stdout.readline())
+            assert said[-1], f"the run ended before:\n{''.join(said)}"
+        run._look()
+        while run.process.poll() is None:  # signals that come at once may count as one
+            run.send(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                run.process.wait(1.0)
+
+        assert "user.py:16 in arun_episode: time.sleep(1000)" in said[-1]
+        assert run.process.returncode == 130
+        assert run.survivors() == []
+    events = list(read_lines(tmp_path / "run" / "events.jsonl"))
+    assert [event["seconds"] >= 5.0 for event in events if event["kind"] == "event_loop_held"] == [True]

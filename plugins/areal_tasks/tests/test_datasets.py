@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -216,6 +217,35 @@ def test_an_unreadable_file_or_template_is_refused(tmp_path: Path) -> None:
         jsonl(JsonlConfig(path=good, prompt="{prompt"))
     with pytest.raises(DatasetError, match="nameless"):
         jsonl(JsonlConfig(path=good, prompt="{} {prompt}"))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_what_has_no_end_is_no_data_set(tmp_path: Path, kind: str) -> None:
+    """A pipe nobody writes to, or zeros for ever, would hang the start of a run."""
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "fifo"
+    if kind == "fifo":
+        os.mkfifo(path)
+
+    with pytest.raises(DatasetError, match=r"cannot read the data set(.|\n)*a pipe or a device"):
+        jsonl(JsonlConfig(path=str(path)))
+
+
+def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a text or over the messages of a chat; what is left is trained on."""
+    chat = {"messages": [{"role": "user", "content": "x" * 60}, {"role": "assistant", "content": "y" * 60}]}
+    lines = [json.dumps(row) for row in ({"prompt": "a"}, {"prompt": "b" * 101}, chat)]
+    rows = jsonl(JsonlConfig(path=write_lines(tmp_path / "long.jsonl", *lines), max_prompt_chars=100))
+
+    assert [row["prompt"] for row in rows] == ["a"]
+    assert "2 of 3 rows" in caplog.text and "over 100 characters" in caplog.text
+
+
+def test_a_data_set_of_nothing_but_huge_prompts_is_refused(tmp_path: Path) -> None:
+    """Before a tokenizer spends half a minute on each."""
+    path = write_lines(tmp_path / "huge.jsonl", json.dumps({"prompt": "a" * 30_000_000}))
+
+    with pytest.raises(DatasetError, match=r"1 of 1 rows(.|\n)*nothing is left"):
+        jsonl(JsonlConfig(path=path))
 
 
 QUESTIONS = {"question": ["1 + 1?", "2 + 2?"], "answer": ["One and one.\n#### 2", "Two twos.\n#### 4"]}

@@ -7,10 +7,11 @@ Does not know: how training works (`areal_core.loop`).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,6 @@ def train_command(
     overrides:
         Values that replace those of the file: rollout.max_staleness=0 actor.backend=fsdp:d8
     """
-    registry = default_registry()
     if config is not None and "=" in str(config) and not config.exists():
         overrides, config = (str(config), *overrides), None
     if config is None and resume is None:
@@ -66,7 +66,7 @@ def train_command(
     if resume is not None:
         run = attrs.evolve(run, out=str(resume))
         _check_secrets(run, resume)
-    return train(run, registry, resume=resume is not None, dry_run=dry_run, archive=archive, quiet=quiet)
+    return train(run, resume=resume is not None, dry_run=dry_run, archive=archive, quiet=quiet)
 
 
 def _config_of(folder: Path) -> Path:
@@ -130,31 +130,34 @@ def train(
 
 async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool, archive: bool) -> RunOutcome:
     stop = asyncio.Event()
-    _on_interrupt(stop, console)
     report: RunReport | None = extension("report")
     steps, title, folder = plan.config.steps, plan.config.name, RunFolder.of(plan.config).root
     shown = report and report.view(steps, title=title, folder=folder, console=console)
-    with shown or nullcontext(PlainView(steps, console)) as view:
+    with _interrupts(stop, console), shown or nullcontext(PlainView(steps, console)) as view:
         from areal_core.loop.run import Run  # seconds of imports: the view is there before them
 
         return await Run(plan, registry, view=view, stop=stop).execute(resume=resume, archive=archive)
 
 
-def _on_interrupt(stop: asyncio.Event, console: Console) -> None:
-    """First Ctrl-C: finish the step, save, close. Second: close at once. SIGTERM is a first Ctrl-C."""
-    loop = asyncio.get_running_loop()
-    main = asyncio.current_task()
-    assert main is not None
+@contextmanager
+def _interrupts(stop: asyncio.Event, console: Console) -> Iterator[None]:
+    """First Ctrl-C: finish the step, save, close. Second: close at once. Third: be gone. SIGTERM counts as one."""
+    loop, main, count = asyncio.get_running_loop(), asyncio.current_task(), itertools.count(1)
 
-    def interrupted() -> None:
-        if stop.is_set():
-            main.cancel()
-        else:
-            console.print("stopping after this step; press Ctrl-C again to stop at once")
-            stop.set()
+    def wind_down() -> None:
+        console.print("stopping after this step; press Ctrl-C again to stop at once")
+        stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted)
+    def interrupted(*_: object) -> None:  # called by Python itself, also while something blocks the event loop
+        if (number := next(count)) > 2:
+            os.write(1, b"\x1b[?25h" if console.is_terminal else b"")  # the cursor is back
+            os._exit(INTERRUPTED)  # whoever this process started ends with it
+        loop.call_soon_threadsafe(wind_down if number == 1 or main is None else main.cancel)
+
+    with ExitStack() as before:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            before.callback(signal.signal, each, signal.signal(each, interrupted))
+        yield
 
 
 def _close(outcome: RunOutcome, console: Console) -> int:

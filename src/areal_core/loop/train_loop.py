@@ -74,8 +74,7 @@ class TrainLoop:
 
     def __init__(self, config: RunConfig, folder: RunFolder, parts: Parts, stop: asyncio.Event) -> None:
         self._config, self._parts, self._stop = config, parts, stop
-        tell = (self._tell_checkpoint, self._tell_refused)
-        self._checkpoints = Checkpoints(folder, parts.learner, config.checkpoint, *tell)
+        self._checkpoints = Checkpoints(folder, parts.learner, config.checkpoint, self._tell_saved, self._tell_refused)
         self._trained: int | None = None  # the version of the trainers' weights; within an update they have none
 
     async def run(self, version: int, totals: Totals) -> int:
@@ -185,7 +184,7 @@ class TrainLoop:
         tasks = {**self._parts.executor.state(), "version": version}  # a fleet without new weights lags behind
         return Progress(version=version, tasks=tasks, totals=self._count.totals().as_dict())
 
-    def _tell_checkpoint(self, version: int, path: Path) -> None:
+    def _tell_saved(self, version: int, path: Path) -> None:
         self._parts.events.write("checkpoint", version=version, path=str(path))
 
     def _tell_refused(self, version: int, error: StorageError) -> None:

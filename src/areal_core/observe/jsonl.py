@@ -18,8 +18,6 @@ from typing import Any
 
 from areal_core.contract.errors import StorageError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 PATIENCE_S = 60.0
 """How long lines wait for room on a disk that is full."""
 
@@ -53,7 +51,7 @@ class JsonLines:
         except OSError as error:
             now = self._now()
             self._full_s = self._full_s if waited else now
-            if error.errno not in _FULL or now - self._full_s >= PATIENCE_S:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or now - self._full_s >= PATIENCE_S:
                 raise StorageError(
                     f"{self.path} cannot be written", why=str(error), fix="free space there, then resume the run"
                 ) from error

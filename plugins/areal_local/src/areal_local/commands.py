@@ -1,11 +1,21 @@
-"""The commands this plugin adds to `areal`.
+"""What this plugin adds to `areal`: commands, and a watch over the event loop of a run.
 
 Knows: their names. Imports nothing heavy: `areal --help` imports this module.
 """
 
 from __future__ import annotations
 
-from areal_core.plugins.hooks import Command, hookimpl
+from pathlib import Path
+
+from areal_core.plugins.hooks import Command, MetricSink, hookimpl
+
+
+@hookimpl
+def areal_metric_sinks(run_folder: Path) -> list[MetricSink]:
+    """Watch the event loop for as long as a run has metrics."""
+    from areal_local.loop_watch import watch_run
+
+    return [watch_run(run_folder)]
 
 
 @hookimpl

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen, validators
 
 from areal_core.contract.errors import DatasetError
 from areal_tasks.datasets.rows import Row
 from areal_tasks.datasets.shape import ShapeConfig, shaped
+
+logger = logging.getLogger("areal.data")
 
 
 @frozen(kw_only=True)
@@ -25,16 +29,24 @@ class JsonlConfig(ShapeConfig):
     """
 
     path: str
+    max_prompt_chars: int = field(default=1_000_000, validator=validators.ge(1))
+    """Rows with a longer prompt are left out and counted: no model takes them, and each would be tokenized for long."""
 
 
 def jsonl(config: JsonlConfig) -> list[Row]:
-    """Return the rows of a JSON-lines file; blank lines are skipped.
+    """Return the rows of a JSON-lines file; blank lines are skipped, and prompts that are too long are left out.
 
     Raises:
-        DatasetError: the file is missing or empty, or a line (named `file:line`) is no JSON object
-            or lacks a column.
+        DatasetError: the file is missing, empty or no file (a pipe has no end), no prompt is short enough, or a line
+            (named `file:line`) is no JSON object or lacks a column.
     """
     path = Path(config.path).expanduser()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DatasetError(
+            f"cannot read the data set {path}",
+            why="it is a pipe or a device, and rows are read again in every epoch",
+            fix="write the rows into a file",
+        )
     try:
         with path.open(encoding="utf-8") as file:
             lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
@@ -44,7 +56,26 @@ def jsonl(config: JsonlConfig) -> list[Row]:
         raise DatasetError(f"cannot read the data set {path}", why=str(exc), fix="correct `data.options.path`") from exc
     if not rows:
         raise DatasetError(f"the data set {path} has no rows", why="every line is blank")
-    return rows
+    return _short_enough(rows, config.max_prompt_chars, path)
+
+
+def _short_enough(rows: list[Row], limit: int, path: Path) -> list[Row]:
+    kept = [row for row in rows if _num_chars(row.get("prompt", row.get("messages"))) <= limit]
+    left_out = f"{len(rows) - len(kept)} of {len(rows)} rows of {path} have a prompt of over {limit:,} characters"
+    if not kept:
+        raise DatasetError(left_out, why="nothing is left", fix="shorten them, or set data.options.max_prompt_chars")
+    if len(kept) < len(rows):
+        logger.warning("%s; they are left out (data.options.max_prompt_chars)", left_out)
+    return kept
+
+
+def _num_chars(prompt: object) -> int:
+    """Count a prompt's characters, without making a text of it."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, Mapping):
+        return sum(map(_num_chars, prompt.values()))
+    return sum(map(_num_chars, prompt)) if isinstance(prompt, list | tuple) else 0
 
 
 def _row(config: JsonlConfig, where: str, line: str) -> Row:

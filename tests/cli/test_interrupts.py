@@ -1,0 +1,42 @@
+"""Ctrl-C, once, twice and three times, also while something blocks the event loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, os, signal
+from rich.console import Console
+from areal_core.cli.train import _interrupts
+
+async def body():
+    stop = asyncio.Event()
+    with _interrupts(stop, Console()):
+        for _ in range(TIMES):
+            os.kill(os.getpid(), signal.SIGINT)
+        print("here")
+        await stop.wait()
+        print("winds down")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    print("restored", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+
+asyncio.run(body())
+"""
+
+
+@pytest.mark.parametrize(
+    ("times", "said", "code"),
+    [(1, ["here", "winds down", "restored True"], 0), (2, ["here"], 1), (3, [], 130)],
+)
+def test_each_ctrl_c_ends_more(times: int, said: list[str], code: int) -> None:
+    """The first is heard by the loop, the second cancels what runs, the third asks nobody."""
+    program = PROGRAM.replace("TIMES", str(times))
+
+    done = subprocess.run([sys.executable, "-uc", program], capture_output=True, text=True, timeout=120, check=False)
+
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("stopping after")]
+    assert (lines, done.returncode) == (said, code), done.stderr
