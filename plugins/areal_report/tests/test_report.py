@@ -285,6 +285,24 @@ def test_a_store_that_cannot_be_read_costs_the_page_nothing(tmp_path: Path, dama
     assert last_completions(tmp_path) == []
 
 
+def test_what_was_lost_is_at_the_top(records: Records, events: Records) -> None:
+    """Lost prompts even if there are none, failures and restarts if there are any; nothing of what is not known."""
+    history, journal = History(records), Journal.of(events)
+    summary = summarize(history, journal)
+    pages = [
+        render_page(Page(title="t", summary={**summary, **lost}, history=history, journal=journal))
+        for lost in ({}, {"prompts_lost": 0, "prompts_twice": 0}, {"episodes_failed": 2, "restarts": 3})
+    ]
+
+    tiles = [dict(re.findall(r"<div><small>([^<]*)</small><b>([^<]*)</b></div>", page)) for page in pages]
+    names = "prompts, lost / trained twice", "episodes failed", "restarts"
+    assert [tuple(tile.get(name) for name in names) for tile in tiles] == [
+        (None, None, None),
+        ("0 / 0", None, None),
+        (None, "2", "3"),
+    ]
+
+
 def test_report_and_picture_are_files(tmp_path: Path, records: Records, events: Records) -> None:
     """The page replaces an older one at once, and is its owner's alone; the picture is a png."""
     history, journal = History(records), Journal.of(events)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from areal_core.cli.main import main, plugin_commands
+from areal_core.loop.run_folder import RunFolder
+from areal_report.run_report import REPORT
 
 Records = list[dict[str, Any]]
 WriteStore = Callable[[Path, Sequence[dict[str, Any]]], None]
@@ -40,6 +42,21 @@ def test_the_page_is_made_anew_from_the_folder(run: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.strip() == str(run / "report.html")
     assert "<h1>spell</h1>" in page and "drawkcab" in page and "finished" in page and "role    backend" in page
     assert (run / "reward.png").exists() and not (run / "summary.json").exists()
+
+
+def test_the_curve_in_the_terminal_ends_with_what_was_lost(tmp_path: Path, records: Records, events: Records) -> None:
+    """Over all resumes; a run whose events name no prompts says nothing of them."""
+    batches = [
+        {"time": 1002.0, "kind": "batch_handed_over", "version": version, "task_ids": [f"train/0/{version}"]}
+        for version in (0, 1, 2)
+    ]
+    resumed = {**events[0], "version": 1}
+    write_run(tmp_path / "run", records, [*events[:1], *batches, resumed, *batches[1:], *events[2:]])
+    write_run(tmp_path / "odd", records, [*events[:1], {**batches[0], "task_ids": ["a"]}])
+
+    last = [REPORT.curve(RunFolder(tmp_path / name)).splitlines()[-1] for name in ("run", "odd")]
+
+    assert last == ["prompts lost 0, trained twice 0, episodes failed 0, restarts 1", "episodes failed 0, restarts 0"]
 
 
 def test_a_live_run_is_running_and_its_torn_last_lines_wait(run: Path, events: Records) -> None:

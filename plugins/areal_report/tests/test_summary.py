@@ -38,6 +38,10 @@ KEYS = [
     "infer_backend",
     "idle_share_train",
     "idle_share_infer",
+    "prompts_lost",
+    "prompts_twice",
+    "episodes_failed",
+    "restarts",
 ]
 
 
@@ -192,7 +196,8 @@ def test_half_a_million_events_are_read_in_two_megabytes(tmp_path: Path) -> None
     with path.open("w") as file:
         file.write('{"time":0.5,"kind":"run_started","max_staleness":2}\n')
         for number in range(1, 100_000):
-            file.write(f'{{"time":{number},"kind":"batch_handed_over","version":{number},"task_ids":["a","b"]}}\n' * 3)
+            tasks = f'["train/{number // 9}/{number % 9}","train/{number}/{number % 1000}"]'
+            file.write(f'{{"time":{number},"kind":"batch_handed_over","version":{number},"task_ids":{tasks}}}\n' * 3)
             file.write(f'{{"time":{number},"kind":"episode_failed","error":"task {number}: {"x" * 50}"}}\n')
             file.write(f'{{"time":{number},"kind":"evaluated","version":{number},"reward":0.5}}\n')
 

@@ -15,11 +15,13 @@ from attrs import define, field
 
 from areal_core.observe.events import EVALUATED, RUN_ENDED, RUN_STARTED
 from areal_core.observe.jsonl import read_lines
+from areal_report.prompts import Counted, count_prompts
 
 Event = Mapping[str, Any]  # Any: the writer's fields
 MAX_KINDS = 50
 """Different failures and warnings kept; of each the last one, and how many there were."""
 MAX_EVALUATIONS = 4000
+REPLICA_LOST, REWARD_REPLACED, GROUP_FAILED = "replica_lost", "reward_process_replaced", "group_failed"
 WARNING = "warning"
 """Event with `name`, `says` and `advice`, and with `over` when what it warned of is over."""
 
@@ -45,6 +47,14 @@ class Journal:
     ended: Event = field(factory=dict)
     """Its end; empty while it goes on, and if it was killed."""
     num_starts: int = 0
+    resumed_at: list[int] = field(factory=list)
+    """The version at which each start but the first went on."""
+    num_replaced: int = 0
+    """Replicas and reward processes that died and were started anew."""
+    num_failed: int = 0
+    """Episodes that failed for good, each with its group."""
+    prompts: Counted | None = None
+    """None if nobody counted."""
     began: float | None = None
     latest: float | None = None
     """Times of the first and of the last event, seconds since 1970."""
@@ -53,6 +63,11 @@ class Journal:
     warnings: dict[str, Happened] = field(factory=dict)
     others: int = 0
     """Failures and warnings beyond those kept."""
+
+    @property
+    def restarts(self) -> int:
+        """Return how often the run went on, or one of its processes did, after an end."""
+        return len(self.resumed_at) + self.num_replaced
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Journal:
@@ -65,16 +80,22 @@ class Journal:
     @classmethod
     def read(cls, path: Path) -> Journal:
         """Read a run's `events.jsonl`, also while it is written; one that is not there tells of nothing."""
-        return cls.of(read_lines(path))
+        journal = cls.of(read_lines(path))
+        journal.prompts = count_prompts(read_lines(path), journal.resumed_at)
+        return journal
 
     def add(self, event: Event) -> None:
         """Take the next event."""
         kind, time = str(event.get("kind")), float(event.get("time", 0.0))
+        self.num_replaced += kind == REWARD_REPLACED or (kind == REPLICA_LOST and event.get("replaced") is True)
+        self.num_failed += kind == GROUP_FAILED
         self.began = time if self.began is None else self.began
         self.latest = time
         if kind == RUN_STARTED:
             if "error" in self.ended:  # an attempt before this one
                 self._count(self.failures, RUN_ENDED, RUN_ENDED, str(self.ended["error"]), time)
+            if self.num_starts:
+                self.resumed_at.append(int(event.get("version", 0)))
             self.started, self.ended, self.num_starts = event, {}, self.num_starts + 1
         elif kind == RUN_ENDED:
             self.ended = event

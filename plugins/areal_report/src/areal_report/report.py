@@ -165,6 +165,7 @@ def _tiles(page: Page) -> str:
     steps = summary.get("steps") or 0
     idle = [number(summary.get(f"idle_share_{part}"), ".0%") for part in ("train", "infer")]
     seen, allowed = summary.get("max_staleness_seen"), summary.get("max_staleness_configured")
+    lost = summary.get("prompts_lost")
     tiles = {
         "reward": _from_to(summary.get("reward_first"), summary.get("reward_last")),
         "evaluation": _from_to(summary.get("eval_first"), summary.get("eval_last")),
@@ -172,6 +173,9 @@ def _tiles(page: Page) -> str:
         "training took": duration(summary["seconds"]) if steps else None,
         "staleness, most seen of allowed": f"{seen} of {allowed}" if steps and allowed is not None else None,
         "idle, training / inference": " / ".join(share or "?" for share in idle) if any(idle) else None,
+        "prompts, lost / trained twice": f"{lost} / {summary.get('prompts_twice')}" if lost is not None else None,
+        "episodes failed": str(summary.get("episodes_failed") or ""),
+        "restarts": str(summary.get("restarts") or ""),
     }
     cells = "".join(
         f"<div><small>{html(name)}</small><b>{html(value)}</b></div>" for name, value in tiles.items() if value

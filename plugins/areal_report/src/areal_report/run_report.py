@@ -53,7 +53,10 @@ class Report:
         return summary
 
     def curve(self, files: RunFiles) -> str:
-        """Return the smoothed reward and the evaluations over the steps, drawn for a terminal; empty without a step."""
+        """Return the smoothed reward and the evaluations over the steps, drawn for a terminal, and what was lost.
+
+        Empty without a step.
+        """
         from areal_report.curve import draw_curve
         from areal_report.summary import evaluation_points, reward_points, smoothed
 
@@ -63,7 +66,7 @@ class Report:
         points, steps = smoothed(reward_points(history))
         marks = evaluation_points(history, journal)
         title = f"reward, mean of {steps * history.stride} steps" + (", and evaluation (◆)" if marks else "")
-        return draw_curve(points, marks=marks, title=title)
+        return f"{draw_curve(points, marks=marks, title=title)}\n{_losses(journal)}"
 
 
 def write_html(
@@ -97,6 +100,12 @@ def write_html(
     )
     write_page(out or files.report, page)
     return out or files.report
+
+
+def _losses(journal: Journal) -> str:
+    counted = journal.prompts
+    prompts = [f"prompts lost {counted.lost}", f"trained twice {counted.twice}"] if counted else []
+    return ", ".join([*prompts, f"episodes failed {journal.num_failed}", f"restarts {journal.restarts}"])
 
 
 def _versions() -> dict[str, str]:

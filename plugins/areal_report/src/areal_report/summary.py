@@ -46,6 +46,10 @@ def summarize(history: History, journal: Journal, *, status: str | None = None) 
         "infer_backend": journal.started.get("infer_backend"),
         "idle_share_train": idle_share(START, last, "train_busy_s"),
         "idle_share_infer": idle_share(START, last, "infer_busy_s"),
+        "prompts_lost": journal.prompts and journal.prompts.lost,
+        "prompts_twice": journal.prompts and journal.prompts.twice,
+        "episodes_failed": journal.num_failed,
+        "restarts": journal.restarts,
     }
 
 
