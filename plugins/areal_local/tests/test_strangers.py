@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,10 @@ from areal_conformance.benches.process import listening
 from areal_conformance.probes.processes import descendants
 from areal_core.contract import Job
 from areal_core.contract.errors import ResourceError
-from areal_local.scheduler.channel import PIECE_BYTES, KeyPair, doorkeeper
+from areal_local.scheduler.channel import PIECE_BYTES, KeyPair, connected, doorkeeper
 from areal_local.scheduler.channel import listening as bound
 from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.crowd import bound_crowd
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 
@@ -158,6 +160,35 @@ def test_a_stranger_cannot_make_a_port_hold_more_than_a_piece() -> None:
 
     assert sent < enough, "what fits into the buffers of the kernel, at most"
     assert held.getsockopt(zmq.MAXMSGSIZE) < 2 * PIECE_BYTES
+    context.destroy(linger=0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux drops what comes")
+def test_a_port_has_few_connections_at_once_and_takes_its_own_client_when_strangers_have_gone() -> None:
+    """However many connect and say nothing: beyond the limit they wait outside and cost no descriptor."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    mine, keys = KeyPair.generate(), KeyPair.generate()
+    keeper = doorkeeper(context, mine.public)
+    held, port = bound(context, keys, "127.0.0.1")
+    crowd = bound_crowd(held, port, limit=8)
+    assert crowd is not None
+    idle: list[socket.socket] = []
+    with contextlib.suppress(TimeoutError):
+        while len(idle) < 500:
+            idle.append(socket.create_connection(("127.0.0.1", port), timeout=1.0))
+            idle[-1].recv(1)
+
+    assert 8 <= len(idle) < 500, "the kernel may have taken some more before it was told"
+
+    for line in idle:
+        line.close()
+    client = connected(context, mine, keys.public, "127.0.0.1", port)
+    client.send(b"here")
+    held.setsockopt(zmq.RCVTIMEO, 60_000)
+    assert held.recv_multipart()[1:] == [b"here"]
+    held.close(linger=0)
+    crowd.join()
+    keeper.stop()
     context.destroy(linger=0)
 
 

@@ -1,7 +1,8 @@
-"""Ports that gloo leaves open after the ranks of a group have met: nobody may connect there any more.
+"""Ports at which nobody may connect any more: those that gloo leaves open after the ranks of a group have met.
 
 Knows: how Linux is told to drop what arrives at a listening socket; connections that are there go on.
-Does not know: gloo, whose listening sockets have no handle: they are those opened while a group was made.
+Does not know: gloo, whose listening sockets have no handle: they are those opened while a group was made. It imports
+no torch.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ATTACH_FILTER = 26
-"""SO_ATTACH_FILTER of linux/socket.h; Python has no name for it."""
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27
+"""Of linux/socket.h; Python has no names for them."""
 _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A packet filter of one instruction that keeps no byte of any packet."""
 
@@ -33,15 +34,15 @@ def no_newcomers() -> Iterator[None]:
     if lazy or not sys.platform.startswith("linux"):
         yield
         return
-    before = set(_listening())
+    before = set(listening_sockets())
     yield
-    for inode, descriptor in _listening().items():
+    for inode, descriptor in listening_sockets().items():
         if inode not in before:
-            _drop_newcomers(descriptor)
+            drop_newcomers(descriptor)
 
 
-def _listening() -> dict[int, int]:
-    """Return the internet sockets this process listens at: inode -> descriptor."""
+def listening_sockets() -> dict[int, int]:
+    """Return the internet sockets this process listens at: inode -> descriptor. Linux only."""
     found = {}
     for entry in sorted(Path("/proc/self/fd").iterdir()):
         try:
@@ -56,10 +57,18 @@ def _listening() -> dict[int, int]:
     return found
 
 
-def _drop_newcomers(descriptor: int) -> None:
+def drop_newcomers(descriptor: int) -> None:
+    """Let nobody connect to a listening socket; what a sandbox forbids is left as it was."""
     program = ctypes.create_string_buffer(_RETURN_NOTHING, len(_RETURN_NOTHING))
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as line:
-            line.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
-    except OSError:
-        return  # closed meanwhile, or a sandbox forbids filters: the port stays as open as gloo made it
+    _set(descriptor, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+
+
+def take_newcomers(descriptor: int) -> None:
+    """Let everybody connect again."""
+    _set(descriptor, _DETACH_FILTER, 0)
+
+
+def _set(descriptor: int, option: int, value: bytes | int) -> None:
+    # Closed meanwhile, or a sandbox forbids filters: the port stays as open as it was.
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
+        line.setsockopt(socket.SOL_SOCKET, option, value)

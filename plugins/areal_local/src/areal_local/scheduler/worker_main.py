@@ -23,6 +23,7 @@ from areal_core.worker.rendezvous import network_environment
 from areal_core.worker.service import HOSTS, Place
 from areal_local.scheduler.bootstrap import Bootstrap, Ready, bootstrap_from, read_line, to_line
 from areal_local.scheduler.channel import KeyPair, doorkeeper, listening
+from areal_local.scheduler.crowd import bound_crowd
 from areal_local.scheduler.heartbeat import start_echo
 from areal_local.scheduler.rpc import RpcServer
 
@@ -89,6 +90,9 @@ async def _live(bootstrap: Bootstrap) -> None:
     except ResourceError as exc:
         _answer(bootstrap, Ready(error=str(exc)))
         raise
+    if not folder:
+        bound_crowd(heartbeat, heartbeat_port)
+        bound_crowd(socket, rpc_port)
     start_echo(heartbeat)
     place = Place(worker=bootstrap.worker, backend=bootstrap.backend, imports=bootstrap.imports, folder=folder)
     host = HOSTS[bootstrap.engine_role](place)
