@@ -55,6 +55,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+PADDING = 13
+"""An id given and generated, whose row transformers does not train as what embeds it; it counts from either end."""
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
@@ -65,6 +67,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
     ),
     "qwen2": Qwen2Config(**SIZES),
+    "qwen2, padding": Qwen2Config(**SIZES, pad_token_id=PADDING),
+    "llama, tied, padding": LlamaConfig(**{**SIZES, "tie_word_embeddings": True}, pad_token_id=PADDING - 64),
     "qwen3": Qwen3Config(**SIZES, head_dim=8),
     "qwen3, tied, yarn": Qwen3Config(**{**SIZES, "tie_word_embeddings": True}, head_dim=8, rope_parameters=YARN),
     "moe": Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=8, norm_topk_prob=True),

@@ -24,6 +24,9 @@ _ENDINGS: Mapping[Head, str] = {Head.CAUSAL_LM: "ForCausalLM", Head.VALUE: "ForT
 class ModelShape:
     """Sizes and switches of one decoder. `mixtures` are the layers that have experts in place of one feed-forward.
 
+    The row that embeds the token `padding` has no gradient as such, whoever gave or generated that token; as a row of a
+    tied head it has.
+
     Example: a Qwen3 of 28 layers has qk_norm=True, qkv_bias=False, mixtures=frozenset()
     """
 
@@ -38,6 +41,7 @@ class ModelShape:
     intermediate: int
     norm_eps: float
     tied: bool
+    padding: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     feed_forward_bias: bool = False
@@ -87,12 +91,19 @@ def read_shape(path: str, config: Any, head: Head, *, engine: str) -> ModelShape
         intermediate=int(config.intermediate_size),
         norm_eps=float(config.rms_norm_eps),
         tied=bool(config.tie_word_embeddings) and head is Head.CAUSAL_LM,
+        padding=_padding(config),
         qkv_bias=attention_bias or family == "qwen2",
         out_bias=attention_bias,
         feed_forward_bias=bool(getattr(config, "mlp_bias", False)),
         qk_norm=family.startswith("qwen3"),
         **(_experts(config) if family == "qwen3_moe" else {}),
     )
+
+
+def _padding(config: Any) -> int | None:
+    """Return the token to pad with as torch's embedding counts it: a negative one from the end."""
+    rows, token = int(config.vocab_size), getattr(config, "pad_token_id", None)
+    return int(token) % rows if isinstance(token, int) and -rows <= token < rows else None
 
 
 def _experts(config: Any) -> dict[str, Any]:  # Any: fields of ModelShape

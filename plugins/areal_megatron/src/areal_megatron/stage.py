@@ -39,7 +39,7 @@ class ModelStage:
         Columns are float32, sorted by name, with gradient: 0 at the first token of each sequence; log-probs and
         entropy are 0 off the loss mask too. What a stage is given lies in the model already (`set_input_tensor`).
         """
-        hidden = self.model.embedding(current.input_ids[None], None) if self.model.pre_process else None
+        hidden = self._embedded(current.input_ids) if self.model.pre_process else None
         hidden = self.model.decoder(
             hidden_states=hidden,
             attention_mask=None,
@@ -52,6 +52,14 @@ class ModelStage:
         if self.ranks.degrees["t"] > 1:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         return self._columns(hidden.squeeze(1), current, outputs)
+
+    def _embedded(self, input_ids: Tensor) -> Tensor:
+        """Embed the tokens this rank's layers see, of which a tensor rank gets its run; padding is not trained."""
+        hidden: Tensor = self.model.embedding(input_ids[None], None)
+        if self.shape.padding is None:
+            return hidden
+        is_padding = (input_ids == self.shape.padding).chunk(self.ranks.degrees["t"])[self.ranks.place["t"]]
+        return torch.where(is_padding[:, None, None], hidden.detach(), hidden)
 
     def _columns(self, hidden: Tensor, current: Pass, outputs: frozenset[Output]) -> Tensor:
         batch = current.batch

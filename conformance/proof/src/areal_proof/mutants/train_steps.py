@@ -20,7 +20,7 @@ from areal_core.contract.train import Objective, Output, Sum, TrainReport
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, given, gives, row, then, within
 from areal_proof.mutants.train_optimizer import OtherOptimizer
-from areal_proof.mutants.train_parts import Columns, OtherModel, OtherObjective, Through, replaced
+from areal_proof.mutants.train_parts import Columns, OtherModel, OtherObjective, Through, hugging_face, replaced
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.optimizer import Optimizer
 from areal_torch.trainer import running
@@ -134,6 +134,9 @@ ROWS = breaks.rows(
         forward=lambda original, self, batch, outputs: original(_cut(self, batch), outputs)),
     row("StepCountsVersion", "Counts the version itself.", "train.step.version", row="version-spans",
         train_step=before(lambda self: setattr(self, "version", self.version + 1))),
+    row("PaddingTrained", "Trains the row of padding as what embeds it, which transformers does not.",
+        "train.step.gradient", start=then(lambda self: setattr(hugging_face(self).get_input_embeddings(), "padding_idx",
+            None))),
     row("NeverSeeded", "Leaves its generators where the engine before left them.", "train.step.deterministic",
         "train.forward.no_effect", start=within(lambda: torch.random.fork_rng(devices=()))),
     row("FirstSequenceWeighsMore", "Multiplies the advantages of the first sequence by a hundred and one hundredths.",

@@ -24,6 +24,7 @@ from areal_conformance.outcome import expect, raises
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ConfigError
 from areal_core.contract.train import Objective, OptimizerSpec
+from areal_torch.testing.batches import with_padding
 from areal_torch.testing.objectives import PolicyGradient
 
 _QUICKER: Any = (0.5, 0.9)  # Any: the converter of `betas` has no type
@@ -52,7 +53,7 @@ def gradient(bench: TrainBench) -> None:
     """Loss, gradient norm and the gradient of every tensor are those of plain autograd, for every kind of model."""
     for kind in bench.target.adapter.models:
         for tied in (True, False):
-            one_step(bench, bench.model(kind=kind, tied=tied), bench.batch(), PolicyGradient())
+            one_step(bench, bench.model(kind=kind, tied=tied), with_padding(bench.batch()), PolicyGradient())
 
 
 @check("train.step.gradient_masks", level=Level.SINGLE, law=6, spec=OBJECTIVE)

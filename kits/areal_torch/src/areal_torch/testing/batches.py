@@ -110,6 +110,13 @@ def make_batch(
     return Batch.pack(packed)
 
 
+def with_padding(batch: Batch) -> Batch:
+    """Return the batch with id 0, with which tiny models pad, among what was given and what was generated."""
+    ids = batch.tokens["input_ids"].clone()
+    ids[::4] = 0
+    return batch.with_tokens(input_ids=ids)
+
+
 def assert_same_batch(expected: Batch, actual: Batch) -> None:
     """Fail unless both hold the same columns with the same dtypes and bits (NaN equals NaN)."""
     left, right = expected.flat(), actual.flat()

@@ -141,11 +141,13 @@ class Decoder(nn.Module):
         return self._columns(hidden, batch, packing, outputs) if self.last else hidden
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
-        """Look up this rank's rows; tokens of other ranks' rows are zero here."""
-        tensor, weight = self.setting.tensor, self.embedding.weight
-        own = input_ids - tensor.share(self.shape.vocabulary).start
+        """Look up this rank's rows; tokens of other ranks' rows are zero here; the row of padding is not trained."""
+        tensor, weight, padding = self.setting.tensor, self.embedding.weight, self.shape.padding
+        share = tensor.share(self.shape.vocabulary)
+        own = input_ids - share.start
         is_own = (own >= 0) & (own < weight.shape[0])
-        return tensor.leave(embedding(own * is_own, weight) * is_own[:, None])
+        own_padding = padding - share.start if padding is not None and padding in share else None
+        return tensor.leave(embedding(own * is_own, weight, own_padding) * is_own[:, None])
 
     def _columns(self, hidden: Tensor, batch: Batch, packing: Packing, outputs: frozenset[Output]) -> Columns:
         context, part = self.setting.context, packing.part

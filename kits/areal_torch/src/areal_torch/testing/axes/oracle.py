@@ -18,7 +18,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS
 from areal_torch.experts import replay_routing
 from areal_torch.hf import folder_tensors
-from areal_torch.testing.batches import make_batch
+from areal_torch.testing.batches import make_batch, with_padding
 
 SHAPES = [(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 7)]
 NUM_STEPS = 3
@@ -27,10 +27,10 @@ EPS = 1e-3
 
 
 def full_batch() -> Batch:
-    """Return eight sequences with advantages and returns."""
+    """Return eight sequences with advantages and returns, and what tiny models pad with among their tokens."""
     batch = make_batch(SHAPES)
     noise = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(3))
-    return batch.with_tokens(advantages=noise, returns=noise.flip(0))
+    return with_padding(batch).with_tokens(advantages=noise, returns=noise.flip(0))
 
 
 def routed(batch: Batch) -> Batch:
