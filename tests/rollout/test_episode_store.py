@@ -7,13 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import pytest
 from attrs import Factory, define
 from tests.benches.rollouts import RolloutBench, ScriptedWorkflow, greedy
 
 from areal_core.config.schema import RolloutConfig, StalenessPolicy
-from areal_core.contract.data import Episode
+from areal_core.contract.data import Episode, Trajectory
+from areal_core.contract.errors import EpisodeFailed
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams
+from areal_core.contract.workflow import Session
 from areal_core.plugins.episodes import EndedEpisode, Ending, Fate, KeptGroup
 
 SMALL = RolloutConfig(
@@ -188,3 +191,49 @@ def test_what_is_dropped_is_told_with_its_attempt() -> None:
         assert {e.attempt for e in store.episodes if e.task_index == dropped[0][0]} >= {0}
 
     run(test)
+
+
+def test_a_member_that_the_deadline_of_its_group_ends_is_told_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row, output and why, beside the member that was done; a run that is closed calls nothing failed."""
+    generated: list[int] = []
+
+    class OnlyTheFirstEnds(ScriptedWorkflow):
+        async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Trajectory | None:
+            trajectory = await super().arun_episode(engine, data)
+            generated.append(data["number"])
+            if len(generated) > 1:
+                await asyncio.Event().wait()
+            return trajectory
+
+    async def test() -> None:
+        store = Remembered()
+        config = RolloutConfig(prompts_per_step=1, group_size=3, max_staleness=1, retries=0, max_failed_share=0.0)
+        bench = RolloutBench(config, workflow=OnlyTheFirstEnds(), store=store, episode_timeout_s=1000.0)
+        while generated.count(0) < 3:
+            await bench.clock.advance(1.0)
+        loop = asyncio.get_running_loop()
+        passed = loop.time
+        monkeypatch.setattr(loop, "time", lambda: passed() + 1001.0)
+        with pytest.raises(EpisodeFailed, match="the episodes of train/0/0 were not done after 1000 s"):
+            await bench.drive(bench.executor.next_batch())
+        await bench.close()
+
+        told = [e for e in store.episodes if e.task_index == 0]
+        failed = [e for e in told if e.ending is Ending.FAILED]
+        assert (len(told), len(failed)) == (3, 2)
+        assert all(e.row["number"] == 0 and len(e.trajectories[0]) > 2 for e in failed)
+        assert all(f"train/0/0, member {e.member}, failed" in e.error and "after 1000 s" in e.error for e in failed)
+        assert (0, 0, Fate.FAILED, None) in store.fates
+
+    async def closed() -> None:
+        store = Remembered()
+        bench = RolloutBench(SMALL, workflow=OnlyTheFirstEnds(), store=store, episode_timeout_s=1000.0)
+        await bench.clock.advance(100.0)
+        await bench.close()
+
+        assert generated and not [e for e in store.episodes if e.ending is Ending.FAILED]
+
+    run(test)
+    generated.clear()
+    monkeypatch.undo()
+    run(closed)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from areal_core.contract.data import Trajectory
+from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import BatchError, EpisodeFailed
 from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
@@ -84,8 +84,13 @@ def test_evaluations_are_not_prepared() -> None:
         raise AssertionError("an evaluation was prepared")
 
     order = EpisodeOrder(task_id=TaskId("eval/0"), member=0, row={}, seed_name="eval/0")
-    episode, _ = asyncio.run(runner(prepare).run(order))
 
+    async def evaluated() -> Episode | None:
+        made = runner(prepare)
+        async with made.deadline(order.task_id) as deadline:
+            return (await made.run(order, deadline))[0]
+
+    episode = asyncio.run(evaluated())
     assert episode is not None and episode.trajectories[0].images == (b"one",)
 
 

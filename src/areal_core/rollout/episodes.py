@@ -76,12 +76,11 @@ class EpisodeRunner:
         self.on_event = on_event
         self._workflow = workflow
         self._sessions = sessions
-        self._retries = retries
-        self._timeout_s = timeout_s
+        self._retries, self._timeout_s = retries, timeout_s
         self._prepare = prepare
         self._store, self._version = store, version
 
-    async def run(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: asyncio.Timeout) -> tuple[Episode | None, int]:
         """Return the episode, None if the workflow rejected the row; and how many tokens its last try generated.
 
         Raises:
@@ -104,6 +103,8 @@ class EpisodeRunner:
             except NoReplica:
                 raise
             except asyncio.CancelledError:
+                if deadline.expired():
+                    self._tell(order, session, started, None, str(_failed(order, self._late(order.task_id))))
                 if _being_cancelled():
                     raise
                 raise _failed(order, RuntimeError("the workflow cancelled itself")) from None
@@ -132,14 +133,13 @@ class EpisodeRunner:
         """Tell the store how an episode ended; of one that failed or was rejected, what it had generated."""
         if self._store is None:
             return
-        outcome = Ending.FAILED if error else Ending.REJECTED if episode is None else Ending.FINISHED
         turns = [
             from_generation(request.input_ids, generation, 0.0, images=request.extras.get(IMAGES, ()))
             for request, generation in (session.turns if episode is None else ())
         ]
         self._store.ended(
             EndedEpisode(
-                ending=outcome,
+                ending=Ending.FAILED if error else Ending.REJECTED if episode is None else Ending.FINISHED,
                 task_id=order.task_id,
                 task_index=order.index,
                 attempt=order.attempt,
@@ -157,23 +157,26 @@ class EpisodeRunner:
         )
 
     @asynccontextmanager
-    async def deadline(self, task_id: TaskId) -> AsyncIterator[None]:
-        """Bound everything awaited inside: all members of a group, with all their tries.
+    async def deadline(self, task_id: TaskId) -> AsyncIterator[asyncio.Timeout]:
+        """Bound everything awaited inside: all members of a group, with all their tries. `run` asks whether it did.
 
         Raises:
             EpisodeFailed: the time is over.
         """
         try:
             async with asyncio.timeout(self._timeout_s) as scope:
-                yield
+                yield scope
         except TimeoutError as exc:
             if not scope.expired():
                 raise
-            raise EpisodeFailed(
-                f"the episodes of {task_id} were not done after {self._timeout_s:g} s",
-                why="a workflow waits for something that never happens",
-                fix="bound the waits in the workflow, or raise the time an episode may take",
-            ) from exc
+            raise self._late(task_id) from exc
+
+    def _late(self, task_id: TaskId) -> EpisodeFailed:
+        return EpisodeFailed(
+            f"the episodes of {task_id} were not done after {self._timeout_s:g} s",
+            why="a workflow waits for something that never happens",
+            fix="bound the waits in the workflow, or raise the time an episode may take",
+        )
 
 
 def _being_cancelled() -> bool:
@@ -210,13 +213,9 @@ def _episode(result: object, order: EpisodeOrder) -> Episode | None:
 
 def _failed(order: EpisodeOrder, exc: Exception) -> EpisodeFailed:
     """Name the episode; what, why and fix of the original error stay readable."""
-    what = f"episode {_name(order)} failed"
+    what = f"episode {order.task_id}, member {order.member}, failed"
     if not isinstance(exc, ArealError):
         fix = "correct the workflow; for a row it cannot use, arun_episode may return None"
         return EpisodeFailed(what, why=told(exc), fix=fix)
     why = exc.what if isinstance(exc, EpisodeFailed) else f"{type(exc).__name__}: {exc.what}"
     return EpisodeFailed(what, why=f"{why}\n    {exc.why}" if exc.why else why, fix=exc.fix)
-
-
-def _name(order: EpisodeOrder) -> str:
-    return f"{order.task_id}, member {order.member},"

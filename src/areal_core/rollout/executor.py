@@ -362,8 +362,8 @@ class RolloutExecutor:
     ) -> Episode | None:
         task_id = TaskId(f"eval/{index}")
         order = EpisodeOrder(task_id=task_id, member=0, row=row, seed_name=task_id, tag=f"@{number}", sampling=sampling)
-        async with limit, self._runner.deadline(task_id):
-            episode, _ = await self._runner.run(order)
+        async with limit, self._runner.deadline(task_id) as deadline:
+            episode, _ = await self._runner.run(order, deadline)
         self._counts.evaluated += episode is not None
         self._counts.evaluations_rejected += episode is None
         return episode

@@ -60,8 +60,8 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Episo
         for member in range(group_size)
     ]
     try:
-        async with runner.deadline(task.task_id), asyncio.TaskGroup() as scope:
-            members = [scope.create_task(_member(runner, order)) for order in orders]
+        async with runner.deadline(task.task_id) as deadline, asyncio.TaskGroup() as scope:
+            members = [scope.create_task(_member(runner, order, deadline)) for order in orders]
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
         if isinstance(first, _Rejected):
@@ -76,12 +76,13 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Episo
     )
 
 
-async def _member(runner: EpisodeRunner, order: EpisodeOrder) -> tuple[Episode, int, int | None]:
-    episode, num_generated = await runner.run(order)
+async def _member(
+    runner: EpisodeRunner, order: EpisodeOrder, deadline: asyncio.Timeout
+) -> tuple[Episode, int, int | None]:
+    episode, num_generated = await runner.run(order, deadline)
     if episode is None:
         raise _Rejected
-    oldest, _ = version_range(episode)
-    return episode, num_generated, oldest
+    return episode, num_generated, version_range(episode)[0]
 
 
 def kept_group(kept: KeptGroup, task: Task) -> EpisodeGroup:

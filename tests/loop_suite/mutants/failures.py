@@ -26,12 +26,12 @@ from .part import broken
 class _ZeroReward(EpisodeRunner):
     """Turns an error into an episode of reward 0."""
 
-    async def run(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: asyncio.Timeout) -> tuple[Episode | None, int]:
         try:
-            return await super().run(order)
+            return await super().run(order, deadline)
         except EpisodeFailed:
             other = attrs.evolve(order, row={**order.row, "number": -1})
-            episode, tokens = await super().run(other)
+            episode, tokens = await super().run(other, deadline)
             assert episode is not None
             zero = tuple(attrs.evolve(t, reward=0.0) for t in episode.trajectories)
             return attrs.evolve(episode, trajectories=zero), tokens
@@ -40,9 +40,9 @@ class _ZeroReward(EpisodeRunner):
 class _Silent(EpisodeRunner):
     """Turns an error into a rejection."""
 
-    async def run(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: asyncio.Timeout) -> tuple[Episode | None, int]:
         try:
-            return await super().run(order)
+            return await super().run(order, deadline)
         except EpisodeFailed:
             return None, 0
 
@@ -110,9 +110,9 @@ class RetriesWithOtherSeeds(PoolSessions):
 class _AnyReward(EpisodeRunner):
     """Lets every reward pass."""
 
-    async def run(self, order: EpisodeOrder) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: asyncio.Timeout) -> tuple[Episode | None, int]:
         try:
-            return await super().run(order)
+            return await super().run(order, deadline)
         except EpisodeFailed as error:
             if "reward" not in str(error):
                 raise
