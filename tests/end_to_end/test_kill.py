@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from areal_core.observe.jsonl import read_lines
+from areal_episodes.reader import Filter, Reader
 
 from .live_run import LiveRun, command, live_run, trained_tasks
 
@@ -26,7 +28,8 @@ def _nothing_left(run: LiveRun, survive_s: float = 10.0) -> None:
 def test_a_killed_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path, model: Path, role: str) -> None:
     """Within ten seconds, with the signal, the rank and the log, and exit code 1."""
     folder = tmp_path / "run"
-    words = command(folder, model, "steps=1000", "actor.backend=fsdp:d1", "rollout.max_replacements=0")
+    alone = ("rollout.max_replacements=0", "scheduler.restarts=0")
+    words = command(folder, model, "steps=1000", "actor.backend=fsdp:d1", *alone)
     with live_run(words, folder) as run:
         run.wait_for_step(3)
         victim = run.worker(role)
@@ -39,6 +42,33 @@ def test_a_killed_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path
         assert f"worker {role}/0" in output and "SIGKILL" in output
         assert run.summary()["status"] == "failed"
         _nothing_left(run)
+
+
+def test_a_run_starts_again_by_itself_when_its_trainer_is_killed(tmp_path: Path, model: Path) -> None:
+    """The same command ends well, once from its beginning and once from a checkpoint, each prompt trained once."""
+    folder = tmp_path / "run"
+    saving = ("checkpoint.every_steps=4", "checkpoint.every_s=0", "evaluation.before=false")
+    with live_run(command(folder, model, "steps=8", "actor.backend=reference:d1", *saving), folder) as run:
+        run.wait_for_step(2)
+        run.worker("actor").kill()
+        run.wait_for_event("run_restarted")
+        run.wait_for_event("checkpoint")
+        run.worker("actor").kill()
+        code, output = run.watch()
+
+        assert code == 0, output
+        assert "was killed by SIGKILL: starting again from its beginning, restart 1 of 2" in output
+        assert "starting again from step-000004, restart 2 of 2" in output
+        assert [record["step"] for record in run.steps()] == list(range(1, 9))
+        summary = run.summary()
+        assert (summary["status"], summary["restarts"], summary["episodes_trained"]) == ("finished", 2, 8 * 128)
+        assert summary["max_staleness_seen"] <= 2
+        _nothing_left(run)
+    trained = trained_tasks(folder, last_version=7)
+    assert sorted(trained) == sorted(f"train/0/{row}" for row in range(8 * 16))
+    with Reader(folder) as reader:
+        kept = Counter((each["task_index"], each["member"]) for each in reader.facts(Filter(fate="trained")))
+    assert kept == Counter((task, member) for task in range(8 * 16) for member in range(8))
 
 
 def test_a_killed_controller_takes_everything_with_it(tmp_path: Path, model: Path) -> None:

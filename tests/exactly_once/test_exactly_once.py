@@ -43,7 +43,7 @@ def test_every_prompt_is_trained_once_whoever_is_killed_wherever(
     verdict = enumerations[mode].judge(case)
 
     assert verdict.faults == ()
-    assert verdict.ending != "the boundary did not come"
+    assert verdict.ending == ("resumed" if victim == CONTROLLER else "went on")
 
 
 def test_a_fault_is_seen(enumerations: dict[Mode, Enumeration]) -> None:

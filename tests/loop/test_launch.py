@@ -113,7 +113,7 @@ def test_a_replica_that_weights_would_not_reach_is_not_kept(plan: Plan) -> None:
         recorder = Recorder("here", "there", "here")
         launcher = ReplicaLauncher(recorder, plan)
         await launcher.place()
-        launcher.keep_to("here")
+        launcher.only_host = "here"
         with pytest.raises(ResourceError, match=r"rollout.1/0 was placed on there, the run is on here"):
             await launcher.place()
         await launcher.place()

@@ -118,3 +118,12 @@ def test_the_summary_says_what_was_lost_and_how_often_a_run_went_on() -> None:
     assert (unknown["prompts_lost"], unknown["prompts_twice"]) == (None, None)
     assert (known["prompts_lost"], known["prompts_twice"]) == (1, 0)
     assert (known["episodes_failed"], known["restarts"], journal.resumed_at) == (1, 3, [1])
+
+
+def test_a_start_by_itself_takes_back_what_a_resume_would() -> None:
+    """A step made again after the loss of a trainer trains nothing twice."""
+    restarted = {"kind": "run_restarted", "number": 1, "version": 1, "error": "actor/0 was killed"}
+    saved = {"kind": "checkpoint", "version": 1}
+    events = [started(), batch(0, 0), saved, batch(1, 1), batch(2, 2), restarted, batch(1, 1), batch(2, 2), FINISHED]
+
+    assert count_prompts(events, Journal.of(events).resumed_at) == Counted(lost=0, twice=0)

@@ -216,6 +216,16 @@ def test_failures_of_ever_new_kinds_are_counted_and_not_kept() -> None:
     assert (len(journal.failures), journal.others) == (MAX_KINDS, 100 - MAX_KINDS)
 
 
+def test_restarts_are_counted_and_what_was_lost_is_among_what_went_wrong() -> None:
+    """A run that started again by itself is whole, and says so."""
+    lost = {"time": 2.0, "kind": "run_restarted", "number": 1, "version": 3, "error": "actor/0 was killed"}
+    journal = Journal.of([{"time": 1.0, "kind": "run_started"}, lost, {**lost, "time": 3.0, "number": 2}])
+    (failure,) = journal.failures.values()
+
+    assert (summarize(History(), journal)["restarts"], journal.resumed_at) == (2, [3, 3])
+    assert (failure.text, failure.count, journal.ended) == ("actor/0 was killed", 2, {})
+
+
 def test_the_journal_knows_the_last_attempt() -> None:
     """A run that failed and was resumed is not failed; what ended it before is among what went wrong."""
     journal = Journal.of(

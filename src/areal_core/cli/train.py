@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ import attrs
 from cyclopts import Parameter
 from rich.console import Console
 
+from areal_core.cli.main import INTERRUPTED
 from areal_core.config.load import load_config, redacted_keys
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.plan_text import describe_plan
@@ -31,10 +33,6 @@ from areal_core.plugins.registry import Registry, default_registry
 
 if TYPE_CHECKING:
     from areal_core.loop.run import RunOutcome
-
-INTERRUPTED = 130
-_EVERY = 10
-"""Steps between two lines where no report shows a run."""
 
 
 def train_command(
@@ -193,23 +191,17 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class PlainView:
-    """Satisfies `areal_core.plugins.extensions.RunView`."""
+    """Satisfies `areal_core.plugins.extensions.RunView`, where no report shows a run."""
 
     def __init__(self, steps: int, console: Console) -> None:
         self._steps = steps
-        self._console = console
+        self.note = partial(console.print, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Print every tenth step, and the last. Any: as in `metrics.jsonl`."""
         step = int(record["step"])
-        if step % _EVERY and step != self._steps:
-            return
-        facts = [f"{name} {record[name]:.3f}" for name in ("reward", "staleness_mean") if name in record]
-        self.note("  ".join([f"step {step}/{self._steps}", *facts]))
+        if step % 10 == 0 or step == self._steps:
+            self.note(f"step {step}/{self._steps}  reward {record['reward']:.3f}")
 
     def waiting(self, what: str) -> None:
         """Print nothing: a line several times a step is too much."""
-
-    def note(self, text: str) -> None:
-        """Print one line that is not a step."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

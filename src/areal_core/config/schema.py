@@ -173,6 +173,8 @@ class SchedulerConfig:
     step_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
     """One call of a training role: a step, a forward pass, a checkpoint."""
     heartbeat_timeout_s: float = field(default=8.0, validator=validators.gt(0.0))
+    restarts: int = field(default=2, validator=validators.ge(0))
+    """How often a run that lost a training worker starts again by itself, from its last state; 0 ends it."""
 
 
 @frozen(kw_only=True)

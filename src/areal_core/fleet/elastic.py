@@ -260,16 +260,10 @@ class _Making:
         self.task: asyncio.Task[None] | None = None
 
 
-class FleetNews:
-    """Takes the events of `ElasticFleet`."""
-
-    def __init__(self, events: EventLog, view: RunView) -> None:
-        self._events, self._view = events, view
-
-    def tell(self, kind: str, **fields: Any) -> None:
-        """Write one event and show it. Any: plain data."""
-        self._events.write(kind, **fields)
-        self._view.note(_words(kind, fields))
+def tell_news(events: EventLog, view: RunView, kind: str, **fields: Any) -> None:
+    """Write one event of an `ElasticFleet` and show it. Any: plain data."""
+    events.write(kind, **fields)
+    view.note(_words(kind, fields))
 
 
 def _words(kind: str, fields: dict[str, Any]) -> str:

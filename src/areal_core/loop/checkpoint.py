@@ -12,6 +12,7 @@ Does not know: how engines write their state.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -51,17 +52,13 @@ async def save_checkpoint(folder: RunFolder, learner: Learner, progress: Progres
     Raises:
         StorageError: nothing of it is left behind.
     """
-    groups = _trained(learner)
-    with folder.new_checkpoint(progress.version, keep) as path:
-        for group in groups:
-            await group.save_state(path / group.role)
-        await learner.actor.save_weights(path / "model")
-        _write_progress(path, progress, groups)
-    return _named(path)
+    return await (await begin_checkpoint(folder, learner, progress, keep=keep, background=False)).finish()
 
 
-async def begin_checkpoint(folder: RunFolder, learner: Learner, progress: Progress, *, keep: int) -> BegunCheckpoint:
-    """Write a checkpoint of the current version, all but the states, which engines write during the next steps.
+async def begin_checkpoint(
+    folder: RunFolder, learner: Learner, progress: Progress, *, keep: int, background: bool = True
+) -> BegunCheckpoint:
+    """Write a checkpoint of the current version, all but the states if engines write those during the next steps.
 
     Raises:
         StorageError: nothing of it is left behind.
@@ -72,15 +69,15 @@ async def begin_checkpoint(folder: RunFolder, learner: Learner, progress: Progre
         path = stack.enter_context(folder.new_checkpoint(progress.version, keep))
         try:
             for group in groups:
-                await group.begin_state(path / group.role)
-                begun.append(group)
+                await (group.begin_state if background else group.save_state)(path / group.role)
+                begun += [group] if background else []
             await learner.actor.save_weights(path / "model")
             _write_progress(path, progress, groups)
         except Exception:
             with suppress(Exception):  # what went wrong first is told
                 await _finish_states(begun)
             raise
-        return BegunCheckpoint(version=progress.version, path=path, groups=groups, folder=stack.pop_all())
+        return BegunCheckpoint(version=progress.version, path=path, groups=begun, folder=stack.pop_all())
 
 
 @frozen(kw_only=True, eq=False)
@@ -111,8 +108,8 @@ class BegunCheckpoint:
 
     def drop(self) -> None:
         """Give it up, whatever engines still write."""
-        with suppress(_Dropped), self.folder:
-            raise _Dropped
+        nobody_waits = asyncio.CancelledError()
+        self.folder.__exit__(type(nobody_waits), nobody_waits, None)
 
 
 class Checkpoints:
@@ -237,10 +234,6 @@ async def restore(path: Path, learner: Learner, progress: Progress) -> None:
         if not (path / "critic").exists():
             raise CheckpointError(f"checkpoint {path} has no critic", fix="remove `critic:` or start a new run")
         await learner.critic.load_state(path / "critic")
-
-
-class _Dropped(Exception):
-    """Nobody waits for the states any more."""
 
 
 def _trained(learner: Learner) -> list[TrainGroup]:

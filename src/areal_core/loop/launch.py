@@ -7,23 +7,30 @@ Does not know: where a scheduler puts them, or what happens in a step.
 from __future__ import annotations
 
 import itertools
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import attrs
 
 from areal_core.config.plan import Plan, RolePlan
 from areal_core.config.schema import RoleConfig, RunConfig
+from areal_core.config.weight_transport import choose_transport, reachable
 from areal_core.contract.errors import ResourceError, WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import EngineInfo, Head, RankContext, TrainSpec
+from areal_core.contract.weights import WeightTransport
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
+from areal_core.fleet.weight_sync import WeightSync
+from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.train_group import TrainGroup
+from areal_core.observe.events import WEIGHTS_TRAVEL, EventLog
 from areal_core.plugins.devices import REPEATABLE
 from areal_core.plugins.extensions import ProfileVariables, need
 from areal_core.plugins.registry import Registry
+from areal_core.worker.rendezvous import address_towards, is_here
 from areal_core.worker.supervise import failure
 
 _MAX_CONCURRENT = 256
@@ -84,18 +91,14 @@ class ReplicaLauncher:
     """
 
     def __init__(self, scheduler: Scheduler, plan: Plan) -> None:
-        self._scheduler = scheduler
+        self._scheduler, self._plan = scheduler, plan
         self._role = plan.role("rollout")
         self._job = attrs.evolve(_job(plan.config, self._role), num_workers=1)
         self._spec = _inference_spec(plan, self._role)
-        self._start_timeout_s = plan.config.scheduler.start_timeout_s
         self._numbers: dict[str, int] = {}
         self._next = itertools.count()
-        self._only_host = ""
-
-    def keep_to(self, host: str) -> None:
-        """Refuse replicas that are placed on another host from now on: weights would not reach them."""
-        self._only_host = host
+        self.only_host = ""
+        """Where replicas have to be placed from now on, since weights reach no other host; empty for anywhere."""
 
     async def start_pool(self, policy: PoolPolicy) -> InferencePool:
         """Make the replicas the plan asks for, all or an error, and a pool of them."""
@@ -108,10 +111,10 @@ class ReplicaLauncher:
         number = next(self._next)
         role = f"{self._job.role}.{number}" if number else self._job.role
         (worker,) = await self._scheduler.submit(attrs.evolve(self._job, role=role))
-        if self._only_host not in ("", worker.host):
+        if self.only_host not in ("", worker.host):
             await self._scheduler.cancel(role)
             raise ResourceError(
-                f"{worker.id} was placed on {worker.host}, the run is on {self._only_host}",
+                f"{worker.id} was placed on {worker.host}, the run is on {self.only_host}",
                 why="its weights travel within one host",
                 fix="set weight_sync.transport=collective",
             )
@@ -121,8 +124,31 @@ class ReplicaLauncher:
     async def start(self, worker: Worker) -> EngineInfo:
         """Load the starting policy, version 0, on a worker placed here."""
         spec = attrs.evolve(self._spec, replica=self._numbers[worker.id])
-        info: EngineInfo = await worker.call("start", spec, timeout_s=self._start_timeout_s)
+        info: EngineInfo = await worker.call("start", spec, timeout_s=self._plan.config.scheduler.start_timeout_s)
         return info
+
+    def connect(
+        self, stack: AsyncExitStack, registry: Registry, learner: Learner, pool: InferencePool, events: EventLog
+    ) -> WeightSync:
+        """Connect trainer and pool by a transport that reaches from where one was placed to where the other was."""
+        hosts = [worker.host for worker in (*learner.actor.workers, *(replica.worker for replica in pool.replicas))]
+        plan, why = choose_transport(self._plan.transports, hosts, is_here)
+        events.write(WEIGHTS_TRAVEL, transport=plan.name, pause=plan.pause and plan.pause.value, why=why)
+        if not plan.across_hosts:
+            self.only_host = hosts[0]
+        own = next((address_towards(host) for host in hosts if not is_here(host)), hosts[0])
+        config = self._plan.config.weight_sync
+        transport = registry.build("transport", plan.name, reachable(registry, plan.name, config.options, own))
+        assert isinstance(transport, WeightTransport)
+        stack.callback(transport.close)
+        return WeightSync(
+            trainers=learner.actor.workers,
+            pool=pool,
+            transport=transport,
+            pause=plan.pause,
+            staged=plan.staged,
+            timeout_s=config.timeout_s,
+        )
 
     async def end(self, worker_id: str) -> None:
         """End a worker placed here and wait until it is gone; its devices are free then. Idempotent."""

@@ -10,6 +10,7 @@ import asyncio
 import gc
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,13 @@ from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
 from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import DataConfig
-from areal_core.config.weight_transport import choose_transport, reachable
-from areal_core.contract.errors import ArealError, DatasetError, storage_errors
+from areal_core.contract.errors import ArealError, DatasetError, WorkerError, storage_errors
 from areal_core.contract.scheduler import Scheduler
-from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import RolloutWorkflow
-from areal_core.fleet.elastic import ElasticFleet, FleetNews
+from areal_core.fleet.elastic import ElasticFleet, tell_news
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
-from areal_core.fleet.weight_sync import WeightSync
 from areal_core.loop.checkpoint import Progress, read_progress, restore
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner
@@ -37,7 +35,7 @@ from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_group import TrainGroup
 from areal_core.loop.train_loop import Evaluator, Parts, TrainLoop
-from areal_core.observe.events import RUN_ENDED, RUN_STARTED, WEIGHTS_TRAVEL, EventLog
+from areal_core.observe.events import RUN_ENDED, RUN_RESTARTED, RUN_STARTED, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.plugins.blame import told
 from areal_core.plugins.episodes import EpisodeStore, OpenEpisodeStore
@@ -59,9 +57,10 @@ from areal_core.plugins.structure import unstructure
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
-from areal_core.worker.rendezvous import address_towards, is_here
 from areal_core.worker.supervise import Supervisor
 
+BEGINNING = Progress(version=0, tasks={"version": 0, "tasks": {"frontier": 0, "used": (), "attempts": {}}}, totals={})
+"""Where a run starts again that has no checkpoint: what it had trained is taken back."""
 Rows = Sequence[Mapping[str, Any]]  # Any: the data set decides what a row holds
 
 
@@ -81,9 +80,9 @@ class Run:
     def __init__(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> None:
         self._plan, self._config, self._registry = plan, plan.config, registry
         self._view, self._stop = view, stop
-        self._engines = ", ".join(f"{role.role} {role.backend}" for role in plan.roles)
         self._folder = RunFolder.of(plan.config)
         self._scaling: ScaleRequests | None = extension("scale")
+        self._num_restarts = 0
 
     async def execute(self, *, resume: bool = False, archive: bool = False, start: Path | None = None) -> RunOutcome:
         """Run to the end.
@@ -121,7 +120,9 @@ class Run:
         )
         status, error = "failed", None
         try:
-            version = await self._start_and_train(events, checkpoint, progress)
+            while (version := await self._start_and_train(events, checkpoint, progress)) is None:
+                checkpoint = self._folder.latest() or checkpoint
+                progress = read_progress(checkpoint) if checkpoint else BEGINNING
             status = "finished" if version >= self._config.steps else "stopped"
         except asyncio.CancelledError:
             status = "stopped"
@@ -136,18 +137,21 @@ class Run:
         return RunOutcome(finished=status == "finished", step=version, folder=self._folder, summary=summary)
 
     def _end(self, events: EventLog, status: str, error: BaseException | None) -> Mapping[str, Any]:
-        """Write down how the run ended; return the summary. Any: as `summary.json`."""
+        """Write down how the run ended, also for people by whoever offers it; return the summary. Any: plain data."""
         try:
             events.write(RUN_ENDED, status=status, **({"error": f"{type(error).__name__}: {error}"} if error else {}))
+            report: RunReport | None = extension("report")
+            if report is None:
+                return {}
             with storage_errors(self._folder.root):
-                return self._report(events, status)
+                return report.write(self._folder, status=status, lines=self._lines, tell=events.write)
         except Exception:
             if error is None:
                 raise
             return {}  # what ended the run (a full disk, say) may spoil its summary too: the first error counts
 
-    async def _start_and_train(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int:
-        """Start the fleet, train, and close everything in the reverse order."""
+    async def _start_and_train(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int | None:
+        """Start the fleet, train, and close everything in the reverse order; None if all that is to happen again."""
         async with AsyncExitStack() as stack:
             scheduler = make_scheduler(self._config, self._registry, self._folder.logs)
             stack.callback(self._folder.drop_partial)
@@ -162,7 +166,31 @@ class Run:
                 if role.engine_role == "train":
                     supervisor.watch(role.role)
             work = loop.run(progress.version, Totals.from_dict(progress.totals))
-            return await supervisor.while_live(work, self._stop.set)
+            try:
+                return await supervisor.while_live(work, self._stop.set)
+            except WorkerError:
+                if not self._starts_again(supervisor, events, progress.version, loop.num_steps):
+                    raise
+                return None
+
+    def _starts_again(self, supervisor: Supervisor, events: EventLog, began: int, num_steps: int) -> bool:
+        """Tell whether all is started again, from the last state: so often, if a training worker is what was lost.
+
+        A start that made no step gets no other after it, unless it is the first.
+        """
+        most, latest = self._config.scheduler.restarts, self._folder.latest()
+        if self._stop.is_set() or self._num_restarts >= most or (self._num_restarts and not num_steps):
+            return False
+        try:
+            supervisor.check(others=False)
+        except WorkerError as error:
+            self._num_restarts += 1
+            where, version = (latest.name, read_progress(latest).version) if latest else ("its beginning", began)
+            events.write(RUN_RESTARTED, number=self._num_restarts, version=version, error=str(error))
+            self._view.note(f"{error.what}: starting again from {where}, restart {self._num_restarts} of {most}")
+            gc.unfreeze()  # what the lost start had made
+            return True
+        return False
 
     async def _start(
         self,
@@ -179,7 +207,7 @@ class Run:
         make_watch: MakeWatch | None = extension("watch")
         rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
         images = self._images()
-        metrics = self._metrics(stack, events, progress.version if checkpoint else None)
+        metrics = self._metrics(stack, events, progress.version)
         rewards = self._rewards(events)
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
@@ -188,7 +216,7 @@ class Run:
         launcher = ReplicaLauncher(scheduler, self._plan)
         policy = PoolPolicy(request_timeout_s=rollout.request_timeout_s)
         pool_task = asyncio.ensure_future(launcher.start_pool(policy))
-        self._view.waiting(f"workers to start: {self._engines}")
+        self._view.waiting("workers to start: " + ", ".join(f"{role.role} {role.backend}" for role in self._plan.roles))
         await gather_or_cancel([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
         tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
@@ -197,7 +225,7 @@ class Run:
             stack.callback(store.close)
         executor = self._executor(pool, rewards, tokenizer, rows, images, events, progress, store)
         stack.push_async_callback(executor.close)
-        sync = self._weight_sync(stack, learner, pool, launcher, events)
+        sync = launcher.connect(stack, self._registry, learner, pool, events)
         if checkpoint is not None:
             self._view.waiting(f"the state of {checkpoint.name}")
             await restore(checkpoint, learner, progress)
@@ -212,7 +240,7 @@ class Run:
             sync=sync,
             launcher=launcher,
             max_replacements=rollout.max_replacements,
-            tell=FleetNews(events, self._view).tell,
+            tell=partial(tell_news, events, self._view),
         )
         stack.push_async_callback(fleet.close)
         fleet.start()
@@ -240,7 +268,7 @@ class Run:
             watch=make_watch(config.guard, events.write, self._view.note) if make_watch else None,
         )
 
-    def _metrics(self, stack: AsyncExitStack, events: EventLog, resume_step: int | None) -> MetricsStream:
+    def _metrics(self, stack: AsyncExitStack, events: EventLog, resume_step: int) -> MetricsStream:
         loggers = {}
         for number, logger in enumerate(self._config.loggers):
             built = self._registry.build("logger", logger.name, logger.options, f"loggers[{number}].options")
@@ -264,16 +292,8 @@ class Run:
 
         return Hooks(entries).collect(hook, **arguments)
 
-    def _report(self, events: EventLog, status: str) -> Mapping[str, Any]:
-        """Have what people look at written, by whoever offers it; return the summary. Any: plain data."""
-        report: RunReport | None = extension("report")
-        if report is None:
-            return {}
-
-        def lines(summary: Mapping[str, Any]) -> list[str]:
-            return [str(line) for line in self._hooked("areal_report_lines", summary=summary)]
-
-        return report.write(self._folder, status=status, lines=lines, tell=events.write)
+    def _lines(self, summary: Mapping[str, Any]) -> list[str]:  # Any: as `summary.json`
+        return [str(line) for line in self._hooked("areal_report_lines", summary=summary)]
 
     async def _learner(self, scheduler: Scheduler) -> Learner:
         config, plan, chosen = self._config, self._plan, self._config.train_roles
@@ -335,30 +355,6 @@ class Run:
         if progress.tasks:
             executor.restore(progress.tasks)
         return executor
-
-    def _weight_sync(
-        self, stack: AsyncExitStack, learner: Learner, pool: InferencePool, launcher: ReplicaLauncher, events: EventLog
-    ) -> WeightSync:
-        """Connect the ends by a transport that reaches from where the trainer was placed to where the fleet was."""
-        config = self._config.weight_sync
-        hosts = [worker.host for worker in (*learner.actor.workers, *(replica.worker for replica in pool.replicas))]
-        plan, why = choose_transport(self._plan.transports, hosts, is_here)
-        events.write(WEIGHTS_TRAVEL, transport=plan.name, pause=plan.pause and plan.pause.value, why=why)
-        if not plan.across_hosts:
-            launcher.keep_to(hosts[0])
-        own = next((address_towards(host) for host in hosts if not is_here(host)), hosts[0])
-        options = reachable(self._registry, plan.name, config.options, own)
-        transport = self._registry.build("transport", plan.name, options)
-        assert isinstance(transport, WeightTransport)
-        stack.callback(transport.close)
-        return WeightSync(
-            trainers=learner.actor.workers,
-            pool=pool,
-            transport=transport,
-            pause=plan.pause,
-            staged=plan.staged,
-            timeout_s=config.timeout_s,
-        )
 
     def _rows(self, data: DataConfig | None) -> Rows | None:
         if data is None:

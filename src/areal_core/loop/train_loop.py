@@ -76,6 +76,7 @@ class TrainLoop:
         self._config, self._parts, self._stop = config, parts, stop
         self._checkpoints = Checkpoints(folder, parts.learner, config.checkpoint, self._tell_saved, self._tell_refused)
         self._trained: int | None = None  # the version of the trainers' weights; within an update they have none
+        self.num_steps = 0
 
     async def run(self, version: int, totals: Totals) -> int:
         """Train from `version` to the configured number of steps, or until asked to stop.
@@ -135,6 +136,7 @@ class TrainLoop:
             with times.measure("sync_s"):
                 weights = await self._parts.sync.update(version + 1)
         self._parts.executor.set_version(version + 1)
+        self.num_steps += 1
         self._tell_oddities(version + 1, update, weights)
         return update, weights
 

@@ -10,11 +10,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from areal_core.observe.events import EventLog
 from areal_core.observe.jsonl import JsonLines, read_lines, rewrite
 from areal_core.plugins.hooks import MetricSink
+
+Sink = TypeVar("Sink", bound=MetricSink)
 
 
 @runtime_checkable
@@ -25,23 +27,13 @@ class MetricsLogger(MetricSink, Protocol):
         """Open it. Any: the run's configuration as plain data. `first_step` is above 0 on resume."""
 
 
-class _Started:
-    """A hooked sink as a logger."""
-
-    def __init__(self, sink: MetricSink) -> None:
-        self.log, self.close = sink.log, sink.close
-
-    def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
-        """The plugin was given the run's folder and configuration when it made the sink."""
-
-
 class MetricsStream:
     """Write every step to the file, and its numbers to each logger. One per run, in the controller.
 
     Args:
         path: the run's `metrics.jsonl`.
         loggers: by name, not started yet.
-        sinks: of hook plugins.
+        sinks: of hook plugins; they have begun.
         events: where a logger that failed is written down.
         resume_step: the last step the resumed run keeps; later lines of the file are
             dropped, for those steps will be made again. None for a new run.
@@ -60,8 +52,9 @@ class MetricsStream:
         if resume_step is not None and path.exists():
             rewrite(path, (record for record in read_lines(path) if record.get("step", 0) <= resume_step))
         self._lines = JsonLines(path)
-        self._loggers: dict[str, MetricsLogger] = dict(loggers or {})
-        self._loggers |= {f"hook {number}": _Started(sink) for number, sink in enumerate(sinks)}
+        self._to_start = dict(loggers or {})
+        hooked = {f"hook {number}": sink for number, sink in enumerate(sinks)}
+        self._loggers: dict[str, MetricSink] = {**self._to_start, **hooked}
         self._events = events
         self._first_step = resume_step or 0
         self._now = now
@@ -73,7 +66,7 @@ class MetricsStream:
 
     def start(self, run: str, folder: Path, config: Mapping[str, Any]) -> None:
         """Start every logger. Any: the run's configuration as plain data."""
-        self._each("start", lambda logger: logger.start(run, folder, config, self._first_step))
+        self._each("start", self._to_start, lambda logger: logger.start(run, folder, config, self._first_step))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one step's record, which holds at least `step`. Any: numbers, and small mappings of numbers.
@@ -83,16 +76,16 @@ class MetricsStream:
         """
         self._lines.write({"time": self._now(), **record})
         step, values = int(record["step"]), flat(record)
-        self._each("log", lambda logger: logger.log(step, values))
+        self._each("log", self._loggers, lambda logger: logger.log(step, values))
 
     def close(self) -> None:
         """Close the file and every logger. Idempotent."""
         self._lines.close()
-        self._each("close", lambda logger: logger.close())
+        self._each("close", self._loggers, lambda logger: logger.close())
         self._loggers.clear()
 
-    def _each(self, action: str, call: Callable[[MetricsLogger], None]) -> None:
-        for name, logger in list(self._loggers.items()):
+    def _each(self, action: str, loggers: Mapping[str, Sink], call: Callable[[Sink], None]) -> None:
+        for name, logger in list(loggers.items()):
             try:
                 call(logger)
             except Exception as error:  # whatever a third party's client raises, the run goes on without it

@@ -15,7 +15,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from areal_core.cli.train import INTERRUPTED, PlainView
+from areal_core.cli.main import INTERRUPTED
+from areal_core.cli.train import PlainView
 from areal_core.config.plan import Plan
 from areal_core.config.plan_text import describe_plan
 from areal_core.loop.run_folder import RunFolder

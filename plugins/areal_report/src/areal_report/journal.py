@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import define, field
 
-from areal_core.observe.events import EVALUATED, RUN_ENDED, RUN_STARTED
+from areal_core.observe.events import EVALUATED, RUN_ENDED, RUN_RESTARTED, RUN_STARTED
 from areal_core.observe.jsonl import read_lines
 from areal_report.prompts import Counted, count_prompts
 
@@ -48,7 +48,7 @@ class Journal:
     """Its end; empty while it goes on, and if it was killed."""
     num_starts: int = 0
     resumed_at: list[int] = field(factory=list)
-    """The version at which each start but the first went on."""
+    """The version at which each start but the first went on, those by itself too."""
     num_replaced: int = 0
     """Replicas and reward processes that died and were started anew."""
     num_failed: int = 0
@@ -91,6 +91,8 @@ class Journal:
         self.num_failed += kind == GROUP_FAILED
         self.began = time if self.began is None else self.began
         self.latest = time
+        if kind == RUN_RESTARTED:
+            self.resumed_at.append(int(event.get("version", 0)))
         if kind == RUN_STARTED:
             if "error" in self.ended:  # an attempt before this one
                 self._count(self.failures, RUN_ENDED, RUN_ENDED, str(self.ended["error"]), time)

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from areal_core.observe.events import RUN_ENDED, RUN_STARTED
+from areal_core.observe.events import RUN_ENDED, RUN_RESTARTED, RUN_STARTED
 
 Event = Mapping[str, Any]  # Any: the writer's fields
 MAX_BYTES = 1 << 20
@@ -64,7 +64,7 @@ def _count(events: Iterable[Event], resumed_at: Sequence[int], found: _Prompts) 
         elif kind == "checkpoint":
             if handed.version < event["version"]:
                 handed.end(found, trained=True)
-        elif kind == RUN_STARTED:
+        elif kind in (RUN_STARTED, RUN_RESTARTED):
             starts += 1
             handed.end(found, trained=True)
         elif kind == RUN_ENDED and event.get("status") == "finished":
