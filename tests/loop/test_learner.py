@@ -21,7 +21,7 @@ from areal_core.algorithms.config import (
 )
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import Head, OptimizerSpec, RankContext, Sum, TrainReport, TrainSpec
+from areal_core.contract.train import EngineInfo, Head, OptimizerSpec, RankContext, Sum, TrainReport, TrainSpec
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Learner, Update
 from areal_core.loop.step_record import StepTimes, Totals, step_record
@@ -102,7 +102,10 @@ def test_every_role_takes_part_and_what_is_trained_knows_its_version(tmp_path: P
 class Reporting:
     """A train group that gives these reports, one a step, and keeps the batches it was given."""
 
-    def __init__(self, *steps: tuple[float, float, bool]) -> None:
+    def __init__(self, *steps: tuple[float, float, bool], details: Mapping[str, str]) -> None:
+        self.info = EngineInfo(
+            engine="fake", engine_version="1", device="cpu", num_parameters=1, context_length=8, details=details
+        )
         self._steps = list(steps)
         self.batches: list[Batch] = []
 
@@ -110,7 +113,7 @@ class Reporting:
         loss, norm, stepped = self._steps[len(self.batches)]
         self.batches.append(batch)
         return TrainReport(
-            loss=loss, grad_norm=norm, lr=0.1, stepped=stepped, num_microbatches=1, num_tokens=1, seconds=0.0,
+            loss=loss, grad_norm=norm, lr=0.1, stepped=stepped, num_microbatches=1, num_tokens=1, seconds=0.5,
             metrics={"ratio": Sum(value=loss, weight=2.0), "ratio_max": Sum(value=loss, weight=1.0)},
         )  # fmt: skip
 
@@ -118,9 +121,11 @@ class Reporting:
         """Nothing depends on it."""
 
 
-def _reported(*steps: tuple[float, float, bool], version: int = 4) -> tuple[Update, Reporting]:
+def _reported(
+    *steps: tuple[float, float, bool], version: int = 4, details: Mapping[str, str] | None = None
+) -> tuple[Update, Reporting]:
     algorithm = AlgorithmConfig(minibatches=len(steps))
-    group = Reporting(*steps)
+    group = Reporting(*steps, details=details or {})
     learner = Learner(algorithm, objective_spec(algorithm), group, max_new_tokens=16)  # type: ignore[arg-type]
     shapes = [(2, 3), (1, 5), (4, 9)][: len(steps)]
     return asyncio.run(learner.update(make_batch(shapes), version)), group
@@ -164,3 +169,12 @@ def test_only_the_first_minibatch_compares_trainer_and_engine() -> None:
     marked = [int(batch.tokens["fresh"].sum()) for batch in group.batches]
     assert marked[0] > 0 and marked[1:] == [0, 0]
     assert not stale.batches[0].tokens["fresh"].any()
+
+
+def test_the_share_of_peak_is_of_the_steps_alone_and_only_where_the_engine_knows_its_peak() -> None:
+    """Of two minibatches of half a second each, where forty tokens a second are the most."""
+    known, _ = _reported((1.0, 1.0, True), (1.0, 1.0, True), details={"peak_tokens_per_s": "40.0"})
+    unknown, _ = _reported((1.0, 1.0, True), (1.0, 1.0, True))
+
+    assert known.metrics["peak_share"] == Sum(value=known.num_tokens, weight=40.0)
+    assert "peak_share" not in unknown.metrics

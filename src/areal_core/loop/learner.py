@@ -76,9 +76,10 @@ class Learner:
                 critic_report = await self.critic.train_step(part, self._critic_objective)
                 add_sums(metrics, {f"critic/{name}": value for name, value in critic_report.metrics.items()})
                 add_sums(metrics, {"critic/grad_norm": Sum(value=critic_report.grad_norm, weight=1.0)})
-        for group in (self.actor, self.critic):
-            if group is not None:
-                await group.set_version(version + 1)
+        if (peak := self.actor.info.details.get("peak_tokens_per_s")) is not None:
+            metrics["peak_share"] = Sum(value=batch.num_tokens, weight=float(peak) * sum(r.seconds for r in reports))
+        for group in filter(None, (self.actor, self.critic)):
+            await group.set_version(version + 1)
         return Update(
             reports=reports,
             num_tokens=batch.num_tokens,
@@ -100,6 +101,5 @@ class Learner:
     def _minibatches(self, batch: Batch) -> list[Batch]:
         if self._algorithm.minibatches == 1:
             return [batch]
-        groups = batch.sequences["group"].tolist()
-        parts = balance(batch.lengths.tolist(), self._algorithm.minibatches, groups)
+        parts = balance(batch.lengths.tolist(), self._algorithm.minibatches, batch.sequences["group"].tolist())
         return [batch.select(rows) for rows in parts if rows]

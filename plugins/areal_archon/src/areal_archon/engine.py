@@ -20,6 +20,7 @@ from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_torch import hf
 from areal_torch.device import collective_backend, compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
+from areal_torch.flops import peak_details
 from areal_torch.group import ProcessRanks, agree
 from areal_torch.layout import check_layout
 from areal_torch.process_group import join
@@ -97,6 +98,7 @@ class ArchonEngine(TrainerEngine):
                 "backend": collective_backend(rank.device),
                 "family": blueprint.shape.family,
                 "schedule": "" if schedule is None else schedule.name,
+                **peak_details(spec, rank, blueprint.config, device),
             },
         )
 

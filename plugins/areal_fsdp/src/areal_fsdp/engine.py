@@ -25,6 +25,7 @@ from areal_torch.device import collective_backend, compute_dtype, open_device, s
 from areal_torch.engine import TrainerEngine
 from areal_torch.experts import replay_routing
 from areal_torch.export import Exporter, FolderWeights
+from areal_torch.flops import peak_details
 from areal_torch.group import ProcessRanks, agree
 from areal_torch.images import Vision
 from areal_torch.layout import check_layout, coordinates
@@ -98,7 +99,11 @@ class FSDPEngine(TrainerEngine):
             context_length=hf.context_length(model.config),
             data_rank=coordinates(layout, rank.rank)["d"],
             data_size=layout.get("d", 1),
-            details={"wrap": self._config.wrap, "backend": collective_backend(rank.device)},
+            details={
+                "wrap": self._config.wrap,
+                "backend": collective_backend(rank.device),
+                **peak_details(spec, rank, model.config, device),
+            },
         )
 
     def _build(

@@ -20,6 +20,7 @@ from areal_megatron.library import VERSION, quiet
 from areal_torch import hf
 from areal_torch.device import collective_backend, compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
+from areal_torch.flops import peak_details
 from areal_torch.group import ProcessRanks, agree
 from areal_torch.layout import check_layout
 from areal_torch.process_group import join
@@ -94,6 +95,7 @@ class MegatronEngine(TrainerEngine):
                 "backend": collective_backend(rank.device),
                 "family": blueprint.shape.family,
                 "layers": "local" if device.type == "cpu" else "transformer_engine",
+                **peak_details(spec, rank, blueprint.config, device),
             },
         )
 

@@ -24,6 +24,7 @@ from areal_torch.device import compute_dtype, open_device, seed_everything
 from areal_torch.engine import TrainerEngine
 from areal_torch.experts import replay_routing
 from areal_torch.export import Exporter, FolderWeights, whole
+from areal_torch.flops import peak_details
 from areal_torch.group import SingleRank
 from areal_torch.images import Vision
 from areal_torch.layout import check_layout
@@ -109,4 +110,5 @@ class ReferenceTrainEngine(TrainerEngine):
             device=str(device),
             num_parameters=lora.num_parameters(model),
             context_length=hf.context_length(hf_config),
+            details=peak_details(spec, rank, hf_config, device),
         )
