@@ -90,8 +90,9 @@ def leave(group: ProcessRanks) -> None:
 
 def _forget_meshes() -> None:
     """Drop what torch worked out for the meshes of this group: a mesh of the next one looks equal, and is not."""
-    from torch.distributed.tensor import _redistribute, debug
+    from torch.distributed.tensor import _collective_utils, _redistribute, debug
 
+    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
     _redistribute._gen_transform_infos.cache_clear()
     _redistribute.clear_redistribute_planner_cache()
     debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
