@@ -327,3 +327,23 @@ def test_keys_do_not_show_in_a_repr() -> None:
     keys = KeyPair.generate()
 
     assert keys.secret not in repr(keys)
+
+
+def test_calls_in_flight_answers_and_missed_deadlines_are_told() -> None:
+    """Whoever asks whether anything moves sees all calls but those for the status, which are made all the time."""
+
+    async def run() -> tuple[list[str], list[str], int]:
+        gate, late = Gate(), list[str]()
+        async with pair(gate) as made:
+            made.client.on_late = late.append
+            calls = [asyncio.create_task(made.client.call(name, timeout_s=30)) for name in ("generate", "status")]
+            await gate.entered.wait()
+            waiting = [method for method, _ in made.client.in_flight]
+            with pytest.raises(WorkerTimeout):
+                await made.client.call("train_step", timeout_s=0.01)
+            gate.opened.set()
+            await asyncio.gather(*calls)
+            assert made.client.in_flight == []
+            return waiting, late, made.client.num_answered
+
+    assert asyncio.run(run()) == (["generate"], ["train_step"], 1)

@@ -33,5 +33,9 @@ class LocalConfig:
     """Until every worker process of a job answers; loading its engine comes later and is not counted."""
     heartbeat_timeout_s: float = field(default=8.0, validator=validators.gt(0.0))
     """Without a sign of life for so long, a worker counts as silent."""
+    progress_timeout_s: float = field(default=3600.0, validator=validators.ge(0.0))
+    """No worker answers a call for so long: the run does not move. 0 waits for ever where no call has a deadline."""
+    stalled: str = field(default="restart", validator=validators.in_(("restart", "end")))
+    """What becomes of a run that does not move: it starts again, `scheduler.restarts` times, or it ends."""
     stop_timeout_s: float = field(default=5.0, validator=validators.ge(0.0))
     """Between asking a worker to end and killing it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -32,6 +33,7 @@ from areal_local.scheduler.local_worker import LocalWorker
 from areal_local.scheduler.manifest import LOCAL
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 from areal_local.scheduler.process import WorkerProcess
+from areal_local.scheduler.stalls import StallWatch
 
 LOOK_S = 0.1
 """Between two looks at every worker: the delay with which a death is noticed."""
@@ -69,6 +71,7 @@ class LocalScheduler:
         self.keys = KeyPair.generate()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.gangs: dict[str, _Gang] = {}
+        self._stalls = StallWatch(self.config, self._running)
         self._watch: asyncio.Task[None] | None = None
         self._sockets: PrivateFolder | None = None
 
@@ -83,6 +86,8 @@ class LocalScheduler:
         except BaseException:
             await asyncio.shield(self.cancel(job.role))
             raise
+        for worker in gang.workers if job.engine_role == "train" else ():
+            worker.client.on_late = partial(self._stalls.late, worker)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_workers(), name="areal-worker-watch")
         return tuple(worker.client for worker in gang.workers)
@@ -91,6 +96,8 @@ class LocalScheduler:
         """Return the state of each worker of a role, in rank order; nothing for a role that does not run."""
         if self._watch is not None and self._watch.done():
             self._watch.result()  # a watch that broke must not look like workers that are well
+        if (stalled := self._stalls.error) is not None:
+            raise type(stalled)(stalled.what, why=stalled.why, fix=stalled.fix)
         gang = self.gangs.get(role)
         return () if gang is None else tuple(worker.status() for worker in gang.workers)
 
@@ -211,7 +218,11 @@ class LocalScheduler:
             for gang in tuple(self.gangs.values()):
                 for worker in gang.workers:
                     worker.look(self._clock.now(), self.config.heartbeat_timeout_s)
+            self._stalls.look(self._clock.now())
             await self._clock.sleep(LOOK_S)
+
+    def _running(self) -> list[LocalWorker]:
+        return [worker for gang in self.gangs.values() for worker in gang.workers if worker.running]
 
 
 class _Gang:

@@ -40,6 +40,11 @@ class LocalWorker:
         self._pulse: Pulse | None = None
 
     @property
+    def running(self) -> bool:
+        """Return whether it took calls at the last look."""
+        return self._state is WorkerState.RUNNING
+
+    @property
     def client(self) -> RpcClient:
         """Return the handle the controller calls; there is one once `become_ready` returned."""
         assert self._client is not None, "the worker has not answered yet"

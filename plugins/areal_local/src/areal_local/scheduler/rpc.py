@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -36,6 +36,8 @@ Handler = Callable[[str, tuple[Any, ...]], Awaitable[Any]]  # Any: whatever the 
 logger = logging.getLogger(__name__)
 
 _CALL, _CANCEL, _OK, _FAILED = range(4)
+_STATUS = "status"
+"""Asked all the time, whether anything moves or not."""
 _FRAMES = 4
 """Of a remote traceback; people see them, and the worker's log has all."""
 
@@ -52,6 +54,11 @@ class RpcClient:
         self.host = host
         self.numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._asked: dict[int, tuple[str, float]] = {}
+        self.num_answered = 0
+        """Calls that were answered, other than for the status: signs that something moves."""
+        self.on_late: Callable[[str], None] = _nobody_cares
+        """Called with a method whose call met its deadline, before its caller hears of it."""
         self._failure: ArealError | None = None
         self._ended = False
         self._channel = Channel(socket, self._on_reply, num_plain=2)
@@ -61,6 +68,12 @@ class RpcClient:
         """Return how many calls wait for their reply."""
         return len(self._waiting)
 
+    @property
+    def in_flight(self) -> Sequence[tuple[str, float]]:
+        """Return the method of every call that waits for its reply, and how many seconds it does."""
+        now = asyncio.get_running_loop().time()
+        return [(method, now - since) for method, since in self._asked.values() if method != _STATUS]
+
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call a method of the hosted engine; see `contract.Worker.call`."""
         if self._failure is not None:
@@ -68,7 +81,7 @@ class RpcClient:
         loop = asyncio.get_running_loop()
         number, future = next(self.numbers), loop.create_future()
         body = encode(args)
-        self._waiting[number] = future
+        self._waiting[number], self._asked[number] = future, (method, loop.time())
         timer = loop.call_later(timeout_s, self._expire, future, method, timeout_s)
         answered = False
         try:
@@ -84,6 +97,7 @@ class RpcClient:
             timer.cancel()
             answered = answered or number not in self._waiting
             self._waiting.pop(number, None)
+            del self._asked[number]
             if not answered and not self._ended:
                 self._channel.send([_envelope((_CANCEL, number, ""))])
 
@@ -109,6 +123,7 @@ class RpcClient:
 
     def _expire(self, future: asyncio.Future[Any], method: str, timeout_s: float) -> None:
         if not future.done():
+            self.on_late(method)
             future.set_exception(
                 WorkerTimeout(
                     f"{self.id} did not answer {method!r} within {timeout_s:g} s",
@@ -125,6 +140,7 @@ class RpcClient:
         future = self._waiting.pop(number, None)
         if future is None or future.done():
             return
+        self.num_answered += self._asked[number][0] != _STATUS
         try:
             value = decode(frames[1:])
         except CodecError as exc:
@@ -201,6 +217,10 @@ def _with_clean_texts(error: ArealError) -> ArealError:
         str(text).encode("utf-8", "backslashreplace").decode() for text in (error.what, error.why, error.fix)
     )
     return schema.ERRORS[schema.error_name(type(error))](what, why=why, fix=fix)
+
+
+def _nobody_cares(method: str) -> None:
+    pass
 
 
 def _copy(error: ArealError) -> ArealError:

@@ -26,6 +26,7 @@ from areal_local.scheduler.channel import KeyPair, doorkeeper, listening
 from areal_local.scheduler.crowd import bound_crowd
 from areal_local.scheduler.heartbeat import start_echo
 from areal_local.scheduler.rpc import RpcServer
+from areal_local.scheduler.stalls import write_stacks_when_asked
 
 logger = logging.getLogger("areal.worker")
 
@@ -37,6 +38,7 @@ _DESCRIPTORS = 65_536
 def main() -> None:
     """Live one worker's life. Ends by `os._exit`: gloo may abort the interpreter's own way out."""
     faulthandler.enable()
+    write_stacks_when_asked()
     watchdog.die_with_parent()
     line = read_line(_STDIN)
     if not line:
