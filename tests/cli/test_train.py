@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import yaml
 from tests.benches.command import Run
@@ -104,6 +105,30 @@ def test_resume_does_not_take_a_redacted_secret_for_one(
     assert code == 2
     assert "data.options.api_key" in said and "hunter2" not in said
     assert f"fix: give it again with the run's own file: areal train run.yaml --resume {folder}" in said
+
+
+def test_a_resume_with_what_must_not_change_is_refused_before_anything_starts(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both values and the reason are told, as is that the other change is none; the run's configuration stays."""
+    file, folder = tmp_path / "run.yaml", tmp_path / "run"
+    made = load_config(preset_path("spell"), [f"model.path={model}", "steps=30"])
+    file.write_text(dump_config(attrs.evolve(made, seed=7, steps=60)))
+    (folder / "checkpoints" / "step-000020").mkdir(parents=True)
+    (folder / "checkpoints" / "step-000020" / "loop.json").write_text(
+        '{"format": 1, "version": 20, "tasks": {}, "totals": {}, "roles": ["actor"]}'
+    )
+    (folder / "config.yaml").write_text(dump_config(made))
+
+    code = main(["train", str(file), "--resume", str(folder)])
+    said = capsys.readouterr().err
+
+    assert code == 2
+    assert f"run folder {folder} cannot be resumed with seed: {made.seed} -> 7 [AREAL-E206]" in said
+    assert "why: the order of the prompts depends on it" in said
+    assert "The other changes are accepted: steps: 30 -> 60" in said
+    assert load_config(folder / "config.yaml").seed == made.seed
+    assert not (folder / "events.jsonl").exists()
 
 
 @pytest.mark.parametrize(

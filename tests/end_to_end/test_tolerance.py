@@ -83,6 +83,7 @@ def test_a_failed_reward_costs_no_step_and_the_run_goes_on_where_it_stopped(tmp_
         assert code == 130, output
         assert f"step-{steps:06d} is saved. To continue: areal train --resume {folder}" in output
         assert [record["step"] for record in run.steps()] == list(range(1, steps + 1))
+        assert "  steps: 40 -> 1000" in output.splitlines()
         assert "prompts lost 0, trained twice 0, episodes failed " in output
         assert run.survivors() == []
     trained = trained_tasks(folder, last_version=steps - 1)

@@ -303,6 +303,14 @@ def test_what_was_lost_is_at_the_top(records: Records, events: Records) -> None:
     ]
 
 
+def test_what_resumes_changed_is_on_the_page(records: Records, events: Records) -> None:
+    """A bend in the curve may have come from there; a run whose configuration stayed says nothing of it."""
+    change = {"time": 1002.0, "kind": "configuration_changed", "version": 7, "text": "changed:\n  seed: <b> -> 2"}
+
+    assert "at version 7, changed:\n  seed: &lt;b&gt; -&gt; 2" in page_of(records, [*events, change])
+    assert "Changed by resumes" not in page_of(records, events)
+
+
 def test_report_and_picture_are_files(tmp_path: Path, records: Records, events: Records) -> None:
     """The page replaces an older one at once, and is its owner's alone; the picture is a png."""
     history, journal = History(records), Journal.of(events)

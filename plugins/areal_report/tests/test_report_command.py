@@ -44,7 +44,7 @@ def test_the_page_is_made_anew_from_the_folder(run: Path, capsys: pytest.Capture
     assert (run / "reward.png").exists() and not (run / "summary.json").exists()
 
 
-def test_the_curve_in_the_terminal_ends_with_what_was_lost(tmp_path: Path, records: Records, events: Records) -> None:
+def test_what_was_lost_stands_under_the_curve(tmp_path: Path, records: Records, events: Records) -> None:
     """Over all resumes; a run whose events name no prompts says nothing of them."""
     batches = [
         {"time": 1002.0, "kind": "batch_handed_over", "version": version, "task_ids": [f"train/0/{version}"]}
@@ -54,7 +54,7 @@ def test_the_curve_in_the_terminal_ends_with_what_was_lost(tmp_path: Path, recor
     write_run(tmp_path / "run", records, [*events[:1], *batches, resumed, *batches[1:], *events[2:]])
     write_run(tmp_path / "odd", records, [*events[:1], {**batches[0], "task_ids": ["a"]}])
 
-    last = [REPORT.curve(RunFolder(tmp_path / name)).splitlines()[-1] for name in ("run", "odd")]
+    last = [REPORT.closing(RunFolder(tmp_path / name)).splitlines()[-4] for name in ("run", "odd")]
 
     assert last == ["prompts lost 0, trained twice 0, episodes failed 0, restarts 1", "episodes failed 0, restarts 0"]
 

@@ -14,7 +14,7 @@ from areal_core.contract.errors import StorageError
 from areal_core.observe.events import EventLog
 from areal_core.observe.metrics import MetricsStream
 from areal_report.history import LAST, LIMIT, History
-from areal_report.journal import MAX_KINDS, Journal
+from areal_report.journal import MAX_CHANGES, MAX_KINDS, Journal
 from areal_report.rates import idle_share, rate, window
 from areal_report.summary import evaluation_points, smoothed, staleness_counts, summarize, write_summary
 
@@ -224,6 +224,17 @@ def test_restarts_are_counted_and_what_was_lost_is_among_what_went_wrong() -> No
 
     assert (summarize(History(), journal)["restarts"], journal.resumed_at) == (2, [3, 3])
     assert (failure.text, failure.count, journal.ended) == ("actor/0 was killed", 2, {})
+
+
+def test_the_journal_keeps_what_the_last_resumes_changed() -> None:
+    """With the version they went on from; of very many the last."""
+    journal = Journal.of(
+        {"kind": "configuration_changed", "version": n, "text": f"changed:\n  steps: {n} -> {n + 1}"}
+        for n in range(100)
+    )
+
+    assert len(journal.changes) == MAX_CHANGES
+    assert journal.changes[-1] == "at version 99, changed:\n  steps: 99 -> 100"
 
 
 def test_the_journal_knows_the_last_attempt() -> None:

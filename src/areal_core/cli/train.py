@@ -159,19 +159,14 @@ def _interrupts(stop: asyncio.Event, console: Console) -> Iterator[None]:
 
 
 def _close(outcome: RunOutcome, console: Console) -> int:
-    """Draw the curve, say where everything is, and return the exit code."""
+    """Say what there is to see, and where, and return the exit code."""
     folder = outcome.folder
     report: RunReport | None = extension("report")
-    if report is not None and folder.metrics.exists() and (curve := report.curve(folder)):
-        console.print(curve, highlight=False, markup=False)
-    shown = {"report": folder.report, "picture": folder.picture, "summary": folder.summary}
-    left = {"metrics": folder.metrics} if report is None else shown
-    for name, path in left.items():
-        console.print(f"{name:8}{path}", highlight=False, markup=False, soft_wrap=True)
-    if outcome.finished:
-        return 0
-    console.print(_how_to_resume(folder), markup=False, soft_wrap=True)
-    return INTERRUPTED
+    words = report.closing(folder) if report else f"metrics {folder.metrics}"
+    console.print(words, highlight=False, markup=False, soft_wrap=True)
+    if not outcome.finished:
+        console.print(_how_to_resume(folder), markup=False, soft_wrap=True)
+    return 0 if outcome.finished else INTERRUPTED
 
 
 def _how_to_resume(folder: RunFolder) -> str:

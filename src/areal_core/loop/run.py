@@ -48,6 +48,7 @@ from areal_core.plugins.extensions import (
     RunReport,
     RunView,
     ScaleRequests,
+    TellChanges,
     extension,
     need,
 )
@@ -98,11 +99,16 @@ class Run:
         with self._folder.held(resume=resume, archive=archive):
             checkpoint = self._folder.latest() if resume else start
             progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
+            tell_changes: TellChanges | None = extension("changes") if resume else None
+            changed = tell_changes(self._folder.config, redact(unstructure(self._config))) if tell_changes else ""
             with storage_errors(self._folder.config):
                 self._folder.config.write_text(dump_config(self._config))
                 if self._scaling is not None:
                     self._scaling.clear(self._folder.root)
             with closing(EventLog(self._folder.events)) as events:
+                if changed:
+                    events.write("configuration_changed", version=progress.version, text=changed)
+                    self._view.note(changed)
                 return await self._recorded(events, checkpoint, progress)
 
     async def _recorded(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> RunOutcome:
@@ -268,7 +274,7 @@ class Run:
             watch=make_watch(config.guard, events.write, self._view.note) if make_watch else None,
         )
 
-    def _metrics(self, stack: AsyncExitStack, events: EventLog, resume_step: int) -> MetricsStream:
+    def _metrics(self, stack: AsyncExitStack, events: EventLog, since: int) -> MetricsStream:
         loggers = {}
         for number, logger in enumerate(self._config.loggers):
             built = self._registry.build("logger", logger.name, logger.options, f"loggers[{number}].options")
@@ -276,17 +282,14 @@ class Run:
             loggers[logger.name] = built
         config = redact(unstructure(self._config))
         sinks = self._hooked("areal_metric_sinks", run_folder=self._folder.root, config=config)
-        metrics = MetricsStream(
-            self._folder.metrics, loggers=loggers, sinks=sinks, events=events, resume_step=resume_step
-        )
+        metrics = MetricsStream(self._folder.metrics, loggers=loggers, sinks=sinks, events=events, resume_step=since)
         stack.callback(metrics.close)
         metrics.start(self._config.name, self._folder.root, config)
         return metrics
 
     def _hooked(self, hook: str, **arguments: object) -> list[Any]:
         """Ask every hook plugin; most runs have none. Any: what the hook returns."""
-        entries = self._registry.discovery.hooks
-        if not entries:
+        if not (entries := self._registry.discovery.hooks):
             return []
         from areal_core.plugins.hooks import Hooks
 

@@ -215,6 +215,8 @@ Watch = Callable[[dict[str, Any], Sequence[Sequence["Episode"]]], ArealError | N
 
 MakeWatch = Callable[[Mapping[str, Any], Callable[..., None], Callable[[str], None]], Watch]
 """Extension `watch`, of what stands under `guard:` and of where events and notes go. Raises ConfigError. Any: plain."""
+TellChanges = Callable[[Path, Mapping[str, Any]], str]
+"""Extension `changes`, of a run's config.yaml and redacted plain data: what a resume changes. Raises RunFolderError."""
 
 ProfileVariables = Callable[[Mapping[str, Any], int, Path, str], Mapping[str, str]]
 """Extension `profile`: what stands there, a run's steps and folder, a role -> its workers' variables. Any: plain."""
@@ -252,8 +254,8 @@ class RunReport(Protocol):
         data. Raises StorageError: nothing can be written.
         """
 
-    def curve(self, files: RunFiles) -> str:
-        """Return the reward over a run's steps, drawn for a terminal; empty without a step."""
+    def closing(self, files: RunFiles) -> str:
+        """Return the last words of a run in a terminal: its reward over the steps, and where everything is."""
 
 
 def extension(name: str) -> Any | None:

@@ -21,7 +21,9 @@ Event = Mapping[str, Any]  # Any: the writer's fields
 MAX_KINDS = 50
 """Different failures and warnings kept; of each the last one, and how many there were."""
 MAX_EVALUATIONS = 4000
+MAX_CHANGES = 20
 REPLICA_LOST, REWARD_REPLACED, GROUP_FAILED = "replica_lost", "reward_process_replaced", "group_failed"
+CHANGED = "configuration_changed"
 WARNING = "warning"
 """Event with `name`, `says` and `advice`, and with `over` when what it warned of is over."""
 
@@ -61,6 +63,8 @@ class Journal:
     evaluations: dict[int, float] = field(factory=dict)
     failures: dict[str, Happened] = field(factory=dict)
     warnings: dict[str, Happened] = field(factory=dict)
+    changes: list[str] = field(factory=list)
+    """What resumes changed of the configuration; the last of them."""
     others: int = 0
     """Failures and warnings beyond those kept."""
 
@@ -103,6 +107,8 @@ class Journal:
             self.ended = event
         elif kind == EVALUATED and isinstance(event.get("reward"), int | float):
             self._evaluated(int(event["version"]), float(event["reward"]))
+        elif kind == CHANGED:
+            self.changes = [*self.changes[1 - MAX_CHANGES :], f"at version {event.get('version')}, {event.get('text')}"]
         elif kind == WARNING:
             self._warned(str(event.get("name", kind)), event, time)
         elif "error" in event:

@@ -79,6 +79,7 @@ def render_page(page: Page) -> str:
         *_charts(page),
         _failures(page.journal),
         "<h2>The run</h2>" if page.plan or page.traces or page.versions or summary or page.config else "",
+        _text("Changed by resumes", "\n".join(page.journal.changes)),
         _text("Plan", page.plan),
         _text(f"Traces: {HOW_TO_OPEN}", "\n".join(page.traces)),
         _table("Versions", page.versions),

@@ -52,21 +52,20 @@ class Report:
         write_picture(files.picture, history, journal, tell)
         return summary
 
-    def curve(self, files: RunFiles) -> str:
-        """Return the smoothed reward and the evaluations over the steps, drawn for a terminal, and what was lost.
-
-        Empty without a step.
-        """
+    def closing(self, files: RunFiles) -> str:
+        """Return the smoothed reward and the evaluations over the steps, what was lost, and where the files are."""
         from areal_report.curve import draw_curve
         from areal_report.summary import evaluation_points, reward_points, smoothed
 
         history, journal = History.read(files.metrics), Journal.read(files.events)
-        if not history.last:
-            return ""
-        points, steps = smoothed(reward_points(history))
-        marks = evaluation_points(history, journal)
-        title = f"reward, mean of {steps * history.stride} steps" + (", and evaluation (◆)" if marks else "")
-        return f"{draw_curve(points, marks=marks, title=title)}\n{_losses(journal)}"
+        shown = []
+        if history.last:
+            points, steps = smoothed(reward_points(history))
+            marks = evaluation_points(history, journal)
+            title = f"reward, mean of {steps * history.stride} steps" + (", and evaluation (◆)" if marks else "")
+            shown = [draw_curve(points, marks=marks, title=title), _losses(journal)]
+        paths = {"report": files.report, "picture": files.picture, "summary": files.summary}
+        return "\n".join([*shown, *(f"{name:8}{path}" for name, path in paths.items())])
 
 
 def write_html(
