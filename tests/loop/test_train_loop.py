@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from areal_core.config.load import load_config
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import ArealError, RewardFailed, StorageError, TrainError, WeightSyncError
 from areal_core.contract.train import TrainReport
@@ -25,7 +26,7 @@ from areal_core.plugins.extensions import Watch
 from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.stats import RolloutStats
 from areal_core.rollout.tasks import Task
-from areal_torch.testing.batches import make_episode
+from areal_torch.testing.batches import make_batch, make_episode
 
 REPORT = TrainReport(loss=0.0, grad_norm=1.0, lr=0.1, stepped=True, num_microbatches=1, num_tokens=5, seconds=0.1)
 STATS = RolloutStats(
@@ -62,6 +63,7 @@ class Everything:
         self._failing_batch, self._written = failing_batch, written
         self._failing_sync, self._failing_update, self._full_disk = failing_sync, failing_update, full_disk
         self._begun = -1
+        self.told: list[tuple[int, int]] = []
 
     async def next_batch(self) -> list[EpisodeGroup]:
         if self.version == self._failing_batch:
@@ -77,7 +79,7 @@ class Everything:
             raise WeightSyncError("half of it")
         if len(args) == 2:
             report = attrs.evolve(REPORT, stepped=bool(self._stepped))
-            return Update(reports=[report], num_tokens=5, num_trained=3, seconds=0.1, metrics={})
+            return Update(reports=[report], batch=make_batch([(2, 3)]), seconds=0.1, metrics={})
         return WeightUpdate(
             version=args[0], num_tensors=2, num_bytes=8, unchanged=self._unchanged, seconds=0.0, phases={}
         )
@@ -130,6 +132,10 @@ class Everything:
     def step(self, record: Mapping[str, Any]) -> None:
         self.log.append(f"shown {record['step']}")
 
+    def learned(self, step: int, batch: Batch) -> None:
+        """The store's."""
+        self.told.append((step, batch.num_tokens))
+
     def note(self, text: str) -> None:
         """Nobody watches."""
 
@@ -176,6 +182,16 @@ def test_whoever_watches_is_told_what_a_step_waits_for(tmp_path: Path) -> None:
         "the weight update",
         "the evaluation",
     ]
+
+
+def test_the_store_hears_what_each_step_trained_on(tmp_path: Path) -> None:
+    """The batch with its columns, once a step."""
+    everything = Everything()
+    loop, _ = _loop(tmp_path, everything)
+
+    asyncio.run(loop.run(0, Totals()))
+
+    assert everything.told == [(1, 5), (2, 5)]
 
 
 def test_a_run_stopped_before_its_first_step_evaluates_and_saves_nothing(tmp_path: Path) -> None:

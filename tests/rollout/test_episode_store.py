@@ -12,6 +12,7 @@ from attrs import Factory, define
 from tests.benches.rollouts import RolloutBench, ScriptedWorkflow, greedy
 
 from areal_core.config.schema import RolloutConfig, StalenessPolicy
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import EpisodeFailed
 from areal_core.contract.ids import GroupId, TaskId
@@ -36,6 +37,9 @@ class Remembered:
 
     def settled(self, task_index: int, attempt: int, fate: Fate, step: int | None = None) -> None:
         self.fates.append((task_index, attempt, fate, step))
+
+    def learned(self, step: int, batch: Batch) -> None:
+        pass
 
     def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
         settled = {(index, attempt) for index, attempt, fate, step in self.fates if (step or 0) <= version}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import stat
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from areal_core.contract.data import StopReason, Trajectory
+from areal_core.contract.batch import Batch
+from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.errors import StorageError
+from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.workflow import RewardResult
 from areal_core.plugins.episodes import EndedEpisode, Ending, Fate
 from areal_episodes import schema
@@ -175,6 +178,59 @@ def test_an_episode_is_there_with_everything(opened: Opened) -> None:
     assert (evaluated["kind"], evaluated["fate"], evaluated["step"]) == ("eval", "evaluated", None)
     assert len(cut["prompt"]) < 21_000
     assert stat.S_IMODE((opened.folder / schema.FILE).stat().st_mode) == 0o600
+
+
+def step_batch(*trajectories: Trajectory, proximal: float = 0.0) -> Batch:
+    """Return what a step trained on: the advantage of a token is its number in the batch."""
+    batch = Batch.pack(
+        [Episode(trajectories=[each], task_id=TaskId("t"), group_id=GroupId("t")) for each in trajectories]
+    )
+    advantages = torch.arange(batch.num_tokens).float()
+    return batch.with_tokens(advantages=advantages, proximal_logprobs=batch.tokens["logprobs"] + proximal)
+
+
+def test_what_a_step_computed_is_there_per_token(opened: Opened) -> None:
+    """By group as settled, member and trajectory, 0 off the mask; a ratio where the trainer's log-probs are known."""
+    store = opened.open()
+    store.ended(ended(1, 1, trajectories=[trajectory(answer="uv")]))
+    store.ended(ended(0, trajectories=[trajectory(), trajectory(answer="q")]))
+    store.ended(ended(1, 0))
+    store.settled(1, 0, Fate.TRAINED, 3)
+    store.settled(0, 0, Fate.TRAINED, 3)
+    packed = (trajectory(), trajectory(answer="uv"), trajectory(), trajectory(answer="q"))
+    store.learned(3, step_batch(*packed, proximal=math.log(2.0)))
+    store.ended(ended(2))
+    store.settled(2, 0, Fate.TRAINED, 4)
+    store.learned(4, step_batch(trajectory()))
+    store.close()
+
+    with Reader(opened.folder) as reader:
+        second, two, first, last = (reader.learned(facts["id"]) for facts in reader.facts())
+    assert [each["advantage"].tolist() for each in first] == [[0, 0, 2, 3, 4]]
+    assert [each["advantage"].tolist() for each in second] == [[0, 0, 7, 8]]
+    assert [each["advantage"].tolist() for each in two] == [[0, 0, 11, 12, 13], [0, 0, 16]]
+    torch.testing.assert_close(second[0]["ratio"], torch.tensor([0.0, 0.0, 2.0, 2.0]))
+    assert [list(each) for each in last] == [["advantage"]]
+
+
+def test_a_step_that_was_undone_or_is_not_whole_keeps_no_columns(opened: Opened) -> None:
+    """A resume before it takes them back, they leave with their episodes; nothing is given to the wrong episode."""
+    store = opened.open(keep=1)
+    for index in range(3):
+        if index != 1:
+            store.ended(ended(index))
+        store.settled(index, 0, Fate.TRAINED, index + 1)
+        store.learned(index + 1, step_batch(trajectory()))
+    store.close()
+    with Reader(opened.folder) as reader:
+        kept = {facts["step"]: len(reader.learned(facts["id"])) for facts in reader.facts()}
+    again = opened.open()
+    again.kept(2, 1, lambda _: False)
+    again.close()
+
+    assert kept[3] == 1
+    with sqlite3.connect(opened.folder / schema.FILE) as database:
+        assert [step for (step,) in database.execute("SELECT step FROM steps WHERE step > 1")] == []
 
 
 def test_a_failed_episode_is_there_with_row_and_output(opened: Opened) -> None:

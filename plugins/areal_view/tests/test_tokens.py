@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models
 
-from areal_view.tokens import MAX_SHOWN, columns_of, decoder_of, pieces, tokens_of
+from areal_view.tokens import MAX_SHOWN, columns_of, decoder_of, pieces, tokens_of, with_learned
 
 
 class Spoken:
@@ -66,6 +66,24 @@ def test_a_column_without_spread_or_with_infinite_values_is_shaded(made_trajecto
     assert list(columns_of(trajectory)) == ["logprob", "version", "flat", "odd", "ok"]
     for name in columns_of(trajectory):
         assert len(tokens_of(trajectory, name, None)) == 5
+
+
+def test_what_a_step_computed_can_colour_tokens(made_trajectory: Callable[..., Any]) -> None:
+    """Advantages and ratios are shaded around their middle, alike everywhere; what a workflow named so stays."""
+    own = made_trajectory("a", "xyz", token_extras={"ratio": torch.full((4,), 7.0)})
+    columns = [
+        {"advantage": torch.tensor([0.0, -1.2, 0.0, 1.2]), "ratio": torch.tensor([0.0, 0.4, 1.0, 2.5])},
+        {"advantage": torch.full((4,), 0.3), "ratio": torch.zeros(4)},
+    ]
+
+    one, other = with_learned([made_trajectory("a", "xyz"), own], columns)
+
+    assert [token.shade for token in tokens_of(one, "advantage", None)] == [None, 0, 3, 7]
+    assert [token.shade for token in tokens_of(one, "ratio", None)] == [None, 0, 3, 7]
+    assert "advantage -1.2 · ratio 0.4" in tokens_of(one, "ratio", None)[1].tip
+    assert [token.shade for token in tokens_of(other, "advantage", None)][1:] == [5, 5, 5]
+    assert "ratio 7" in tokens_of(other, "ratio", None)[1].tip
+    assert list(columns_of(with_learned([own], [])[0])) == ["logprob", "version", "ratio"]
 
 
 def test_a_long_trajectory_is_shown_in_parts(made_trajectory: Callable[..., Any]) -> None:

@@ -26,12 +26,11 @@ from areal_core.loop.train_group import TrainGroup
 class Update:
     """What one call of `Learner.update` did, with a report per minibatch. `metrics` are sums, shown as value / weight.
 
-    `num_tokens` counts packed tokens, prompts among them; `num_trained` those the loss is over.
+    `batch` is what was trained on, with every column that was computed for it.
     """
 
     reports: Sequence[TrainReport]
-    num_tokens: int
-    num_trained: int
+    batch: Batch
     seconds: float
     metrics: Mapping[str, Sum]
 
@@ -80,13 +79,7 @@ class Learner:
             metrics["peak_share"] = Sum(value=batch.num_tokens, weight=float(peak) * sum(r.seconds for r in reports))
         for group in filter(None, (self.actor, self.critic)):
             await group.set_version(version + 1)
-        return Update(
-            reports=reports,
-            num_tokens=batch.num_tokens,
-            num_trained=int(batch.tokens["loss_mask"].sum()),
-            seconds=time.monotonic() - started,
-            metrics=metrics,
-        )
+        return Update(reports=reports, batch=batch, seconds=time.monotonic() - started, metrics=metrics)
 
     async def _columns(self, batch: Batch, version: int) -> tuple[Batch, dict[str, Sum]]:
         if self.reference is not None:

@@ -229,6 +229,7 @@ class Run:
         store = self._store(tokenizer, events)
         if store is not None:
             stack.callback(store.close)
+            supervisor.watch_with(store.check)
         executor = self._executor(pool, rewards, tokenizer, rows, images, events, progress, store)
         stack.push_async_callback(executor.close)
         sync = launcher.connect(stack, self._registry, learner, pool, events)
@@ -251,8 +252,6 @@ class Run:
         stack.push_async_callback(fleet.close)
         fleet.start()
         supervisor.watch_with(fleet.check)
-        if store is not None:
-            supervisor.watch_with(store.check)
         if self._scaling is not None:
             inbox = self._scaling.inbox(self._folder.root, fleet)
             stack.push_async_callback(inbox.close)
@@ -272,6 +271,7 @@ class Run:
             events=events,
             view=self._view,
             watch=make_watch(config.guard, events.write, self._view.note) if make_watch else None,
+            store=store,
         )
 
     def _metrics(self, stack: AsyncExitStack, events: EventLog, since: int) -> MetricsStream:

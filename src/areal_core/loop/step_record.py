@@ -67,7 +67,7 @@ class Count:
         self._sums = attrs.evolve(
             self._sums,
             episodes_trained=self._sums.episodes_trained + sum(len(group.episodes) for group in groups),
-            tokens_trained=self._sums.tokens_trained + update.num_trained,
+            tokens_trained=self._sums.tokens_trained + int(update.batch.tokens["loss_mask"].sum()),
             weight_updates=self._sums.weight_updates + 1,
             max_staleness_seen=max([self._sums.max_staleness_seen, *staleness_of(groups)]),
         )
@@ -152,7 +152,7 @@ def step_record(
         "stepped": all(report.stepped for report in update.reports),
         "skipped_steps": sum(not report.stepped for report in update.reports),
         "episodes": len(episodes),
-        "tokens": update.num_tokens,
+        "tokens": update.batch.num_tokens,
         "tokens_trained": totals.tokens_trained,
         "tokens_generated": totals.tokens_generated,
         "train_busy_s": totals.train_busy_s,

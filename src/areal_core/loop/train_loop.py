@@ -30,6 +30,7 @@ from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Count, StepTimes, Totals, step_record
 from areal_core.observe.events import EVALUATED, EventLog
 from areal_core.observe.metrics import MetricsStream
+from areal_core.plugins.episodes import EpisodeStore
 from areal_core.plugins.extensions import RunView, Watch
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import EpisodeGroup, episode_reward
@@ -67,6 +68,7 @@ class Parts:
     events: EventLog
     view: RunView
     watch: Watch | None = None
+    store: EpisodeStore | None = None
 
 
 class TrainLoop:
@@ -137,6 +139,8 @@ class TrainLoop:
                 weights = await self._parts.sync.update(version + 1)
         self._parts.executor.set_version(version + 1)
         self.num_steps += 1
+        if self._parts.store is not None:
+            self._parts.store.learned(version + 1, update.batch)
         self._tell_oddities(version + 1, update, weights)
         return update, weights
 
@@ -164,8 +168,7 @@ class TrainLoop:
                 await self._parts.meter.read()
         finally:
             totals, rollout = self._count.totals(), self._parts.executor.stats()
-            fleet = self._parts.meter.metrics
-            record = step_record(version, groups, update, weights, times, totals, rollout, fleet)
+            record = step_record(version, groups, update, weights, times, totals, rollout, self._parts.meter.metrics)
             if score is not None:
                 record["eval_reward"] = score
             ends = self._parts.watch(record, [group.episodes for group in groups]) if self._parts.watch else None

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from attrs import Factory, frozen
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.workflow import RewardResult, Tokenizer
 
@@ -84,6 +85,9 @@ class EpisodeStore(Protocol):
 
     def settled(self, task_index: int, attempt: int, fate: Fate, step: int | None = None) -> None:
         """Hear what became of the episodes of a group; `step` trained them."""
+
+    def learned(self, step: int, batch: Batch) -> None:
+        """Hear with which columns a step trained the groups settled for it, packed in that order."""
 
     def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
         """Return the groups a run resumed at `version` may go on with, oldest first; called first, once.

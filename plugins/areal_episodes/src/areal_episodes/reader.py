@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
+from torch import Tensor
 
 from areal_core.contract.data import Trajectory
 from areal_episodes import schema
 from areal_episodes.columns import from_bytes
+from areal_episodes.step_columns import columns_of
 
 _FACTS = (
     "id, kind, task_id, task_index, attempt, member, version, outcome, fate, step, reward, parts, reward_status, "
@@ -191,6 +193,20 @@ class Reader:
             where = f"chunk {found['chunk']} of {self.path}"
             self._chunk = (found["chunk"], from_bytes(blob["columns"], blob["checksum"], where))
         return self._chunk[1][found["first"] : found["first"] + found["count"]]
+
+    def learned(self, number: int) -> list[dict[str, Tensor]]:
+        """Return, per trajectory of an episode, the columns with which its step trained it; none if none are kept.
+
+        Raises:
+            KeyError: there is no such episode.
+            StorageError: the bytes are damaged.
+        """
+        step = self._one(number, "CASE fate WHEN 'trained' THEN step END AS step")["step"]
+        if not self._database.execute("SELECT 1 FROM sqlite_master WHERE name = 'steps'").fetchone():
+            return []  # of an areal that kept none
+        kept = self._database.execute("SELECT columns, checksum FROM steps WHERE step = ?", (step,)).fetchone()
+        where = f"step {step} of {self.path}"
+        return columns_of(number, kept["columns"], kept["checksum"], where) if kept else []
 
     def _one(self, number: int, columns: str) -> sqlite3.Row:
         found: sqlite3.Row | None = self._database.execute(

@@ -59,6 +59,13 @@ CREATE INDEX episodes_by_step ON episodes (step);
 CREATE INDEX episodes_by_fate ON episodes (fate);
 CREATE INDEX episodes_by_chunk ON episodes (chunk);
 """
+_STEPS = """
+CREATE TABLE IF NOT EXISTS steps (  -- columns that a step computed for what it trained, as safetensors
+    step INTEGER PRIMARY KEY,
+    columns BLOB NOT NULL,
+    checksum TEXT NOT NULL
+);
+"""
 COLUMNS = (
     *("kind", "task_id", "task_index", "attempt", "member", "version", "outcome", "fate", "reward", "parts"),
     *("reward_status", "prompt_tokens", "output_tokens", "oldest_version", "newest_version", "stop", "started"),
@@ -67,7 +74,13 @@ COLUMNS = (
 """What is told of an episode when it ends, in the order of `INSERT`."""
 INSERT = f"INSERT INTO episodes ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 SETTLE = "UPDATE episodes SET fate = ?, step = ? WHERE task_index = ? AND attempt = ? AND fate = 'waiting'"
+TRAINED = (
+    "SELECT id, count FROM episodes "
+    "WHERE task_index = ? AND attempt = ? AND fate = 'trained' AND step = ? ORDER BY member"
+)
+LEARNED = "INSERT OR REPLACE INTO steps (step, columns, checksum) VALUES (?, ?, ?)"
 TAKE_BACK = (
+    "DELETE FROM steps WHERE step > :version",
     ("UPDATE episodes SET fate = 'waiting', step = NULL WHERE fate = 'trained' AND step > :version"),
     (
         "UPDATE episodes SET fate = 'taken back' "
@@ -79,6 +92,7 @@ TRIM = (
     "DELETE FROM episodes WHERE fate != 'waiting' AND id <= (SELECT max(id) FROM episodes) - :keep",
     "DELETE FROM chunks WHERE id NOT IN (SELECT chunk FROM episodes)",
     "DELETE FROM tasks WHERE task_id NOT IN (SELECT task_id FROM episodes)",
+    "DELETE FROM steps WHERE step NOT IN (SELECT step FROM episodes WHERE step IS NOT NULL)",
 )
 
 
@@ -95,6 +109,7 @@ def create(path: Path) -> sqlite3.Connection:
         store.execute("PRAGMA synchronous = NORMAL")
         if _version(store) == 0:
             store.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        store.execute(_STEPS)
     except (OSError, sqlite3.Error) as error:
         raise StorageError(
             f"{path} cannot be written", why=str(error), fix="free space there, or move it away"

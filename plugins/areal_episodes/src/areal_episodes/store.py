@@ -18,13 +18,15 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import ArealError, StorageError
 from areal_core.contract.workflow import Tokenizer
 from areal_core.plugins.episodes import EndedEpisode, Fate, KeptGroup
 from areal_episodes import schema
 from areal_episodes.chunk import Chunk, make_chunk
-from areal_episodes.columns import episode, from_bytes
+from areal_episodes.columns import checksum, episode, from_bytes
+from areal_episodes.step_columns import StepColumns
 
 PATIENCE_S = 60.0
 """How long a disk may refuse writing before the run is told."""
@@ -56,6 +58,15 @@ class _Found:
     episode: Episode = field(order=False)
 
 
+@frozen
+class _Learned:
+    """What a step computed; `groups` as they were settled."""
+
+    step: int
+    groups: Sequence[tuple[int, int]]
+    columns: StepColumns
+
+
 class _End:
     """Nothing comes after it."""
 
@@ -80,7 +91,8 @@ class Store:
         self._path, self._keep, self._patience_s, self._tell = path, keep, patience_s, tell
         self._tokenizer = tokenizer
         self._database = schema.create(path)
-        self._told: queue.Queue[EndedEpisode | _Settled | _End] = queue.Queue(MAX_WAITING)
+        self._told: queue.Queue[EndedEpisode | _Settled | _Learned | _End] = queue.Queue(MAX_WAITING)
+        self._handed_over: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._error: StorageError | None = None
         self._closing = threading.Event()
         self._since_trim = 0
@@ -92,7 +104,13 @@ class Store:
 
     def settled(self, task_index: int, attempt: int, fate: Fate, step: int | None = None) -> None:
         """Hear what became of the episodes of a group that finished."""
+        if step is not None:
+            self._handed_over[step].append((task_index, attempt))
         self._take(_Settled(task_index, attempt, fate, step))
+
+    def learned(self, step: int, batch: Batch) -> None:
+        """Keep the advantages of what was settled for a step, and its ratios where they are known."""
+        self._take(_Learned(step, self._handed_over.pop(step, []), StepColumns.of(batch)))
 
     def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
         """Take back what was trained after `version`, and return the groups to go on with.
@@ -152,7 +170,7 @@ class Store:
                     made = episode(trajectories[first : first + count], task_id, json.loads(parts))
                     yield _Found(member, index, attempt, own_number, made)
 
-    def _take(self, told: EndedEpisode | _Settled) -> None:
+    def _take(self, told: EndedEpisode | _Settled | _Learned) -> None:
         if self._closing.is_set():
             return
         if self._thread is None:
@@ -199,6 +217,9 @@ class Store:
                     if chunk is not None:
                         self._insert(database, chunk)
                     database.executemany(schema.SETTLE, settled)
+                    for one in told:
+                        if isinstance(one, _Learned):
+                            self._learn(database, one)
                     self._trim(database, 0 if chunk is None else len(chunk.rows))
             except sqlite3.Error as error:
                 if refused_at is None:
@@ -223,6 +244,14 @@ class Store:
         ).lastrowid
         database.executemany("INSERT OR IGNORE INTO tasks (task_id, row) VALUES (?, ?)", chunk.tasks.items())
         database.executemany(schema.INSERT, [(*facts, number, first, count) for facts, first, count in chunk.rows])
+
+    def _learn(self, database: sqlite3.Connection, told: _Learned) -> None:
+        """Write a step's columns with the episode of each trajectory; of a step that lacks one, none are kept."""
+        found = [row for group in told.groups for row in database.execute(schema.TRAINED, (*group, told.step))]
+        owners = [number for number, count in found for _ in range(count)]
+        if len(owners) == len(told.columns.lengths):
+            blob = told.columns.to_bytes(owners)
+            database.execute(schema.LEARNED, (told.step, blob, checksum(blob)))
 
     def _trim(self, database: sqlite3.Connection, written: int) -> None:
         """Delete the oldest episodes above the bound, those that wait for their step aside."""

@@ -143,7 +143,7 @@ class Pages:
         with Reader(run.folder) as reader:
             facts = _known(reader, number)
             row, turns = reader.content(number)
-            trajectories = reader.trajectories(number)
+            trajectories = tokens.with_learned(reader.trajectories(number), reader.learned(number))
         decoder = tokens.decoder_of(run.folder)
         columns = list(dict.fromkeys(name for each in trajectories for name in tokens.columns_of(each)))
         if columns and colour not in columns:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 import yaml
-from attrs import frozen
+from attrs import evolve, frozen
 from tokenizers import Tokenizer
 
 from areal_core.contract.data import Trajectory
@@ -26,6 +26,11 @@ MAX_SHOWN = 3_000
 SHADES = 8
 _LIMITS = (0.02, 0.1, 0.3, 0.7, 1.2, 2.0, 4.0)
 """Surprise (minus the log-prob) at which the next shade begins: the same in every episode and run."""
+_SIGNED = {
+    "advantage": (-0.9, -0.5, -0.2, 0.0, 0.2, 0.5, 0.9),
+    "ratio": (0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0),
+}
+"""The same for columns with a middle: above it the upper four shades, which push a token up."""
 _HALF = "\N{REPLACEMENT CHARACTER}"
 """What decodes to no letter of its own."""
 _MAX_CONFIG, _MAX_TOKENIZER = 1 << 20, 200 << 20
@@ -51,10 +56,19 @@ class Token:
     tip: str
 
 
+def with_learned(trajectories: Sequence[Trajectory], learned: Sequence[Mapping[str, torch.Tensor]]) -> list[Trajectory]:
+    """Return trajectories with what their step computed per token; a column a workflow named alike stays."""
+    columns = learned if len(learned) == len(trajectories) else [{}] * len(trajectories)
+    return [
+        evolve(each, token_extras={**more, **each.token_extras})
+        for each, more in zip(trajectories, columns, strict=True)
+    ]
+
+
 def columns_of(trajectory: Trajectory) -> dict[str, torch.Tensor]:
     """Return the columns that can colour tokens: log-prob, version, and whatever numbers a workflow kept per token.
 
-    A column named ratio or advantage is there if the run stored one.
+    Advantage and ratio are there once a step has trained the trajectory (`with_learned`).
     """
     found = {LOGPROB: trajectory.logprobs, VERSION: trajectory.versions}
     for name, column in trajectory.token_extras.items():
@@ -131,6 +145,8 @@ def _shades(name: str, values: Sequence[float], mask: Sequence[bool], whole: tor
     if name == VERSION:
         newest = int(whole.max()) if len(whole) else 0
         return [min(SHADES - 1, max(0, newest - int(value))) for value in values]
+    if name in _SIGNED:
+        return [sum(value > limit for limit in _SIGNED[name]) for value in values]
     finite = [value for value, own in zip(values, mask, strict=True) if own and math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     return [_place(value, low, high) for value in values]
