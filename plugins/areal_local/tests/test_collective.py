@@ -10,14 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from tests.benches.strangers import reached
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from areal_conformance.benches.process import listening
 from areal_core.contract.errors import CoverageError, StorageError, WeightSyncError
 from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
@@ -109,6 +112,24 @@ def test_every_socket_is_on_loopback(end: Ends) -> None:
 
     assert outcomes[1] == FINGERPRINTS, outcomes
     assert {address for address in listening if not address.startswith("127.")} == set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux drops who comes")
+def test_the_ends_of_a_group_take_no_connection_once_they_have_met(end: Ends) -> None:
+    """Gloo would take strangers for ever. The store stays open: whoever receives the next version comes to it."""
+    before = listening()
+    controller, sender, *receivers = end(), end(), end(), end()
+    offer = controller.open(1)
+    own = controller.expect(offer, ("one", "two"))
+    outcomes = at_once(
+        lambda: send(sender, offer), *(partial(receive, *each) for each in zip(receivers, own, strict=True))
+    )
+    ports = listening() - before
+    store = (str(offer.location["address"]), int(offer.location["port"]))
+
+    assert outcomes[1:] == [FINGERPRINTS] * 2, outcomes
+    assert len(ports) >= 4, "the store's, and one of each end"
+    assert reached(sorted(ports)) == [store]
 
 
 def test_an_address_that_is_not_here_is_told(end: Ends) -> None:

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ _ATTACH_FILTER, _DETACH_FILTER = 26, 27
 """Of linux/socket.h; Python has no names for them."""
 _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A packet filter of one instruction that keeps no byte of any packet."""
+_one_at_a_time = threading.Lock()
 
 
 @contextmanager
@@ -30,8 +32,7 @@ def no_newcomers() -> Iterator[None]:
     and never lets go of it, so a stranger could use up the descriptors of the process. Does nothing where groups
     connect later (`TORCH_GLOO_LAZY_INIT`), or on a system other than Linux.
     """
-    lazy = os.environ.get("TORCH_GLOO_LAZY_INIT", "0").lower() in ("1", "true", "yes", "on", "y", "t")
-    if lazy or not sys.platform.startswith("linux"):
+    if not _can_be_shut():
         yield
         return
     before = set(listening_sockets())
@@ -39,6 +40,27 @@ def no_newcomers() -> Iterator[None]:
     for inode, descriptor in listening_sockets().items():
         if inode not in before:
             drop_newcomers(descriptor)
+
+
+@contextmanager
+def left_listening() -> Iterator[list[int]]:
+    """Fill a list with the descriptors of the sockets this block makes and leaves listening, of those that can be shut.
+
+    For a process with several ends of groups, in threads: there is one such block at a time, so keep it short.
+    """
+    found: list[int] = []
+    if not _can_be_shut():
+        yield found
+        return
+    with _one_at_a_time:
+        before = set(listening_sockets())
+        yield found
+        found += [descriptor for inode, descriptor in listening_sockets().items() if inode not in before]
+
+
+def _can_be_shut() -> bool:
+    lazy = os.environ.get("TORCH_GLOO_LAZY_INIT", "0").lower() in ("1", "true", "yes", "on", "y", "t")
+    return not lazy and sys.platform.startswith("linux")
 
 
 def listening_sockets() -> dict[int, int]:

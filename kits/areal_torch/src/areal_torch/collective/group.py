@@ -23,6 +23,7 @@ from areal_core.contract.errors import WeightSyncError
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_torch.collective.rank_slot import RankSlot
+from areal_torch.newcomers import drop_newcomers, left_listening
 
 GLOO, NCCL, HCCL = "gloo", "nccl", "hccl"
 _LOOK_S = 0.0005
@@ -147,8 +148,12 @@ def _make(slot: RankSlot, store: Store) -> Any:
     if slot.backend == GLOO:
         options = gloo._Options()
         options._timeout = timeout
-        options._devices = [gloo.create_device(hostname=_address(slot))]
-        return gloo(store, rank, size, options)
+        with left_listening() as ports:
+            options._devices = [gloo.create_device(hostname=_address(slot))]
+        group = gloo(store, rank, size, options)
+        for port in ports:  # all have met, and gloo would take strangers for ever
+            drop_newcomers(port)
+        return group
     if slot.backend == NCCL:
         if not dist.is_nccl_available():
             raise RuntimeError("the torch of this process was built without NCCL")
