@@ -176,5 +176,5 @@ def test_the_share_of_peak_is_of_the_steps_alone_and_only_where_the_engine_knows
     known, _ = _reported((1.0, 1.0, True), (1.0, 1.0, True), details={"peak_tokens_per_s": "40.0"})
     unknown, _ = _reported((1.0, 1.0, True), (1.0, 1.0, True))
 
-    assert known.metrics["peak_share"] == Sum(value=known.num_tokens, weight=40.0)
+    assert known.metrics["peak_share"] == Sum(value=known.batch.num_tokens, weight=40.0)
     assert "peak_share" not in unknown.metrics
