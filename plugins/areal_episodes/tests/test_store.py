@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 import stat
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode, StopReason, Trajectory
@@ -23,6 +26,7 @@ from areal_episodes.columns import checksum, from_bytes, to_bytes
 from areal_episodes.reader import Filter, Order, Reader
 from areal_episodes.samples import COLUMNS, samples
 from areal_episodes.store import Store
+from areal_episodes.text import row_as_json
 
 
 class Letters:
@@ -434,3 +438,14 @@ def test_samples_are_the_best_and_the_worst_of_a_step(opened: Opened) -> None:
     assert (first["step"], first["task"], first["prompt"], first["completion"]) == (5, "train/0/3", "ab", "xyz")
     assert (len(samples(opened.folder, 5, 99)), samples(opened.folder, 6, 3)) == (4, [])
     assert samples(opened.folder / "nowhere", 5, 3) == []
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_a_row_is_kept_as_json_whatever_numbers_it_holds(value: Any) -> None:
+    """A data set may hold NaN; a browser's JSON has no word for it, and the page of the episode must open."""
+    kept = json.loads(row_as_json({"answer": value}), parse_constant=lambda word: pytest.fail(word))
+
+    assert kept.keys() == {"answer"}

@@ -7,6 +7,7 @@ Does not know: where texts are kept.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -64,4 +65,6 @@ def _plain(value: Any) -> Any:
         return f"{len(value)} bytes"
     if isinstance(value, Sequence):
         return [_plain(item) for item in value[:MAX_VALUE]]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no word for it
     return value if value is None or isinstance(value, bool | int | float) else str(value)[:MAX_VALUE]

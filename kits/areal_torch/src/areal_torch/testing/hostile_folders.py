@@ -63,7 +63,7 @@ def hostile_folders() -> dict[str, Spoil]:
     ways["config.json: a wider model"] = partial(_set, key="hidden_size", value=2**24)
     ways["config.json: a vocabulary of billions"] = partial(_set, key="vocab_size", value=2**31 - 1)
     for file in ("config.json", "model.safetensors", "tokenizer.json", "generation_config.json", INDEX):
-        for what, spoil in _files().items():
+        for what, spoil in hostile_files().items():
             ways[f"{file}: {what}"] = partial(_at, file=file, spoil=spoil)
     for what, header in _headers().items():
         ways[f"model.safetensors: {what}"] = partial(_header, change=header)
@@ -115,8 +115,8 @@ def _many_layers(folder: Path) -> None:
     _set(folder, key="layer_types", value=_set)
 
 
-def _files() -> dict[str, Spoil]:
-    """Return what any file can be instead of itself."""
+def hostile_files() -> dict[str, Spoil]:
+    """Return what any file can be instead of itself, by a name for it."""
 
     def anew(make: Callable[[Path], object]) -> Spoil:
         def spoil(file: Path) -> None:

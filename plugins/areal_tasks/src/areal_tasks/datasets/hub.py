@@ -58,7 +58,10 @@ def hub(config: HubConfig) -> LazyRows:
     records = _records(config)
     check_columns(config, records.column_names, f"{config.path}[{config.split}]")
     size = min(config.limit or len(records), len(records))
-    return LazyRows(size, lambda index: shaped(config, records[index], f"{config.path}[{config.split}]:{index}"))
+    rows = LazyRows(size, lambda index: shaped(config, records[index], f"{config.path}[{config.split}]:{index}"))
+    if size:
+        rows[0]  # a template or a file that does not fit is told before a model loads
+    return rows
 
 
 def _records(config: HubConfig) -> Any:  # Any: the library is not typed here
@@ -68,15 +71,15 @@ def _records(config: HubConfig) -> Any:  # Any: the library is not typed here
         raise EngineMissing(
             "the data set 'hub' needs the library `datasets`", why=str(exc), fix=pip_install("areal-tasks[hub]")
         ) from exc
-    folder = Path(config.path).expanduser()
     try:
+        folder = Path(config.path).expanduser()
         if not any((folder / name).is_file() for name in SAVED):
             return datasets.load_dataset(config.path, config.name, split=config.split, revision=config.revision)
         stored = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError, IndexError) as exc:  # the last from a saved data set without rows
+    except Exception as exc:  # whatever the library meets in files that are not what they should be
         raise DatasetError(
             f"cannot load split {config.split!r} of the data set {config.path!r}",
-            why=str(exc),
+            why=f"{type(exc).__name__}: {str(exc)[:500]}",
             fix="correct `data.options`; without the hub, give a folder written by Dataset.save_to_disk",
         ) from exc
     return _of_split(stored, config)

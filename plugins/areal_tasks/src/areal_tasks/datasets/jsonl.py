@@ -40,20 +40,22 @@ def jsonl(config: JsonlConfig) -> list[Row]:
         DatasetError: the file is missing, empty or no file (a pipe has no end), no prompt is short enough, or a line
             (named `file:line`) is no JSON object or lacks a column.
     """
-    path = Path(config.path).expanduser()
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise DatasetError(
-            f"cannot read the data set {path}",
-            why="it is a pipe or a device, and rows are read again in every epoch",
-            fix="write the rows into a file",
-        )
     try:
+        path = Path(config.path).expanduser()
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DatasetError(
+                f"cannot read the data set {path}",
+                why="it is a pipe or a device, and rows are read again in every epoch",
+                fix="write the rows into a file",
+            )
         with path.open(encoding="utf-8") as file:
             lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
             chosen = itertools.islice(lines, config.limit or None)
             rows = [_row(config, f"{path}:{number}", line) for number, line in chosen]
-    except (OSError, UnicodeDecodeError) as exc:
-        raise DatasetError(f"cannot read the data set {path}", why=str(exc), fix="correct `data.options.path`") from exc
+    except (OSError, ValueError, RuntimeError) as exc:  # bytes that are no text; a path or a home that cannot be
+        raise DatasetError(
+            f"cannot read the data set {config.path[:200]}", why=str(exc)[:500], fix="correct `data.options.path`"
+        ) from exc
     if not rows:
         raise DatasetError(f"the data set {path} has no rows", why="every line is blank")
     return _short_enough(rows, config.max_prompt_chars, path)
@@ -81,9 +83,11 @@ def _num_chars(prompt: object) -> int:
 def _row(config: JsonlConfig, where: str, line: str) -> Row:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as exc:
+        # Python reads more than JSON has: NaN, floats without an end, halves of characters. No tokenizer takes those.
+        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as exc:
         raise DatasetError(
-            f"{where}: the line is not JSON", why=str(exc), fix="write one JSON object per line"
+            f"{where}: the line is not JSON", why=str(exc), fix="write one JSON object per line, null for no number"
         ) from exc
     if not isinstance(record, dict):
         raise DatasetError(f"{where}: the line is a {type(record).__name__}", why="it must be a JSON object")

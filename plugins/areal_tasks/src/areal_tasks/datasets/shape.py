@@ -57,16 +57,19 @@ def shaped(shape: ShapeConfig, record: Mapping[str, Any], where: str) -> dict[st
     """Return the row of one record. Any: the data set decides what it holds.
 
     Raises:
-        DatasetError: a column is missing, the prompt is no text, or the answer lacks the marker.
+        DatasetError: a column is missing, the prompt is no text, the messages are no conversation, the template does
+            not fit the row, or the answer lacks the marker.
     """
     check_columns(shape, record.keys(), where)
     row = {**record, **{name: record[stored] for name, stored in shape.columns.items()}}
     if shape.prompt:
-        row["prompt"] = shape.prompt.format(**row)
+        row["prompt"] = _filled(shape.prompt, row, where)
     if "prompt" in row:
         if not isinstance(row["prompt"], str):
             raise DatasetError(f"{where}: column 'prompt' is a {type(row['prompt']).__name__}", why="it must be text")
         row["prompt"] += shape.prompt_suffix
+    elif "messages" in row:
+        _check_messages(row["messages"], where)
     if shape.answer_after:
         _, marker, answer = str(row["answer"]).rpartition(shape.answer_after)
         if not marker:
@@ -77,6 +80,29 @@ def shaped(shape: ShapeConfig, record: Mapping[str, Any], where: str) -> dict[st
             )
         row["answer"] = answer.strip()
     return row
+
+
+def _filled(template: str, row: Mapping[str, Any], where: str) -> str:  # Any: as in `shaped`
+    try:
+        return template.format(**row)
+    except (AttributeError, LookupError, TypeError, ValueError, MemoryError) as exc:
+        raise DatasetError(
+            f"{where}: the prompt template {template!r} does not fit the row",
+            why=f"{type(exc).__name__}: {exc}",
+            fix="name columns alone, such as {question}; double a literal brace: {{ and }}",
+        ) from exc
+
+
+def _check_messages(value: object, where: str) -> None:
+    if isinstance(value, list | tuple) and value:
+        roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
+        if all(isinstance(role, str) for role in roles):
+            return
+    raise DatasetError(
+        f"{where}: column 'messages' is no conversation",
+        why=f"it is {str(value)[:60]!r}",
+        fix='write a list such as [{"role": "user", "content": "2 + 2 ="}]',
+    )
 
 
 def _template_names(shape: ShapeConfig) -> list[str]:
