@@ -52,6 +52,8 @@ def jsonl(config: JsonlConfig) -> list[Row]:
             lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
             chosen = itertools.islice(lines, config.limit or None)
             rows = [_row(config, f"{path}:{number}", line) for number, line in chosen]
+    except DatasetError:
+        raise
     except (OSError, ValueError, RuntimeError) as exc:  # bytes that are no text; a path or a home that cannot be
         raise DatasetError(
             f"cannot read the data set {config.path[:200]}", why=str(exc)[:500], fix="correct `data.options.path`"
