@@ -13,6 +13,7 @@ from pathlib import Path
 from areal_tasks.tiny import make_spell_model
 
 from .enumeration import Enumeration, Mode, Verdict
+from .killed_run import CTRL_C, VICTIMS
 
 RESULT = Path(__file__).with_name("result.json")
 
@@ -22,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.exactly_once", description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="take every n-th case only, and write no result")
     parser.add_argument("--mode", choices=list(Mode), action="append", help="one mode only, and write no result")
+    parser.add_argument("--victim", choices=[*VICTIMS, CTRL_C], action="append", help="so too, and write no result")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     options = parser.parse_args()
     verdicts: list[Verdict] = []
@@ -30,7 +32,8 @@ def main() -> int:
         model = make_spell_model(folder / "model", seed=1)
         for mode in map(Mode, options.mode or Mode):
             enumeration = Enumeration(mode, model, folder / mode)
-            cases = list(enumeration.cases())[:: options.every]
+            chosen = options.victim or [*VICTIMS, CTRL_C]
+            cases = [case for case in enumeration.cases() if case.victim in chosen][:: options.every]
             for number, verdict in enumerate(jobs.map(enumeration.judge, cases), start=1):
                 print(
                     f"{number}/{len(cases)} {verdict.case}: {verdict.ending}", *verdict.faults, sep="\n  ", flush=True
@@ -38,7 +41,7 @@ def main() -> int:
                 verdicts.append(verdict)
     result = _result(verdicts)
     print(json.dumps(result, indent=2))
-    if options.every == 1 and not options.mode:
+    if options.every == 1 and not options.mode and not options.victim:
         RESULT.write_text(json.dumps(result, indent=2) + "\n")
     return 1 if result["faults"] else 0
 

@@ -1,4 +1,4 @@
-"""Law 4 by enumeration: kill every process of a run at every boundary, resume, and look at what was trained.
+"""Law 4 by enumeration: kill every process of a run, or press Ctrl-C, at every boundary, and look at what was trained.
 
 Knows: the runs, the boundaries a reference run crossed, and what must hold after any of them.
 Does not know: how anything is killed (`killed_run`).
@@ -20,11 +20,12 @@ import torch
 from attrs import frozen
 from safetensors.torch import load_file
 
+from areal_core.cli.main import INTERRUPTED
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Filter, Reader
 from areal_tasks.quickstart.quickstart import preset_path
 
-from .killed_run import NOBODY
+from .killed_run import CTRL_C, NOBODY
 
 STEPS, PROMPTS, GROUP = 4, 2, 2
 _RUN = (
@@ -91,9 +92,9 @@ class Enumeration:
         self._boundaries = tuple(read_lines(record))
 
     def cases(self) -> Iterator[Case]:
-        """Yield a case for every boundary and every process that lived there, in the order of the reference run."""
+        """Yield a case for every boundary and every process that lived there, and Ctrl-C, in the run's order."""
         for line in self._boundaries:
-            for victim in line["alive"]:
+            for victim in (*line["alive"], CTRL_C):
                 yield Case(mode=self._mode, victim=victim, boundary=line["boundary"])
 
     def judge(self, case: Case) -> Verdict:
@@ -106,10 +107,13 @@ class Enumeration:
         if not record.exists():
             # What runs side by side need not come as often as in the reference run.
             return Verdict(case=case, ending="the boundary did not come", faults=())
-        ending = "went on"
+        ending, expected = "went on", (0, INTERRUPTED) if case.victim == CTRL_C else (0, ended.returncode)
+        faults = [] if ended.returncode in expected else [f"it stops with {ended.returncode}: {ended.stdout[-2000:]}"]
         if ended.returncode != 0:
             ending, ended = self._again(run)
-        faults = [f"it ends with {ended.returncode}: {ended.stdout[-2000:]}"] if ended.returncode else self._faults(run)
+        faults += (
+            [f"it ends with {ended.returncode}: {ended.stdout[-2000:]}"] if ended.returncode else self._faults(run)
+        )
         record.unlink()
         if not faults:
             shutil.rmtree(run)

@@ -1,4 +1,6 @@
-"""`areal`, but one process is killed at a boundary: `python -m tests.exactly_once.killed_run RECORD VICTIM AT ...`.
+"""`areal`, but one process is killed, or Ctrl-C pressed, at a boundary.
+
+    python -m tests.exactly_once.killed_run RECORD VICTIM AT ...
 
 A boundary is where the controller tells something (an event, a step's numbers, an episode, the fate of a group) or asks
 a worker for something, before it asks and after the answer. Each is called by its kind and by how often that kind came
@@ -30,6 +32,8 @@ from areal_episodes.store import Store
 from areal_local.scheduler.rpc import RpcClient
 
 CONTROLLER, TRAINER, REPLICA, REWARD = VICTIMS = ("controller", "trainer", "replica", "reward")
+CTRL_C = "ctrl-c"
+"""No process: the run is asked to stop."""
 NOBODY = "nobody"
 _LOGS = {TRAINER: "actor-0.log", REPLICA: "rollout-0.log"}
 _REWARD_MODULE = "areal_local.rewards.process_main"
@@ -52,7 +56,10 @@ class Boundaries:
                 lines.write(json.dumps({"boundary": name, "alive": sorted(alive())}) + "\n")
         elif name == self._at:
             self._record.write_text(name)  # proof that the boundary came
-            _kill(alive()[self._victim])
+            if self._victim == CTRL_C:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                _kill(alive()[self._victim])
 
 
 def alive() -> dict[str, psutil.Process]:

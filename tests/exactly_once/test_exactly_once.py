@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from areal_tasks.tiny import make_spell_model
 
 from .enumeration import STEPS, Case, Enumeration, Mode
-from .killed_run import CONTROLLER, REPLICA, REWARD, TRAINER
+from .killed_run import CONTROLLER, CTRL_C, REPLICA, REWARD, TRAINER
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +20,7 @@ SAMPLE = [
     (Mode.ASYNCHRONOUS, CONTROLLER, "ask actor save_state #1"),
     (Mode.ASYNCHRONOUS, REPLICA, "answer rollout receive_weights #3"),
     (Mode.ASYNCHRONOUS, CONTROLLER, "group #6"),
+    (Mode.SYNCHRONOUS, CTRL_C, "ask actor send_weights #2"),
 ]
 """Between training and weights, within an update, within a checkpoint, while episodes wait."""
 
@@ -43,7 +44,7 @@ def test_every_prompt_is_trained_once_whoever_is_killed_wherever(
     verdict = enumerations[mode].judge(case)
 
     assert verdict.faults == ()
-    assert verdict.ending == ("resumed" if victim == CONTROLLER else "went on")
+    assert verdict.ending == ("resumed" if victim in (CONTROLLER, CTRL_C) else "went on")
 
 
 def test_a_fault_is_seen(enumerations: dict[Mode, Enumeration]) -> None:
