@@ -49,6 +49,7 @@ class Architecture:
     expert_layers: tuple[int, ...]
     sections: tuple[int, ...]
     vision: Vision | None
+    padding: int | None = None
 
     def shapes(self, head: Head) -> dict[str, tuple[int, ...]]:
         """Return name -> shape of every trainable tensor, tied ones once, in the order they are sent."""
@@ -146,6 +147,7 @@ def read_architecture(path: str, head: Head = Head.CAUSAL_LM) -> Architecture:
         expert_layers=tuple(layer for layer in every if moe and layer not in dense and (layer + 1) % step == 0),
         sections=tuple(rope.get("mrope_section") or ()),
         vision=vision,
+        padding=config.get("pad_token_id"),
     )
 
 

@@ -40,7 +40,7 @@ class Network:
         """Return the last hidden states [N, L, D]; `routes_NLEK` are recorded experts, one E per expert layer."""
         places = torch.arange(ids_NL.shape[1], device=ids_NL.device).expand(len(ids_NL), 3, -1)
         rotation = _rotation(places if shown is None else shown.positions(), self.architecture)
-        x_NLD = functional.embedding(ids_NL, self.tensors[EMBEDDING])
+        x_NLD = functional.embedding(ids_NL, self.tensors[EMBEDDING], self.architecture.padding)
         if shown is not None:
             x_NLD = x_NLD.masked_scatter(shown.marks_NL[..., None], self.seen(shown))
         for layer in range(self.architecture.layers):
