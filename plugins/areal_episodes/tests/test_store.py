@@ -376,6 +376,28 @@ def test_a_disk_that_stays_full_ends_the_run_with_a_named_error(
     assert "disk is full" in told.value.why
 
 
+def test_what_sqlite_takes_back_by_itself_hides_no_error(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A really full database ends its transaction: there is nothing to roll back, and the words are of the disk."""
+    monkeypatch.setattr(store_module, "RETRY_S", 0.0)
+    store = opened.open(patience_s=0.0)
+    whole = store._trim
+
+    def full(database: sqlite3.Connection, written: int) -> None:
+        database.execute("ROLLBACK")  # as SQLite does where a page cannot be written
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(store, "_trim", full)
+    monkeypatch.setattr(store_module, "LEAST_FREE", 1 << 62)
+    store.ended(ended())
+    with pytest.raises(StorageError, match="cannot be written") as told:
+        while True:
+            store.check()
+    monkeypatch.setattr(store, "_trim", whole)
+    store.close()
+
+    assert told.value.why == "No space left on device (database or disk is full)"
+
+
 def test_an_episode_that_cannot_be_written_stops_no_other(opened: Opened) -> None:
     """It is told; the next one is there."""
     store = opened.open()

@@ -6,14 +6,17 @@ Does not know: how episodes are read (`reader`), or what a column means (`chunk`
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import queue
+import shutil
 import sqlite3
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attrs import field, frozen
@@ -31,6 +34,8 @@ from areal_episodes.step_columns import StepColumns
 PATIENCE_S = 60.0
 """How long a disk may refuse writing before the run is told."""
 RETRY_S = 0.5
+LEAST_FREE = 1 << 20
+"""Bytes: a disk with less is full, whatever SQLite calls it."""
 GATHER_S = 0.25
 """How long episodes are gathered for one chunk. A killed controller loses no more: they are generated again."""
 MAX_CHUNK = 1024
@@ -224,11 +229,11 @@ class Store:
             except sqlite3.Error as error:
                 if refused_at is None:
                     refused_at = time.monotonic()
-                    self._try_to_tell("episodes_wait", path=str(self._path), why=str(error))
+                    self._try_to_tell("episodes_wait", path=str(self._path), why=self._why(error))
                 waited = time.monotonic() - refused_at
                 if waited >= self._patience_s:
                     self._error = StorageError(
-                        f"{self._path} cannot be written", why=str(error), fix="free space there"
+                        f"{self._path} cannot be written", why=self._why(error), fix="free space there"
                     )
                 if self._closing.wait(RETRY_S) and waited >= RETRY_S:
                     return
@@ -237,6 +242,13 @@ class Store:
                     self._error = None
                     self._try_to_tell("episodes_written_again", path=str(self._path))
                 return
+
+    def _why(self, error: sqlite3.Error) -> str:
+        """Return SQLite's words, after the system's where the disk is full: SQLite has several for that."""
+        with suppress(OSError):  # the folder may be gone
+            if shutil.disk_usage(self._path.parent).free < LEAST_FREE:
+                return f"{os.strerror(errno.ENOSPC)} ({error})"
+        return str(error)
 
     def _insert(self, database: sqlite3.Connection, chunk: Chunk) -> None:
         number = database.execute(
@@ -276,7 +288,8 @@ class Store:
             yield self._database
             self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # on a full disk SQLite may have gone back by itself
+                self._database.execute("ROLLBACK")
             raise
 
 
