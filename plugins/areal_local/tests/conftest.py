@@ -1,11 +1,19 @@
-"""Running `areal` as a process, with distributions of the test's own on its path."""
+"""Running `areal` as a process, with distributions of the test's own on its path; transports of every kind."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.benches.command import Run, areal_command
+
+from areal_core.contract.weights import WeightTransport
+from areal_local.transports.config import DiskConfig, ShmConfig
+from areal_local.transports.disk import DiskTransport
+from areal_local.transports.shm import ShmTransport
+
+from .transfers import KINDS, Make
 
 
 @pytest.fixture
@@ -20,3 +28,22 @@ def site(tmp_path: Path) -> Path:
 def areal(site: Path, tmp_path: Path) -> Run:
     """Return a function that runs `areal WORDS...` in an empty folder."""
     return areal_command(site, tmp_path)
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Build transports of one kind whose files, if any, lie under `tmp_path`."""
+    made: list[WeightTransport] = []
+
+    def build(bucket_bytes: int = 1000) -> WeightTransport:
+        if request.param == "disk":
+            made.append(DiskTransport(DiskConfig(root=str(tmp_path), bucket_bytes=bucket_bytes)))
+        else:
+            config = ShmConfig(backing=request.param, folder=str(tmp_path), bucket_bytes=bucket_bytes)
+            made.append(ShmTransport(config))
+        return made[-1]
+
+    yield build
+    for transport in made:
+        transport.close()
+    assert list(tmp_path.iterdir()) == [], "a transport left something behind"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -23,68 +21,15 @@ from areal_core.contract.errors import (
     StorageError,
     WeightSyncError,
 )
-from areal_core.contract.weights import Offer, Receipt, WeightSink, WeightSource, WeightTransport
+from areal_core.contract.weights import WeightSink, WeightSource, WeightTransport
 from areal_core.weights.coverage import compare
-from areal_core.weights.tensors import fingerprint, manifest_of
-from areal_local.transports.config import DiskConfig, ShmConfig
+from areal_core.weights.tensors import manifest_of
+from areal_local.transports.config import DiskConfig
 from areal_local.transports.disk import DiskTransport
-from areal_local.transports.shm import ShmTransport
-from areal_torch.bucketing import buckets
-from areal_torch.owned_folder import OwnedFolder
-from areal_torch.shared_memory import has_anonymous
 
-KINDS = ["disk", "file", *(["memory"] if has_anonymous() else [])]
+from .transfers import Make, receipt_for, receive, send, some_tensors
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8, torch.float8_e4m3fn]
-
-Make = Callable[..., WeightTransport]
-
-
-@pytest.fixture(params=KINDS)
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Build transports of one kind whose files, if any, lie under `tmp_path`."""
-    made: list[WeightTransport] = []
-
-    def build(bucket_bytes: int = 1000) -> WeightTransport:
-        if request.param == "disk":
-            made.append(DiskTransport(DiskConfig(root=str(tmp_path), bucket_bytes=bucket_bytes)))
-        else:
-            config = ShmConfig(backing=request.param, folder=str(tmp_path), bucket_bytes=bucket_bytes)
-            made.append(ShmTransport(config))
-        return made[-1]
-
-    yield build
-    for transport in made:
-        transport.close()
-    assert list(tmp_path.iterdir()) == [], "a transport left something behind"
-
-
-def some_tensors(seed: int = 0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {"embed.weight": (50, 8), "norm.weight": (8,), "scale": (), "none": (0, 3), "big": (700,)}
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-def send(transport: WeightTransport, offer: Offer, tensors: dict[str, Tensor]) -> Receipt:
-    sink = transport.sink(offer)
-    sink.begin(manifest_of(tensors.items(), version=offer.version, tied={"head.weight": next(iter(tensors))}))
-    for bucket in buckets(tensors.items(), sink.bucket_bytes):
-        sink.write(bucket)
-    return sink.finish()
-
-
-def receive(transport: WeightTransport, offer: Offer) -> dict[str, Tensor]:
-    source = transport.source(offer)
-    tensors: dict[str, Tensor] = {}
-    for bucket in source.buckets():
-        assert not tensors.keys() & bucket.keys()
-        tensors.update({name: tensor.clone() for name, tensor in bucket.items()})
-    source.close()
-    return tensors
-
-
-def receipt_for(tensors: dict[str, Tensor], version: int) -> Receipt:
-    fingerprints = {name: fingerprint(tensor) for name, tensor in tensors.items()}
-    return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints=fingerprints)
 
 
 @st.composite
@@ -363,124 +308,6 @@ transport.close()
 
     assert (done.returncode, done.stdout.strip()) == (0, "refused"), done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-WRITER = """
-import os, sys, torch
-from areal_local.transports.config import DiskConfig, ShmConfig
-from areal_local.transports.disk import DiskTransport
-from areal_local.transports.shm import ShmTransport
-from areal_core.weights.tensors import manifest_of
-from areal_core.contract.weights import Offer
-
-kind, root, role = sys.argv[1:4]
-if kind == "disk":
-    transport = DiskTransport(DiskConfig(root=root))
-else:
-    transport = ShmTransport(ShmConfig(backing=kind, folder=root))
-tensors = {"w": torch.arange(100_000.0)}
-offer = transport.open(1) if role == "controller" else eval(sys.argv[4])
-sink = transport.sink(offer)
-sink.begin(manifest_of(tensors.items(), version=1))
-sink.write(tensors)
-if role == "finishes":
-    sink.finish()
-print("ready", flush=True)
-sys.stdin.readline()
-"""
-
-
-def start_writer(kind: str, root: Path, role: str, offer: Offer | None = None) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", WRITER, kind, str(root), role]
-    if offer is not None:
-        arguments.append(f"Offer(transport={offer.transport!r}, version=1, location={dict(offer.location)!r})")
-    writer = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "ready\n"
-    return writer
-
-
-def end(writer: subprocess.Popen[str], *, kill: bool) -> None:
-    if kill:
-        writer.send_signal(signal.SIGKILL)
-    writer.communicate("go on\n" if not kill else None, timeout=60)
-
-
-def kind_of(offer: Offer) -> str:
-    if offer.transport == "disk":
-        return "disk"
-    return "memory" if str(offer.location["path"]).startswith("/proc/") else "file"
-
-
-def test_another_process_can_send(make: Make, tmp_path: Path) -> None:
-    """The trainer writes in a process of its own, ends, and its bytes are still there to read."""
-    transport = make()
-    offer = transport.open(1)
-
-    end(start_writer(kind_of(offer), tmp_path, "finishes", offer), kill=False)
-
-    assert torch.equal(receive(transport, offer)["w"], torch.arange(100_000.0))
-
-
-def test_a_killed_sender_leaves_nothing_readable(make: Make, tmp_path: Path) -> None:
-    """kill -9 of the trainer in the middle of a transfer: unreadable, and gone with the release."""
-    transport = make()
-    offer = transport.open(1)
-    end(start_writer(kind_of(offer), tmp_path, "dies", offer), kill=True)
-
-    with pytest.raises(WeightSyncError):
-        transport.source(offer)
-    transport.close()
-
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_killed_controller_left_is_gone(kind: str, tmp_path: Path) -> None:
-    """kill -9 of the controller: memory vanishes by itself, files with the next transport on the machine."""
-    killed = start_writer(kind, tmp_path, "controller")
-    end(killed, kill=True)
-    if kind == "memory":
-        assert list(tmp_path.iterdir()) == []
-
-    config = DiskConfig(root=str(tmp_path)) if kind == "disk" else ShmConfig(backing=kind, folder=str(tmp_path))
-    transport = DiskTransport(config) if isinstance(config, DiskConfig) else ShmTransport(config)
-    transport.open(1)
-    alive = list(tmp_path.iterdir())
-    transport.close()
-
-    assert len(alive) == (0 if kind == "memory" else 1)
-    assert list(tmp_path.iterdir()) == []
-    assert list(Path("/dev/shm").glob(f"areal-*-{killed.pid}-*")) == []
-
-
-def test_the_next_run_removes_what_a_killed_one_left_though_it_makes_no_file_itself(tmp_path: Path) -> None:
-    """A run in memory after one in files; a folder of a live run, and what is not ours, stay."""
-    end(start_writer("file", tmp_path, "controller"), kill=True)
-    (orphan,) = tmp_path.iterdir()
-    living = OwnedFolder(tmp_path, "areal-other")
-    live = living.path.rename(tmp_path / "areal-shm-live")
-    (tmp_path / "areal-shm-strange").mkdir()
-
-    transport = ShmTransport(ShmConfig(backing="memory", folder=str(tmp_path)))
-    transport.open(1)
-    transport.close()
-
-    assert not orphan.exists()
-    assert sorted(tmp_path.iterdir()) == [live, tmp_path / "areal-shm-strange"]
-    os.close(living.lock)
-
-
-def test_a_live_controllers_files_are_left_alone(make: Make, tmp_path: Path) -> None:
-    """A second run on the machine sweeps the dead, never the living."""
-    transport = make()
-    offer = transport.open(1)
-    sent = send(transport, offer, some_tensors())
-
-    other = make()
-    other.open(1)
-
-    compare(sent, receipt_for(receive(transport, offer), 1), "replica")
 
 
 def test_descriptors_do_not_pile_up(make: Make) -> None:
