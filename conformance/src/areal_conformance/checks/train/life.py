@@ -6,6 +6,7 @@ Does not know: numbers.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -87,17 +88,18 @@ def lets_go(bench: TrainBench) -> None:
     me = psutil.Process()
 
     def held() -> dict[str, int]:
+        gc.collect()  # what others left in this process goes now, not between two counts
+        ports.append(listening())
         return {
             "open files and sockets": me.num_fds(),
             "threads": threading.active_count(),
             "processes": len(me.children(recursive=True)),
-            "listening ports": len(listening()),
             "kilobytes of tensors": held_bytes(bench.target.torch_type) // 1000,
         }
 
     batch = bench.batch()
-    kept = []
-    counts = []
+    kept, counts = [], []
+    ports: list[set[tuple[str, int]]] = []
     for number in range(4):
         with bench.engine() as engine:
             engine.train_step(batch, PolicyGradient())
@@ -111,6 +113,7 @@ def lets_go(bench: TrainBench) -> None:
         last = counts[-1][name]
         slack = 50 if "kilobytes" in name else 0
         expect(last <= first + slack, f"{name}: {first} after two engines were closed, {last} after four")
+    expect(ports[-1] <= ports[0], f"the engines closed last still listen at {sorted(ports[-1] - ports[0])}")
 
 
 @check("train.start.failed", level=Level.SINGLE, law=10, spec="train#areal_core.contract.train.TrainEngine.start")
