@@ -16,7 +16,7 @@ EXTRAS := -e ".[dev,docs]" -e "kits/areal_torch[images]" -e "plugins/areal_tasks
 PIN := $(if $(LOCK),--constraint $(LOCK))
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: quickstart test test-slow test-hostile test-browser test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-long test-hostile test-browser test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -36,7 +36,10 @@ test: $(DEV) ## everything that takes less than half a minute
 	$(PYTEST) -m "not slow and not hostile and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
-	$(PYTEST) -m "slow and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
+	$(PYTEST) -m "slow and not long and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
+
+test-long: $(DEV) ## a pretrained model of 135 million parameters learns on the CPU: ten minutes on two cores
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-hostile: $(DEV) ## every way to spoil a model folder, and 500 run files changed at random: a quarter of an hour
 	$(PYTEST) -m hostile $(ARGS)
@@ -73,9 +76,9 @@ conformance: $(DEV) ## the suite on its mutants, then every backend here at leve
 	AREAL=$(BIN)/areal conformance/certify.sh
 	$(BIN)/python tools/report_table.py docs/conformance
 
-conformance-quick: $(DEV) ## the suite on its mutants, then every backend here at levels 0 to 2
+conformance-quick: $(DEV) ## the suite on its references and mutants, then the other backends here at levels 0 to 2
 	$(BIN)/areal conformance self-test $(ARGS)
-	AREAL=$(BIN)/areal conformance/certify.sh --level 2 --out build/conformance
+	AREAL=$(BIN)/areal conformance/certify.sh --sharded --level 2 --out build/conformance
 
 lint: $(DEV) ## style, types, layers, no cycle, the size of the core
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python tools/check_size.py

@@ -3,18 +3,20 @@
 #
 #   conformance/certify.sh                          levels 0 to 4; reports go to docs/conformance/
 #   conformance/certify.sh --level 2 --out DIR      the levels and the folder
+#   conformance/certify.sh --sharded                the trainers of several ranks only: the rest are references of the self-test, which makes all their checks
 #   conformance/certify.sh --engine vllm            a served engine and its pairs, after `areal env create vllm`
 #   conformance/certify.sh --npu                    the backend of NPUs and its pair, where there are some, or under `python -m areal_ascend.testing`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-LEVEL=4 ENGINE= NPU= OUT=docs/conformance/1.2 AREAL=${AREAL:-.venv/bin/areal}
+LEVEL=4 ENGINE= NPU= SHARDED= OUT=docs/conformance/1.2 AREAL=${AREAL:-.venv/bin/areal}
 while [ $# -gt 0 ]; do
   case "$1" in
     --npu) NPU=1; shift; continue ;;
+    --sharded) SHARDED=1; shift; continue ;;
     --level) LEVEL=$2 ;;
     --out) OUT=$2 ;;
     --engine) ENGINE=$2 ;;
-    *) echo "certify.sh: unknown option $1; options are --level N, --out DIR, --engine NAME and --npu" >&2; exit 2 ;;
+    *) echo "certify.sh: unknown option $1; options are --level N, --out DIR, --engine NAME, --sharded and --npu" >&2; exit 2 ;;
   esac
   shift 2
 done
@@ -43,10 +45,13 @@ if [ -n "$NPU" ]; then
   fi
   exit
 fi
-certify train-reference --backend reference --role train
 for trainer in $SEVERAL_RANKS; do
   certify "train-$trainer" --backend "$trainer" --role train --ranks "$RANKS"
 done
+if [ -n "$SHARDED" ]; then
+  exit
+fi
+certify train-reference --backend reference --role train
 certify infer-reference --backend reference --role infer
 certify scheduler-local --backend local --role scheduler
 certify transport-disk --backend disk --role transport

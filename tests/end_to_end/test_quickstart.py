@@ -55,6 +55,7 @@ def test_two_ranks_and_two_replicas_learn_too(tmp_path: Path) -> None:
     assert summary["eval_last"] >= 0.8  # type: ignore[operator]
 
 
+@pytest.mark.long
 def test_a_pretrained_language_model_learns_on_a_laptop(tmp_path: Path) -> None:
     """SmolLM2-135M: held-out greedy reward from 0 to at least 0.4 within 20 of the preset's 30 steps."""
     pytest.importorskip("gguf", reason="reading the model needs areal-core[smollm2]")
