@@ -20,6 +20,7 @@ SCRIPTS = (
     "train_step",
     "resume",
     "episode_store",
+    "reader_memory",
     "generation",
     "async_vs_sync",
     "time_to_reward",
