@@ -100,7 +100,7 @@ class Run:
             checkpoint = self._folder.latest() if resume else start
             progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
             tell_changes: TellChanges | None = extension("changes") if resume else None
-            changed = tell_changes(self._folder.config, redact(unstructure(self._config))) if tell_changes else ""
+            changed = tell_changes(self._folder.config, self._config) if tell_changes else ""
             with storage_errors(self._folder.config):
                 self._folder.config.write_text(dump_config(self._config))
                 if self._scaling is not None:

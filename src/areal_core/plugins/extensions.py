@@ -215,8 +215,8 @@ Watch = Callable[[dict[str, Any], Sequence[Sequence["Episode"]]], ArealError | N
 
 MakeWatch = Callable[[Mapping[str, Any], Callable[..., None], Callable[[str], None]], Watch]
 """Extension `watch`, of what stands under `guard:` and of where events and notes go. Raises ConfigError. Any: plain."""
-TellChanges = Callable[[Path, Mapping[str, Any]], str]
-"""Extension `changes`, of a run's config.yaml and redacted plain data: what a resume changes. Raises RunFolderError."""
+TellChanges = Callable[[Path, object], str]
+"""Extension `changes`, of a run's config.yaml and a configuration: what a resume changes. Raises RunFolderError."""
 
 ProfileVariables = Callable[[Mapping[str, Any], int, Path, str], Mapping[str, str]]
 """Extension `profile`: what stands there, a run's steps and folder, a role -> its workers' variables. Any: plain."""

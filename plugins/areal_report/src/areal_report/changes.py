@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from attrs import frozen
 
@@ -59,11 +58,11 @@ class Change:
         return printable(f"{self.key}: {was} -> {now}")
 
 
-def changes(before: Path, config: Mapping[str, Any]) -> str:
+def changes(before: Path, config: object) -> str:
     """Return what `config` changes of the configuration in a run's file, a key a line; empty if nothing.
 
     Args:
-        config: as plain data, secrets redacted. Any: plain data.
+        config: a RunConfig, or the same as plain data. Secrets are told of neither.
 
     Raises:
         RunFolderError: a key changed that must not.
@@ -72,7 +71,7 @@ def changes(before: Path, config: Mapping[str, Any]) -> str:
         old = redact(unstructure(load_config(before)))
     except ArealError as error:
         return f"what changed since the run began is not known: {error}"
-    found = list(_changes(old, config, ""))
+    found = list(_changes(old, redact(unstructure(config)), ""))
     if refused := [change for change in found if change.fixed]:
         others = "; ".join(change.told for change in found if not change.fixed)
         raise RunFolderError(
