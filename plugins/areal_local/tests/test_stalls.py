@@ -117,6 +117,40 @@ def test_the_error_says_whether_the_run_may_start_again(tmp_path: Path, stalled:
     assert type(watch.error) is kind
 
 
+def test_a_trainer_nobody_waits_for_outlives_the_run_until_its_state_is_saved(tmp_path: Path) -> None:
+    """Where the run is to end: the fleet is what ends it, and calls that save are not taken for what held it up."""
+    actor, critic, rollout = Asked("actor/0"), Asked("critic/0", [("forward", 9.0)]), Asked("rollout/0")
+    rollout.in_flight = [("generate", 100.0)]
+    watch = watch_of(tmp_path, actor, critic, rollout, stalled="end")
+
+    looked(watch, 100.0)
+    actor.in_flight = [("save_state", 1.0)]
+
+    assert not _ends(watch, actor, training=True)
+    assert _ends(watch, critic, training=True) and _ends(watch, rollout, training=False)
+    actor.num_answered += 1
+    looked(watch, 150.0)
+    looked(watch, 349.0)
+    assert not _ends(watch, actor, training=True)
+    looked(watch, 350.0)
+    assert _ends(watch, actor, training=True)
+
+
+def test_a_run_that_is_to_start_again_does_so_at_once(tmp_path: Path) -> None:
+    """From its last checkpoint, whoever does not move."""
+    actor = Asked("actor/0")
+    watch = watch_of(tmp_path, actor, Asked("rollout/0", [("generate", 100.0)]))
+    early = _ends(watch, actor, training=True)
+
+    looked(watch, 100.0)
+
+    assert (early, _ends(watch, actor, training=True)) == (False, True)
+
+
+def _ends(watch: StallWatch, worker: Asked, *, training: bool) -> bool:
+    return watch.ends([cast(LocalWorker, worker)], training=training)
+
+
 @pytest.mark.parametrize(("stalled", "method", "again"), [
     ("restart", "train_step", True), ("end", "train_step", False), ("restart", "start", False),
 ])  # fmt: skip

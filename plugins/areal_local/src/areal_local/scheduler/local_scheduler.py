@@ -96,9 +96,10 @@ class LocalScheduler:
         """Return the state of each worker of a role, in rank order; nothing for a role that does not run."""
         if self._watch is not None and self._watch.done():
             self._watch.result()  # a watch that broke must not look like workers that are well
-        if (stalled := self._stalls.error) is not None:
-            raise type(stalled)(stalled.what, why=stalled.why, fix=stalled.fix)
         gang = self.gangs.get(role)
+        training = gang is not None and gang.job.engine_role == "train"
+        if (stalled := self._stalls.error) and self._stalls.ends(gang.workers if gang else (), training=training):
+            raise type(stalled)(stalled.what, why=stalled.why, fix=stalled.fix)
         return () if gang is None else tuple(worker.status() for worker in gang.workers)
 
     async def cancel(self, role: str) -> None:

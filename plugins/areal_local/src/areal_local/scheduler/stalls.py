@@ -39,7 +39,7 @@ def write_stacks_when_asked() -> None:
 
 
 class StallWatch:
-    """Watches the calls of one scheduler's workers; `error` is what `poll` raises once the run does not move.
+    """Watches the calls of one scheduler's workers; `error` is what `poll` raises of whoever `ends` says.
 
     Args:
         workers: returns those that take calls now.
@@ -49,6 +49,8 @@ class StallWatch:
         self._bound_s, self._restart = config.progress_timeout_s, config.stalled == "restart"
         self._logs, self._workers = Path(config.log_dir), workers
         self._answered, self._moved_s, self._told = 0, -1.0, False
+        self._held_up: frozenset[str] = frozenset()
+        self._overdue = False
         self.error: ArealError | None = None
 
     def look(self, now: float) -> None:
@@ -62,9 +64,20 @@ class StallWatch:
         if starting or not workers or answered != self._answered or self._moved_s < 0:
             self._answered, self._moved_s = answered, now
         elif self._bound_s and now - self._moved_s >= self._bound_s and not self._told:
+            self._held_up = frozenset(worker.id for worker in workers if worker.client.in_flight)
             what, why = f"nothing moved for {now - self._moved_s:.0f} s", self._tell()
             kind = WorkerTimeout if self._restart else RolloutError
             self.error = kind(what, why=why, fix=self._fix("scheduler.options.progress_timeout_s"))
+        self._overdue = self._overdue or (self.error is not None and now - self._moved_s >= 2 * self._bound_s)
+
+    def ends(self, workers: Sequence[LocalWorker], *, training: bool) -> bool:
+        """Tell whether these workers end with `error`.
+
+        Where the run is to end, not trainers that nobody waited for: they are well, and their state is saved first.
+        If nothing moves for as long again, they do too.
+        """
+        spared = training and not self._restart and not self._overdue
+        return self.error is not None and not (spared and self._held_up.isdisjoint(worker.id for worker in workers))
 
     def late(self, worker: LocalWorker, method: str) -> None:
         """Hear that a training worker let the deadline of a call pass; its caller is told right after."""
