@@ -53,15 +53,30 @@ def hub(config: HubConfig) -> LazyRows:
 
     Raises:
         EngineMissing: the `datasets` library is not installed.
-        DatasetError: the data set or its split cannot be loaded or has no rows, or lacks a column.
+        DatasetError: the data set or its split cannot be loaded or has no rows, lacks a column, or its first row
+            cannot be read.
     """
     records = _records(config)
     check_columns(config, records.column_names, f"{config.path}[{config.split}]")
     size = min(config.limit or len(records), len(records))
     rows = LazyRows(size, lambda index: shaped(config, records[index], f"{config.path}[{config.split}]:{index}"))
     if size:
-        rows[0]  # a template or a file that does not fit is told before a model loads
+        _read_first(rows, config)
     return rows
+
+
+def _read_first(rows: LazyRows, config: HubConfig) -> None:
+    """Have a template or a file that does not fit told before a model loads."""
+    try:
+        rows[0]
+    except DatasetError:
+        raise
+    except Exception as exc:  # whatever the library meets when it decodes an image or another file
+        raise DatasetError(
+            f"the first row of {config.path}[{config.split}] cannot be read",
+            why=f"{type(exc).__name__}: {str(exc)[:500]}",
+            fix="mend what its columns hold (images are decoded when a row is read), or leave the row out",
+        ) from exc
 
 
 def _records(config: HubConfig) -> Any:  # Any: the library is not typed here
