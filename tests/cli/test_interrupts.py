@@ -40,3 +40,24 @@ def test_each_ctrl_c_ends_more(times: int, said: list[str], code: int) -> None:
 
     lines = [line for line in done.stdout.splitlines() if not line.startswith("stopping after")]
     assert (lines, done.returncode) == (said, code), done.stderr
+
+
+IMPORTING = """
+import signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "areal_core.contract.errors":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from areal_core.cli.main import main
+sys.exit(main(["train", "run.yaml"]))
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
+    """Importing what a command needs takes a second on a busy machine, and a person may think better of it."""
+    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, timeout=120, check=False)
+
+    assert (done.stderr, done.returncode) == ("interrupted\n", 130)

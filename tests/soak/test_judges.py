@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,7 @@ def test_a_segment_and_a_socket_that_are_left_are_seen(tmp_path: Path) -> None:
     ("code", "output", "told"),
     [
         (INTERRUPTED, "stopped before the first checkpoint; start the run again", []),
+        (-signal.SIGINT, "interrupted", []),
         (1, "start the run again", ["it ends with 1"]),
         (INTERRUPTED, "Traceback (most recent call last)\nstart the run again", ["it prints a traceback"]),
         (INTERRUPTED, "", ["it does not say 'start the run again'"]),

@@ -12,22 +12,19 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from areal_core import __version__
-from areal_core.contract.errors import ArealError, ConfigError, EngineMissing
 
 if TYPE_CHECKING:
     from cyclopts import App
 
-COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"train": ("areal_core.cli.train:train_command", "Train a model from a yaml file.")}
-)
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "train": ("areal_core.cli.train:train_command", "Train a model from a yaml file.")
+}
 """Command -> where it is, and its line in `areal --help`."""
 
-INTERRUPTED = 130
-BAD_INPUT = 2
+INTERRUPTED, BAD_INPUT = 130, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,13 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        from areal_core.contract.errors import ArealError, ConfigError  # here Ctrl-C leaves no traceback
+
         return _run(words)
-    except ArealError as exc:
-        print("\n".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", ())]), file=sys.stderr)
-        return BAD_INPUT if isinstance(exc, ConfigError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except ArealError as exc:
+        print("\n".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", ())]), file=sys.stderr)
+        return BAD_INPUT if isinstance(exc, ConfigError) else 1
     except BrokenPipeError:  # `areal backends | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -82,10 +81,10 @@ def _run(words: list[str]) -> int:
         result = app(words or ["--help"])
     except CycloptsError:
         return BAD_INPUT  # cyclopts has printed what is wrong
-    except ArealError:
-        raise  # some of ours are ImportErrors as well; they say what is wrong already
     except ImportError as exc:
-        cause = exc if isinstance(exc, ModuleNotFoundError) else exc.__cause__
+        from areal_core.contract.errors import ArealError, EngineMissing
+
+        cause = exc if isinstance(exc, ArealError | ModuleNotFoundError) else exc.__cause__  # ours say it themselves
         if isinstance(cause, ModuleNotFoundError) and not (cause.name or "areal").startswith("areal"):
             from areal_core.plugins.install import pip_install
 
@@ -111,7 +110,8 @@ def plugin_commands() -> dict[str, tuple[str, str]]:
     return {c.name: (c.target, c.help) for c in found if c.target.startswith(packages.get(c.name, ""))}
 
 
-def _unknown_command(word: str, known: Sequence[str]) -> ArealError:
+def _unknown_command(word: str, known: Sequence[str]) -> Exception:
+    from areal_core.contract.errors import ConfigError
     from areal_core.plugins.lookup_errors import command_not_installed
 
     if (official := command_not_installed(word)) is not None:
