@@ -201,7 +201,7 @@ def last_step(run: Path) -> int:
 
 def interrupted_badly(code: int | None, output: str, run: Path) -> list[str]:
     """Return what is wrong with the end of a start after Ctrl-C."""
-    # Python ends by the signal itself where Ctrl-C met code that it compiles while it imports; a shell says 130 of both.
+    # Python ends by the signal itself where Ctrl-C met code compiled by what it imports; a shell says 130 of both.
     faults = [] if code in (INTERRUPTED, -signal.SIGINT) else [f"it ends with {code}"]
     if "Traceback" in output:
         faults.append("it prints a traceback")
