@@ -15,6 +15,8 @@ from pathlib import Path
 
 from attrs import define, field
 
+from areal_core.cli.main import BAD_INPUT
+
 from . import runs
 
 SETTINGS = ("checkpoint.every_steps=10",)
@@ -98,13 +100,13 @@ def two_resumes(machine: runs.Machine, run: Path, apart_s: float) -> dict[str, o
     time.sleep(apart_s)  # how far apart is the point
     second = machine.resume(run, f"steps={steps}")
     codes = {start.wait(): start for start in (first, second)}
-    if set(codes) != {0, 1}:
+    if set(codes) != {0, BAD_INPUT}:
         outputs = [start.output()[-1000:] for start in (first, second)]
         return {"apart_s": round(apart_s, 2), "faults": [f"they end with {sorted(map(str, codes))}: {outputs}"]}
-    refusal = codes[1].output()
+    refusal = codes[BAD_INPUT].output()
     faults = [] if "is in use" in refusal and "Traceback" not in refusal else [f"it is refused so: {refusal}"]
     faults += _judge(run, codes[0], steps)
-    return {"apart_s": round(apart_s, 2), "faults": [*faults, *codes[1].survivors(), *machine.left()]}
+    return {"apart_s": round(apart_s, 2), "faults": [*faults, *codes[BAD_INPUT].survivors(), *machine.left()]}
 
 
 def _judge(run: Path, start: runs.Start, steps: int) -> list[str]:
