@@ -224,6 +224,55 @@ def test_a_completion_whose_process_was_killed_is_scored_again_once(user_file: s
     asyncio.run(test())
 
 
+FRAGILE = """
+import os, signal
+from pathlib import Path
+from attrs import frozen
+from areal_core.plugins.marks import reward
+
+@frozen(kw_only=True)
+class FragileConfig:
+    folder: str
+    deaths: int
+
+@reward("fragile", config=FragileConfig)
+def fragile(config):
+    start = len(os.listdir(config.folder))
+    Path(config.folder, str(start)).touch()
+    if 1 <= start <= config.deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return lambda prompt, completion, completion_ids, stop_reason, row: float(start)
+"""
+
+
+@pytest.mark.parametrize(("deaths", "starts"), [(3, 5), (9, 6)])
+def test_a_process_killed_while_it_starts_is_started_again(tmp_path: Path, deaths: int, starts: int) -> None:
+    """A replacement that dies of the same kill does not cost the completion; there are five starts, not more."""
+    file, folder = tmp_path / "fragile.py", tmp_path / "starts"
+    file.write_text(FRAGILE)
+    folder.mkdir()
+    target = RewardTarget(name="fragile", options={"folder": str(folder), "deaths": deaths}, imports=(str(file),))
+
+    async def test() -> float | None:
+        pool = RewardPool(target)
+        try:
+            await pool.start()
+            [process] = [
+                child for child in psutil.Process().children() if "areal_local.rewards.process_main" in child.cmdline()
+            ]
+            process.kill()
+            return (await pool.score(value("abc"))).value
+        finally:
+            await pool.close()
+
+    if deaths < starts:
+        assert asyncio.run(test()) == starts - 1
+    else:
+        with pytest.raises(RewardFailed, match="SIGKILL"):
+            asyncio.run(test())
+    assert len(list(folder.iterdir())) == starts
+
+
 def test_what_a_reward_started_ends_with_its_process(user_file: str) -> None:
     """A reward that leaves processes behind leaves none behind the run."""
 

@@ -28,6 +28,9 @@ MAX_TRIP = 64
 TRIP_S = 0.005
 """Work in one trip, as far as the rewards before tell: what takes longer than this travels alone."""
 
+MAX_STARTS = 5
+"""How often a process is started that somebody kills before it has begun."""
+
 
 @frozen(eq=False)
 class _Asked:
@@ -48,12 +51,22 @@ class _Place:
     process: RewardProcess | None = None
 
     async def begin(self) -> None:
-        """Start a process and have it resolve the function.
+        """Start a process and have it resolve the function; another one, if somebody killed it meanwhile.
 
         Raises:
             _NoFunction: there is none.
             TimeoutError, ProcessEnded: it did not get so far.
         """
+        for left in reversed(range(MAX_STARTS)):
+            try:
+                await self._begin()
+            except ProcessEnded as exc:
+                if not left or not _is_killed(exc):
+                    raise
+            else:
+                return
+
+    async def _begin(self) -> None:
         async with self._lasting():
             self.process = await RewardProcess.begin()
             target = (self.target.name, dict(self.target.options), self.target.imports)
@@ -101,7 +114,8 @@ class RewardPool:
     """Score completions in `workers` processes, each call within `timeout_s` seconds.
 
     A call that hangs has its process killed and another one started; the others are not disturbed.
-    A completion whose process was killed by somebody else (for want of memory, say) is scored once more.
+    A completion whose process was killed by somebody else (for want of memory, say) is scored once more; a process
+    killed while it starts is started again.
     Quick rewards travel several at a time; if one of them then hangs or ends the process, all of
     that trip are scored again, each alone, so the function may see a completion twice.
     """
@@ -208,7 +222,7 @@ class RewardPool:
             results = await place.score(values, self._timeout_s)
         except (TimeoutError, ProcessEnded) as exc:
             self._usual_s = self._timeout_s
-            killed = isinstance(exc, ProcessEnded) and exc.code == -signal.SIGKILL
+            killed = _is_killed(exc)
             if killed and self._tell is not None:
                 self._tell("reward_process_replaced", reward=self.target.name, why=str(exc), completions=len(values))
             if len(values) == 1 and (again or not killed):
@@ -225,6 +239,11 @@ class RewardPool:
         else:
             status, detail = RewardStatus.TIMEOUT, f"no answer within {self._timeout_s:g} s; its process was killed"
         return RewardResult(value=None, status=status, detail=f"reward {self.target.name!r}: {detail}", seconds=seconds)
+
+
+def _is_killed(exc: Exception) -> bool:
+    """Tell whether somebody else ended the process, for want of memory, say."""
+    return isinstance(exc, ProcessEnded) and exc.code == -signal.SIGKILL
 
 
 def make_pool(
