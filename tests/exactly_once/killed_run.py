@@ -1,10 +1,9 @@
-"""`areal`, but one process is killed, or Ctrl-C pressed, at a boundary.
-
-    python -m tests.exactly_once.killed_run RECORD VICTIM AT ...
+"""`areal`, but processes are killed, or Ctrl-C pressed, at chosen boundaries.
 
 A boundary is where the controller tells something (an event, a step's numbers, an episode, the fate of a group) or asks
-a worker for something, before it asks and after the answer. Each is called by its kind and by how often that kind came
-before: `ask actor train_step #2`. Every one is appended to RECORD, with the victims that live at that moment.
+a worker for something, before it asks and after the answer; the status of a replica, asked for as time passes and
+whatever happens, is none. Each is called by the step that is made, its kind, and how often that kind came before in
+this step: `step 3: ask actor train_step #1`.
 
 Knows: where boundaries are, how each victim is found, and SIGKILL.
 Does not know: what a run owes after that; `enumeration` does.
@@ -16,17 +15,15 @@ import functools
 import json
 import os
 import signal
-import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from areal_core.cli.main import main
-from areal_core.observe.events import EventLog
+from areal_core.observe.events import RUN_RESTARTED, RUN_STARTED, EventLog
 from areal_core.observe.metrics import MetricsStream
 from areal_episodes.store import Store
 from areal_local.scheduler.rpc import RpcClient
@@ -34,32 +31,74 @@ from areal_local.scheduler.rpc import RpcClient
 CONTROLLER, TRAINER, REPLICA, REWARD = VICTIMS = ("controller", "trainer", "replica", "reward")
 CTRL_C = "ctrl-c"
 """No process: the run is asked to stop."""
-NOBODY = "nobody"
 _LOGS = {TRAINER: "actor-0.log", REPLICA: "rollout-0.log"}
 _REWARD_MODULE = "areal_local.rewards.process_main"
 
 
 class Boundaries:
-    """Counts boundaries, writes them down, and kills at one of them."""
+    """Names boundaries, and does what there is to do at each."""
 
-    def __init__(self, record: Path, victim: str, at: str) -> None:
-        """Watch for the boundary called `at`; the victim `nobody` is never killed."""
-        self._record, self._victim, self._at = record, victim, at
+    def __init__(self) -> None:
+        self._step = 1
         self._counts: Counter[str] = Counter()
 
     def cross(self, kind: str) -> None:
         """Pass one boundary."""
         self._counts[kind] += 1
-        name = f"{kind} #{self._counts[kind]}"
-        if self._victim == NOBODY:
-            with self._record.open("a") as lines:
-                lines.write(json.dumps({"boundary": name, "alive": sorted(alive())}) + "\n")
-        elif name == self._at:
-            self._record.write_text(name)  # proof that the boundary came
-            if self._victim == CTRL_C:
-                signal.raise_signal(signal.SIGINT)
-            else:
-                _kill(alive()[self._victim])
+        self.reached(f"step {self._step}: {kind} #{self._counts[kind]}")
+
+    def enter(self, step: int) -> None:
+        """Go on with another step, or with the same one again."""
+        self._step = step
+        self._counts.clear()
+
+    def reached(self, boundary: str) -> None:
+        """Do what there is to do here."""
+        raise NotImplementedError
+
+
+class Recorder(Boundaries):
+    """Writes down every boundary, with the victims that live at that moment."""
+
+    def __init__(self, record: Path) -> None:
+        super().__init__()
+        self._record = record
+
+    def reached(self, boundary: str) -> None:
+        """Append a line."""
+        with self._record.open("a") as lines:
+            lines.write(json.dumps({"boundary": boundary, "alive": sorted(alive())}) + "\n")
+
+
+class Killer(Boundaries):
+    """Kills one victim, once at each of its boundaries that is not on record yet."""
+
+    def __init__(self, record: Path, victim: str, boundaries: Collection[str]) -> None:
+        super().__init__()
+        self._record, self._victim = record, victim
+        self._left = set(boundaries).difference(kills(record))
+
+    def reached(self, boundary: str) -> None:
+        """Kill, if it is here; a victim that is not there now, as after a kill, is waited for no longer."""
+        if boundary not in self._left:
+            return
+        if self._victim == CTRL_C:
+            self._note(boundary)
+            signal.raise_signal(signal.SIGINT)
+        elif (victim := alive().get(self._victim)) is not None:
+            self._note(boundary)
+            _kill(victim)
+
+    def _note(self, boundary: str) -> None:
+        """Write it down first: the controller may be the victim."""
+        self._left.remove(boundary)
+        with self._record.open("a") as lines:
+            lines.write(boundary + "\n")
+
+
+def kills(record: Path) -> list[str]:
+    """Return the boundaries at which somebody was killed, in order."""
+    return record.read_text().splitlines() if record.exists() else []
 
 
 def alive() -> dict[str, psutil.Process]:
@@ -79,20 +118,34 @@ def alive() -> dict[str, psutil.Process]:
 def _kill(victim: psutil.Process) -> None:
     """Kill a process and see it dead before the controller goes on."""
     os.kill(victim.pid, signal.SIGKILL)
-    with suppress(psutil.NoSuchProcess):
-        while victim.status() != psutil.STATUS_ZOMBIE:
-            os.sched_yield()
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
 
 
 def watch(boundaries: Boundaries) -> None:
     """Let everything in this process that is a boundary say so."""
-    _after(EventLog, "write", lambda _, kind, **__: f"event {kind}", boundaries)
-    _after(MetricsStream, "write", lambda *_: "metrics", boundaries)
+
+    def told(_: object, kind: str, **fields: Any) -> str:
+        if kind in (RUN_STARTED, RUN_RESTARTED):
+            boundaries.enter(fields["version"] + 1)
+        return f"event {kind}"
+
+    _after(EventLog, "write", told, boundaries)
     _after(Store, "ended", lambda *_: "episode", boundaries)
     _after(Store, "settled", lambda *_, **__: "group", boundaries)
+    _after(MetricsStream, "write", lambda *_: "metrics", boundaries)
+    counted = MetricsStream.write
+
+    def stepped(self: MetricsStream, record: Mapping[str, Any]) -> None:
+        counted(self, record)
+        boundaries.enter(record["step"] + 1)
+
+    MetricsStream.write = stepped  # type: ignore[method-assign]
     call = RpcClient.call
 
     async def crossing(self: RpcClient, method: str, *args: Any, timeout_s: float) -> Any:
+        if method == "status":
+            return await call(self, method, *args, timeout_s=timeout_s)
         role = self.id.partition("/")[0]
         boundaries.cross(f"ask {role} {method}")
         answer = await call(self, method, *args, timeout_s=timeout_s)
@@ -112,9 +165,3 @@ def _after(owner: type, method: str, kind: Callable[..., str], boundaries: Bound
         return answer
 
     setattr(owner, method, crossing)
-
-
-if __name__ == "__main__":
-    record, victim, at, *words = sys.argv[1:]
-    watch(Boundaries(Path(record), victim, at))
-    sys.exit(main(words))
