@@ -23,7 +23,7 @@ from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import DataConfig
 from areal_core.contract.errors import ArealError, DatasetError, WorkerError, storage_errors
 from areal_core.contract.scheduler import Scheduler
-from areal_core.contract.workflow import RolloutWorkflow
+from areal_core.contract.workflow import RolloutWorkflow, Tokenizer
 from areal_core.fleet.elastic import ElasticFleet, tell_news
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool, PoolPolicy
@@ -52,6 +52,7 @@ from areal_core.plugins.extensions import (
     extension,
     need,
 )
+from areal_core.plugins.hooks import Hooks
 from areal_core.plugins.redact import redact
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
@@ -82,6 +83,7 @@ class Run:
         self._plan, self._config, self._registry = plan, plan.config, registry
         self._view, self._stop = view, stop
         self._folder = RunFolder.of(plan.config)
+        self._hooks = Hooks(registry.discovery.hooks)
         self._scaling: ScaleRequests | None = extension("scale")
         self._num_restarts = 0
 
@@ -211,8 +213,8 @@ class Run:
         config, rollout = self._config, self._config.rollout
         self._view.waiting("the data set")
         make_watch: MakeWatch | None = extension("watch")
-        rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
-        images = self._images()
+        tokenizer, images = load_tokenizer(self._plan.role("rollout").model.path), self._images()
+        workflow, rows, held_out = await self._data(tokenizer, events)
         metrics = self._metrics(stack, events, progress.version)
         rewards = self._rewards(events)
         stack.push_async_callback(rewards.close)
@@ -225,12 +227,11 @@ class Run:
         self._view.waiting("workers to start: " + ", ".join(f"{role.role} {role.backend}" for role in self._plan.roles))
         await gather_or_cancel([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
-        tokenizer = load_tokenizer(self._plan.role("rollout").model.path)
         store = self._store(tokenizer, events)
         if store is not None:
             stack.callback(store.close)
             supervisor.watch_with(store.check)
-        executor = self._executor(pool, rewards, tokenizer, rows, images, events, progress, store)
+        executor = self._executor(pool, rewards, tokenizer, workflow, rows, images, events, progress, store)
         stack.push_async_callback(executor.close)
         sync = launcher.connect(stack, self._registry, learner, pool, events)
         if checkpoint is not None:
@@ -238,10 +239,9 @@ class Run:
             await restore(checkpoint, learner, progress)
             await sync.update(progress.version)
         evaluator = None
-        if held_out is not None:
-            held = [held_out[i] for i in range(min(config.evaluation.max_prompts, len(held_out)))]
+        if held_out:
             sampling = evolve(rollout.sampling, temperature=config.evaluation.temperature)
-            evaluator = Evaluator(executor, held, sampling)
+            evaluator = Evaluator(executor, held_out, sampling)
         fleet = ElasticFleet(
             pool=pool,
             sync=sync,
@@ -281,22 +281,14 @@ class Run:
             assert isinstance(built, MetricsLogger)
             loggers[logger.name] = built
         config = redact(unstructure(self._config))
-        sinks = self._hooked("areal_metric_sinks", run_folder=self._folder.root, config=config)
+        sinks = self._hooks.collect("areal_metric_sinks", run_folder=self._folder.root, config=config)
         metrics = MetricsStream(self._folder.metrics, loggers=loggers, sinks=sinks, events=events, resume_step=since)
         stack.callback(metrics.close)
         metrics.start(self._config.name, self._folder.root, config)
         return metrics
 
-    def _hooked(self, hook: str, **arguments: object) -> list[Any]:
-        """Ask every hook plugin; most runs have none. Any: what the hook returns."""
-        if not (entries := self._registry.discovery.hooks):
-            return []
-        from areal_core.plugins.hooks import Hooks
-
-        return Hooks(entries).collect(hook, **arguments)
-
     def _lines(self, summary: Mapping[str, Any]) -> list[str]:  # Any: as `summary.json`
-        return [str(line) for line in self._hooked("areal_report_lines", summary=summary)]
+        return [str(line) for line in self._hooks.collect("areal_report_lines", summary=summary)]
 
     async def _learner(self, scheduler: Scheduler) -> Learner:
         config, plan, chosen = self._config, self._plan, self._config.train_roles
@@ -326,17 +318,14 @@ class Run:
         pool: InferencePool,
         rewards: RewardPool,
         tokenizer: Any,  # Any: a transformers tokenizer
-        rows: Rows | None,
+        workflow: RolloutWorkflow,
+        rows: Rows,
         images: ImagePreparer | None,
         events: EventLog,
         progress: Progress,
         store: EpisodeStore | None,
     ) -> RolloutExecutor:
         config = self._config
-        workflow = self._registry.build(
-            "workflow", config.rollout.workflow.name, config.rollout.workflow.options, "rollout.workflow.options"
-        )
-        assert isinstance(workflow, RolloutWorkflow) and rows is not None
         sessions = PoolSessions(
             pool=pool,
             rewards=rewards,
@@ -359,9 +348,27 @@ class Run:
             executor.restore(progress.tasks)
         return executor
 
-    def _rows(self, data: DataConfig | None) -> Rows | None:
+    async def _data(self, tokenizer: Tokenizer, events: EventLog) -> tuple[RolloutWorkflow, Rows, Rows]:
+        """Return what makes episodes, the rows it makes them of, and those held out; too long ones are left out."""
+        config, chosen = self._config, self._config.rollout.workflow
+        workflow = self._registry.build("workflow", chosen.name, chosen.options, "rollout.workflow.options")
+        assert isinstance(workflow, RolloutWorkflow)
+        rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
+        held_out = [held_out[i] for i in range(min(config.evaluation.max_prompts, len(held_out)))]
+        if (fitting := extension("fitting")) is not None:
+            longest = self._longest(config.rollout.context_length or self._plan.role("rollout").model.context_length)
+            fit = partial(fitting, workflow, tokenizer, longest, events.write, self._view)
+            rows, held_out = await fit("data", rows), await fit("evaluation.data", held_out)
+        return workflow, rows, held_out
+
+    def _longest(self, context: int | None) -> int:
+        """Return how many tokens a sequence may have: all of it goes into one micro-batch."""
+        limits = [role.max_tokens_per_microbatch for role in self._config.train_roles.values()]
+        return min([*limits, context or limits[0]])
+
+    def _rows(self, data: DataConfig | None) -> Rows:
         if data is None:
-            return None
+            return ()
         try:
             rows = self._registry.build("dataset", data.name, data.options, "data.options")
         except ArealError:
@@ -375,12 +382,11 @@ class Run:
 
     def _images(self) -> ImagePreparer | None:
         """Return what prepares images for training, None if the policy takes none."""
-        config, model = self._config, self._plan.role("rollout").model
+        model = self._plan.role("rollout").model
         if model.image_token_id is None:
             return None
-        limits = [role.max_tokens_per_microbatch for role in config.train_roles.values()]
         support: ImageSupport = need("images", "a policy that takes images")
-        return support.preparer(model.path, max_tokens=min([*limits, model.context_length or limits[0]]))
+        return support.preparer(model.path, max_tokens=self._longest(model.context_length))
 
     def _store(self, tokenizer: Any, events: EventLog) -> EpisodeStore | None:  # Any: a transformers tokenizer
         keep, root = self._config.episodes.keep, self._folder.root

@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pluggy
 from attrs import frozen
@@ -114,9 +114,9 @@ class Hooks:
         for entry in entries:
             self._register(entry)
 
-    def collect(self, hook: str, **arguments: object) -> list[object]:
+    def collect(self, hook: str, **arguments: object) -> list[Any]:  # Any: what the hook returns
         """Call one hook of every plugin and return all answers in one list; a plugin that raises is remembered."""
-        answers: list[object] = []
+        answers: list[Any] = []
         for key, entry in self._entries.items():
             others = [plugin for name, plugin in self._manager.list_name_plugin() if name != key]
             caller = self._manager.subset_hook_caller(hook, remove_plugins=others)

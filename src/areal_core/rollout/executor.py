@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from attrs import asdict
+
 from areal_core.config.schema import RolloutConfig, StalenessPolicy
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import ArealError, DatasetError, EpisodeFailed, RolloutError
@@ -195,25 +197,13 @@ class RolloutExecutor:
 
     def stats(self) -> RolloutStats:
         """Return the counts so far. Cheap."""
-        counts = self._counts
+        counts, ended = asdict(self._counts, recurse=False), tuple(self._counts.failures)
         return RolloutStats(
             version=self._gate.version,
             running=len(self._running),
             buffered=len(self._buffer),
-            admitted=counts.admitted,
-            consumed=counts.consumed,
-            rejected=counts.rejected,
-            failed=counts.failed,
-            dropped=counts.dropped,
-            evaluated=counts.evaluated,
-            evaluations_rejected=counts.evaluations_rejected,
             tokens_generated=self._runner.num_generated,
-            reward_sum=counts.reward_sum,
-            episodes_consumed=counts.episodes_consumed,
-            max_staleness_seen=counts.max_staleness_seen,
-            last_staleness=dict(counts.last_staleness),
-            last_lengths=tuple(counts.last_lengths),
-            failures=tuple(counts.failures),
+            **{**counts, "last_lengths": tuple(self._counts.last_lengths), "failures": ended},
         )
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from areal_torch.conversion.hf import HFFolder
 def formats(prefix: str = "") -> dict[str, Format]:
     """Return every format by name. Those of plugins are asked first: theirs may look like the core's."""
     added = [form for form in Hooks(discover().hooks).collect("areal_checkpoint_formats") if _is_format(form)]
-    known: list[Format] = [*added, HFFolder(), DCPFolder(prefix)]  # type: ignore[list-item]  # looked at above
+    known: list[Format] = [*added, HFFolder(), DCPFolder(prefix)]  # looked at above
     return {form.name: form for form in known}
 
 
