@@ -116,8 +116,8 @@ def train(
     plan = make_plan(run, registry, count_visible(registry, os.environ))
     console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
-        if resume and (changes := extension("changes")) is not None:
-            console.print(changes(RunFolder.of(run).config, run), highlight=False, markup=False, soft_wrap=True)
+        if resume and (tell := extension("changes")) and (changed := tell(RunFolder.of(run).config, run)):
+            console.print(changed, highlight=False, markup=False, soft_wrap=True)
         return 0
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
