@@ -56,7 +56,7 @@ class Lane:
             self.endings[f"{'starting' if starting else 'running'}, {then}"] += 1
             self.faults += [f"{moment}: {each}" for each in found]
             print(f"{moment}, {then} at step {runs.last_step(run)}", *found, flush=True)
-        steps = runs.last_step(run) + LAST_STEPS
+        steps = runs.furthest_step(run) + LAST_STEPS
         self.faults += _judge(run, self.machine.again(run, f"steps={steps}", *SETTINGS), steps)
         return self
 

@@ -51,7 +51,7 @@ class Soak:
         if self.machine.goes_on(start, run, LONGEST_S, from_a_step=True):
             start.interrupt()
             self._judge_end(start, CTRL_C)
-        steps = runs.last_step(run) + LAST_STEPS
+        steps = runs.furthest_step(run) + LAST_STEPS
         last = self.machine.again(run, f"steps={steps}", *SETTINGS)
         if (code := last.wait()) == 0:
             self.faults += runs.not_recorded(run, steps) + runs.not_trained_once(run, steps)

@@ -44,8 +44,8 @@ SETTINGS = (
 )
 FOR_EVER = 10_000_000
 """Steps of a run that is told its end only when its time is over."""
-PATIENCE_S = 600.0
-"""For one thing to come on a busy machine; a run that takes longer hangs."""
+PATIENCE_S = 1800.0
+"""For one thing to come on a busy machine; a run that takes longer hangs. A run itself waits 600 s for its workers."""
 _LOOK_S = 2.0
 _GONE_S = 30.0
 """For the processes of a run whose controller is gone to go, too."""
@@ -197,6 +197,14 @@ def last_step(run: Path) -> int:
     """Return the last step a run has recorded."""
     lines = list(read_lines(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else []
     return int(lines[-1]["step"]) if lines else 0
+
+
+def furthest_step(run: Path) -> int:
+    """Return the furthest step a run has begun; what a resume took back of it is lost if the run ends before."""
+    return max(
+        (event["version"] + 1 for event in read_lines(run / "events.jsonl") if event["kind"] == "batch_handed_over"),
+        default=0,
+    )
 
 
 def interrupted_badly(code: int | None, output: str, run: Path) -> list[str]:
