@@ -223,6 +223,17 @@ def test_a_folder_of_a_live_run_is_left_alone(bench: Path) -> None:
         assert sorted(path.name for path in first.root.iterdir()) == [".lock", "metrics.jsonl"]
 
 
+def test_prompts_that_are_all_too_long_are_refused_before_a_worker_starts(bench: Path) -> None:
+    """What the run would have failed with, an episode after another, is told by the number of prompts."""
+    with started(bench, "data.options.prompt=" + "a" * 300) as run:
+        refusal = refused(run)
+
+    assert refusal.code == 2
+    assert refusal.error.startswith("DatasetError: all 8 prompts of data are too long")
+    assert "a sequence has at most 256 tokens" in refusal.error
+    assert not any((run.folder / "logs").glob("*"))
+
+
 def test_a_place_that_cannot_be_written_is_named(bench: Path) -> None:
     """Here because a file is in the way."""
     with started(bench, "out=user.py/run") as run:
@@ -287,12 +298,8 @@ def test_a_port_taken_by_another_program_is_named(tmp_path: Path, model: Path) -
             ["rollout.workflow.name=broken"],
             ["AttributeError: 'Generation' object has no attribute 'nothing'", r"user\.py:38, in arun_episode"],
         ),
-        (
-            ["data.options.prompt=" + "a" * 300],
-            ["PromptTooLong: prompt of 300 tokens leaves no room in a context of 256", "shorten the prompt"],
-        ),
     ],
-    ids=["raises", "hangs", "nan", "exits", "workflow", "long"],
+    ids=["raises", "hangs", "nan", "exits", "workflow"],
 )
 def test_a_bad_episode_ends_the_run_by_name(bench: Path, words: Sequence[str], said: Sequence[str]) -> None:
     """The episode, the user's line, the fix; and the same folder can be used again once it is corrected."""
