@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -35,7 +36,7 @@ _LOGS = {TRAINER: "actor-0.log", REPLICA: "rollout-0.log"}
 _REWARD_MODULE = "areal_local.rewards.process_main"
 
 
-class Boundaries:
+class Boundaries(ABC):
     """Names boundaries, and does what there is to do at each."""
 
     def __init__(self) -> None:
@@ -52,9 +53,9 @@ class Boundaries:
         self._step = step
         self._counts.clear()
 
+    @abstractmethod
     def reached(self, boundary: str) -> None:
         """Do what there is to do here."""
-        raise NotImplementedError
 
 
 class Recorder(Boundaries):

@@ -57,7 +57,13 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{options.kind}.json").write_text(text + "\n")
     print(text)
-    return 1 if '"faults": [\n' in text else 0
+    return int(_has_fault(found))
+
+
+def _has_fault(found: object) -> bool:
+    if isinstance(found, dict):
+        return bool(found.get("faults")) or any(map(_has_fault, found.values()))
+    return isinstance(found, list) and any(map(_has_fault, found))
 
 
 def _where() -> dict[str, object]:

@@ -238,10 +238,8 @@ class Run:
             self._view.waiting(f"the state of {checkpoint.name}")
             await restore(checkpoint, learner, progress)
             await sync.update(progress.version)
-        evaluator = None
-        if held_out:
-            sampling = evolve(rollout.sampling, temperature=config.evaluation.temperature)
-            evaluator = Evaluator(executor, held_out, sampling)
+        sampling = evolve(rollout.sampling, temperature=config.evaluation.temperature)
+        evaluator = Evaluator(executor, held_out, sampling) if held_out else None
         fleet = ElasticFleet(
             pool=pool,
             sync=sync,

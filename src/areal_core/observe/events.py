@@ -23,6 +23,8 @@ WEIGHTS_TRAVEL = "weights_travel"
 """Event with `transport`, `pause` and `why`: how weights reach the fleet, from where workers were placed."""
 EVALUATED = "evaluated"
 """Event with `version` and `reward`."""
+WARNING = "warning"
+"""Event with `name`, `step`, `value`, `threshold`, `says`, `advice`, and `over`: True where it holds no more."""
 
 MAX_FIELD = 4000
 """Characters kept of a text field: an event must not grow with a log."""

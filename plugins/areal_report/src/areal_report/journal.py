@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import define, field
 
-from areal_core.observe.events import EVALUATED, RUN_ENDED, RUN_RESTARTED, RUN_STARTED
+from areal_core.observe.events import EVALUATED, RUN_ENDED, RUN_RESTARTED, RUN_STARTED, WARNING
 from areal_core.observe.jsonl import read_lines
 from areal_report.prompts import Counted, count_prompts
 
@@ -24,8 +24,6 @@ MAX_EVALUATIONS = 4000
 MAX_CHANGES = 20
 REPLICA_LOST, REWARD_REPLACED, GROUP_FAILED = "replica_lost", "reward_process_replaced", "group_failed"
 CHANGED = "configuration_changed"
-WARNING = "warning"
-"""Event with `name`, `says` and `advice`, and with `over` when what it warned of is over."""
 
 
 @define(kw_only=True)

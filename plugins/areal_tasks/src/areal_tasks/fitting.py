@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.workflow import RolloutWorkflow, Tokenizer
+from areal_core.observe.events import WARNING
 from areal_core.plugins.extensions import RunView
 from areal_tasks.datasets.rows import LazyRows, Row
 
@@ -25,8 +26,6 @@ TOKENS_PER_BYTE = 12
 """More than any prompt has: a token is a byte or more of the text after Unicode normalization, which makes at most
 eleven bytes of one."""
 PAUSE_S, TOLD_S = 0.1, 2.0
-WARNING = "warning"
-"""Event with `name`, `value`, `threshold`, `says`, `advice` and `over`, as those about a step."""
 _METHODS = ("prompt_ids", "arun_episode")
 _ADVICE = "shorten them, or raise rollout.context_length or max_tokens_per_microbatch if one of these is the bound"
 

@@ -12,14 +12,12 @@ from typing import Any
 import attrs
 
 from areal_core.contract.errors import ArealError, TrainError
+from areal_core.observe.events import WARNING
 from areal_core.plugins.extensions import Watch
 from areal_core.plugins.structure import structure
 from areal_report.watch.config import WARN, GuardConfig
 from areal_report.watch.measures import Groups, measures
 from areal_report.watch.rules import Record, Rule, rules
-
-WARNING = "warning"
-"""Event with `name`, `step`, `value`, `threshold`, `says`, `advice`, and `over`: True where it holds no more."""
 
 
 class GuardStop(TrainError, code="E603"):
