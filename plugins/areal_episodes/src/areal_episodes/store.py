@@ -37,7 +37,7 @@ RETRY_S = 0.5
 LEAST_FREE = 1 << 20
 """Bytes: a disk with less is full, whatever SQLite calls it."""
 GATHER_S = 0.25
-"""How long episodes are gathered for one chunk. A killed controller loses no more: they are generated again."""
+"""How long episodes are gathered for one chunk, if no step trains on some before. A killed controller loses no more."""
 MAX_CHUNK = 1024
 """Episodes in one chunk at most."""
 MAX_WAITING = 20_000
@@ -100,6 +100,7 @@ class Store:
         self._handed_over: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._error: StorageError | None = None
         self._closing = threading.Event()
+        self._hurry = threading.Event()
         self._since_trim = 0
         self._thread: threading.Thread | None = None
 
@@ -114,8 +115,12 @@ class Store:
         self._take(_Settled(task_index, attempt, fate, step))
 
     def learned(self, step: int, batch: Batch) -> None:
-        """Keep the advantages of what was settled for a step, and its ratios where they are known."""
+        """Keep the advantages of what was settled for a step, and its ratios where they are known.
+
+        What is told of the step is written at once: a checkpoint may follow, which counts its episodes as trained.
+        """
         self._take(_Learned(step, self._handed_over.pop(step, []), StepColumns.of(batch)))
+        self._hurry.set()
 
     def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
         """Take back what was trained after `version`, and return the groups to go on with.
@@ -151,6 +156,7 @@ class Store:
         if self._closing.is_set():
             return
         self._closing.set()
+        self._hurry.set()
         if self._thread is not None:
             self._told.put(_End())
             self._thread.join()
@@ -191,7 +197,9 @@ class Store:
         """Write what is told, in order, a chunk at a time."""
         while True:
             told = [self._told.get()]
-            self._closing.wait(GATHER_S)
+            self._hurry.wait(GATHER_S)
+            if not self._closing.is_set():
+                self._hurry.clear()
             while not self._told.empty() and len(told) < MAX_CHUNK:
                 told.append(self._told.get())
             self._commit(self._chunk([one for one in told if isinstance(one, EndedEpisode)]), told)
