@@ -38,7 +38,7 @@ def test_every_number_is_on_the_page() -> None:
     columns = dict.fromkeys(objective.outputs, zeros - 1.0)
     sums = {**metrics, **objective.loss(columns, batch, objective.normalizer(batch))[1]}
     report = TrainReport(loss=0.0, grad_norm=1.0, lr=0.1, stepped=True, num_microbatches=1, num_tokens=5, seconds=0.1)
-    update = Update(reports=[report], batch=batch, seconds=0.1, metrics=sums)
+    update = Update(reports=[report], batch=batch, metrics=sums)
     weights = WeightUpdate(version=1, num_tensors=2, num_bytes=8, unchanged=0, seconds=0.0, phases={})
     stats = RolloutStats(**{field.name: 0 for field in attrs.fields(RolloutStats)})  # type: ignore[arg-type]
     task = Task(index=0, task_id="t", row={})  # type: ignore[arg-type]

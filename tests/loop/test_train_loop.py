@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ STATS = RolloutStats(
     evaluations_rejected=0, tokens_generated=0, reward_sum=0.0, episodes_consumed=0, max_staleness_seen=0,
 )  # fmt: skip
 
+CLOCK = dict.fromkeys(("time", "seconds", "wall_s", "eval_s"), 0)
+
 
 class Everything:
     """Every part of a run at once, so small that only the order of calls is left; `log` has them."""
@@ -51,6 +55,7 @@ class Everything:
         failing_update: int = -1,
         full_disk: Sequence[int] = (),
         written: bool = True,
+        slow_store: bool = False,
     ) -> None:
         self.log: list[str] = []
         self.waits: list[str] = []
@@ -62,7 +67,7 @@ class Everything:
         self._unchanged, self._stepped, self._failing = unchanged, stepped, failing_evaluation
         self._failing_batch, self._written = failing_batch, written
         self._failing_sync, self._failing_update, self._full_disk = failing_sync, failing_update, full_disk
-        self._begun = -1
+        self._begun, self._slow_store = -1, slow_store
         self.told: list[tuple[int, int]] = []
 
     async def next_batch(self) -> list[EpisodeGroup]:
@@ -79,7 +84,7 @@ class Everything:
             raise WeightSyncError("half of it")
         if len(args) == 2:
             report = attrs.evolve(REPORT, stepped=bool(self._stepped))
-            return Update(reports=[report], batch=make_batch([(2, 3)]), seconds=0.1, metrics={})
+            return Update(reports=[report], batch=make_batch([(2, 3)]), metrics={})
         return WeightUpdate(
             version=args[0], num_tensors=2, num_bytes=8, unchanged=self._unchanged, seconds=0.0, phases={}
         )
@@ -132,9 +137,13 @@ class Everything:
     def step(self, record: Mapping[str, Any]) -> None:
         self.log.append(f"shown {record['step']}")
 
-    def learned(self, step: int, batch: Batch) -> None:
+    def learned(self, step: int, batch: Batch) -> Future[None]:
         """The store's."""
         self.told.append((step, batch.num_tokens))
+        self.kept = Future[None]()
+        if not self._slow_store:
+            self.kept.set_result(None)
+        return self.kept
 
     def note(self, text: str) -> None:
         """Nobody watches."""
@@ -192,6 +201,42 @@ def test_the_store_hears_what_each_step_trained_on(tmp_path: Path) -> None:
     asyncio.run(loop.run(0, Totals()))
 
     assert everything.told == [(1, 5), (2, 5)]
+
+
+def test_a_checkpoint_waits_for_what_the_store_was_told_of_its_step(tmp_path: Path) -> None:
+    """What is trained and what is recorded as trained are one fact, whenever the controller is killed."""
+
+    async def body() -> None:
+        everything = Everything(slow_store=True)
+        loop, folder = _loop(tmp_path, everything, "evaluation.before=false", "checkpoint.every_steps=1", "steps=2")
+        running = asyncio.ensure_future(loop.run(0, Totals()))
+        for step in (1, 2):
+            for _ in range(100):  # more turns of the event loop than a step takes
+                await asyncio.sleep(0)
+            assert len(everything.told) == step
+            assert len(folder.checkpoints()) == step - 1 and len(everything.records) == step - 1
+            everything.kept.set_result(None)
+        await running
+
+    asyncio.run(body())
+
+
+def test_a_checkpoint_has_the_record_of_its_step(tmp_path: Path) -> None:
+    """A controller may die before it writes it: here when the fleet takes no weights."""
+    settings = ("steps=3", "evaluation.before=false", "checkpoint.every_steps=1")
+    everything = Everything(failing_sync=2)
+    loop, folder = _loop(tmp_path, everything, *settings)
+
+    with pytest.raises(WeightSyncError):
+        asyncio.run(loop.run(0, Totals()))
+
+    latest = folder.latest()
+    assert latest is not None and latest.name == "step-000003"
+    record = read_progress(latest).record
+    assert (record["step"], record["reward"], record["sync_tensors"]) == (3, 1.0, 0)
+    assert [line["step"] for line in everything.records] == [1, 2]
+    (path,) = [path for path in folder.checkpoints() if path.name == "step-000002"]
+    assert {**read_progress(path).record, **CLOCK} == {**json.loads(json.dumps(everything.records[1])), **CLOCK}
 
 
 def test_a_run_stopped_before_its_first_step_evaluates_and_saves_nothing(tmp_path: Path) -> None:

@@ -293,6 +293,35 @@ def test_a_logger_that_raises_is_disabled_and_the_run_goes_on(tmp_path: Path, wh
     ]
 
 
+@given(written=st.integers(0, 6), resume=st.integers(0, 6))
+def test_a_resume_writes_the_record_its_checkpoint_holds_if_the_line_is_missing(
+    tmp_path_factory: pytest.TempPathFactory, written: int, resume: int
+) -> None:
+    """Once, in its place, also to the loggers; a new run from another one's checkpoint has no such line."""
+    folder = tmp_path_factory.mktemp("run")
+    first = MetricsStream(folder / "metrics.jsonl")
+    for step in range(1, written + 1):
+        first.write({"step": step, "from": 1})
+    first.close()
+    logger = Memory()
+
+    for name in ("metrics.jsonl", "new.jsonl"):
+        second = MetricsStream(
+            folder / name,
+            loggers={"memory": logger} if name == "metrics.jsonl" else {},
+            resume_step=resume,
+            resume_record={"step": resume, "from": 2} if resume else {},
+        )
+        second.start("run", folder, {})
+        second.close()
+
+    kept = [(step, 1) for step in range(1, min(written, resume) + 1)]
+    missing = [(resume, 2)] if resume > written else []
+    assert [(line["step"], line["from"]) for line in read_lines(folder / "metrics.jsonl")] == kept + missing
+    assert [step for step, _ in logger.rows] == [step for step, _ in missing]
+    assert not list(read_lines(folder / "new.jsonl"))
+
+
 @given(written=st.integers(0, 12), resume=st.integers(0, 12), cut=st.integers(0, 30))
 def test_a_resume_never_duplicates_a_step(
     tmp_path_factory: pytest.TempPathFactory, written: int, resume: int, cut: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -38,8 +39,10 @@ class Remembered:
     def settled(self, task_index: int, attempt: int, fate: Fate, step: int | None = None) -> None:
         self.fates.append((task_index, attempt, fate, step))
 
-    def learned(self, step: int, batch: Batch) -> None:
-        pass
+    def learned(self, step: int, batch: Batch) -> Future[None]:
+        written: Future[None] = Future()
+        written.set_result(None)
+        return written
 
     def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
         settled = {(index, attempt) for index, attempt, fate, step in self.fates if (step or 0) <= version}

@@ -217,6 +217,40 @@ def test_what_a_step_computed_is_there_per_token(opened: Opened) -> None:
     assert [list(each) for each in last] == [["advantage"]]
 
 
+def test_what_was_told_of_a_step_is_written_when_it_says_so(opened: Opened) -> None:
+    """A checkpoint of the step waits for that: whoever is killed after it finds the step's episodes trained."""
+    store = opened.open()
+    for step in range(1, 6):
+        store.ended(ended(step))
+        store.settled(step, 0, Fate.TRAINED, step)
+        store.learned(step, step_batch(trajectory())).result(timeout=60)
+
+        with Reader(opened.folder) as reader:
+            assert [facts["step"] for facts in reader.facts()] == list(range(1, step + 1))
+            assert [len(reader.learned(facts["id"])) for facts in reader.facts()] == [1] * step
+    store.close()
+
+    assert store.learned(6, step_batch(trajectory())).done()
+
+
+def test_nobody_waits_for_a_store_that_ended(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the fault of its own: the run is told, a checkpoint goes on, closing ends."""
+
+    def faulty(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(Store, "_learn", faulty)
+    store = opened.open()
+    for step in (1, 2):
+        store.ended(ended(step))
+        store.settled(step, 0, Fate.TRAINED, step)
+        store.learned(step, step_batch(trajectory())).result(timeout=60)
+
+    with pytest.raises(StorageError, match=r"(?s)not written any more.*a fault"):
+        store.check()
+    store.close()
+
+
 def test_a_step_that_was_undone_or_is_not_whole_keeps_no_columns(opened: Opened) -> None:
     """A resume before it takes them back, they leave with their episodes; nothing is given to the wrong episode."""
     store = opened.open(keep=1)

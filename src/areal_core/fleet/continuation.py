@@ -33,11 +33,6 @@ class Continuation:
         self._num_calls = 0
         self._num_empty = 0
 
-    @property
-    def num_parts(self) -> int:
-        """Return how many parts arrived."""
-        return len(self._parts)
-
     def next_request(self) -> GenerationRequest:
         """Return what to ask for now: prompt and tokens so far, the rest of the budget, an id not used before."""
         self._num_calls += 1

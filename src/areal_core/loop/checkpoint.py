@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, asdict, frozen
 
 from areal_core.config.schema import CheckpointConfig
 from areal_core.contract.clock import Clock, SystemClock
@@ -39,11 +39,15 @@ MAX_SHARE = 0.05
 
 @frozen(kw_only=True)
 class Progress:
-    """Where a run stands between two steps. `tasks` is the task source's own state."""
+    """Where a run stands between two steps. `tasks` is the task source's own state.
+
+    `record` is of the step that made the version: its line of `metrics.jsonl` may not have been written yet.
+    """
 
     version: int
     tasks: Mapping[str, Any]  # Any: plain data
     totals: Mapping[str, float]
+    record: Mapping[str, Any] = Factory(dict)
 
 
 async def save_checkpoint(folder: RunFolder, learner: Learner, progress: Progress, *, keep: int) -> Path:
@@ -63,7 +67,7 @@ async def begin_checkpoint(
     Raises:
         StorageError: nothing of it is left behind.
     """
-    groups = _trained(learner)
+    groups = [group for group in (learner.actor, learner.critic) if group is not None]
     begun: list[TrainGroup] = []
     with ExitStack() as stack:
         path = stack.enter_context(folder.new_checkpoint(progress.version, keep))
@@ -104,7 +108,7 @@ class BegunCheckpoint:
         """
         with self.folder:
             await _finish_states(self.groups)
-        return _named(self.path)
+        return self.path.with_name(self.path.name.removesuffix(".partial"))
 
     def drop(self) -> None:
         """Give it up, whatever engines still write."""
@@ -216,14 +220,14 @@ def read_progress(path: Path) -> Progress:
         CheckpointError: it is not one of ours, or of another format.
     """
     try:
-        record = json.loads((path / "loop.json").read_text())
+        read = json.loads((path / "loop.json").read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read", why=str(error), fix="resume from another") from None
-    if record.get("format") != _FORMAT:
+    if read.get("format") != _FORMAT:
         raise CheckpointError(
-            f"checkpoint {path} has format {record.get('format')}", why=f"this areal reads format {_FORMAT}"
+            f"checkpoint {path} has format {read.get('format')}", why=f"this areal reads format {_FORMAT}"
         )
-    return Progress(version=record["version"], tasks=record["tasks"], totals=record["totals"])
+    return Progress(version=read["version"], tasks=read["tasks"], totals=read["totals"], record=read.get("record", {}))
 
 
 async def restore(path: Path, learner: Learner, progress: Progress) -> None:
@@ -234,10 +238,6 @@ async def restore(path: Path, learner: Learner, progress: Progress) -> None:
         if not (path / "critic").exists():
             raise CheckpointError(f"checkpoint {path} has no critic", fix="remove `critic:` or start a new run")
         await learner.critic.load_state(path / "critic")
-
-
-def _trained(learner: Learner) -> list[TrainGroup]:
-    return [group for group in (learner.actor, learner.critic) if group is not None]
 
 
 async def _finish_states(groups: Sequence[TrainGroup]) -> None:
@@ -253,18 +253,8 @@ async def _finish_states(groups: Sequence[TrainGroup]) -> None:
 
 
 def _write_progress(path: Path, progress: Progress, groups: Sequence[TrainGroup]) -> None:
-    record = {
-        "format": _FORMAT,
-        "version": progress.version,
-        "tasks": dict(progress.tasks),
-        "totals": dict(progress.totals),
-        "roles": [group.role for group in groups],
-    }
+    record = {"format": _FORMAT, **asdict(progress, recurse=False), "roles": [group.role for group in groups]}
     with (path / "loop.json").open("w") as stream:
-        json.dump(record, stream)
+        json.dump(record, stream, default=str)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _named(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(".partial"))

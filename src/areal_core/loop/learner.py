@@ -6,7 +6,6 @@ Does not know: where episodes come from, or how new weights leave.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -31,7 +30,6 @@ class Update:
 
     reports: Sequence[TrainReport]
     batch: Batch
-    seconds: float
     metrics: Mapping[str, Sum]
 
 
@@ -62,7 +60,6 @@ class Learner:
         computed first, with the weights as they are; then advantages; then one optimizer
         step per minibatch, every group whole in one minibatch.
         """
-        started = time.monotonic()
         batch, metrics = await self._columns(batch, version)
         reports: list[TrainReport] = []
         fresh = batch.tokens["loss_mask"] & (batch.tokens["versions"] == version)
@@ -79,7 +76,7 @@ class Learner:
             metrics["peak_share"] = Sum(value=batch.num_tokens, weight=float(peak) * sum(r.seconds for r in reports))
         for group in filter(None, (self.actor, self.critic)):
             await group.set_version(version + 1)
-        return Update(reports=reports, batch=batch, seconds=time.monotonic() - started, metrics=metrics)
+        return Update(reports=reports, batch=batch, metrics=metrics)
 
     async def _columns(self, batch: Batch, version: int) -> tuple[Batch, dict[str, Sum]]:
         if self.reference is not None:

@@ -215,7 +215,7 @@ class Run:
         make_watch: MakeWatch | None = extension("watch")
         tokenizer, images = load_tokenizer(self._plan.role("rollout").model.path), self._images()
         workflow, rows, held_out = await self._data(tokenizer, events)
-        metrics = self._metrics(stack, events, progress.version)
+        metrics = self._metrics(stack, events, progress)
         rewards = self._rewards(events)
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
@@ -272,7 +272,7 @@ class Run:
             store=store,
         )
 
-    def _metrics(self, stack: AsyncExitStack, events: EventLog, since: int) -> MetricsStream:
+    def _metrics(self, stack: AsyncExitStack, events: EventLog, since: Progress) -> MetricsStream:
         loggers = {}
         for number, logger in enumerate(self._config.loggers):
             built = self._registry.build("logger", logger.name, logger.options, f"loggers[{number}].options")
@@ -280,7 +280,8 @@ class Run:
             loggers[logger.name] = built
         config = redact(unstructure(self._config))
         sinks = self._hooks.collect("areal_metric_sinks", run_folder=self._folder.root, config=config)
-        metrics = MetricsStream(self._folder.metrics, loggers=loggers, sinks=sinks, events=events, resume_step=since)
+        stream = partial(MetricsStream, self._folder.metrics, loggers=loggers, sinks=sinks, events=events)
+        metrics = stream(resume_step=since.version, resume_record=since.record)
         stack.callback(metrics.close)
         metrics.start(self._config.name, self._folder.root, config)
         return metrics

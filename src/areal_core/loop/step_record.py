@@ -139,7 +139,8 @@ def step_record(
     rewards = [episode_reward(episode) for episode in episodes]
     taken = [report for report in update.reports if report.stepped] or update.reports
     norms = [report.grad_norm for report in taken]
-    record: dict[str, object] = {
+    return {
+        "time": time.time(),
         "step": version,
         "version": version,
         "seconds": times.total,
@@ -172,7 +173,6 @@ def step_record(
         "sync_tensors": weights.num_tensors,
         **times.seconds,
         **{f"sync/{phase}_s": seconds for phase, seconds in weights.phases.items()},
+        **{f"infer/{name}": value for name, value in fleet.items()},
+        **{f"train/{name}": value for name, value in means(update.metrics).items()},
     }
-    record.update({f"infer/{name}": value for name, value in fleet.items()})
-    record.update({f"train/{name}": value for name, value in means(update.metrics).items()})
-    return record

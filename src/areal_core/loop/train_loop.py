@@ -11,8 +11,10 @@ Does not know: how any part does its work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -37,6 +39,7 @@ from areal_core.rollout.groups import EpisodeGroup, episode_reward
 from areal_core.rollout.stats import RolloutStats
 
 T = TypeVar("T")
+_NOT_SENT = WeightUpdate(version=-1, num_tensors=0, num_bytes=0, unchanged=0, seconds=0.0, phases={})
 
 
 class Batches(Protocol):
@@ -78,6 +81,8 @@ class TrainLoop:
         self._config, self._parts, self._stop = config, parts, stop
         self._checkpoints = Checkpoints(folder, parts.learner, config.checkpoint, self._tell_saved, self._tell_refused)
         self._trained: int | None = None  # the version of the trainers' weights; within an update they have none
+        self._record: Callable[[], dict[str, object]] = dict  # of the step that made it, as things stand
+        self._written: Future[None] | None = None  # what the store was told of that step
         self.num_steps = 0
 
     async def run(self, version: int, totals: Totals) -> int:
@@ -108,41 +113,41 @@ class TrainLoop:
                 groups = await self._unless_stopped(self._parts.executor.next_batch())
             if groups is None:
                 break
-            update, weights = await self._train(groups, version, times)
+            await self._train(groups, version, times)
             version += 1
             await self._checkpoints.advance()
             if version == self._config.steps:
-                await self._checkpoints.save(self._progress(version))
+                await self._checkpoints.save(await self._progress(version))
             elif self._checkpoints.due(version):
-                await self._checkpoints.begin(self._progress(version))
-            await self._account(version, groups, update, weights, times)
-        await self._checkpoints.save(self._progress(version))
+                await self._checkpoints.begin(await self._progress(version))
+            await self._account(version, groups, times)
+        await self._checkpoints.save(await self._progress(version))
         return version
 
     async def _rescue(self) -> None:
         """Save what is trained, if it is whole and the engines answer; not this but what ends the run is told."""
         with suppress(Exception):
-            await self._checkpoints.rescue(None if self._trained is None else self._progress(self._trained))
+            await self._checkpoints.rescue(None if self._trained is None else await self._progress(self._trained))
 
-    async def _train(
-        self, groups: Sequence[EpisodeGroup], version: int, times: StepTimes
-    ) -> tuple[Update, WeightUpdate]:
+    async def _train(self, groups: Sequence[EpisodeGroup], version: int, times: StepTimes) -> None:
         """Train on one batch of groups, bring the fleet to the next version, open the gate."""
         episodes = [episode for group in groups for episode in group.episodes]
-        self._trained = None
+        self._trained, self._record = None, dict
         async with self._parts.sync.stepping():
             with times.measure("train_s"):
                 update = await self._parts.learner.update(Batch.pack(episodes), version)
             self._trained = version + 1
             self._count.add(groups, update)
+            record = partial(self._recorded, version + 1, groups, update, times)
+            self._record = partial(record, _NOT_SENT)
+            if self._parts.store is not None:
+                self._written = self._parts.store.learned(version + 1, update.batch)
             with times.measure("sync_s"):
                 weights = await self._parts.sync.update(version + 1)
+        self._record = partial(record, weights)
         self._parts.executor.set_version(version + 1)
         self.num_steps += 1
-        if self._parts.store is not None:
-            self._parts.store.learned(version + 1, update.batch)
         self._tell_oddities(version + 1, update, weights)
-        return update, weights
 
     def _tell_oddities(self, version: int, update: Update, weights: WeightUpdate) -> None:
         """Write down what is allowed but should be known: a skipped step, weights that did not change."""
@@ -154,9 +159,13 @@ class TrainLoop:
         for worker in weights.excluded:
             self._parts.events.write("replica_excluded", worker=worker, version=version)
 
-    async def _account(
-        self, version: int, groups: Sequence[EpisodeGroup], update: Update, weights: WeightUpdate, times: StepTimes
-    ) -> None:
+    def _recorded(
+        self, version: int, groups: Sequence[EpisodeGroup], update: Update, times: StepTimes, weights: WeightUpdate
+    ) -> dict[str, object]:
+        totals, rollout = self._count.totals(), self._parts.executor.stats()
+        return step_record(version, groups, update, weights, times, totals, rollout, self._parts.meter.metrics)
+
+    async def _account(self, version: int, groups: Sequence[EpisodeGroup], times: StepTimes) -> None:
         """Evaluate if due, then write down everything about the step that made `version`."""
         due = self._config.evaluation.every_steps
         score = None
@@ -167,8 +176,7 @@ class TrainLoop:
             if version == self._config.steps:
                 await self._parts.meter.read()
         finally:
-            totals, rollout = self._count.totals(), self._parts.executor.stats()
-            record = step_record(version, groups, update, weights, times, totals, rollout, self._parts.meter.metrics)
+            record = self._record()
             if score is not None:
                 record["eval_reward"] = score
             ends = self._parts.watch(record, [group.episodes for group in groups]) if self._parts.watch else None
@@ -185,9 +193,11 @@ class TrainLoop:
         self._parts.view.note(f"version {version}: evaluation reward {score:.3f}")
         return score
 
-    def _progress(self, version: int) -> Progress:
+    async def _progress(self, version: int) -> Progress:
+        if self._written is not None:
+            await asyncio.wrap_future(self._written)
         tasks = {**self._parts.executor.state(), "version": version}  # a fleet without new weights lags behind
-        return Progress(version=version, tasks=tasks, totals=self._count.totals().as_dict())
+        return Progress(version=version, tasks=tasks, totals=self._count.totals().as_dict(), record=self._record())
 
     def _tell_saved(self, version: int, path: Path) -> None:
         self._parts.events.write("checkpoint", version=version, path=str(path))

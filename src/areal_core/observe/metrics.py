@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -37,6 +37,7 @@ class MetricsStream:
         events: where a logger that failed is written down.
         resume_step: the last step the resumed run keeps; later lines of the file are
             dropped, for those steps will be made again. None for a new run.
+        resume_record: of that step; written if its line is missing.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class MetricsStream:
         sinks: Sequence[MetricSink] = (),
         events: EventLog | None = None,
         resume_step: int | None = None,
+        resume_record: Mapping[str, Any] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
+        self._missing = resume_record if path.exists() else None
         if resume_step is not None and path.exists():
-            rewrite(path, (record for record in read_lines(path) if record.get("step", 0) <= resume_step))
+            rewrite(path, self._kept(read_lines(path), resume_step))
         self._lines = JsonLines(path)
         self._to_start = dict(loggers or {})
         hooked = {f"hook {number}": sink for number, sink in enumerate(sinks)}
@@ -59,14 +62,11 @@ class MetricsStream:
         self._first_step = resume_step or 0
         self._now = now
 
-    @property
-    def loggers(self) -> Sequence[str]:
-        """Return the names of the loggers that still take numbers."""
-        return tuple(self._loggers)
-
     def start(self, run: str, folder: Path, config: Mapping[str, Any]) -> None:
         """Start every logger. Any: the run's configuration as plain data."""
         self._each("start", self._to_start, lambda logger: logger.start(run, folder, config, self._first_step))
+        if self._missing:
+            self.write(self._missing)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one step's record, which holds at least `step`. Any: numbers, and small mappings of numbers.
@@ -83,6 +83,12 @@ class MetricsStream:
         self._lines.close()
         self._each("close", self._loggers, lambda logger: logger.close())
         self._loggers.clear()
+
+    def _kept(self, records: Iterator[dict[str, Any]], last: int) -> Iterator[dict[str, Any]]:
+        for record in records:
+            if record.get("step", 0) <= last:
+                self._missing = None if record.get("step") == last else self._missing
+                yield record
 
     def _each(self, action: str, loggers: Mapping[str, Sink], call: Callable[[Sink], None]) -> None:
         for name, logger in list(loggers.items()):

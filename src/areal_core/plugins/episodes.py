@@ -7,6 +7,7 @@ Does not know: where episodes are kept. Without an offer none are, and a resume 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,8 +87,11 @@ class EpisodeStore(Protocol):
     def settled(self, task_index: int, attempt: int, fate: Fate, step: int | None = None) -> None:
         """Hear what became of the episodes of a group; `step` trained them."""
 
-    def learned(self, step: int, batch: Batch) -> None:
-        """Hear with which columns a step trained the groups settled for it, packed in that order."""
+    def learned(self, step: int, batch: Batch) -> Future[None]:
+        """Hear with which columns a step trained the groups settled for it, packed in that order.
+
+        Done when all it was told is written, or cannot be: no checkpoint of the step is complete before.
+        """
 
     def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
         """Return the groups a run resumed at `version` may go on with, oldest first; called first, once.

@@ -9,7 +9,7 @@ Does not know: who offers one. Without an offer the core goes on without, or ref
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
@@ -217,10 +217,6 @@ MakeWatch = Callable[[Mapping[str, Any], Callable[..., None], Callable[[str], No
 """Extension `watch`, of what stands under `guard:` and of where events and notes go. Raises ConfigError. Any: plain."""
 TellChanges = Callable[[Path, object], str]
 """Extension `changes`, of a run's config.yaml and a configuration: what a resume changes. Raises RunFolderError."""
-
-FitRows = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
-"""Extension `fitting`, of a workflow, a tokenizer, tokens of a sequence, events, view, key and rows: those rows with
-room for an answer. Raises DatasetError: none has. Any: as in a data set."""
 
 ProfileVariables = Callable[[Mapping[str, Any], int, Path, str], Mapping[str, str]]
 """Extension `profile`: what stands there, a run's steps and folder, a role -> its workers' variables. Any: plain."""

@@ -26,7 +26,7 @@ class GoesOnBlind(InferencePool):
     """Sends a request that goes on without its images."""
 
     async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
-        if not whole.num_parts:
+        if not whole._parts:
             return await super()._part(whole, affinity)
         request = attrs.evolve(whole.next_request(), extras={})
         return await self._somewhere(

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -70,6 +71,7 @@ class _Learned:
     step: int
     groups: Sequence[tuple[int, int]]
     columns: StepColumns
+    written: Future[None]
 
 
 class _End:
@@ -101,6 +103,8 @@ class Store:
         self._error: StorageError | None = None
         self._closing = threading.Event()
         self._hurry = threading.Event()
+        self._promised: set[Future[None]] = set()
+        self._ended = False
         self._since_trim = 0
         self._thread: threading.Thread | None = None
 
@@ -114,13 +118,19 @@ class Store:
             self._handed_over[step].append((task_index, attempt))
         self._take(_Settled(task_index, attempt, fate, step))
 
-    def learned(self, step: int, batch: Batch) -> None:
+    def learned(self, step: int, batch: Batch) -> Future[None]:
         """Keep the advantages of what was settled for a step, and its ratios where they are known.
 
         What is told of the step is written at once: a checkpoint may follow, which counts its episodes as trained.
         """
-        self._take(_Learned(step, self._handed_over.pop(step, []), StepColumns.of(batch)))
+        written: Future[None] = Future()
+        written.set_running_or_notify_cancel()  # nobody who waits can cancel it
+        self._promised.add(written)
+        self._take(_Learned(step, self._handed_over.pop(step, []), StepColumns.of(batch), written))
         self._hurry.set()
+        if self._closing.is_set() or self._ended or self._error is not None:
+            self._keep_promises([written])
+        return written
 
     def kept(self, version: int, group_size: int, used: Callable[[int], bool]) -> list[KeptGroup]:
         """Take back what was trained after `version`, and return the groups to go on with.
@@ -182,16 +192,35 @@ class Store:
                     yield _Found(member, index, attempt, own_number, made)
 
     def _take(self, told: EndedEpisode | _Settled | _Learned) -> None:
-        if self._closing.is_set():
+        if self._closing.is_set() or self._ended:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="episodes", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="episodes", daemon=True)
             self._thread.start()
         try:
             self._told.put_nowait(told)
         except queue.Full:
             why = f"{MAX_WAITING} episodes wait for the disk"
             self._error = StorageError(f"{self._path} takes nothing any more", why=why, fix="free space there")
+
+    def _work(self) -> None:
+        """Write until the end; whatever happens nobody waits for what is not written."""
+        try:
+            self._write()
+        except Exception as error:  # a fault of this code: `check` tells it
+            self._error = StorageError(f"{self._path} is not written any more", why=repr(error))
+        finally:
+            self._ended = True
+            self._keep_promises(list(self._promised))
+            with suppress(queue.Empty):
+                while True:
+                    self._told.get_nowait()  # `close` finds room
+
+    def _keep_promises(self, promises: Sequence[Future[None]]) -> None:
+        for promise in promises:
+            self._promised.discard(promise)
+            with suppress(InvalidStateError):  # the other thread was first
+                promise.set_result(None)
 
     def _write(self) -> None:
         """Write what is told, in order, a chunk at a time."""
@@ -203,6 +232,7 @@ class Store:
             while not self._told.empty() and len(told) < MAX_CHUNK:
                 told.append(self._told.get())
             self._commit(self._chunk([one for one in told if isinstance(one, EndedEpisode)]), told)
+            self._keep_promises([one.written for one in told if isinstance(one, _Learned)])
             if any(isinstance(one, _End) for one in told):
                 return
 
@@ -243,6 +273,7 @@ class Store:
                     self._error = StorageError(
                         f"{self._path} cannot be written", why=self._why(error), fix="free space there"
                     )
+                    self._keep_promises(list(self._promised))
                 if self._closing.wait(RETRY_S) and waited >= RETRY_S:
                     return
             else:

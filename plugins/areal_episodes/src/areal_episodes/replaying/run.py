@@ -47,7 +47,7 @@ class ReplayRun(Run):
     ) -> Parts:
         """Start the training roles."""
         events.write("replay", of=str(self._of))
-        metrics = self._metrics(stack, events, progress.version)
+        metrics = self._metrics(stack, events, progress)
         learner = await self._learner(scheduler)
         first = learner.actor.workers[0]
         if not is_here(first.host):
