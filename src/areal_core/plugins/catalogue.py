@@ -34,7 +34,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "scheduler": {"local": LOCAL},
         "transport": {"disk": LOCAL, "shm": LOCAL, "collective": LOCAL},
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
-        "workflow": {"single_turn": CORE},
+        "workflow": {"single_turn": TASKS},
         "objective": {"ppo": CORE, "value": CORE, "sft": CORE},
         "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),
         "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),

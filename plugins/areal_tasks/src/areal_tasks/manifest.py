@@ -1,10 +1,22 @@
-"""What the entry points of `areal.dataset` and `areal.reward` name: plain data, nothing imported."""
+"""What the entry points of `areal.workflow`, `areal.dataset` and `areal.reward` name: plain data, nothing imported."""
 
 from __future__ import annotations
 
+from areal_core.plugins.claims import full
 from areal_core.plugins.manifest import Manifest
 
 _GYM = ("reasoning-gym>=0.1.20",)
+
+SINGLE_TURN = Manifest(
+    role="workflow",
+    name="single_turn",
+    contract=(1, 2),
+    factory="areal_tasks.workflows.single_turn:SingleTurnWorkflow",
+    config="areal_tasks.workflows.single_turn:SingleTurnConfig",
+    devices=("cpu", "cuda", "npu"),
+    claims={"images": full()},
+    summary="One prompt, one completion, one reward.",
+)
 
 SPELL = Manifest(
     role="dataset",

@@ -19,11 +19,11 @@ from areal_core.contract.errors import ArealError, DatasetError, GenerationFaile
 from areal_core.contract.ids import GroupId
 from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus, Session
-from areal_core.workflows.single_turn import SingleTurnWorkflow
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, gives, row, then
 from areal_proof.mutants.workflow_parts import Bent, BentSession
 from areal_proof.second.workflow import SecondWorkflow
+from areal_tasks.workflows.single_turn import SingleTurnWorkflow
 
 breaks = breaking("workflow/single_turn", Bent)
 breaks_second = breaking("workflow/second", SecondWorkflow)

@@ -15,7 +15,7 @@ from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult, Session
-from areal_core.workflows.single_turn import SingleTurnWorkflow
+from areal_tasks.workflows.single_turn import SingleTurnWorkflow
 
 
 class BentSession:

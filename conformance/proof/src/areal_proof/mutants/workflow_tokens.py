@@ -16,11 +16,11 @@ from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.trajectory import TrajectoryBuilder
 from areal_core.contract.workflow import Session
-from areal_core.workflows.single_turn import SingleTurnWorkflow
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, breaking, given, row
 from areal_proof.mutants.workflow_parts import Bent, BentSession, restamped
 from areal_proof.second.workflow import BETWEEN, SecondWorkflow
+from areal_tasks.workflows.single_turn import SingleTurnWorkflow
 
 breaks = breaking("workflow/single_turn", Bent)
 breaks_second = breaking("workflow/second", SecondWorkflow)

@@ -18,8 +18,8 @@ from areal_core.contract.errors import DatasetError
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
 from areal_core.contract.workflow import RewardInput, RewardResult
-from areal_core.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
 from areal_tasks.datasets.hub import HubConfig, hub
+from areal_tasks.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
 from areal_torch.image_files import decoded
 from areal_torch.image_parts import with_image_parts
 from areal_torch.testing.models import IMAGE_TOKENS

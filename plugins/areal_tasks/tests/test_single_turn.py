@@ -14,7 +14,7 @@ from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus, RolloutWorkflow
 from areal_core.plugins.registry import Registry
-from areal_core.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
+from areal_tasks.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
 from areal_torch.tokenizers import character_tokenizer
 
 TEMPLATE = (
