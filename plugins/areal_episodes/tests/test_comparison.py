@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal_episodes.replaying.comparison import Comparison, first_difference
+from areal_episodes.replaying.comparison import Comparison, comparable, first_difference
+
+PAGE = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
 
 STEP: dict[str, Any] = {
     "step": 3,
@@ -35,6 +39,16 @@ def test_times_and_metrics_of_one_version_alone_do_not_count(changes: dict[str, 
     """They say nothing of what was learned."""
     assert first_difference(STEP, {**STEP, **changes}) is None
     assert first_difference({**STEP, **changes}, STEP) is None
+
+
+def test_no_metric_that_depends_on_time_is_compared() -> None:
+    """Of all on the page of metrics: those in seconds, and those about speed. A device with a known peak has one."""
+    speed = PAGE.partition("## Speed")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \| s \|", PAGE, re.MULTILINE) + re.findall(r"^\| (`.+?) \|", speed, re.MULTILINE)
+    timed = re.findall(r"`([^`]+)`", " ".join(rows))
+
+    assert {"seconds", "train_busy_s", "train/peak_share"} <= set(timed)
+    assert comparable(dict.fromkeys(timed, 1.0)) == {}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from areal_core.plugins.extensions import RunView
 
 _GIVEN = ("episodes", "reward", "staleness_mean", "staleness_max", "staleness_histogram", "tokens")
 _COMPUTED = ("loss", "grad_norm", "lr", "stepped", "sync_bytes", "weights")
-_TIMES = ("_s", "seconds", "_peak")
+_TIMES = ("_s", "seconds", "/peak_share")
+"""How the name of a metric ends that depends on seconds."""
 
 
 @frozen(kw_only=True)
