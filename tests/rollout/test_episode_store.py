@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 from tests.benches.rollouts import RolloutBench, ScriptedWorkflow, greedy
 
 from areal_core.config.schema import RolloutConfig, StalenessPolicy
@@ -214,8 +214,10 @@ def test_a_member_that_the_deadline_of_its_group_ends_is_told_with_its_output(mo
 
     async def test() -> None:
         store = Remembered()
-        config = RolloutConfig(prompts_per_step=1, group_size=3, max_staleness=1, retries=0, max_failed_share=0.0)
-        bench = RolloutBench(config, workflow=OnlyTheFirstEnds(), store=store, episode_timeout_s=1000.0)
+        config = RolloutConfig(
+            prompts_per_step=1, group_size=3, max_staleness=1, retries=0, max_failed_share=0.0, episode_timeout_s=1000.0
+        )
+        bench = RolloutBench(config, workflow=OnlyTheFirstEnds(), store=store)
         while generated.count(0) < 3:
             await bench.clock.advance(1.0)
         loop = asyncio.get_running_loop()
@@ -234,7 +236,7 @@ def test_a_member_that_the_deadline_of_its_group_ends_is_told_with_its_output(mo
 
     async def closed() -> None:
         store = Remembered()
-        bench = RolloutBench(SMALL, workflow=OnlyTheFirstEnds(), store=store, episode_timeout_s=1000.0)
+        bench = RolloutBench(evolve(SMALL, episode_timeout_s=1000.0), workflow=OnlyTheFirstEnds(), store=store)
         await bench.clock.advance(100.0)
         await bench.close()
 
@@ -244,3 +246,27 @@ def test_a_member_that_the_deadline_of_its_group_ends_is_told_with_its_output(mo
     generated.clear()
     monkeypatch.undo()
     run(closed)
+
+
+def test_an_episode_whose_workflow_cancelled_itself_is_told() -> None:
+    """It failed like any other: with its row, what it had generated, and why."""
+
+    class Quits(ScriptedWorkflow):
+        async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Trajectory | None:
+            trajectory = await super().arun_episode(engine, data)
+            if data["number"] == 0:
+                raise asyncio.CancelledError
+            return trajectory
+
+    async def test() -> None:
+        store = Remembered()
+        bench = RolloutBench(evolve(SMALL, max_failed_share=0.5), workflow=Quits(), store=store)
+        for _ in range(3):
+            await bench.step()
+        await bench.close()
+
+        failed = [e for e in store.episodes if e.ending is Ending.FAILED]
+        assert failed and all(e.row["number"] == 0 and "it cancelled itself" in e.error for e in failed)
+        assert all(len(e.trajectories[0]) > 2 for e in failed)
+
+    run(test)

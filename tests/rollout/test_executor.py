@@ -16,6 +16,7 @@ from tests.benches.rollouts import RolloutBench, ScriptedWorkflow, greedy
 from areal_core.config.schema import RolloutConfig, StalenessPolicy
 from areal_core.contract.data import Trajectory
 from areal_core.contract.errors import (
+    DatasetError,
     EpisodeFailed,
     GenerationFailed,
     NoReplica,
@@ -44,7 +45,7 @@ def tokens(groups: list[EpisodeGroup]) -> list[list[int]]:
     return [e.trajectories[0].input_ids.tolist() for group in groups for e in group.episodes]
 
 
-def fails_on(number: int, error: Exception) -> Callable[[Mapping[str, Any], Generation], float]:
+def fails_on(number: int, error: BaseException) -> Callable[[Mapping[str, Any], Generation], float]:
     """Return a judge that raises for one row."""
 
     def judge(row: Mapping[str, Any], generation: Generation) -> float:
@@ -388,8 +389,40 @@ def test_a_workflow_that_hangs_fails_within_its_time() -> None:
             await asyncio.Event().wait()
 
     async def test() -> None:
-        bench = RolloutBench(SMALL, workflow=Waiting(), episode_timeout_s=0.01)
+        bench = RolloutBench(evolve(SMALL, episode_timeout_s=0.01), workflow=Waiting())
         with pytest.raises(EpisodeFailed, match=r"train/0/\d were not done after 0\.01 s"):
+            await bench.executor.next_batch()
+        await bench.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("leaves", [SystemExit(0), GeneratorExit()])
+def test_a_workflow_that_leaves_python_fails_its_episode_alone(leaves: BaseException) -> None:
+    """`sys.exit()` in somebody's tool ends an episode with an error that names it, and no run."""
+
+    async def test() -> None:
+        bench = RolloutBench(evolve(SMALL, max_failed_share=0.5), judge=fails_on(0, leaves))
+        groups = [group for _ in range(3) for group in await bench.step()]
+        await bench.close()
+
+        assert len(groups) == 6 and 0 not in indices(groups)
+        (failed,) = bench.executor.stats().failures
+        assert "train/0/0" in failed.what and type(leaves).__name__ in failed.why
+
+    run(test)
+
+
+def test_a_row_that_leaves_python_when_it_is_read_is_an_error_of_the_data_set() -> None:
+    """It comes out of `next_batch`, by name; the state of the trainers can be saved."""
+
+    class Rows(list[Mapping[str, Any]]):
+        def __getitem__(self, number: Any) -> Any:
+            raise SystemExit(3)
+
+    async def test() -> None:
+        bench = RolloutBench(SMALL, rows=Rows([{"input_ids": [5]}] * 8))
+        with pytest.raises(DatasetError, match="SystemExit: 3"):
             await bench.executor.next_batch()
         await bench.close()
 
@@ -416,8 +449,6 @@ def test_what_a_workflow_returns_is_checked() -> None:
         return caught.value.why
 
     async def test() -> None:
-        from attrs import evolve
-
         from areal_core.contract.data import Episode
 
         assert "returned dict" in await failure(lambda t: {"input_ids": t.input_ids})
@@ -543,6 +574,32 @@ def test_a_failing_evaluation_tells_and_leaves_nothing_behind() -> None:
 
         assert len(await bench.step()) == 2
         await bench.close()
+
+    run(test)
+
+
+def test_an_evaluation_tolerates_what_training_tolerates() -> None:
+    """A failed row is told and left out; past `max_failed_share` of the rows the evaluation fails, by the last one."""
+    rows = [{"input_ids": [7], "number": 90 + number} for number in range(10)]
+
+    async def evaluated(share: float) -> list[tuple[str, str]]:
+        told: list[tuple[str, str]] = []
+        bench = RolloutBench(
+            evolve(SMALL, max_failed_share=share),
+            judge=fails_on(93, RewardFailed("no number")),
+            on_event=lambda kind, **fields: told.append((kind, fields.get("task_id", ""))),
+        )
+        episodes = await bench.drive(bench.executor.evaluate(rows, greedy()))
+        await bench.close()
+        assert [episode.task_id for episode in episodes] == [f"eval/{n}" for n in range(10) if n != 3]
+        return [event for event in told if event[0] == "evaluation_failed"]
+
+    async def test() -> None:
+        assert await evaluated(0.1) == [("evaluation_failed", "eval/3")]
+        with pytest.raises(EpisodeFailed, match=r"1 of 10 rows of the evaluation failed(.|\n)*eval/3"):
+            await evaluated(0.05)
+        with pytest.raises(EpisodeFailed, match=r"^episode eval/3"):
+            await evaluated(0.0)
 
     run(test)
 

@@ -96,6 +96,8 @@ class RolloutConfig:
     """Of the last 10 * prompts_per_step groups, the share that may fail for good before the run stops."""
     request_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
     """One generation request, from asking a replica to its last token; also how long it may be held back."""
+    episode_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
+    """The episodes of a group side by side, with all their turns and tries; or one of an evaluation."""
     max_replacements: int = field(default=2, validator=validators.ge(0), metadata={"was": "replace"})
     """Lost inference replicas a run may replace; 0 goes on with those that are left."""
     sampling: SamplingParams = SamplingParams()

@@ -188,9 +188,10 @@ class TrainLoop:
     async def _evaluate(self, version: int) -> float | None:
         if self._parts.evaluator is None or self._stop.is_set():
             return None
-        score = await self._parts.evaluator.score()
-        self._parts.events.write(EVALUATED, version=version, reward=score)
-        self._parts.view.note(f"version {version}: evaluation reward {score:.3f}")
+        score, left_out = await self._parts.evaluator.score()
+        self._parts.events.write(EVALUATED, version=version, reward=score, left_out=left_out)
+        without = f", without {left_out} rows that failed or were rejected" if left_out else ""
+        self._parts.view.note(f"version {version}: evaluation reward {score:.3f}{without}")
         return score
 
     async def _progress(self, version: int) -> Progress:
@@ -228,11 +229,11 @@ class Evaluator:
     def __init__(self, executor: RolloutExecutor, rows: Sequence[Mapping[str, Any]], sampling: SamplingParams) -> None:
         self._executor, self._rows, self._sampling = executor, rows, sampling
 
-    async def score(self) -> float:
-        """Return the mean reward over all rows; rollouts for training go on meanwhile.
+    async def score(self) -> tuple[float, int]:
+        """Return the mean reward, and how many rows are left out of it; rollouts for training go on meanwhile.
 
         Raises:
-            RolloutError: an episode failed; a failed evaluation is not a low score.
+            RolloutError: too many episodes failed; a failed evaluation is not a low score.
         """
         episodes = await self._executor.evaluate(self._rows, self._sampling)
-        return sum(map(episode_reward, episodes)) / max(1, len(episodes))
+        return sum(map(episode_reward, episodes)) / max(1, len(episodes)), len(self._rows) - len(episodes)

@@ -103,12 +103,14 @@ class EpisodeRunner:
             except NoReplica:
                 raise
             except asyncio.CancelledError:
-                if deadline.expired():
-                    self._tell(order, session, started, None, str(_failed(order, self._late(order.task_id))))
-                if _being_cancelled():
+                late, ends = deadline.expired(), _being_cancelled()
+                failure = _failed(order, self._late(order.task_id) if late else RuntimeError("it cancelled itself"))
+                if late or not ends:
+                    self._tell(order, session, started, None, str(failure))
+                if ends:
                     raise
-                raise _failed(order, RuntimeError("the workflow cancelled itself")) from None
-            except Exception as exc:
+                raise failure from None
+            except (Exception, SystemExit, GeneratorExit) as exc:  # sys.exit in a workflow ends an episode, not the run
                 if not getattr(exc, "retryable", False) or attempt == self._retries:
                     failure = _failed(order, exc)
                     self._tell(order, session, started, None, str(failure))
@@ -175,7 +177,7 @@ class EpisodeRunner:
         return EpisodeFailed(
             f"the episodes of {task_id} were not done after {self._timeout_s:g} s",
             why="a workflow waits for something that never happens",
-            fix="bound the waits in the workflow, or raise the time an episode may take",
+            fix="bound the waits in the workflow, or raise rollout.episode_timeout_s",
         )
 
 
@@ -211,7 +213,7 @@ def _episode(result: object, order: EpisodeOrder) -> Episode | None:
     return result
 
 
-def _failed(order: EpisodeOrder, exc: Exception) -> EpisodeFailed:
+def _failed(order: EpisodeOrder, exc: BaseException) -> EpisodeFailed:
     """Name the episode; what, why and fix of the original error stay readable."""
     what = f"episode {order.task_id}, member {order.member}, failed"
     if not isinstance(exc, ArealError):

@@ -54,7 +54,6 @@ class RolloutExecutor:
         accept: Callable[[Sequence[Episode]], bool] | None = None,
         prepare: Prepare | None = None,
         store: EpisodeStore | None = None,
-        episode_timeout_s: float = 1800.0,
     ) -> None:
         """Start nothing yet.
 
@@ -73,7 +72,7 @@ class RolloutExecutor:
             workflow=workflow,
             sessions=sessions,
             retries=config.retries,
-            timeout_s=episode_timeout_s,
+            timeout_s=config.episode_timeout_s,
             on_event=on_event,
             prepare=prepare,
             store=store,
@@ -173,21 +172,33 @@ class RolloutExecutor:
     async def evaluate(self, rows: Sequence[Mapping[str, Any]], sampling: SamplingParams) -> list[Episode]:
         """Run one episode per row, beside the rollouts and outside the gate. Any: a row is the data set's.
 
-        At most prompts_per_step * group_size run at once. Rejected rows are counted and left out.
+        At most prompts_per_step * group_size run at once. Rejected rows are counted and left out; so are those that
+        fail, told as events `evaluation_failed`.
 
         Raises:
-            EpisodeFailed, NoReplica: of the row that failed first; the others are cancelled.
+            EpisodeFailed: more than `max_failed_share` of the rows failed; the others are cancelled.
+            NoReplica: the whole fleet is out of service.
         """
-        number = next(self._evaluation_numbers)
+        number, failures = next(self._evaluation_numbers), itertools.count(1)
         limit = asyncio.Semaphore(self._config.prompts_per_step * self._config.group_size)
         calls: list[asyncio.Task[Episode | None]] = []
+
+        async def tolerated(index: int, row: Mapping[str, Any]) -> Episode | None:
+            try:
+                return await self._evaluate(limit, number, index, row, sampling)
+            except EpisodeFailed as error:
+                self._on_event("evaluation_failed", task_id=f"eval/{index}", error=str(error))
+                if (failed := next(failures)) > (share := self._config.max_failed_share) * len(rows):
+                    raise _too_many(error, failed, f"{len(rows)} rows of the evaluation", share) from error.__cause__
+                return None
+
         try:
             async with asyncio.TaskGroup() as scope:
                 for index, row in enumerate(rows):
-                    calls.append(scope.create_task(self._evaluate(limit, number, index, row, sampling)))
+                    calls.append(scope.create_task(tolerated(index, row)))
                 self._evaluations.update(calls)
-        except BaseExceptionGroup as failures:
-            first = failures.exceptions[0]
+        except BaseExceptionGroup as raised:
+            first = raised.exceptions[0]
             raise first from first.__cause__
         finally:
             self._evaluations.difference_update(calls)
@@ -234,7 +245,10 @@ class RolloutExecutor:
             return
         try:
             task = self._tasks.next()
-        except Exception as error:  # whatever a data set raises that reads a row only when it is asked for
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever a data set raises that reads a row only when it is asked for
             self._stop(_unreadable(error))
             return
         self._gate.admit(task.index)
@@ -309,7 +323,7 @@ class RolloutExecutor:
         self._ended.append(False)
         failed, window = self._ended.count(False), self._ended.maxlen or 0
         if failed > self._config.max_failed_share * window:
-            self._stop(_too_many(error, failed, window, self._config.max_failed_share))
+            self._stop(_too_many(error, failed, f"the last {window} groups", self._config.max_failed_share))
         self._on_event("group_failed", task_id=task.task_id, error=str(error))
 
     def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
@@ -359,19 +373,17 @@ class RolloutExecutor:
         return episode
 
 
-def _too_many(error: EpisodeFailed, failed: int, window: int, share: float) -> EpisodeFailed:
+def _too_many(error: EpisodeFailed, failed: int, window: str, share: float) -> EpisodeFailed:
     """Return the last failure as the error of the run: itself where none is allowed."""
     if not share:
         return error
-    counted = (
-        f"{failed} of the last {window} groups failed, rollout.max_failed_share={share:g} allows fewer; the last: "
-    )
+    counted = f"{failed} of {window} failed, rollout.max_failed_share={share:g} allows fewer; the last: "
     raised = EpisodeFailed(counted + error.what, why=error.why, fix=error.fix)
     raised.__cause__ = error.__cause__
     return raised
 
 
-def _unreadable(error: Exception) -> ArealError:
+def _unreadable(error: BaseException) -> ArealError:
     """Return what to raise for a row that could not be read: an error of ours as it is."""
     if isinstance(error, ArealError):
         return error
