@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 
@@ -114,4 +116,30 @@ def test_a_tokenizer_is_found_or_is_not(tmp_path: Path, make_run: Any) -> None:
     assert none is None
     assert found is not None
     assert in_checkpoint is not None
+    assert decoder_of(run.folder) is None
+
+
+@pytest.mark.parametrize("started_in", [".", "elsewhere"])
+def test_a_relative_model_is_found_where_the_run_was_started(
+    started_in: str, tmp_path: Path, make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder the run folder is in, or where the page is opened; before the first checkpoint there is no other."""
+    run = make_run("a")
+    run.tokenizer()
+    (tmp_path / started_in / "models").mkdir(parents=True)
+    (run.folder / "model").rename(tmp_path / started_in / "models" / "small")
+    (run.folder / "config.yaml").write_text("model: {path: models/small}")
+    monkeypatch.chdir(tmp_path / started_in)
+
+    assert decoder_of(run.folder) is not None
+    monkeypatch.chdir("/")
+    assert (decoder_of(run.folder) is not None) == (started_in == ".")
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/model", "x" * 5_000, "/" + "x" * 5_000, "a\0b"])
+def test_a_model_that_cannot_be_looked_for_is_no_tokenizer(path: str, make_run: Any) -> None:
+    """The page opens; it shows ids."""
+    run = make_run("a")
+    (run.folder / "config.yaml").write_text(json.dumps({"model": {"path": path}}))
+
     assert decoder_of(run.folder) is None

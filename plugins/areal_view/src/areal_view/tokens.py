@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -113,11 +114,12 @@ def pieces(ids: Sequence[int], decoder: Decoder) -> list[str]:
 
 
 def decoder_of(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer of a run if it lies on this machine: the model's, or that of a checkpoint."""
-    for place in (_model_of(folder), *sorted((folder / "checkpoints").glob("step-*/model"), reverse=True)[:1]):
-        file = None if place is None else place / "tokenizer.json"
-        if file is not None and file.is_file() and file.stat().st_size <= _MAX_TOKENIZER:
-            return _load(file, file.stat().st_mtime)
+    """Return the tokenizer of a run if it lies on this machine: that of its newest checkpoint, or of its model."""
+    for place in (*sorted((folder / "checkpoints").glob("step-*/model"), reverse=True)[:1], *_models_of(folder)):
+        file = place / "tokenizer.json"
+        with suppress(OSError):  # a name too long, a folder of somebody else
+            if file.is_file() and file.stat().st_size <= _MAX_TOKENIZER:
+                return _load(file, file.stat().st_mtime)
     return None
 
 
@@ -129,14 +131,19 @@ def _load(file: Path, _changed: float) -> Tokenizer | None:
         return None
 
 
-def _model_of(folder: Path) -> Path | None:
+def _models_of(folder: Path) -> list[Path]:
+    """Return where the model of a run may lie.
+
+    A relative path is of the folder the run was started in, which no file names. Mostly that is one of those the run
+    folder is in, the nearest first; else it may be this process's own.
+    """
     try:
         with (folder / "config.yaml").open() as file:
             config = yaml.safe_load(file.read(_MAX_CONFIG))
         path = Path(config["model"]["path"]).expanduser()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
-        return None
-    return path if path.is_absolute() else folder / path
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, yaml.YAMLError):  # of `~nobody`: RuntimeError
+        return []
+    return [path] if path.is_absolute() else [place / path for place in (*folder.absolute().parents, Path.cwd())]
 
 
 def _shades(name: str, values: Sequence[float], mask: Sequence[bool], whole: torch.Tensor) -> list[int]:
