@@ -10,11 +10,11 @@ import pytest
 PROGRAM = """
 import asyncio, os, signal
 from rich.console import Console
-from areal_core.cli.train import _interrupts
+from areal_core.cli.train import interrupts
 
 async def body():
     stop = asyncio.Event()
-    with _interrupts(stop, Console()):
+    with interrupts(stop, Console()):
         for _ in range(TIMES):
             os.kill(os.getpid(), signal.SIGINT)
         print("here")

@@ -33,6 +33,19 @@ from .one_process import FILE, resume_here, settle_here, train_here
 pytest.importorskip("areal_reference")
 
 STEPS = 4
+BLOCKED = """
+import asyncio, os, signal, sys
+from areal_core.cli.main import main
+from areal_episodes import replay_command
+
+async def blocked(*_, **__):
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGINT)
+    print("lives on")
+
+replay_command.execute = blocked
+sys.exit(main(["replay", *sys.argv[1:], "--quiet"]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +114,13 @@ def test_with_overrides_a_replay_is_an_experiment(run: Path, tmp_path: Path) -> 
     for override in ("rollout.group_size=4", "steps=2"):
         with pytest.raises(ConfigError):
             replay(run, [override])
+
+
+def test_the_third_ctrl_c_ends_a_replay_at_once(run: Path) -> None:
+    """As it ends `areal train`, also while something holds the event loop; with --quiet nothing is told."""
+    done = subprocess.run([sys.executable, "-c", BLOCKED, run], capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.returncode) == ("", 130), done.stderr
 
 
 def test_steps_that_are_not_whole_are_refused_by_name(run: Path, tmp_path: Path) -> None:

@@ -133,14 +133,14 @@ async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool
     report: RunReport | None = extension("report")
     steps, title, folder = plan.config.steps, plan.config.name, RunFolder.of(plan.config).root
     shown = report and report.view(steps, title=title, folder=folder, console=console)
-    with _interrupts(stop, console), shown or nullcontext(PlainView(steps, console)) as view:
+    with interrupts(stop, console), shown or nullcontext(PlainView(steps, console)) as view:
         from areal_core.loop.run import Run  # seconds of imports: the view is there before them
 
         return await Run(plan, registry, view=view, stop=stop).execute(resume=resume, archive=archive)
 
 
 @contextmanager
-def _interrupts(stop: asyncio.Event, console: Console) -> Iterator[None]:
+def interrupts(stop: asyncio.Event, console: Console) -> Iterator[None]:
     """First Ctrl-C: finish the step, save, close. Second: close at once. Third: be gone. SIGTERM counts as one."""
     loop, main, count = asyncio.get_running_loop(), asyncio.current_task(), itertools.count(1)
 

@@ -7,7 +7,6 @@ Does not know: what a replay is (`areal_episodes.replay`).
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from areal_core.cli.main import INTERRUPTED
-from areal_core.cli.train import PlainView
+from areal_core.cli.train import PlainView, interrupts
 from areal_core.config.plan import Plan
 from areal_core.config.plan_text import describe_plan
 from areal_core.loop.run_folder import RunFolder
@@ -32,6 +31,7 @@ def replay_command(
     from_step: Annotated[int | None, Parameter(help="Begin with the last checkpoint up to this step.")] = None,
     to_step: Annotated[int | None, Parameter(help="The last step to replay.")] = None,
     out: Annotated[Path | None, Parameter(help="Its own folder; RUN-replay if none is named.")] = None,
+    quiet: Annotated[bool, Parameter(help="Print nothing but errors; the exit code says how it ended.")] = False,
 ) -> int:
     """Train again on the episodes of a run, without generating, and compare every step.
 
@@ -44,7 +44,7 @@ def replay_command(
     overrides:
         Values that replace those of the run, for an experiment on its episodes: actor.optimizer.lr=1e-5
     """
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
     planned = plan_replay(run_folder, overrides, from_step=from_step, to_step=to_step, out=out)
     registry = default_registry()
     plan = resolve(planned, registry)
@@ -58,21 +58,12 @@ def replay_command(
 
 
 async def _watched(planned: ReplayPlan, plan: Plan, registry: Registry, console: Console, *, archive: bool) -> Replayed:
-    """Run it, shown in the terminal. The first Ctrl-C ends it after a step, the second at once."""
-    stop, main = asyncio.Event(), asyncio.current_task()
-    assert main is not None
-
-    def interrupted() -> None:
-        if stop.is_set():
-            main.cancel()
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted)
+    """Run it, shown in the terminal. Ctrl-C ends it as it ends `areal train`."""
+    stop = asyncio.Event()
     report: RunReport | None = extension("report")
     steps, title, folder = plan.config.steps, plan.config.name, RunFolder.of(plan.config).root
     shown = report and report.view(steps, title=title, folder=folder, console=console)
-    with shown or nullcontext(PlainView(steps, console)) as view:
+    with interrupts(stop, console), shown or nullcontext(PlainView(steps, console)) as view:
         return await execute(planned, plan, registry, view=view, stop=stop, archive=archive)
 
 
