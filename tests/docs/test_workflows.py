@@ -57,6 +57,16 @@ def test_every_workflow_is_there() -> None:
     assert {"lint", "test", "wheels", "docs", "conformance"} <= {path.stem for path in WORKFLOWS}
 
 
+def test_every_suite_that_needs_no_engine_and_no_download_runs_in_a_workflow() -> None:
+    """A suite that only a person starts is out of date before anybody notices."""
+    suites = set(re.findall(r"^(test[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = "\n".join(step.get("run", "") for path in WORKFLOWS for step in steps(load(path)))
+
+    needy = {"test-long", "test-vllm", "test-sglang", "test-ascend"}
+    assert needy < suites
+    assert suites - needy == set(re.findall(r"make (test[\w-]*)", commands)) - needy
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_reads_the_repository_and_no_more_and_ends(path: Path) -> None:
     """Every workflow has read permission only; every job that runs commands has a time limit."""
