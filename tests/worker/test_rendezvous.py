@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -30,6 +31,18 @@ def test_no_port_is_given_twice() -> None:
     given = [free_port(candidates=range(16_000, 16_400), is_free=lambda _host, _port: True) for _ in range(200)]
 
     assert len(set(given)) == 200
+
+
+def test_a_seed_does_not_choose_the_ports() -> None:
+    """Two runs of one user file that seeds `random` would ask for the same hundred ports, and for no others ever."""
+    program = (
+        "import random; from areal_core.worker.rendezvous import free_port; random.seed(7);"
+        "print([free_port(is_free=lambda host, port: True) for _ in range(5)])"
+    )
+
+    one, other = (subprocess.check_output([sys.executable, "-c", program]) for _ in range(2))
+
+    assert one.startswith(b"[") and one != other
 
 
 def test_the_address_is_one_a_rank_can_listen_on() -> None:

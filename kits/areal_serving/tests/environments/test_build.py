@@ -201,6 +201,15 @@ def test_real_pip_and_real_uv(recipe: Recipe, wheels: Path, tmp_path: Path) -> N
         assert run(built.folder, "import tiny_engine as e; print(e.name())") == "as published"
 
 
+def test_a_higher_version_on_another_index_is_not_taken() -> None:
+    """The first index that has a package wins, whatever pip was told besides: uv's words for it come last."""
+    odd = {"index-url": "https://one.example", "find-links": "/a", "no-index": "true", "extra-index-url": "https://two"}
+
+    for config in ({}, odd):
+        command = uv_installer("uv", config).pip(Path("/envs/tiny"))
+        assert command[-2:] == ["--index-strategy", "first-index"] and "https://two" not in command
+
+
 @pytest.mark.parametrize("which", ["pip", "uv"])
 def test_a_file_of_another_hash_is_not_installed(
     which: str, recipe: Recipe, wheels: Path, publish: Callable[..., None], tmp_path: Path
