@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from areal_core.observe.jsonl import read_lines
+from areal_episodes.reader import Filter, Reader
 
 from .live_run import live_run, trained_tasks
 
@@ -27,6 +28,11 @@ def fragile(prompt, completion, completion_ids, stop_reason, row):
     if Path(__file__).with_name("broken").exists():
         raise ValueError("the judge is out of order")
     return float(len(completion_ids))
+
+@reward("judged")
+def judged(prompt, completion, completion_ids, stop_reason, row):
+    headers = {"Authorization": "Bearer hunter2.of-the-judge"}
+    raise ConnectionError(f"401 of https://judge/v1?api_key=sk-hunter2 with {headers}, out of order")
 
 @workflow("blocking")
 class Blocking:
@@ -92,6 +98,21 @@ def test_a_failed_reward_costs_no_step_and_the_run_goes_on_where_it_stopped(tmp_
     assert not {"group_failed", "reward_process_replaced"} & set(kinds[kinds.index("run_ended") :])
 
 
+def test_what_an_error_holds_of_secrets_is_nowhere_written(tmp_path: Path, words: list[str]) -> None:
+    """The key and the token of a judge that refused, and the line of code they stand in; the rest is told."""
+    folder = tmp_path / "run"
+    with live_run([*words, "steps=2", "rollout.reward.name=judged"], folder) as run:
+        code, output = run.wait()
+
+    assert code == 1 and "out of order" in output
+    files = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {"events.jsonl", "summary.json", "report.html", "episodes.sqlite"} <= files.keys()
+    assert [name for name, content in files.items() if b"hunter2" in content] == [] and "hunter2" not in output
+    assert b"https://judge/v1?api_key=<redacted>" in files["events.jsonl"]
+    with Reader(folder) as reader:
+        assert "Bearer <redacted>" in next(reader.facts(Filter(fate="failed")))["error"]
+
+
 def test_a_blocked_event_loop_is_named_and_ends_at_the_third_ctrl_c(tmp_path: Path, words: list[str]) -> None:
     """Whoever wrote `time.sleep` in a workflow reads the line, and is not kept waiting."""
     with live_run([*words, "steps=9", "rollout.workflow.name=blocking"], tmp_path / "run") as run:
@@ -106,7 +127,7 @@ def test_a_blocked_event_loop_is_named_and_ends_at_the_third_ctrl_c(tmp_path: Pa
             with suppress(subprocess.TimeoutExpired):
                 run.process.wait(1.0)
 
-        assert "user.py:16 in arun_episode: time.sleep(1000)" in said[-1]
+        assert "user.py:21 in arun_episode: time.sleep(1000)" in said[-1]
         assert run.process.returncode == 130
         assert run.survivors() == []
     events = list(read_lines(tmp_path / "run" / "events.jsonl"))

@@ -291,13 +291,16 @@ def test_secrets_of_rows_and_keys_in_texts_are_hidden(opened: Opened) -> None:
     key = "sk-" + "a1" * 20
     store = opened.open()
     store.ended(ended(row={"password": "hunter2"}, trajectories=[trajectory(prompt=f"use {key}")]))
+    store.ended(
+        ended(1, ending=Ending.FAILED, error="401 of https://x/?api_key=hunter2: Bearer hunter2xx", reward=None)
+    )
     store.close()
 
     data = b"".join(path.read_bytes() for path in opened.folder.iterdir())
     with Reader(opened.folder) as reader:
         row, ((given, _),) = reader.content(1)
 
-    assert (row["password"], given["text"][4:]) == ("<redacted>", "***")
+    assert (row["password"], given["text"][4:]) == ("<redacted>", "<redacted>")
     assert b"hunter2" not in data and key.encode() not in data
 
 

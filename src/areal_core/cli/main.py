@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except ArealError as exc:
-        print("\n".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", ())]), file=sys.stderr)
+        from areal_core.plugins.redact import redact  # nobody waits for it where all is well
+
+        print(redact("\n".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", ())])), file=sys.stderr)
         return BAD_INPUT if isinstance(exc, ConfigError) else 1
     except BrokenPipeError:  # `areal backends | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from areal_core.observe.jsonl import JsonLines
+from areal_core.plugins.redact import redact
 
 RUN_STARTED = "run_started"
 """Event with `name`, `steps`, `plan`, `max_staleness`, `train_backend` and `infer_backend`; the last one counts."""
@@ -52,8 +53,8 @@ class EventLog:
         self._now = now
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one event. Any: plain data; long text loses its middle."""
-        self._lines.write({"time": self._now(), "kind": kind, **{name: _cut(v) for name, v in fields.items()}})
+        """Append one event. Any: plain data; secrets are redacted, long text loses its middle."""
+        self._lines.write({"time": self._now(), "kind": kind, **{name: _cut(v) for name, v in redact(fields).items()}})
 
     def close(self) -> None:
         """Close the file. Idempotent."""

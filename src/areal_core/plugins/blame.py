@@ -10,6 +10,8 @@ import re
 import sysconfig
 import traceback
 
+from areal_core.plugins.redact import redact
+
 _MAX_FRAMES = 4
 _MAX_MESSAGE = 600
 _NOT_THEIRS = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib"))
@@ -17,7 +19,7 @@ _OURS = re.compile(r"[/\\]areal_(core|local|torch|serving|tasks|report)[/\\]")
 
 
 def told(exc: BaseException) -> str:
-    """Return `Type: message` and the lines of the user's own code it passed through, the innermost last.
+    """Return `Type: message` and the lines of the user's own code it passed through, the innermost last; no secrets.
 
     Example:
         KeyError: 'answer'
@@ -25,7 +27,8 @@ def told(exc: BaseException) -> str:
 
     Frames of libraries and of areal are left out; where there are no others, the innermost one stands for all.
     """
-    message = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(exc)[: 2 * _MAX_MESSAGE])
+    given = redact(str(exc)[: 2 * _MAX_MESSAGE])
+    message = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in given)
     if len(message) > _MAX_MESSAGE:
         message = f"{message[:_MAX_MESSAGE]} ..."
     frames = traceback.extract_tb(exc.__traceback__)
@@ -34,5 +37,5 @@ def told(exc: BaseException) -> str:
     ]
     lines = [f"{type(exc).__name__}: {message}".rstrip(": ")]
     for frame in (theirs or frames[-1:])[-_MAX_FRAMES:]:
-        lines.append(f"    {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}".rstrip(": "))
+        lines.append(redact(f"    {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}".rstrip(": ")))
     return "\n".join(lines)

@@ -21,15 +21,21 @@ _NO_SECRET = re.compile(
 )
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]")
 _IN_TEXT = re.compile(
+    r"(?=[:?&;]|(?<![a-z\d])[abteghskx])(?:"  # where one may begin: elsewhere one look suffices
     r"(?P<before>://)[^/@\s]+(?=@)"
-    r"|(?P<query>[?&;](?:\w*(?:token|key|secret|password|signature)|sig|auth)=)[^&;\s]+"
-    r"|(?P<scheme>\b(?:Bearer|Basic|Token) +)[\w.~+/=-]{8,}",
+    r"|(?P<query>[?&;](?:\w*(?:token|key|secret|password|signature)|sig|auth)=)[^&;\s\"<>]+"
+    r"|(?P<header>(?:authorization|api[-_]?key)[\"'\\ ]*[:=][\"'\\ ]*"
+    r"(?:(?:Bearer|Basic|Token) +|(?=[\w.~+/-]*\d)))[\w.~+/=-]{6,}"
+    r"|(?P<bearer>Bearer +)(?=[\w.~+/-]*(?:\d|=|(?-i:[a-z][A-Z])))[\w.~+/=-]{8,}"
+    r"|(?P<scheme>(?:Basic|Token) +)(?:[\w+/-]{6,}={1,2}(?![\w=])|(?=[\w.]*\d)[A-Za-z\d.]{20,})"
+    r"|(?-i:sk-[\w-]{0,40}?[A-Za-z\d]{16}[\w-]*|(?:hf|gh[opsu])_[A-Za-z\d]{16,}|AKIA[A-Z\d]{16}\b"
+    r"|(?:github_pat_|glpat-|xox[abp]-)[\w-]{16,}|eyJ[\w-]{8,200}\.eyJ[\w-]+\.[\w-]+))",
     re.IGNORECASE,
 )
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """Replace everything that stands under a name of a secret, and what texts hold of secrets. Any: plain data.
+    """Replace everything under a name of a secret; in texts what looks like a key or a credential. Any: plain data.
 
     Numbers and flags under `token` or `key` are counts and choices, and stay.
     """

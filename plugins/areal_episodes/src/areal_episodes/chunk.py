@@ -14,6 +14,7 @@ from attrs import frozen
 
 from areal_core.contract.workflow import Tokenizer
 from areal_core.plugins.episodes import EndedEpisode, Ending, Fate
+from areal_core.plugins.redact import redact
 from areal_episodes.columns import Packed, checksum, to_bytes
 from areal_episodes.text import row_as_json, turns
 
@@ -72,5 +73,5 @@ def _facts(
         "" if episode.reward is None else episode.reward.status,
         *(num_tokens - output_tokens, output_tokens, min(oldest, default=None), max(newest, default=None)),
         str(episode.trajectories[-1].stop_reason) if episode.trajectories else "",
-        *(episode.started, episode.seconds, episode.replica, episode.error, text),
+        *(episode.started, episode.seconds, episode.replica, redact(episode.error), text),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from areal_core.plugins.redact import redact
 
 MAX_VALUE = 20_000
 """Characters kept of one value of a row."""
-_KEY_LIKE = re.compile(r"\b(sk|hf|ghp|glpat|xox[abp])[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b")
 
 
 def turns(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list[list[dict[str, str]]]:
@@ -33,7 +31,7 @@ def turns(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list[list
         pieces += [ids[start:end] for start, end in zip(starts, ends, strict=True)] if ids else []
     texts = iter(_decoded(pieces, tokenizer))
     for turn in (turn for each in found for turn in each):
-        turn["text"] = hide_keys(next(texts))
+        turn["text"] = redact(next(texts))
     return found
 
 
@@ -51,16 +49,11 @@ def row_as_json(row: Mapping[str, Any]) -> str:
     return json.dumps(redact(_plain(row)), default=str)
 
 
-def hide_keys(text: str) -> str:
-    """Return a text without what looks like somebody's key."""
-    return _KEY_LIKE.sub("***", text)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, str):
-        return hide_keys(value if len(value) <= MAX_VALUE else f"{value[:MAX_VALUE]} ... {len(value) - MAX_VALUE} more")
+        return value if len(value) <= MAX_VALUE else f"{value[:MAX_VALUE]} ... {len(value) - MAX_VALUE} more"
     if isinstance(value, bytes | bytearray):
         return f"{len(value)} bytes"
     if isinstance(value, Sequence):
