@@ -73,23 +73,54 @@ def test_tracking_packages_get_init_log_and_finish(
     assert calls[1][1] == (({"reward": 0.5},), {"step": 3})
 
 
-def _wandb_id(calls: Calls) -> tuple[str, str | None]:
-    arguments = calls[-1][1][1]
-    return arguments["id"], arguments["resume"]
+@pytest.mark.parametrize(
+    ("kind", "id_argument", "resumes"),
+    [
+        (TrackioLogger, "name", ["never", "allow", "allow", "never"]),
+        (WandbLogger, "id", [None, "allow", "allow", None]),
+        (SwanlabLogger, "id", ["allow"] * 4),
+    ],
+)
+def test_a_run_goes_on_with_what_its_folder_was_known_by(
+    package: Callable[[str], Calls],
+    tmp_path: Path,
+    kind: type[TrackedLogger],
+    id_argument: str,
+    resumes: list[str | None],
+) -> None:
+    """Also if it begins at step 0 again, for want of a checkpoint; a run in a new folder is another one."""
+    calls = package(kind.package)
+    (tmp_path / "new").mkdir()
+    for run, folder, first_step in (("run", "", 0), ("run", "", 40), ("renamed", "", 0), ("another", "new", 0)):
+        kind(TrackedConfig()).start(run, tmp_path / folder, {}, first_step)
+
+    arguments = [given for _, (_, given) in calls]
+    first, *same, other = [given[id_argument] for given in arguments]
+    assert same == [first, first] and other != first
+    assert [given["resume"] for given in arguments] == resumes
+    assert (tmp_path / f"{kind.package}-id").read_text().strip() == first
 
 
-def test_a_resumed_run_goes_on_with_its_wandb_run(package: Callable[[str], Calls], tmp_path: Path) -> None:
-    """The id is kept in the run folder; a run made anew in the same folder has another."""
-    calls = package("wandb")
-    ids = []
-    for first_step in (0, 40, 0):
-        WandbLogger(TrackedConfig()).start("run", tmp_path, {}, first_step)
-        ids.append(_wandb_id(calls))
+def test_swanlab_gets_no_id_on_this_machine_alone(package: Callable[[str], Calls], tmp_path: Path) -> None:
+    """Some of its versions refuse one unless a server keeps the run."""
+    calls = package("swanlab")
 
-    (new, none), (same, allowed), (other, _) = ids
-    assert (same, none, allowed) == (new, None, "allow") and other != new
-    WandbLogger(TrackedConfig(options={"id": "mine"})).start("run", tmp_path, {}, 0)
-    assert _wandb_id(calls)[0] == "mine" == (tmp_path / "wandb-id").read_text().strip()
+    SwanlabLogger(TrackedConfig(options={"mode": "local"})).start("run", tmp_path, {}, 0)
+
+    assert not {"id", "resume"} & calls[0][1][1].keys() and not (tmp_path / "swanlab-id").exists()
+
+
+@pytest.mark.parametrize(("kind", "argument"), [(TrackioLogger, "name"), (WandbLogger, "id"), (SwanlabLogger, "id")])
+def test_an_id_of_the_users_own_comes_first(
+    package: Callable[[str], Calls], tmp_path: Path, kind: type[TrackedLogger], argument: str
+) -> None:
+    """What stands in `options` is handed over as it is, and kept."""
+    calls = package(kind.package)
+    kind(TrackedConfig()).start("run", tmp_path, {}, 0)
+
+    kind(TrackedConfig(options={argument: "mine"})).start("run", tmp_path, {}, 0)
+
+    assert calls[-1][1][1][argument] == "mine" == (tmp_path / f"{kind.package}-id").read_text().strip()
 
 
 @pytest.mark.parametrize("kind", [TrackioLogger, WandbLogger])
@@ -161,7 +192,7 @@ def test_a_logger_that_never_started_closes_quietly() -> None:
 
 
 def test_tensorboard_hides_steps_that_are_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Scalars by name and step; a resume purges what the crashed attempt wrote beyond it."""
+    """Scalars by name and step; what the attempt before wrote beyond its checkpoint is purged, all if it has none."""
     calls: Calls = []
 
     class Writer:
@@ -177,14 +208,21 @@ def test_tensorboard_hides_steps_that_are_made_again(monkeypatch: pytest.MonkeyP
     logger = TensorBoardLogger(TensorBoardConfig())
     assert isinstance(logger, MetricsLogger)
 
+    logger.start("run", tmp_path, {}, 0)
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "events.out.tfevents.1760000000.host.1.0").touch()
     logger.start("run", tmp_path, {}, 40)
     logger.log(41, {"reward": 0.5})
     logger.close()
+    logger.start("run", tmp_path, {}, 0)
 
+    where = (str(tmp_path / "tensorboard"),)
     assert calls == [
-        ("init", ((str(tmp_path / "tensorboard"),), {"purge_step": 41, "flush_secs": 30})),
+        ("init", (where, {"purge_step": None, "flush_secs": 30})),
+        ("init", (where, {"purge_step": 41, "flush_secs": 30})),
         ("add_scalar", (("reward", 0.5, 41), {})),
         ("close", ((), {})),
+        ("init", (where, {"purge_step": 1, "flush_secs": 30})),
     ]
 
 

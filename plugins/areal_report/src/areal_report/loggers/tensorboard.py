@@ -25,12 +25,13 @@ class TensorBoardLogger:
         self._writer: Any = None  # Any: torch's writer, known only once imported
 
     def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
-        """Open the writer; on resume it hides the steps that are made again."""
+        """Open the writer; beside events of an attempt before, it hides those of the steps that are made again."""
         from torch.utils.tensorboard import SummaryWriter
 
+        where = Path(self._config.folder or folder / "tensorboard")
         self._writer = SummaryWriter(
-            self._config.folder or str(folder / "tensorboard"),
-            purge_step=first_step + 1 if first_step else None,
+            str(where),
+            purge_step=first_step + 1 if any(where.glob("events.out.tfevents.*")) else None,
             flush_secs=self._config.flush_s,
         )
 

@@ -1,12 +1,15 @@
 """Send metrics to trackio, wandb or swanlab: three packages with one way of being called.
 
-Knows: `init`, `log`, `finish`, tables, and how a run is continued.
+Knows: `init`, `log`, `finish`, tables, and how a run is continued: a file in the run folder (`wandb-id`, `trackio-id`,
+`swanlab-id`) holds what the package knows the run by. A run made anew has none, for the folder of the one before it
+was moved aside.
 Does not know: accounts and keys; each package reads its own environment.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +51,7 @@ class TrackedLogger:
     def start(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
         """Begin a run."""
         module = importlib.import_module(self.package)
-        module.init(**self._arguments(run, folder, config, first_step))
+        module.init(**self._arguments(run, folder, config))
         self._module, self._folder = module, folder
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -74,7 +77,7 @@ class TrackedLogger:
     def _table(self, rows: Sequence[Sequence[object]]) -> object:
         return self._module.Table(columns=list(SAMPLE_COLUMNS), data=[list(row) for row in rows])
 
-    def _arguments(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> dict[str, Any]:
+    def _arguments(self, run: str, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "project": self._config.project,
             "name": self._config.name or run,
@@ -82,9 +85,17 @@ class TrackedLogger:
             **self._config.options,
         }
 
+    def _known(self, folder: Path) -> str:
+        """Return what the run was known by when it was last logged from this folder, empty if it never was."""
+        kept = folder / f"{self.package}-id"
+        return kept.read_text().strip() if kept.exists() else ""
+
+    def _keep(self, folder: Path, known_by: object) -> None:
+        (folder / f"{self.package}-id").write_text(f"{known_by}\n")
+
 
 class TrackioLogger(TrackedLogger):
-    """The logger `trackio`: local by default, `trackio show` opens it. A run goes on under its name."""
+    """The logger `trackio`: local by default, `trackio show` opens it. It knows a run by its name."""
 
     package = "trackio"
 
@@ -93,39 +104,44 @@ class TrackioLogger(TrackedLogger):
 
         return self._module.Table(dataframe=DataFrame(list(rows), columns=list(SAMPLE_COLUMNS)))
 
-    def _arguments(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> dict[str, Any]:
-        return {"resume": "allow" if first_step else "never", **super()._arguments(run, folder, config, first_step)}
+    def _arguments(self, run: str, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._known(folder)
+        arguments = super()._arguments(known or run, folder, config)
+        self._keep(folder, arguments["name"])
+        return {"resume": "allow" if known else "never", **arguments}
 
 
 class WandbLogger(TrackedLogger):
-    """The logger `wandb`. `options: {mode: offline}` keeps it on this machine.
-
-    The run's id is the file `wandb-id` in the run folder: a resume goes on with the same run.
-    """
+    """The logger `wandb`. `options: {mode: offline}` keeps it on this machine."""
 
     package = "wandb"
 
-    def _arguments(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> dict[str, Any]:
-        kept = folder / "wandb-id"
-        known = kept.read_text().strip() if first_step and kept.exists() else ""
+    def _arguments(self, run: str, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._known(folder)
         arguments = {
             "dir": str(folder),
             "id": known or secrets.token_hex(4),
-            "resume": "allow" if first_step else None,
-            **super()._arguments(run, folder, config, first_step),
+            "resume": "allow" if known else None,
+            **super()._arguments(run, folder, config),
         }
-        kept.write_text(str(arguments["id"]) + "\n")
+        self._keep(folder, arguments["id"])
         return arguments
 
 
 class SwanlabLogger(TrackedLogger):
-    """The logger `swanlab`. `options: {mode: local}` keeps it on this machine."""
+    """The logger `swanlab`. `options: {mode: local}` keeps it on this machine, where it continues no run."""
 
     package = "swanlab"
 
     def _samples(self) -> dict[str, Any]:
         return {}
 
-    def _arguments(self, run: str, folder: Path, config: Mapping[str, Any], first_step: int) -> dict[str, Any]:
-        arguments = super()._arguments(run, folder, config, first_step)
-        return {"experiment_name": arguments.pop("name"), "logdir": str(folder / "swanlab"), **arguments}
+    def _arguments(self, run: str, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = super()._arguments(run, folder, config)
+        arguments = {"experiment_name": arguments.pop("name"), "logdir": str(folder / "swanlab"), **arguments}
+        if (arguments.get("mode") or os.environ.get("SWANLAB_MODE") or "online") not in ("online", "cloud"):
+            return arguments  # there it refuses an id
+        known = self._known(folder) or secrets.token_hex(11)[:21]  # the length that earlier versions ask for
+        arguments = {"id": known, "resume": "allow", **arguments}  # `never`, its default, refuses an id, too
+        self._keep(folder, arguments["id"])
+        return arguments
