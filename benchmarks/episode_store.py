@@ -1,7 +1,9 @@
 """What keeping every episode costs a run: seconds of a quickstart's steps with the store against those without it.
 
-The runs alternate. Beside that: seconds to write the episodes of one step of the last run, as the store writes
-them, as a Parquet row group and as lines of JSON, each whole on its way to the disk once a step.
+The ratio is the median over rounds of the ratio of the two runs of one round, which of them is first alternates: the
+load of the machine changes slower than a round takes, and what a round leaves behind meets both alike. Beside that:
+seconds to write the episodes of one step of the last run, as the store writes them, as a Parquet row group and as
+lines of JSON, each whole on its way to the disk once a step.
 """
 
 from __future__ import annotations
@@ -33,30 +35,38 @@ TARGET = 1.02
 def main() -> int:
     """Run in turns, write the result."""
     options = frame.parser(__doc__).parse_args()
-    steps, repeats = (4, 1) if options.quick else (60, 5)
-    seconds: dict[str, list[float]] = {"without": [], "with": []}
+    steps, rounds = (4, 2) if options.quick else (60, 9)
+    keep = {"without": 0, "with": 100_000}
+    seconds: dict[str, list[float]] = {name: [] for name in keep}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = runs.starting_model("spell", folder, quick=options.quick)
-        last = folder
-        for number in range(repeats):
-            for name, keep in (("without", 0), ("with", 100_000)):
+        for number in range(rounds):
+            for name in sorted(keep, reverse=number % 2 == 0):
                 out = folder / f"{name}-{number}"
-                found = runs.areal_train("spell", model, out, [f"steps={steps}", f"episodes.keep={keep}"])
+                found = runs.areal_train("spell", model, out, [f"steps={steps}", f"episodes.keep={keep[name]}"])
                 seconds[name].append(found.after_first_s)
-                last = out
+        last = folder / f"with-{rounds - 1}"
         formats = written(last, folder, repeats=3 if options.quick else 30)
         size = (last / schema.FILE).stat().st_size
         with Reader(last) as reader:
             episodes = reader.count()
-    ratio = statistics.median(seconds["with"]) / statistics.median(seconds["without"])
+    ratios = [ours / theirs for ours, theirs in zip(seconds["with"], seconds["without"], strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
     result = frame.Result(
         name="episode_store",
         ratio=ratio,
         target=TARGET,
         what="seconds of steps with every episode kept / without",
         lower_is_better=True,
-        details={"seconds": seconds, "steps": steps, "bytes_per_episode": size / episodes, "formats": formats},
+        details={
+            "ratios": ratios,
+            "quartiles": [low, high],
+            "seconds": seconds,
+            "steps": steps,
+            "bytes_per_episode": size / episodes,
+            "formats": formats,
+        },
     )
     return frame.finish(result, quick=options.quick)
 
