@@ -118,10 +118,12 @@ def refused(run: LiveRun) -> Refusal:
     """Let the run fail, and check what holds for every failure."""
     code, output = run.watch()
     (start,) = [match.start() for match in re.finditer(r"^[A-Z]\w+: .*\[AREAL-E\d+\]", output, re.MULTILINE)]
-    error, _, hint = output[start:].rstrip().partition("\nstep-")  # how to go on, if there is a state
+    error, _, hint = output[start:].rstrip().partition(". To continue: ")  # if there is something to go on with
+    error, told = error.rpartition("\n")[::2] if hint else (error, "")
 
     assert code > 0 and "Traceback" not in output, output
-    assert not hint or re.fullmatch(r"\d+ is saved\. To continue: areal train --resume \S+", hint), hint
+    assert not hint or re.fullmatch(r"areal train --resume \S+", hint), hint
+    assert not hint or re.fullmatch(r"step-\d+ is saved|no checkpoint yet, the run goes on from its beginning", told)
     assert "\n  why: " in error and "\n  fix: " in error, error
     assert len(error.splitlines()) <= 12, f"nobody reads this:\n{error}"
     assert run.survivors() == []

@@ -151,7 +151,7 @@ def test_kill_9_between_checkpoints_trains_every_prompt_exactly_once(
     assert sorted(trained) == sorted(f"train/0/{row}" for row in range(9 * 16))
 
 
-def test_ctrl_c_before_the_first_step_says_that_there_is_nothing_to_resume(tmp_path: Path, model: Path) -> None:
+def test_ctrl_c_before_the_first_step_says_whether_there_is_something_to_resume(tmp_path: Path, model: Path) -> None:
     """It ends at once, without an evaluation, and the folder can be used again."""
     folder = tmp_path / "run"
     with live_run(command(folder, model, "steps=5"), folder) as run:
@@ -161,5 +161,6 @@ def test_ctrl_c_before_the_first_step_says_that_there_is_nothing_to_resume(tmp_p
 
         assert code == 130, output
         assert "start the run again" in output or "--resume" in output
-        assert ("--resume" in output) == bool(list(folder.glob("checkpoints/step-*")))
+        begun = (folder / "loop.json").exists() or list(folder.glob("checkpoints/step-*"))
+        assert ("--resume" in output) == bool(begun)
         assert run.survivors() == []

@@ -34,6 +34,8 @@ _PATIENCE_S = 900.0
 """For one start of one run on a busy machine; a run that hangs is a fault."""
 _SPARES = {TRAINER: 2 * (STEPS + 1), REPLICA: 2 + STEPS}
 """Trainers and replicas a run starts at most, which loses one in each step; without a loss there are two."""
+RESUMED, RESUMED_FROM_BEGINNING = "resumed", "resumed from the beginning"
+"""How a run went on whose controller was killed: from its last checkpoint, or without one."""
 _STEP = re.compile(r"step (\d+): ")
 
 
@@ -159,12 +161,9 @@ class Enumeration:
             if not new or (ended is not None and code not in ended):
                 faults.append(f"it stops with {code}: {output[-2000:]}")
                 break
-            # Resume from the last checkpoint, or begin anew where the run had not come to one.
-            if any(path.suffix != ".partial" for path in run.glob("checkpoints/step-*")):
-                endings[new[-1]], words = "resumed", ("train", "--resume", str(run))
-            else:
-                shutil.rmtree(run)
-                endings[new[-1]], words = "began anew", self._words(run)
+            saved = any(path.suffix != ".partial" for path in run.glob("checkpoints/step-*"))
+            endings[new[-1]] = RESUMED if saved else RESUMED_FROM_BEGINNING
+            words = ("train", "--resume", str(run))
         record.unlink(missing_ok=True)
         if not faults:
             shutil.rmtree(run)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .__main__ import read_verdicts
-from .enumeration import STEPS, Case, Enumeration, Mode, Verdict
+from .enumeration import RESUMED, RESUMED_FROM_BEGINNING, STEPS, Case, Enumeration, Mode, Verdict
 from .killed_run import CONTROLLER, CTRL_C, REPLICA, REWARD, TRAINER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,9 +28,11 @@ SAMPLE = [
     Case(mode=Mode.ASYNCHRONOUS, victim=CONTROLLER, boundary="step 2: ask actor save_state #1"),
     Case(mode=Mode.ASYNCHRONOUS, victim=REPLICA, boundary="step 3: answer rollout receive_weights #1"),
     Case(mode=Mode.ASYNCHRONOUS, victim=CONTROLLER, boundary="step 4: event batch_handed_over #1"),
+    Case(mode=Mode.SYNCHRONOUS, victim=CONTROLLER, boundary="step 1: group #2"),
+    Case(mode=Mode.ASYNCHRONOUS, victim=CONTROLLER, boundary="step 2: answer actor train_step #1"),
     Case(mode=Mode.SYNCHRONOUS, victim=CTRL_C, boundary="step 2: ask actor send_weights #1"),
 ]
-"""Between training and weights, within an update, within a checkpoint, while episodes wait."""
+"""Between training and weights, within an update, within a checkpoint, while episodes wait, before any checkpoint."""
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", SAMPLE, ids=str)
 def test_every_prompt_is_trained_once_whoever_is_killed_wherever(folder: Path, case: Case) -> None:
     """Each step is whole, bound and lengths are kept; a synchronous run has the bits of the one that nobody killed."""
-    ends = case.victim in (CONTROLLER, CTRL_C)  # before the first checkpoint there is nothing to resume
-    endings = ("resumed", "began anew") if ends else ("went on",)
+    ends = case.victim in (CONTROLLER, CTRL_C)
+    endings = (RESUMED, RESUMED_FROM_BEGINNING) if ends else ("went on",)
 
     verdict = read_verdicts(folder)[case]
 

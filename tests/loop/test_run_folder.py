@@ -60,7 +60,7 @@ def test_a_folder_with_a_run_is_not_mixed_with_another(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as resumable, folder.held(resume=False):
         pass
 
-    assert "--resume" not in without.value.fix
+    assert "--resume" not in without.value.fix, "whatever made these steps, it began elsewhere"
     assert f"areal train --resume {tmp_path}" in resumable.value.fix
     with RunFolder(tmp_path).held(resume=False, archive=True):
         assert not folder.metrics.exists()
@@ -109,12 +109,38 @@ def test_an_archived_run_is_readable_by_those_who_could_read_it_before(tmp_path:
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
-    """A folder without a complete checkpoint cannot be resumed."""
+    """A folder that no run was started in cannot be resumed, nor one with steps that began somewhere unknown."""
     folder = RunFolder(tmp_path)
     (tmp_path / "checkpoints" / "step-000004.partial").mkdir(parents=True)
+    folder.config.write_text("name: mine")
 
     with pytest.raises(RunFolderError, match="nothing to resume"), folder.held(resume=True):
         pass
+    folder.events.touch()
+    folder.metrics.write_text("{}\n")
+    with pytest.raises(RunFolderError, match="nothing to resume"), folder.held(resume=True):
+        pass
+
+    assert folder.config.read_text() == "name: mine"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_without_a_checkpoint_is_resumed_where_it_is(tmp_path: Path, begun: bool) -> None:
+    """Nothing of it is moved aside; whoever asks is told the command once there are episodes to go on with."""
+    folder = RunFolder(tmp_path)
+    folder.events.write_text('{"kind": "run_started"}\n')
+    if begun:
+        folder.beginning.write_text("{}")
+        folder.metrics.write_text('{"step": 1}\n')
+        with pytest.raises(RunFolderError) as refused, folder.held(resume=False):
+            pass
+        assert f"continue it with: areal train --resume {tmp_path}" in refused.value.fix
+
+    with folder.held(resume=True):
+        assert folder.latest() is None and folder.events.stat().st_size
+
+    wanted = f"no checkpoint yet, the run goes on from its beginning. To continue: areal train --resume {tmp_path}"
+    assert folder.how_to_go_on() == (wanted if begun else "")
 
 
 def test_a_checkpoint_appears_all_at_once(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import psutil
 from attrs import define, field
 
 from areal_core.cli.main import INTERRUPTED
+from areal_core.loop.run_folder import RunFolder
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Filter, Reader
 from areal_tasks.quickstart.quickstart import preset_path
@@ -131,7 +132,7 @@ class Machine:
         return self._areal(run, "--resume", str(run), *overrides)
 
     def again(self, run: Path, *overrides: str) -> Start:
-        """Resume it, or start it anew where it had not come to a checkpoint, as its last words say."""
+        """Resume it, or start it anew where it had not come to its beginning, as its last words say."""
         if resumable(run):
             return self.resume(run, *overrides)
         return self.new(run, "--archive", *overrides)
@@ -189,8 +190,8 @@ def _size(path: Path) -> int:
 
 
 def resumable(run: Path) -> bool:
-    """Tell whether a run has a whole checkpoint."""
-    return any(path.suffix != ".partial" for path in run.glob("checkpoints/step-*"))
+    """Tell whether a run says that it can go on: from a whole checkpoint, or from its beginning."""
+    return bool(RunFolder(run).how_to_go_on())
 
 
 def last_step(run: Path) -> int:

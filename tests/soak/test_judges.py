@@ -111,7 +111,7 @@ def test_a_segment_and_a_socket_that_are_left_are_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "output", "told"),
     [
-        (INTERRUPTED, "stopped before the first checkpoint; start the run again", []),
+        (INTERRUPTED, "stopped before its beginning; start the run again", []),
         (-signal.SIGINT, "interrupted", []),
         (1, "start the run again", ["it ends with 1"]),
         (INTERRUPTED, "Traceback (most recent call last)\nstart the run again", ["it prints a traceback"]),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def train_command(
     config: Path | None = None,
     *overrides: str,
-    resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last checkpoint.")] = None,
+    resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last state.")] = None,
     dry_run: Annotated[bool, Parameter(help="Print the resolved plan and stop; no model is loaded.")] = False,
     archive: Annotated[
         bool, Parameter(help="Move an earlier run in the folder aside, to <folder>.1, and start.")
@@ -101,7 +101,7 @@ def train(
 
     Args:
         registry: where plugins are looked up; the process's own if None.
-        resume: continue the run in `run.out` from its last checkpoint.
+        resume: continue the run in `run.out` from its last checkpoint, or from its beginning.
         dry_run: print the plan and stop.
         archive: move an earlier run in the folder aside instead of refusing.
         quiet: print nothing; errors are raised.
@@ -172,9 +172,8 @@ def _close(outcome: RunOutcome, console: Console) -> int:
 
 
 def _how_to_resume(folder: RunFolder) -> str:
-    if (latest := folder.latest()) is None:
-        return "stopped before the first checkpoint; start the run again"
-    return f"stopped; {latest.name} is saved. To continue: areal train --resume {folder.root}"
+    how = folder.how_to_go_on()
+    return f"stopped; {how}" if how else "stopped before its beginning; start the run again"
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

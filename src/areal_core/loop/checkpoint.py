@@ -25,7 +25,7 @@ from attrs import Factory, asdict, frozen
 
 from areal_core.config.schema import CheckpointConfig
 from areal_core.contract.clock import Clock, SystemClock
-from areal_core.contract.errors import CheckpointError, StorageError
+from areal_core.contract.errors import CheckpointError, StorageError, storage_errors
 from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.train_group import TrainGroup
@@ -76,7 +76,7 @@ async def begin_checkpoint(
                 await (group.begin_state if background else group.save_state)(path / group.role)
                 begun += [group] if background else []
             await learner.actor.save_weights(path / "model")
-            _write_progress(path, progress, groups)
+            _write_progress(path / "loop.json", progress, [group.role for group in groups])
         except Exception:
             with suppress(Exception):  # what went wrong first is told
                 await _finish_states(begun)
@@ -230,6 +230,18 @@ def read_progress(path: Path) -> Progress:
     return Progress(version=read["version"], tasks=read["tasks"], totals=read["totals"], record=read.get("record", {}))
 
 
+def save_beginning(folder: RunFolder, tasks: Mapping[str, Any]) -> None:
+    """Write where a run goes on that has no checkpoint yet, at once. Any: plain data.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    unnamed = folder.beginning.with_suffix(".part")
+    with storage_errors(folder.beginning):
+        _write_progress(unnamed, Progress(version=0, tasks=tasks, totals={}), ())
+        unnamed.rename(folder.beginning)
+
+
 async def restore(path: Path, learner: Learner, progress: Progress) -> None:
     """Bring every training role back to a checkpoint."""
     await learner.actor.load_state(path / "actor")
@@ -252,9 +264,9 @@ async def _finish_states(groups: Sequence[TrainGroup]) -> None:
         raise errors[0]
 
 
-def _write_progress(path: Path, progress: Progress, groups: Sequence[TrainGroup]) -> None:
-    record = {"format": _FORMAT, **asdict(progress, recurse=False), "roles": [group.role for group in groups]}
-    with (path / "loop.json").open("w") as stream:
+def _write_progress(path: Path, progress: Progress, roles: Sequence[str]) -> None:
+    record = {"format": _FORMAT, **asdict(progress, recurse=False), "roles": roles}
+    with path.open("w") as stream:
         json.dump(record, stream, default=str)
         stream.flush()
         os.fsync(stream.fileno())

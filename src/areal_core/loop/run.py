@@ -28,7 +28,7 @@ from areal_core.fleet.elastic import ElasticFleet, tell_news
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
-from areal_core.loop.checkpoint import Progress, read_progress, restore
+from areal_core.loop.checkpoint import Progress, read_progress, restore, save_beginning
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
@@ -62,7 +62,7 @@ from areal_core.rollout.tasks import TaskSource
 from areal_core.worker.supervise import Supervisor
 
 BEGINNING = Progress(version=0, tasks={"version": 0, "tasks": {"frontier": 0, "used": (), "attempts": {}}}, totals={})
-"""Where a run starts again that has no checkpoint: what it had trained is taken back."""
+"""Where a run goes on that ended before it had written its own: what it had trained is taken back."""
 Rows = Sequence[Mapping[str, Any]]  # Any: the data set decides what a row holds
 
 
@@ -91,7 +91,8 @@ class Run:
         """Run to the end.
 
         Args:
-            resume: continue from the last checkpoint in the run folder; without, `start` may be one of another run.
+            resume: continue from the last checkpoint in the run folder, from the run's beginning if there is none;
+                without, `start` may be a checkpoint of another run.
             archive: move an earlier run in the folder aside.
 
         Raises:
@@ -100,7 +101,8 @@ class Run:
         """
         with self._folder.held(resume=resume, archive=archive):
             checkpoint = self._folder.latest() if resume else start
-            progress = read_progress(checkpoint) if checkpoint else Progress(version=0, tasks={}, totals={})
+            new = checkpoint is None and not resume
+            progress = Progress(version=0, tasks={}, totals={}) if new else self._progress(checkpoint)
             tell_changes: TellChanges | None = extension("changes") if resume else None
             changed = tell_changes(self._folder.config, self._config) if tell_changes else ""
             with storage_errors(self._folder.config):
@@ -121,7 +123,7 @@ class Run:
             steps=self._config.steps,
             plan=describe_plan(self._plan),
             version=progress.version,
-            resumed=checkpoint is not None,
+            resumed=bool(progress.tasks),
             max_staleness=self._config.rollout.max_staleness,
             train_backend=str(self._plan.role("actor").backend),
             infer_backend=str(self._plan.role("rollout").backend),
@@ -130,19 +132,25 @@ class Run:
         try:
             while (version := await self._start_and_train(events, checkpoint, progress)) is None:
                 checkpoint = self._folder.latest() or checkpoint
-                progress = read_progress(checkpoint) if checkpoint else BEGINNING
+                progress = self._progress(checkpoint)
             status = "finished" if version >= self._config.steps else "stopped"
         except asyncio.CancelledError:
             status = "stopped"
             raise
         except BaseException as exc:
             error = exc
-            if (latest := self._folder.latest()) is not None:
-                exc.add_note(f"{latest.name} is saved. To continue: areal train --resume {self._folder.root}")
+            if how := self._folder.how_to_go_on():
+                exc.add_note(how)
             raise
         finally:
             summary = self._end(events, status, error)
         return RunOutcome(finished=status == "finished", step=version, folder=self._folder, summary=summary)
+
+    def _progress(self, checkpoint: Path | None) -> Progress:
+        """Return where the run goes on: at a checkpoint, or at its beginning with the rows it began with."""
+        if checkpoint is None and not self._folder.beginning.exists():
+            return BEGINNING
+        return read_progress(checkpoint or self._folder.root)
 
     def _end(self, events: EventLog, status: str, error: BaseException | None) -> Mapping[str, Any]:
         """Write down how the run ended, also for people by whoever offers it; return the summary. Any: plain data."""
@@ -345,6 +353,8 @@ class Run:
         )
         if progress.tasks:
             executor.restore(progress.tasks)
+        if progress.version == 0:
+            save_beginning(self._folder, executor.state())
         return executor
 
     async def _data(self, tokenizer: Tokenizer, events: EventLog) -> tuple[RolloutWorkflow, Rows, Rows]:

@@ -1,6 +1,6 @@
 """The folder of one run: who owns it, what is in it, where the last resume point is.
 
-    config.yaml metrics.jsonl events.jsonl logs/ checkpoints/step-000040/
+    config.yaml metrics.jsonl events.jsonl loop.json logs/ checkpoints/step-000040/
     report.html reward.png summary.json
 
 Knows: names, the lock, atomic directories.
@@ -33,6 +33,8 @@ class RunFolder:
         """One JSON object per step."""
         self.events = self.root / "events.jsonl"
         """The journal of what happened."""
+        self.beginning = self.root / "loop.json"
+        """Where the run goes on as long as it has no checkpoint; it is there before the first episode."""
         self.logs = self.root / "logs"
         """One log per worker."""
         self.summary = self.root / "summary.json"
@@ -90,22 +92,23 @@ class RunFolder:
     def _prepare(self, *, resume: bool, archive: bool) -> None:
         """Refuse, or move aside, what does not fit with the run about to start."""
         self.drop_partial()
-        checkpoint = self.latest()
-        if resume and checkpoint is None:
+        steps = self.metrics.exists() and self.metrics.stat().st_size > 0
+        # A run that has not come to its beginning is resumed like a new one; a replay, say, has steps and none.
+        if resume and not self.how_to_go_on() and (steps or not self.events.exists()):
             raise RunFolderError(
                 f"run folder {self.root} has nothing to resume",
-                why="it holds no complete checkpoint",
+                why=f"it holds neither a complete checkpoint nor {self.beginning.name}, where a run begins",
                 fix="start the run without --resume, into another folder with out=DIR",
             )
         if resume or not self.metrics.exists():
             return
-        # A run that failed before its first step left nothing worth keeping but its log, and no way to resume it.
-        if not archive and (checkpoint is not None or self.metrics.stat().st_size):
+        # A run that failed before its first step does not stand in the way of whoever corrects it.
+        if not archive and (steps or self.latest() is not None):
             resumable = f"continue it with: areal train --resume {self.root}, or "
             raise RunFolderError(
                 f"run folder {self.root} already holds a run",
                 why="its metrics and checkpoints would be mixed up",
-                fix=f"{resumable if checkpoint else ''}move it aside and start anew with --archive, "
+                fix=f"{resumable if self.how_to_go_on() else ''}move it aside and start anew with --archive, "
                 "or choose another folder with out=DIR",
             )
         self._archive()
@@ -120,6 +123,14 @@ class RunFolder:
         """Return the newest complete checkpoint."""
         complete = self.checkpoints()
         return complete[-1] if complete else None
+
+    def how_to_go_on(self) -> str:
+        """Say from where the run can go on, and with which command; nothing as long as it has not begun."""
+        latest = self.latest()
+        if latest is None and not self.beginning.exists():
+            return ""
+        where = f"{latest.name} is saved" if latest else "no checkpoint yet, the run goes on from its beginning"
+        return f"{where}. To continue: areal train --resume {self.root}"
 
     def drop_partial(self) -> None:
         """Remove what a run that was killed, or its workers, left of checkpoints that were not complete."""

@@ -37,14 +37,14 @@ def cause_of(status: str, journal: Journal, *, resumable: str | None = None) -> 
     """Return what ended a run badly, None for one that goes on or ended well.
 
     Args:
-        resumable: the run's folder, if it holds a checkpoint to go on from.
+        resumable: the run's folder, if there is something to go on with.
     """
     go_on = f"areal train --resume {resumable}" if resumable else ""
     if status == "crashed":
         return Cause(
             what="The run ended without a word",
             why="its controller was killed (kill -9, no memory left, power); what it had written until then is below",
-            fix=go_on or "start it again; without a checkpoint there is nothing to go on from",
+            fix=go_on or "start it again; it had not begun to make episodes",
         )
     if status != "failed":
         return None

@@ -90,7 +90,7 @@ def write_html(
         history=history,
         journal=journal,
         completions=last_completions(files.root),
-        resumable=str(files.root) if RunFolder(files.root).latest() else None,
+        resumable=str(files.root) if RunFolder(files.root).how_to_go_on() else None,
         traces=traces_of(files.root),
         plan="\n".join(part for part in (str(journal.started.get("plan", "")), *lines) if part),
         versions=_versions(),
