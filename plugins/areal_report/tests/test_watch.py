@@ -247,3 +247,22 @@ def test_the_effective_sample_size_is_a_share() -> None:
     assert even["train/effective_sample_size"] == 1.0
     assert odd["train/effective_sample_size"] == pytest.approx(3.5**2 / (4 * 3.75))
     assert measures({}, []) == {}
+
+
+def test_every_step_says_how_many_tokens_a_second_went_by() -> None:
+    """Over the window of the report, each count by its own clock; a resumed run waits for a second record."""
+
+    def record(step: int) -> dict[str, Any]:
+        counts = {"tokens_trained": 100 * step**2, "tokens_generated": 300 * step, "wall_s": 2.0 * step}
+        return {"step": step, **counts, "infer_wall_s": 1.5 * step}
+
+    steps = [record(step) for step in range(1, 13)]
+    judge = make_watch({}, lambda *_, **__: None, lambda _: None)
+    for step in steps:
+        judge(step, ())
+    (resumed,) = [record(7)]
+    make_watch({}, lambda *_, **__: None, lambda _: None)(resumed, ())
+
+    assert [step["tokens_per_s/generated"] for step in steps] == [200.0] * 12
+    assert [steps[n]["tokens_per_s/trained"] for n in (0, 9, 11)] == [50.0, 500.0, 100 * (12**2 - 2**2) / 20]
+    assert not [name for name in resumed if name.startswith("tokens_per_s")]

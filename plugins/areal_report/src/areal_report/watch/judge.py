@@ -18,6 +18,7 @@ from areal_core.plugins.structure import structure
 from areal_report.watch.config import WARN, GuardConfig
 from areal_report.watch.measures import Groups, measures
 from areal_report.watch.rules import Record, Rule, rules
+from areal_report.watch.speed import Speed
 
 
 class GuardStop(TrainError, code="E603"):
@@ -43,10 +44,11 @@ class Judge:
         watched = ((rule, getattr(config.warn, rule.name), getattr(config, rule.name)) for rule in rules())
         self._watches = [_Watch(rule, warn, stop, config.patience) for rule, warn, stop in watched]
         self._tell, self._note = tell, note
+        self._speed = Speed()
 
     def __call__(self, record: dict[str, Any], groups: Groups) -> ArealError | None:
         """Add what the episodes were like and which warnings hold, tell of changes, return what ends the run."""
-        record.update(measures(record, groups))
+        record.update(measures(record, groups) | self._speed.measure(record))
         ends: ArealError | None = None
         for watch in self._watches:
             if watch.take(record):
