@@ -65,6 +65,34 @@ def test_an_event_is_on_disk_before_write_returns(tmp_path: Path) -> None:
     assert [event["kind"] for event in read_lines(path)] == ["started"]
 
 
+@given(content=st.binary(max_size=40).map(lambda found: found.replace(b"x", b"\n")) | st.text("a\n").map(str.encode))
+def test_a_journal_is_cut_after_its_last_whole_line_whatever_its_blocks(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    """The end is found from behind, with torn tails that are shorter and longer than what is read at a time."""
+    path = tmp_path_factory.mktemp("run") / "events.jsonl"
+    path.write_bytes(content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("areal_core.observe.jsonl._BLOCK", 3)
+        JsonLines(path).close()
+
+    assert path.read_bytes() == content[: content.rfind(b"\n") + 1]
+
+
+def test_going_on_with_a_long_journal_reads_its_end_alone(tmp_path: Path) -> None:
+    """However long the run was, a resume holds a block of its journal in memory."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes((b'{"kind":"row"}' + b"\n") * 1_000_000 + b"torn")
+
+    tracemalloc.start()
+    JsonLines(path).close()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert path.stat().st_size == 15_000_000 and peak < 1_000_000
+
+
 @given(records=st.lists(Values, min_size=1, max_size=5), cut=st.integers(1, 200))
 def test_a_torn_last_line_is_ignored_and_written_over(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, float]], cut: int

@@ -20,6 +20,7 @@ from areal_core.contract.errors import StorageError
 
 PATIENCE_S = 60.0
 """How long lines wait for room on a disk that is full."""
+_BLOCK = 1 << 16
 
 
 class JsonLines:
@@ -32,7 +33,7 @@ class JsonLines:
         self.path, self._now = path, now
         self._waiting, self._full_s = b"", -math.inf
         try:
-            end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0  # of the last whole line
+            end = _end_of_lines(path) if path.exists() else 0
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._file, end)
         except OSError as error:
@@ -107,6 +108,19 @@ def rewrite(path: Path, records: Iterator[dict[str, Any]]) -> None:
     finally:
         lines.close()
     unnamed.rename(path)
+
+
+def _end_of_lines(path: Path) -> int:
+    """Return where the last whole line ends; reads back from the end of the file, a block at a time."""
+    with path.open("rb") as lines:
+        end = lines.seek(0, os.SEEK_END)
+        while end:
+            begin = max(0, end - _BLOCK)
+            lines.seek(begin)
+            if (found := lines.read(end - begin).rfind(b"\n")) >= 0:
+                return begin + found + 1
+            end = begin
+    return 0
 
 
 def _plain(value: Any) -> Any:
