@@ -108,10 +108,14 @@ class LiveRun:
         return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
     def left_in_shared_memory(self) -> list[str]:
-        """Return the names in /dev/shm that processes of this run made: they carry the process id."""
+        """Return the names in /dev/shm that processes of this run made: they carry the process id, whole."""
         mine = {self.process.pid, *(process.pid for process in self.processes)}
         there = Path("/dev/shm").iterdir() if Path("/dev/shm").is_dir() else ()
-        return [path.name for path in there if mine.intersection(map(int, re.findall(r"\d+", path.name)))]
+        return [
+            path.name
+            for path in there
+            if mine.intersection(map(int, re.findall(r"(?<![^\W_])\d+(?![^\W_])", path.name)))
+        ]
 
     def _look(self) -> None:
         try:

@@ -23,13 +23,16 @@ def test_only_what_a_run_made_is_left_by_it(tmp_path: Path) -> None:
     run = LiveRun(tmp_path, process)
     own, word = SHARED / f"torch_{process.pid}_x", SHARED / f"areal-word-{tmp_path.name}".replace("0", "")
     others = OwnedFolder(SHARED, "areal-test")
+    random = SHARED / f"psm_{process.pid}cabdc"  # letters and digits that chance put together
     try:
         assert run.left_in_shared_memory() == []
         own.touch()
+        random.touch()
         word.touch()
 
         assert run.left_in_shared_memory() == [own.name]
     finally:
         others.close()
         own.unlink()
+        random.unlink()
         word.unlink()

@@ -95,7 +95,11 @@ class Segments:
     def left(self) -> list[str]:
         """Return those that are still there."""
         there = [path.name for path in _SHARED.iterdir()] if _SHARED.is_dir() else []
-        return sorted(n for n in there if n in self._mine or self._pids.intersection(map(int, re.findall(r"\d+", n))))
+        return sorted(
+            n
+            for n in there
+            if n in self._mine or self._pids.intersection(map(int, re.findall(r"(?<![^\W_])\d+(?![^\W_])", n)))
+        )
 
 
 def _role(process: psutil.Process) -> str | None:
