@@ -217,7 +217,7 @@ def _failed(order: EpisodeOrder, exc: BaseException) -> EpisodeFailed:
     """Name the episode; what, why and fix of the original error stay readable."""
     what = f"episode {order.task_id}, member {order.member}, failed"
     if not isinstance(exc, ArealError):
-        fix = "correct the workflow; for a row it cannot use, arun_episode may return None"
+        fix = f"see its row and output: areal episodes RUN --task {order.task_id}; returning None rejects a row"
         return EpisodeFailed(what, why=told(exc), fix=fix)
     why = exc.what if isinstance(exc, EpisodeFailed) else f"{type(exc).__name__}: {exc.what}"
     return EpisodeFailed(what, why=f"{why}\n    {exc.why}" if exc.why else why, fix=exc.fix)
