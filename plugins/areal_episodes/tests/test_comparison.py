@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from areal_episodes.replaying.comparison import Comparison, comparable, first_difference
+from areal_core.contract.errors import StorageError
+from areal_core.observe.jsonl import read_lines
+from areal_episodes.replaying.comparison import Comparison, first_difference
+from areal_episodes.replaying.run_steps import RunSteps
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
 
@@ -48,7 +54,7 @@ def test_no_metric_that_depends_on_time_is_compared() -> None:
     timed = re.findall(r"`([^`]+)`", " ".join(rows))
 
     assert {"seconds", "train_busy_s", "train/peak_share"} <= set(timed)
-    assert comparable(dict.fromkeys(timed, 1.0)) == {}
+    assert first_difference(dict.fromkeys(timed, 1.0), {**dict.fromkeys(timed, 2.0), "step": 1}) is None
 
 
 @pytest.mark.parametrize(
@@ -92,3 +98,29 @@ def test_the_first_difference_ends_the_comparison() -> None:
 
     assert (comparison.compared, shown, ended) == (1, [1, 2, 3], [True])
     assert comparison.divergence is not None and comparison.divergence.step == 2
+
+
+@given(steps=st.lists(st.integers(1, 9), max_size=12), torn=st.integers(0, 20))
+def test_the_steps_of_a_run_are_those_of_its_file_read_at_once(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], torn: int
+) -> None:
+    """Of a step that stands twice the last line counts; a torn line is none."""
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    records = [{"step": step, "episodes": 10 * step, "loss": number} for number, step in enumerate(steps)]
+    text = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    path.write_bytes(text[: max(0, len(text) - torn)])
+
+    whole = {int(record["step"]): record for record in read_lines(path)}
+    read = RunSteps(path)
+
+    assert read.episodes == {step: record["episodes"] for step, record in whole.items()}
+    assert {step: read[step] for step in read.episodes} == whole
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    """As every reader of the file does it."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "episodes": 2}\n{"step"\n')
+
+    with pytest.raises(StorageError, match="line 2 of"):
+        RunSteps(path)

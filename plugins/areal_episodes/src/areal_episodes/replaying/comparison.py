@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import frozen
 
@@ -18,6 +18,12 @@ _GIVEN = ("episodes", "reward", "staleness_mean", "staleness_max", "staleness_hi
 _COMPUTED = ("loss", "grad_norm", "lr", "stepped", "sync_bytes", "weights")
 _TIMES = ("_s", "seconds", "/peak_share")
 """How the name of a metric ends that depends on seconds."""
+
+
+class Steps(Protocol):
+    """The lines of a run by step."""
+
+    def __getitem__(self, step: int, /) -> Mapping[str, Any]: ...
 
 
 @frozen(kw_only=True)
@@ -36,7 +42,7 @@ class Divergence:
 class Comparison:
     """A `RunView` that compares every step with the run's own and shows it to another view."""
 
-    def __init__(self, view: RunView, steps: Mapping[int, Mapping[str, Any]], diverged: Callable[[], None]) -> None:
+    def __init__(self, view: RunView, steps: Steps, diverged: Callable[[], None]) -> None:
         """Hold each step against `steps`, and call `diverged` at the first that differs. Any: lines of metrics."""
         self._view, self._steps, self._diverged = view, steps, diverged
         self.compared = 0
@@ -72,11 +78,6 @@ def first_difference(run: Mapping[str, Any], replay: Mapping[str, Any]) -> Diver
         if metric in run and run[metric] != (ours := _written(replay[metric])):
             return Divergence(step=int(replay["step"]), metric=metric, run=run[metric], replay=ours)
     return None
-
-
-def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a line of metrics that do not depend on time. Any: as there."""
-    return {metric: record[metric] for metric in _comparable(record)}
 
 
 def _comparable(record: Mapping[str, Any]) -> Iterator[str]:

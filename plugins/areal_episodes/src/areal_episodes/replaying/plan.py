@@ -6,9 +6,8 @@ Does not know: how a replay runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 from attrs import frozen
@@ -18,9 +17,8 @@ from areal_core.config.placement import PlacementConfig
 from areal_core.config.schema import EvaluationConfig, RoleConfig, RunConfig, WeightSyncConfig
 from areal_core.contract.errors import ConfigError, RunFolderError, StorageError
 from areal_core.loop.run_folder import RunFolder
-from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Reader
-from areal_episodes.replaying.comparison import comparable
+from areal_episodes.replaying.run_steps import RunSteps
 
 _INSTEAD = {"steps": "--to-step N", "out": "--out DIR"}
 _WITHOUT_EFFECT = ("rollout", "data", "evaluation", "episodes", "weight_sync")
@@ -36,8 +34,8 @@ class ReplayPlan:
     last: int
     checkpoint: Path | None
     overridden: bool
-    steps: Mapping[int, Mapping[str, Any]]
-    """The run's own numbers of those steps. Any: as in `metrics.jsonl`."""
+    steps: RunSteps
+    """The run's own numbers of those steps."""
 
 
 def plan_replay(
@@ -62,10 +60,10 @@ def plan_replay(
     """
     run = RunFolder(folder)
     config = _config(run, overrides)
-    steps = {int(record["step"]): comparable(record) for record in read_lines(run.metrics)}
+    steps = RunSteps(run.metrics)
     with Reader(run.root) as reader:
         counts = reader.steps()
-    whole = [step for step, record in sorted(steps.items()) if counts.get(step) == record["episodes"]]
+    whole = [step for step, episodes in sorted(steps.episodes.items()) if counts.get(step) == episodes]
     checkpoint = _checkpoint(run, from_step)
     first = _version(checkpoint) if checkpoint else 0
     last = to_step if to_step is not None else _end_of(whole, first)
@@ -82,7 +80,7 @@ def plan_replay(
         last=last,
         checkpoint=checkpoint,
         overridden=bool(overrides),
-        steps={step: steps[step] for step in range(first + 1, last + 1)},
+        steps=steps,
     )
 
 
