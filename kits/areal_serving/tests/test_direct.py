@@ -65,7 +65,7 @@ class ScriptedSource:
     held: list[str] = field(factory=list)
     closed: int = 0
 
-    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> RankSlot:
+    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "", signs: bool = False) -> RankSlot:
         """Give a slot."""
         self.held.append(held)
         return RankSlot(

@@ -31,6 +31,7 @@ from areal_local.transports.config import CollectiveConfig
 from areal_torch.bucketing import buckets
 from areal_torch.collective.group import BroadcastGroup, choose, local_identity
 from areal_torch.collective.rank_slot import RankSlot, SlotSource
+from areal_torch.collective.signed_store import SignedStore
 
 TENSORS = {
     "embed.weight": torch.arange(600.0).reshape(30, 20),
@@ -130,6 +131,74 @@ def test_the_ends_of_a_group_take_no_connection_once_they_have_met(end: Ends) ->
     assert outcomes[1:] == [FINGERPRINTS] * 2, outcomes
     assert len(ports) >= 4, "the store's, and one of each end"
     assert reached(sorted(ports)) == [store]
+
+
+def test_a_stranger_at_the_store_learns_no_ticket_and_is_not_believed(end: Ends) -> None:
+    """Everybody may list, read and write its keys. None is a ticket, and what is written is nobody's word."""
+    controller, sender, receiver = end(), end(), end()
+    offer = controller.open(1)
+    (own,) = controller.expect(offer, ("one",))
+    where, ticket = offer.location, str(offer.location["ticket"])
+    stranger = TCPStore(str(where["address"]), int(where["port"]), is_master=False, wait_for_workers=False)
+    seen = stranger.list_keys()
+    (receivers,) = (key for key in seen if key.endswith("/receivers"))
+    stranger.set(receivers, json.dumps({"value": ["one", "me"]}))
+
+    sent, received = at_once(lambda: send(sender, offer), lambda: receive(receiver, own))
+
+    assert not any(ticket in text for key in seen for text in (key, stranger.get(key).decode()))
+    assert isinstance(sent, WeightSyncError) and "written by a stranger" in str(sent) and "shm or disk" in str(sent)
+    assert isinstance(received, WeightSyncError)
+    controller.release(offer)
+
+
+@pytest.mark.parametrize("who", ["the sender", "a receiver"])
+def test_a_stranger_who_writes_where_an_end_would_is_not_believed(end: Ends, who: str) -> None:
+    """A manifest or a readiness of somebody else's making ends the transfer; nothing of it is taken."""
+    controller, sender, receiver = end(), end(), end()
+    offer = controller.open(1)
+    (own,) = controller.expect(offer, ("one",))
+    where = offer.location
+    stranger = TCPStore(str(where["address"]), int(where["port"]), is_master=False, wait_for_workers=False)
+    prefix = next(key for key in stranger.list_keys() if key.endswith("/open")).removesuffix("open")
+    told = {"the sender": "manifest", "a receiver": "ready/0"}[who]
+    stranger.set(prefix + told, json.dumps({"value": {"tensors": [], "tied": {}, "ranks": 1, "place": "cpu"}}))
+
+    outcomes = at_once(lambda: send(sender, offer), lambda: receive(receiver, own))
+
+    assert all(isinstance(outcome, WeightSyncError) for outcome in outcomes), outcomes
+    assert any("written by a stranger" in str(outcome) for outcome in outcomes)
+
+
+class Forger(SignedStore):
+    """A stranger's, who finds the keys of a group, and cannot sign."""
+
+    def _signature(self, key: str, value: bytes) -> bytes:
+        return b"0" * 32
+
+
+def test_a_stranger_cannot_join_a_group_in_the_place_of_a_rank(end: Ends) -> None:
+    """The addresses that gloo's ranks tell each other are signed as well."""
+    where = end().open(1).location
+    slot = RankSlot(
+        address=str(where["address"]),
+        port=int(where["port"]),
+        group_name="weights",
+        backend="gloo",
+        first_rank=0,
+        num_ranks=1,
+        world_size=2,
+        timeout_s=20.0,
+        secret="a secret",
+    )
+    lines = [TCPStore(slot.address, slot.port, is_master=False, wait_for_workers=False) for _ in range(2)]
+
+    joined, _ = at_once(
+        lambda: BroadcastGroup(slot, lines[0]), lambda: _make_group(slot, 1, Forger(lines[1], slot.secret))
+    )
+
+    assert isinstance(joined, RuntimeError) and "written by a stranger" in str(joined)
+    assert slot.secret not in repr(slot)
 
 
 def test_an_address_that_is_not_here_is_told(end: Ends) -> None:

@@ -37,10 +37,14 @@ class SlotWeightSource(WeightSource, SlotSource, Protocol):
 
 @frozen(kw_only=True)
 class DirectRanks:
-    """The ranks of a server that take part. `device` tells it from others, as `areal_torch.collective.group.place`."""
+    """The ranks of a server that take part. `device` tells it from others, as `areal_torch.collective.group.place`.
+
+    `signs` tells that they join by `areal_torch.collective.group.BroadcastGroup`: no stranger can join for them.
+    """
 
     count: int
     device: str
+    signs: bool = False
 
 
 class DirectDialect(Protocol):
@@ -171,7 +175,7 @@ class DirectTransfer:
     async def _take(self, api: Api, source: SlotWeightSource, manifest: WeightManifest) -> Mapping[str, str]:
         held = self._group if self._group_of is api else ""
         ranks = await self._dialect.ranks(api, self._spec)
-        slot = await asyncio.to_thread(source.take_slot, ranks.count, device=ranks.device, held=held)
+        slot = await asyncio.to_thread(source.take_slot, ranks.count, device=ranks.device, held=held, signs=ranks.signs)
         if slot.group_name != held:
             self._group = ""
             await self._dialect.join(api, slot, held)

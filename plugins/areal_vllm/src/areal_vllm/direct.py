@@ -25,7 +25,7 @@ class VLLMDirect:
     async def ranks(self, api: Api, spec: InferenceSpec) -> DirectRanks:
         """Ask the workers where they are."""
         workers = await rpc(api, "areal_prepare")
-        return DirectRanks(count=len(workers), device=workers[0]["place"])
+        return DirectRanks(count=len(workers), device=workers[0]["place"], signs=True)
 
     async def join(self, api: Api, slot: RankSlot, held: str) -> None:
         """Have every worker join; it leaves the group it has by itself."""

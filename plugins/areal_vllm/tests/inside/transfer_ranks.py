@@ -143,7 +143,7 @@ def serve(folder: Path) -> dict[str, Any]:
     for version in (1, 2):
         source = transport.source(Offer(**hear(folder, f"offer-{version}")))
         specs = source.manifest.tensors
-        slot = source.take_slot(1, device=place(), held=held)
+        slot = source.take_slot(1, device=place(), held=held, signs=True)
         if slot.group_name != held:
             engine.init_transfer_engine(engine.parse_init_info(attrs.asdict(slot)))
             held = slot.group_name

@@ -23,6 +23,7 @@ from areal_core.contract.errors import WeightSyncError
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_torch.collective.rank_slot import RankSlot
+from areal_torch.collective.signed_store import SignedStore
 from areal_torch.newcomers import drop_newcomers, left_listening
 
 GLOO, NCCL, HCCL = "gloo", "nccl", "hccl"
@@ -43,7 +44,8 @@ class BroadcastGroup:
         self.slot = slot
         kind = _torch_type(slot.backend)
         # The keys of `init_custom_process_group`, as engines have it: one prefix from it, two from torch.
-        inner = PrefixStore(slot.group_name, store)
+        self._store = SignedStore(store, slot.secret) if slot.secret else store
+        inner = PrefixStore(slot.group_name, self._store)
         inner = PrefixStore(f"{kind}/", PrefixStore(f"{slot.group_name}/", inner))
         self._group: Any = _make(slot, inner)  # Any: backends have no common typed base
         self.device = torch.device(kind)

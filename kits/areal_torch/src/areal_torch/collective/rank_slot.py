@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from attrs import frozen
+from attrs import field, frozen
 
 
 @frozen(kw_only=True)
@@ -17,6 +17,7 @@ class RankSlot:
 
     The group is the one `torch.distributed.init_process_group(backend, init_method="tcp://address:port", ...)` makes
     in a store under the prefix `group_name`, with that group name: what SGLang's `init_weights_update_group` does.
+    Where `secret` is not "" that store is a `SignedStore` with it, as `BroadcastGroup` makes one.
     In it every tensor of the manifest is one broadcast from rank 0, in the announced order.
 
     Example: RankSlot(address="127.0.0.1", port=40123, group_name="areal-1f0c", backend="gloo", first_rank=1,
@@ -31,6 +32,7 @@ class RankSlot:
     num_ranks: int
     world_size: int
     timeout_s: float
+    secret: str = field(default="", repr=False)
 
 
 @runtime_checkable
@@ -40,11 +42,12 @@ class SlotSource(Protocol):
     `manifest` tells them what comes; `close` before the end ends the transfer for everybody.
     """
 
-    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> RankSlot:
+    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "", signs: bool = False) -> RankSlot:
         """Take part with `num_ranks` ranks of the engine's own, on `device`; once, instead of `buckets`.
 
         Blocks until every receiver has come. `held` is the name of the group the engine's workers still have from the
         transfer before: where the slot has the same name they need not join again, else they must leave that one.
+        `signs` tells that they will use `RankSlot.secret`; it is "" unless every receiver does.
 
         Raises:
             WeightSyncError: the transfer was given up; says by whom.

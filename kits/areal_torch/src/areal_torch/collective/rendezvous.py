@@ -9,7 +9,8 @@
     said/..    why it left       anyone       before the end
 
 Knows: keys, waits and their bound, and how one end's leaving wakes everybody who waits.
-Does not know: process groups or tensors. Values are JSON; nothing is unpickled.
+Does not know: process groups or tensors. Values are JSON, signed with the ticket (`signed_store`), which is not in
+the store; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.distributed import DistError
 
 from areal_core.contract.errors import StorageError, WeightSyncError
 from areal_core.contract.weights import Offer
+from areal_torch.collective.signed_store import ForgedValue, SignedStore
 
 _SENDER = "sender"
 _SENDER_KEYS = ("manifest", "group", "finished")
@@ -45,8 +47,8 @@ class Store:
     """The controller's end: serves the keys of every open offer on one socket."""
 
     def __init__(self, host: str, timeout_s: float) -> None:
-        self._tickets: dict[str, int] = {}
-        self._released: deque[list[str]] = deque()
+        self._tickets: dict[str, tuple[SignedStore, int]] = {}
+        self._released: deque[tuple[SignedStore, list[str]]] = deque()
         try:
             # The store itself would listen on every interface.
             listening = socket.create_server((host, 0))
@@ -69,32 +71,35 @@ class Store:
     def add(self, version: int) -> str:
         """Make the rendezvous of one offer; return its ticket, which nobody can guess."""
         ticket = secrets.token_hex(16)
-        self._tickets[ticket] = 0
-        self._store.set(f"{ticket}/open", str(version))
+        keys = SignedStore(self._store, ticket)
+        self._tickets[ticket] = keys, 0
+        keys.set("open", str(version))
         return ticket
 
     def expect(self, ticket: str, receivers: Sequence[str]) -> bool:
         """Tell who will come; return whether the offer is still open."""
         if ticket not in self._tickets:
             return False
-        self._tickets[ticket] = len(receivers)
-        self._store.set(f"{ticket}/receivers", json.dumps({"value": list(receivers)}))
+        keys, _ = self._tickets[ticket]
+        self._tickets[ticket] = keys, len(receivers)
+        keys.set("receivers", json.dumps({"value": list(receivers)}))
         return True
 
     def remove(self, ticket: str) -> None:
         """Close a rendezvous: whoever waits at it is told. Idempotent."""
         if ticket not in self._tickets:
             return
-        self._store.delete_key(f"{ticket}/open")
-        count = self._tickets.pop(ticket)
+        store, count = self._tickets.pop(ticket)
+        store.delete_key("open")
         keys = ["receivers", *_SENDER_KEYS, *(f"ready/{number}" for number in range(count))]
         for key in keys:
-            self._store.compare_set(f"{ticket}/{key}", "", json.dumps({"over": "the offer was released"}))
-        said = [f"said/{who}" for who in (_SENDER, *range(count))]
-        self._released.append([f"{ticket}/{key}" for key in (*keys, *said)])
+            with suppress(ForgedValue):  # whoever waits there is told that
+                store.compare_set(key, "", json.dumps({"over": "the offer was released"}))
+        self._released.append((store, [*keys, *(f"said/{who}" for who in (_SENDER, *range(count)))]))
         if len(self._released) > _KEPT_TICKETS:
-            for key in self._released.popleft():
-                self._store.delete_key(key)
+            old, gone = self._released.popleft()
+            for key in gone:
+                old.delete_key(key)
 
 
 class Connections:
@@ -138,21 +143,21 @@ class Rendezvous:
         self.address, self.port = str(location["address"]), int(location["port"])
         self.timeout_s = int(location["timeout_ms"]) / 1000
         self.me = str(location.get("receiver", _SENDER))
-        self._ticket, self._version = str(location["ticket"]), offer.version
+        self.ticket, self._version = str(location["ticket"]), offer.version
         self._connections = connections
         with self._errors("reach the controller"):
-            self.store = connections.take(self.address, self.port, self.timeout_s)
+            self.connection = connections.take(self.address, self.port, self.timeout_s)
+        self._store = SignedStore(self.connection, self.ticket)
         self.check_open()
 
     def part(self) -> None:
         """Hand the connection back after a transfer that ended well; the last call."""
-        self._connections.give(self.address, self.port, self.store)
+        self._connections.give(self.address, self.port, self.connection)
 
     def check_open(self) -> None:
         """Check that the offer was not released."""
         with self._errors("ask the controller"):
-            key = f"{self._ticket}/open"
-            found = int(self.store.get(key)) if self.store.check([key]) else None
+            found = int(self._store.get("open")) if self._store.check(["open"]) else None
         if found != self._version:
             raise WeightSyncError(
                 f"version {self._version} cannot be streamed",
@@ -167,7 +172,7 @@ class Rendezvous:
         """
         text = json.dumps({"value": value, "by": secrets.token_hex(8)})
         with self._errors(f"post {key}"):
-            kept = self.store.compare_set(f"{self._ticket}/{key}", "", text).decode()
+            kept = self._store.compare_set(key, "", text).decode()
         if kept != text:
             self._value(kept)
             raise WeightSyncError(
@@ -181,7 +186,7 @@ class Rendezvous:
             WeightSyncError: the transfer was given up, or the wait ended; names `who`.
         """
         with self._errors(f"hear from {who}"):
-            text = self.store.get(f"{self._ticket}/{key}").decode()
+            text = self._store.get(key).decode()
         return self._value(text)
 
     def roll_call(self, names: Sequence[str]) -> list[Any]:  # Any: JSON
@@ -192,9 +197,9 @@ class Rendezvous:
         """
         keys = [f"ready/{number}" for number in range(len(names))]
         with suppress(DistError):
-            self.store.wait([f"{self._ticket}/{key}" for key in keys], timedelta(seconds=self.timeout_s))
+            self._store.wait(keys, timedelta(seconds=self.timeout_s))
         with self._errors("hear from the receivers"):
-            here = [self.store.check([f"{self._ticket}/{key}"]) for key in keys]
+            here = [self._store.check([key]) for key in keys]
         missing = [name for name, came in zip(names, here, strict=True) if not came]
         if missing:
             raise WeightSyncError(
@@ -210,24 +215,26 @@ class Rendezvous:
         over = json.dumps({"over": f"{self._name(self.me)} left: {why}"})
         keys = _SENDER_KEYS if self.me == _SENDER else (f"ready/{self.me}",)
         with suppress(DistError, RuntimeError):
-            self.store.set(f"{self._ticket}/said/{self.me}", why)
+            self._store.set(f"said/{self.me}", why)
             for key in keys:
-                self.store.compare_set(f"{self._ticket}/{key}", "", over)
+                self._store.compare_set(key, "", over)
 
     def blame(self, names: Sequence[str]) -> str:
         """Tell who ended a transfer that broke: those who said why, or those who fell silent."""
         others = [_SENDER] if self.me != _SENDER else [str(number) for number in range(len(names))]
-        keys = [f"{self._ticket}/said/{who}" for who in others]
+        keys = [f"said/{who}" for who in others]
         with suppress(DistError, RuntimeError):
-            self.store.wait(keys, timedelta(seconds=min(_FAREWELL_S, self.timeout_s)))
+            self._store.wait(keys, timedelta(seconds=min(_FAREWELL_S, self.timeout_s)))
         try:
-            heard = {who: self.store.check([key]) for who, key in zip(others, keys, strict=True)}
+            heard = {who: self._store.check([key]) for who, key in zip(others, keys, strict=True)}
             silent = [self._name(who, names) for who, said in heard.items() if not said]
             if silent:
                 return f"{', '.join(silent)} died or hangs"
             told = [
-                (self._name(who, names), self.store.get(key).decode()) for who, key in zip(others, keys, strict=True)
+                (self._name(who, names), self._store.get(key).decode()) for who, key in zip(others, keys, strict=True)
             ]
+        except ForgedValue as error:
+            return str(error)
         except (DistError, RuntimeError):
             return "the controller is gone"
         return "; ".join(f"{name}: {why}" for name, why in told)
@@ -247,6 +254,13 @@ class Rendezvous:
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
+        except ForgedValue as error:
+            raise WeightSyncError(
+                f"version {self._version} cannot be streamed: could not {what}",
+                why=str(error),
+                fix="on a machine with other users take weight_sync.transport shm or disk; between machines use a "
+                "network only they reach",
+            ) from error
         except (DistError, RuntimeError, ValueError) as error:
             late = "timeout" in str(error)
             raise WeightSyncError(

@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import logging
 import os
-import resource
 import signal
 import sys
 
@@ -21,6 +20,7 @@ from areal_core.contract.errors import ResourceError
 from areal_core.worker import schema, watchdog
 from areal_core.worker.rendezvous import network_environment
 from areal_core.worker.service import HOSTS, Place
+from areal_local.descriptors import make_room_for_strangers
 from areal_local.scheduler.bootstrap import Bootstrap, Ready, bootstrap_from, read_line, to_line
 from areal_local.scheduler.channel import KeyPair, doorkeeper, listening
 from areal_local.scheduler.crowd import bound_crowd
@@ -31,8 +31,6 @@ from areal_local.scheduler.stalls import write_stacks_when_asked
 logger = logging.getLogger("areal.worker")
 
 _STDIN = 0
-_DESCRIPTORS = 65_536
-"""What a worker on a network may open: strangers' connections are descriptors until they are hung up on."""
 
 
 def main() -> None:
@@ -83,7 +81,7 @@ async def _live(bootstrap: Bootstrap) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     folder = bootstrap.listen if bootstrap.listen.startswith("/") else ""
     if not folder:
-        _make_room_for_strangers()
+        make_room_for_strangers()
     keys = KeyPair(public=bootstrap.server_public, secret=bootstrap.server_secret)
     keeper = doorkeeper(context, bootstrap.client_public)
     try:
@@ -106,13 +104,6 @@ async def _live(bootstrap: Bootstrap) -> None:
     server.close()
     await host.close()
     keeper.stop()
-
-
-def _make_room_for_strangers() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _answer(bootstrap: Bootstrap, ready: Ready) -> None:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
+from areal_local.descriptors import make_room_for_strangers
 from areal_local.transports.collective_source import CollectiveSource, GroupCache
 from areal_local.transports.config import CollectiveConfig
 from areal_local.transports.sink import CheckedSink
-from areal_torch.collective.group import BroadcastGroup, choose, place
+from areal_torch.collective.group import GLOO, BroadcastGroup, choose, place
 from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.collective.rendezvous import Connections, Rendezvous, Store
 
@@ -39,6 +40,7 @@ class CollectiveTransport:
     def open(self, version: int) -> Offer:
         """Make the rendezvous of the ends of one transfer."""
         if self._store is None:
+            make_room_for_strangers()
             self._store = Store(self._config.host, self._config.timeout_s)
         location: dict[str, str | int] = {
             "address": self._store.host,
@@ -170,18 +172,17 @@ class Broadcaster:
         if kept is not None and kept.slot.world_size != first:
             kept.close()
             kept = None
-        slot = kept.slot if kept else self._slot(first, places)
-        self._rendezvous.post(
-            "group", {"name": slot.group_name, "backend": slot.backend, "world": first, "first": firsts}
-        )
+        slot = kept.slot if kept else self._slot(first, places, signed=all(told["signs"] for told in ready))
+        told = {"name": slot.group_name, "backend": slot.backend, "world": first, "first": firsts}
+        self._rendezvous.post("group", {**told, "signed": bool(slot.secret)})
         if kept is not None:
             return kept
         try:
-            return BroadcastGroup(slot, self._rendezvous.store)
+            return BroadcastGroup(slot, self._rendezvous.connection)
         except RuntimeError as error:
             raise self._broken(error) from error
 
-    def _slot(self, world_size: int, places: Sequence[str]) -> RankSlot:
+    def _slot(self, world_size: int, places: Sequence[str], *, signed: bool) -> RankSlot:
         try:
             backend = choose(self._wanted, places)
         except WeightSyncError as error:
@@ -196,6 +197,8 @@ class Broadcaster:
             num_ranks=1,
             world_size=world_size,
             timeout_s=self._rendezvous.timeout_s,
+            # NCCL and HCCL keep copies of their store, which one made in Python cannot give them.
+            secret=self._rendezvous.ticket if signed and backend == GLOO else "",
         )
 
     def _broken(self, error: RuntimeError) -> WeightSyncError:

@@ -88,12 +88,12 @@ class CollectiveSource:
             )
         return self._manifest
 
-    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "") -> RankSlot:
+    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "", signs: bool = False) -> RankSlot:
         """Take part with ranks of an engine's own; once, instead of `buckets`."""
         self._must_be_open()
         _ = self.manifest
         me = int(self._rendezvous.me)
-        self._rendezvous.post(f"ready/{me}", {"ranks": num_ranks, "place": device, "held": held})
+        self._rendezvous.post(f"ready/{me}", {"ranks": num_ranks, "place": device, "held": held, "signs": signs})
         group = self._rendezvous.read("group", f"{_SENDER}: not every receiver has come, or it died")
         return RankSlot(
             address=self._rendezvous.address,
@@ -104,6 +104,7 @@ class CollectiveSource:
             num_ranks=num_ranks,
             world_size=int(group["world"]),
             timeout_s=self._rendezvous.timeout_s,
+            secret=self._rendezvous.ticket if group["signed"] else "",
         )
 
     def wait_finished(self) -> None:
@@ -150,8 +151,8 @@ class CollectiveSource:
             group.close()
 
     def _join(self) -> BroadcastGroup:
-        slot = self.take_slot(1, device=place(), held=self._cache.held())
-        return self._cache.take(slot.group_name) or BroadcastGroup(slot, self._rendezvous.store)
+        slot = self.take_slot(1, device=place(), held=self._cache.held(), signs=True)
+        return self._cache.take(slot.group_name) or BroadcastGroup(slot, self._rendezvous.connection)
 
     def _receive(self, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
         assert self._group is not None

@@ -39,6 +39,7 @@ class RankSlotInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not
     num_ranks: int
     world_size: int
     timeout_s: float
+    secret: str = ""
 
 
 @dataclass(kw_only=True)
