@@ -417,6 +417,25 @@ def test_cancelling_submit_ends_what_it_started(tmp_path: Path) -> None:
     assert asyncio.run(run()) == []
 
 
+def test_a_close_that_is_cut_short_kills_at_once(tmp_path: Path) -> None:
+    """A second Ctrl-C does not wait for workers that answer nobody, and leaves neither them nor their sockets."""
+
+    async def run() -> tuple[bool, str]:
+        async with scheduler_in(tmp_path, stop_timeout_s=20.0) as scheduler:
+            await start(scheduler)
+            pid, sockets = state(scheduler).pid, str(scheduler.folder(JOB, 0))
+            Stop(pid).inject()
+            close = asyncio.create_task(scheduler.close())
+            await asyncio.wait([close], timeout=0.1)
+            close.cancel()
+            await asyncio.wait([close])
+            return await until(lambda: not alive(pid), within_s=5), sockets
+
+    gone, sockets = asyncio.run(run())
+
+    assert (gone, Path(sockets).exists()) == (True, False)
+
+
 def test_close_leaves_no_port_and_can_be_called_twice(tmp_path: Path) -> None:
     """Asked to, a worker listens on every interface; its ports are closed after."""
 

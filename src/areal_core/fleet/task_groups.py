@@ -1,4 +1,4 @@
-"""Several awaitables as one: all results, or the first error as itself; and one that is not to be cut short."""
+"""Several awaitables as one: all results, or the first error as itself; one cut short on request, or never."""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     if interrupted and (task.cancelled() or task.exception() is None):
         raise asyncio.CancelledError
     return task.result()
+
+
+async def unless_set(event: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """Await the work, or cancel it as soon as the event is set, wait for its end, and return None.
+
+    What work that is done returned is never thrown away.
+    """
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for waiter in (task, waiting):
+            waiter.cancel()
+        await asyncio.gather(task, waiting, return_exceptions=True)

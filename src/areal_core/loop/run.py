@@ -27,7 +27,7 @@ from areal_core.contract.workflow import RolloutWorkflow, Tokenizer
 from areal_core.fleet.elastic import ElasticFleet, tell_news
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool, PoolPolicy
-from areal_core.fleet.task_groups import gather_or_cancel
+from areal_core.fleet.task_groups import gather_or_cancel, unless_set
 from areal_core.loop.checkpoint import Progress, read_progress, restore, save_beginning
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner
@@ -173,7 +173,10 @@ class Run:
             stack.callback(self._folder.drop_partial)
             stack.push_async_callback(scheduler.close)
             supervisor = Supervisor(scheduler)
-            parts = await self._start(stack, scheduler, supervisor, events, checkpoint, progress)
+            starting = self._start(stack, scheduler, supervisor, events, checkpoint, progress)
+            parts = await unless_set(self._stop, starting)  # a worker may take for ever, and there is nothing to save
+            if parts is None:
+                return progress.version
             stack.callback(self._view.waiting, "workers to end")
             gc.collect()
             gc.freeze()  # what start-up made lives as long as the run: collections need not walk it again

@@ -11,12 +11,12 @@ Does not know: how any part does its work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import attrs
 
@@ -25,6 +25,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import StorageError
 from areal_core.contract.inference import SamplingParams
 from areal_core.fleet.meter import FleetMeter
+from areal_core.fleet.task_groups import unless_set
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import Checkpoints, Progress
 from areal_core.loop.learner import Learner, Update
@@ -38,7 +39,6 @@ from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import EpisodeGroup, episode_reward
 from areal_core.rollout.stats import RolloutStats
 
-T = TypeVar("T")
 _NOT_SENT = WeightUpdate(version=-1, num_tensors=0, num_bytes=0, unchanged=0, seconds=0.0, phases={})
 
 
@@ -110,7 +110,7 @@ class TrainLoop:
         while version < self._config.steps and not self._stop.is_set():
             times = StepTimes(self._parts.view.waiting)
             with times.measure("wait_s"):
-                groups = await self._unless_stopped(self._parts.executor.next_batch())
+                groups = await unless_set(self._stop, self._parts.executor.next_batch())
             if groups is None:
                 break
             await self._train(groups, version, times)
@@ -206,21 +206,6 @@ class TrainLoop:
     def _tell_refused(self, version: int, error: StorageError) -> None:
         self._parts.events.write("checkpoint_refused", version=version, error=str(error))
         self._parts.view.note(f"version {version} is not saved yet, it is tried again: {error.why}")
-
-    async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
-        """Await the work, or return None as soon as somebody asked the run to stop.
-
-        Work that is done is never thrown away: groups handed over are trained on.
-        """
-        task = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            for waiter in (task, stopped):
-                waiter.cancel()
-            await asyncio.gather(task, stopped, return_exceptions=True)
 
 
 class Evaluator:

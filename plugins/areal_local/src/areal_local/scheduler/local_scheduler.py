@@ -118,10 +118,12 @@ class LocalScheduler:
         if watch is not None:
             watch.cancel()
             await asyncio.wait((watch,))
-        await asyncio.gather(*(self.cancel(role) for role in tuple(self.gangs)))
-        self.context.destroy(linger=0)
-        if self._sockets is not None:
-            self._sockets.close()
+        try:
+            await asyncio.gather(*(self.cancel(role) for role in tuple(self.gangs)))
+        finally:
+            self.context.destroy(linger=0)
+            if self._sockets is not None:
+                self._sockets.close()
 
     def address(self, job: Job, rank: int) -> str:
         """Return the address a worker listens on and is reached at. Override it where workers have others."""

@@ -95,14 +95,19 @@ class WorkerProcess:
         return log_tail(self.log_path)
 
     async def end(self, patience_s: float) -> None:
-        """Ask it to end, kill its whole group after `patience_s`, and wait until it is gone. Idempotent."""
+        """Ask it to end, kill its whole group after `patience_s`, and wait until it is gone. Idempotent.
+
+        Whoever waits no longer (a second Ctrl-C) has the group killed at once.
+        """
         if self._gone:
             return
-        if self.exit_code() is None:
-            self._process.terminate()
-            await self.exited(patience_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        try:
+            if self.exit_code() is None:
+                self._process.terminate()
+                await self.exited(patience_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         self._gone = await self.exited(_KILL_TIMEOUT_S)
         self.let_go()
 
