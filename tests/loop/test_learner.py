@@ -99,6 +99,29 @@ def test_every_role_takes_part_and_what_is_trained_knows_its_version(tmp_path: P
     asyncio.run(test())
 
 
+def test_ratios_cost_a_forward_pass_and_change_nothing(tmp_path: Path) -> None:
+    """The trainer's log-probs before the step are in the batch; loss and every number of the step are as without."""
+    make_tiny_model(tmp_path / "model")
+    algorithm = AlgorithmConfig(minibatches=2)
+
+    async def update(*, ratios: bool) -> tuple[Update, list[str]]:
+        actor = await _group("actor", tmp_path / "model", Head.CAUSAL_LM, OptimizerSpec(lr=1e-3))
+        learner = Learner(algorithm, objective_spec(algorithm), actor, max_new_tokens=16, ratios=ratios)
+        done = await learner.update(make_batch([(2, 3), (1, 5), (4, 9), (3, 1)]), 4)
+        await actor.workers[0].call("close", timeout_s=60.0)
+        return done, [name for name, _ in actor.workers[0].calls[1:-1]]
+
+    (plain, without), (same, calls) = (asyncio.run(update(ratios=wanted)) for wanted in (False, True))
+
+    assert calls == ["forward", *without]
+    assert [attrs.evolve(each, seconds=0.0) for each in same.reports] == [
+        attrs.evolve(each, seconds=0.0) for each in plain.reports
+    ]
+    assert "policy_logprobs" not in plain.batch.tokens
+    mask = same.batch.tokens["loss_mask"]
+    assert (same.batch.tokens["policy_logprobs"][mask] < 0).all()
+
+
 class Reporting:
     """A train group that gives these reports, one a step, and keeps the batches it was given."""
 

@@ -25,6 +25,7 @@ from areal_episodes import store as store_module
 from areal_episodes.columns import checksum, from_bytes, to_bytes
 from areal_episodes.reader import Filter, Order, Reader
 from areal_episodes.samples import COLUMNS, samples
+from areal_episodes.step_columns import StepColumns
 from areal_episodes.store import Store
 from areal_episodes.text import row_as_json
 
@@ -215,6 +216,18 @@ def test_what_a_step_computed_is_there_per_token(opened: Opened) -> None:
     assert [each["advantage"].tolist() for each in two] == [[0, 0, 11, 12, 13], [0, 0, 16]]
     torch.testing.assert_close(second[0]["ratio"], torch.tensor([0.0, 0.0, 2.0, 2.0]))
     assert [list(each) for each in last] == [["advantage"]]
+
+
+def test_a_ratio_that_was_asked_for_is_there_even_if_it_is_one() -> None:
+    """It is of the trainer's log-probs before the step, whatever the centre of the clip is."""
+    batch = step_batch(trajectory(), trajectory(answer="uv"))
+    mask, sampled = batch.tokens["loss_mask"], batch.tokens["logprobs"]
+
+    one = StepColumns.of(batch.with_tokens(policy_logprobs=sampled))
+    half = StepColumns.of(batch.with_tokens(policy_logprobs=sampled - math.log(2.0)))
+
+    assert one.tokens["ratio"].tolist() == mask.float().tolist()
+    torch.testing.assert_close(half.tokens["ratio"], mask.float() / 2)
 
 
 def test_what_was_told_of_a_step_is_written_when_it_says_so(opened: Opened) -> None:

@@ -163,6 +163,9 @@ class EpisodesConfig:
 
     keep: int = field(default=100_000, validator=validators.ge(0))
     """Episodes that stay at most, oldest out first. 0 keeps none: a resume generates again what was not trained on."""
+    ratios: bool = False
+    """Compute each token's probability by the trainer before its step, also where the algorithm does not need it: a
+    forward pass a step, and `areal view` colours tokens by ratio. What is trained stays the same."""
 
 
 @frozen(kw_only=True)

@@ -46,12 +46,14 @@ class Learner:
         reference: TrainGroup | None = None,
         critic: TrainGroup | None = None,
         critic_objective: ObjectiveSpec | None = None,
+        ratios: bool = False,
     ) -> None:
         self.actor, self.reference, self.critic = actor, reference, critic
         self._algorithm = algorithm
         self._objective = objective
         self._critic_objective = critic_objective
         self._max_new_tokens = max_new_tokens
+        self._ratios = ratios and not needs_forward(algorithm)
 
     async def update(self, batch: Batch, version: int) -> Update:
         """Train on one batch with the policy at `version`; what is trained becomes `version + 1`.
@@ -84,6 +86,8 @@ class Learner:
         if self.critic is not None:
             batch = batch.with_tokens(values=await self.critic.forward(batch, Output.VALUES))
         proximal = await self.actor.forward(batch, Output.LOGPROBS) if needs_forward(self._algorithm) else None
+        if self._ratios:
+            batch = batch.with_tokens(policy_logprobs=await self.actor.forward(batch, Output.LOGPROBS))
         batch = add_proximal(batch, self._algorithm, version, proximal)
         batch, metrics = compute_advantages(batch, self._algorithm.advantages, max_new_tokens=self._max_new_tokens)
         return batch, dict(metrics)

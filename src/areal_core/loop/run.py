@@ -321,6 +321,7 @@ class Run:
             reference=groups.get("reference"),
             critic=groups.get("critic"),
             critic_objective=plan.critic_objective,
+            ratios=config.episodes.ratios,
         )
 
     def _executor(

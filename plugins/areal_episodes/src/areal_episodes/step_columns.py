@@ -27,7 +27,8 @@ class StepColumns:
     """Columns of a packed batch. `lengths` int64 [N]; `tokens` float32 [sum of lengths], 0 where nothing is trained.
 
     `advantage` is what the loss multiplies. `ratio` is the trainer's probability before the step over the engine's,
-    known to a run whose trainer computes log-probs before its step (`algorithm.proximal: recompute`).
+    known to a run whose trainer computes log-probs before its step (`algorithm.proximal: recompute`, or
+    `episodes.ratios`).
     """
 
     lengths: Tensor
@@ -38,9 +39,10 @@ class StepColumns:
         """Take them out of a batch."""
         mask = batch.tokens["loss_mask"]
         tokens = {"advantage": torch.where(mask, batch.tokens["advantages"], 0.0)}
-        if "proximal_logprobs" in batch.tokens:
-            gap = batch.tokens["proximal_logprobs"] - batch.tokens["logprobs"]
-            if gap.any():
+        before = batch.tokens.get("policy_logprobs", batch.tokens.get("proximal_logprobs"))
+        if before is not None:
+            gap = before - batch.tokens["logprobs"]
+            if "policy_logprobs" in batch.tokens or gap.any():
                 tokens["ratio"] = torch.where(mask, gap.clamp(-_BOUND, _BOUND).exp(), 0.0)
         return cls(lengths=batch.lengths, tokens=tokens)
 
