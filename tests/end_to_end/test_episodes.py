@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Filter, Reader
@@ -46,9 +47,9 @@ def test_a_killed_run_resumes_with_what_was_finished(tmp_path: Path, model: Path
 
 
 def test_the_episodes_of_a_run_are_read_from_the_command_line(tmp_path: Path, model: Path) -> None:
-    """Prompts, answers and rewards of training and evaluation; as text and as JSON."""
+    """Prompts, answers and rewards of training and evaluation, as text and as JSON; ratios, which were asked for."""
     folder = tmp_path / "run"
-    words = command(folder, model, "steps=2", "evaluation.every_steps=0")
+    words = command(folder, model, "steps=2", "evaluation.every_steps=0", "episodes.ratios=true")
     assert subprocess.run(words, capture_output=True).returncode == 0
     areal = [sys.executable, "-m", "areal_core.cli.main", "episodes", str(folder)]
 
@@ -64,6 +65,10 @@ def test_the_episodes_of_a_run_are_read_from_the_command_line(tmp_path: Path, mo
     assert all(episode["row"]["prompt"] == episode["trajectories"][0][0]["text"] for episode in episodes)
     with Reader(folder) as reader:
         assert reader.count(Filter(kind="eval")) > 0
+        first = [columns for facts in reader.facts(Filter(step=1)) for columns in reader.learned(facts["id"])]
+    ratios = torch.cat([columns["ratio"][columns["ratio"] > 0] for columns in first])
+    assert len(first) == GROUP * PROMPTS
+    torch.testing.assert_close(ratios, torch.ones_like(ratios), atol=1e-3, rtol=0.0)  # the same weights, two engines
 
 
 def _checkpoints(folder: Path) -> int:
