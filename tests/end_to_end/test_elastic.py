@@ -12,7 +12,7 @@ import pytest
 
 from areal_core.observe.jsonl import read_lines
 
-from .live_run import PATIENCE_S, LiveRun, command, live_run
+from .live_run import PATIENCE_S, LiveRun, command, live_run, trained_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +55,32 @@ def test_the_only_replica_is_killed_and_the_run_goes_on(tmp_path: Path, model: P
         assert f"replica rollout.1/0 serves from version {joined['version']} on" in output
         _assert_every_prompt_trained_once(run)
         assert run.survivors() == []
+
+
+def test_the_only_replica_is_stopped_and_the_run_goes_on(tmp_path: Path, model: Path) -> None:
+    """Its requests wait for the replacement when it is silent for too long: SIGSTOP costs no episode."""
+    folder = tmp_path / "run"
+    small = ("rollout.prompts_per_step=4", "rollout.group_size=2", "actor.backend=reference:d1", "evaluation.data=null")
+    impatient = ("scheduler.heartbeat_timeout_s=3", "scheduler.options.stop_timeout_s=1")
+    with live_run(command(folder, model, "steps=40", *small, *impatient), folder) as run:
+        run.patience_s = 2 * PATIENCE_S  # two starts of a worker, and the end of one that does not answer
+        run.wait_for_step(3)
+        run.worker("rollout").send_signal(signal.SIGSTOP)
+        code, output = run.watch(timeout_s=run.patience_s)
+
+        assert code == 0, output
+        lost, joined = _fleet_events(folder)
+        assert (lost["kind"], lost["worker"], lost["replaced"]) == ("replica_lost", "rollout/0", True)
+        assert "stopped responding" in lost["error"]
+        assert (joined["kind"], joined["worker"], joined["replicas"]) == ("replica_joined", "rollout.1/0", 1)
+        assert [record["episodes"] for record in run.steps()] == [8] * 40
+        trained = trained_tasks(folder, last_version=39)
+        assert sorted(trained) == sorted(f"train/0/{row}" for row in range(4 * 40))
+        summary = run.summary()
+        lost_and_failed = [summary[name] for name in ("prompts_lost", "prompts_twice", "episodes_failed")]
+        assert (summary["status"], lost_and_failed) == ("finished", [0, 0, 0])
+        assert run.survivors() == []
+        assert run.left_in_shared_memory() == []
 
 
 def test_one_of_two_is_killed_and_replaced_while_the_other_serves(tmp_path: Path, model: Path) -> None:
