@@ -334,7 +334,7 @@ def test_an_interpreter_without_areal_is_named(bench: Path) -> None:
 @pytest.mark.slow
 def test_a_checkpoint_too_large_for_the_disk_leaves_the_one_before(bench: Path) -> None:
     """Files may grow to 600 kB from step 3 on; the optimizer's state needs more, also a minute later."""
-    with started(bench, "checkpoint.every_steps=2") as run:
+    with started(bench, "checkpoint.every_steps=2", "episodes.keep=0") as run:
         run.wait_for_step(3)
         for process in [run.process.pid, *(child.pid for child in run.processes)]:
             resource.prlimit(process, resource.RLIMIT_FSIZE, (600_000, 600_000))
@@ -380,7 +380,8 @@ def test_a_disk_that_is_full_for_a_moment_costs_a_moment(bench: Path, disk: Path
 
         assert code == 0, output
         assert [record["step"] for record in run.steps()] == list(range(1, 31))
-        assert "checkpoint_refused" in [event["kind"] for event in read_lines(disk / "events.jsonl")]
+        kinds = {event["kind"] for event in read_lines(disk / "events.jsonl")}
+        assert kinds & {"checkpoint_refused", "episodes_written_again"}, "the store may be first to wait for the disk"
     assert RunFolder(disk).latest() == disk / "checkpoints" / "step-000030"
 
 

@@ -404,7 +404,13 @@ class Run:
     def _store(self, tokenizer: Any, events: EventLog) -> EpisodeStore | None:  # Any: a transformers tokenizer
         keep, root = self._config.episodes.keep, self._folder.root
         make: OpenEpisodeStore | None = extension("episodes") if keep else None
-        return None if make is None else make(root, keep=keep, tokenizer=tokenizer, tell=events.write)
+
+        def tell(kind: str, **fields: Any) -> None:  # Any: JSON
+            if "says" in fields:  # first: the events may lie on the same full disk
+                self._view.note(str(fields["says"]))
+            events.write(kind, **fields)
+
+        return None if make is None else make(root, keep=keep, tokenizer=tokenizer, tell=tell)
 
     def _rewards(self, events: EventLog) -> RewardPool:
         make: MakeRewardPool = need("rewards", "a run")

@@ -115,5 +115,6 @@ class OpenEpisodeStore(Protocol):
     def __call__(self, folder: Path, *, keep: int, tokenizer: Tokenizer, tell: Callable[..., None]) -> EpisodeStore:
         """Open the store in a run's folder: a new one, or the one that is there.
 
-        `keep` bounds the episodes that stay. Raises StorageError.
+        `keep` bounds the episodes that stay. `tell` writes an event, from any thread; its field `says`, if it has one,
+        is shown in the terminal as well. Raises StorageError.
         """

@@ -267,7 +267,9 @@ class Store:
             except sqlite3.Error as error:
                 if refused_at is None:
                     refused_at = time.monotonic()
-                    self._try_to_tell("episodes_wait", path=str(self._path), why=self._why(error))
+                    why = self._why(error)
+                    says = f"episodes are not written yet, it is tried again: {why}"
+                    self._try_to_tell("episodes_wait", path=str(self._path), why=why, says=says)
                 waited = time.monotonic() - refused_at
                 if waited >= self._patience_s:
                     self._error = StorageError(
