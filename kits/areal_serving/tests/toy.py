@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -93,6 +94,19 @@ class ToyDialect:
         return Gauges(num_running=found["running"], num_waiting=found["waiting"], tokens_generated=found["tokens"])
 
 
+class ToyProfiler:
+    """Says what the toy's profiler understands."""
+
+    rank = re.compile(r"_rank(\d+)\.")
+    advice = "start the toy with more"
+
+    async def start(self, api, folder, device):
+        await api.post("/start_profile", {"folder": str(folder)})
+
+    async def stop(self, api, folder):
+        await api.post("/stop_profile")
+
+
 class Looks:
     """A clock that counts looks instead of seconds: each sleep moves it by at most one, and takes a moment."""
 
@@ -111,12 +125,18 @@ class ToyEngine(ServedEngine):
     """The shared engine over a toy server, and what a test asks of both."""
 
     def __init__(
-        self, dialect: ToyDialect | None = None, *, clock=time.perf_counter, dialect_of_ranks=None, **options
+        self,
+        dialect: ToyDialect | None = None,
+        *,
+        clock=time.perf_counter,
+        dialect_of_ranks=None,
+        profiler=None,
+        **options,
     ) -> None:
         self.toy = dialect or ToyDialect()
         self.looks = Looks()
         served = ServedOptions(**{"hang_timeout_s": 1e6, **options})
-        super().__init__(self.toy, served, direct=dialect_of_ranks, clock=clock, patience=self.looks)
+        super().__init__(self.toy, served, direct=dialect_of_ranks, profiler=profiler, clock=clock, patience=self.looks)
 
     def interpreter(self, spec):
         return sys.executable

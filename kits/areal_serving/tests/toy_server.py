@@ -79,9 +79,11 @@ class Toy:
         self.tokens = 0
         self.log: list[str] = []
         self.faults: dict[str, list[str]] = {}
+        self.traces = Path()
         self.app = web.Application(middlewares=[self._door])
         self.app.add_routes([web.get(f"/{n}", getattr(self, n)) for n in ("health", "facts", "gauges", "story")])
         posts = ("generate", "abort", "pause", "resume", "prove", "load", "step", "misbehave")
+        posts = (*posts, "start_profile", "stop_profile")
         self.app.add_routes([web.post(f"/{name}", getattr(self, name)) for name in posts])
 
     @web.middleware
@@ -167,6 +169,17 @@ class Toy:
             return web.Response(status=409, text="not paused")
         self.mark = mark_of(fingerprints(body["folder"]))
         self.version = body["version"]
+        return web.json_response({})
+
+    async def start_profile(self, request: web.Request) -> web.Response:
+        self.traces = Path((await request.json())["folder"])
+        return web.json_response({})
+
+    async def stop_profile(self, _: web.Request) -> web.Response:
+        for rank in range(2):
+            (self.traces / f"toy_rank{rank}.17.json.gz").write_text(" ".join(self.log))
+        (self.traces / "other").mkdir()
+        (self.traces / "other" / "table.txt").write_text("of no use")
         return web.json_response({})
 
     async def step(self, request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ from areal_core.contract.inference import GenerationRequest, PauseMode
 from areal_serving.dialect import Call, Dialect, Reply
 from areal_serving.http import Api, ServerAnswer, ServerGone
 from areal_serving.outputs import NOTHING
+from areal_serving.profiling import ServedTraces
 from areal_serving.server_lifecycle import MAX_ATTEMPTS, ServerLifecycle
 from areal_serving.work import Work
 
@@ -44,6 +45,7 @@ class Calls:
     """The calls of one engine.
 
     Args:
+        traces: told which step requests belong to; a step's first one begins its record.
         end_ids: tokens that end an output of this model.
         cache_space: tells which prefix-cache entries a request may use.
     """
@@ -55,6 +57,7 @@ class Calls:
         state: State,
         work: Work,
         *,
+        traces: ServedTraces,
         end_ids: tuple[int, ...],
         cache_space: Callable[[GenerationRequest], str],
         clock: Callable[[], float],
@@ -63,6 +66,7 @@ class Calls:
         self._server = server
         self._state = state
         self._work = work
+        self._traces = traces
         self._end_ids = end_ids
         self._cache_space = cache_space
         self._clock = clock
@@ -101,6 +105,8 @@ class Calls:
             GenerationFailed: it fails it, or too many servers were lost.
         """
         lost = 0
+        if self._traces.wants(self._state.version + 1):  # beside the request: nothing may come between it and its place
+            self._work.later(self._traces.begin(self._state.version + 1))
         while lost < MAX_ATTEMPTS:
             if self._state.ends_calls():
                 return NOTHING

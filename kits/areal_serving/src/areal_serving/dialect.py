@@ -28,6 +28,8 @@ class Launch:
     key: str = field(repr=False)
     folder: Path
     """Private to this server, removed with it."""
+    traces: Path | None = None
+    """Where its profiler is to write; None, as in most runs, if no step is to be traced."""
 
 
 @frozen(kw_only=True)

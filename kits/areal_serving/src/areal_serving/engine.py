@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ from areal_serving.http import Api, ServerAnswer, ServerGone
 from areal_serving.model import ServedModel
 from areal_serving.options import ServedOptions
 from areal_serving.outputs import NOTHING, cut_at_stop, generation_of
+from areal_serving.profiling import ServedTraces, ServerProfiler
 from areal_serving.requests import check_request
 from areal_serving.server_lifecycle import ServerLifecycle
 from areal_serving.slots import Interrupted, Slots
@@ -41,6 +43,7 @@ from areal_serving.staging import Staging
 from areal_serving.updates import Updates
 from areal_serving.work import Work
 from areal_torch.collective.rank_slot import SlotSource
+from areal_torch.profile import asked_of
 
 STATUS_TIMEOUT_S = 2.0
 """A snapshot waits no longer for the server's own counts."""
@@ -61,6 +64,7 @@ class Running:
     updates: Updates
     state: State
     work: Work
+    traces: ServedTraces
     direct: DirectTransfer | None
     """None unless the backend has it and `options.direct` asks for it."""
 
@@ -81,6 +85,7 @@ class ServedEngine:
 
     Args:
         direct: how the server's own ranks take weights, for backends that can.
+        profiler: how the server's own ranks are traced, for backends that can.
         clock: measures requests.
         patience: measures starts and hangs.
     """
@@ -91,12 +96,14 @@ class ServedEngine:
         options: ServedOptions,
         *,
         direct: DirectDialect | None = None,
+        profiler: ServerProfiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
         patience: Clock | None = None,
     ) -> None:
         self.dialect = dialect
         self._options = options
         self._direct = direct if options.direct else None
+        self._profiler = profiler
         self._clock = clock
         self._patience = patience
         self._state = State()
@@ -277,7 +284,7 @@ class ServedEngine:
 
     async def _started(self, spec: InferenceSpec) -> tuple[Running, EngineInfo]:
         model = await asyncio.to_thread(ServedModel.of, spec.model_path)
-        options, slots = self._options, Slots(spec.max_concurrent)
+        options, slots, asked = self._options, Slots(spec.max_concurrent), asked_of(os.environ, spec.replica)
         python = "" if options.url else await asyncio.to_thread(self.interpreter, spec)
         server = ServerLifecycle(
             self.dialect,
@@ -287,6 +294,7 @@ class ServedEngine:
             revive=self._revive,
             beats=self._beats,
             given_up=slots.close,
+            traced=bool(asked.steps),
             clock=self._patience,
         )
         try:
@@ -294,25 +302,19 @@ class ServedEngine:
         except BaseException:
             await server.close()
             raise
+        traces = ServedTraces(self._profiler, asked, server, name=self.dialect.name, device=spec.device)
         calls = Calls(
             self.dialect,
             server,
             self._state,
             self._work,
+            traces=traces,
             end_ids=model.end_ids,
             cache_space=self.cache_space,
             clock=self._clock,
         )
-        staging = Staging(model, server.folder)
-        updates = Updates(self.dialect, server, self._state, slots, staging=staging, kv=options.kv_on_update)
-        info = EngineInfo(
-            engine=self.dialect.name,
-            engine_version=facts.engine_version,
-            device=spec.device,
-            num_parameters=model.num_parameters,
-            context_length=facts.context_length,
-            details={"architecture": model.architecture, "dtype": spec.dtype, **facts.details},
-        )
+        staging, kv = Staging(model, server.folder), options.kv_on_update
+        updates = Updates(self.dialect, server, self._state, slots, staging=staging, traces=traces, kv=kv)
         direct = None
         if self._direct is not None:
             direct = DirectTransfer(
@@ -327,9 +329,10 @@ class ServedEngine:
             updates=updates,
             state=self._state,
             work=self._work,
+            traces=traces,
             direct=direct,
         )
-        return running, info
+        return running, model.info(self.dialect.name, facts, spec)
 
     async def _pause(self, running: Running, mode: PauseMode) -> None:
         before, self._state.paused = self._state.paused, mode  # what a server that is started again must do
@@ -361,6 +364,7 @@ class ServedEngine:
         running, self._now = self._now, None
         if running is None:
             return
+        await running.traces.end()
         await running.server.close()
         running.updates.abort()
         if running.direct is not None:

@@ -43,13 +43,14 @@ class Up:
 
 @define(kw_only=True)
 class Launcher:
-    """Starts servers of one kind for one model; `folder` is private to them."""
+    """Starts servers of one kind for one model; `folder` is private to them, `traces` as in `Launch`."""
 
     dialect: Dialect
     spec: InferenceSpec
     options: ServedOptions
     python: str
     folder: Path
+    traces: Path | None
     clock: Clock
 
     async def up(self) -> Up:
@@ -76,7 +77,7 @@ class Launcher:
 
     async def _started(self) -> Up:
         port, key = free_port(), secrets.token_urlsafe(32)
-        launch = Launch(spec=self.spec, python=self.python, port=port, key=key, folder=self.folder)
+        launch = Launch(spec=self.spec, python=self.python, port=port, key=key, folder=self.folder, traces=self.traces)
         process = ServerProcess(self.dialect.name, self.dialect.command(launch))
         up = Up(api=Api(f"http://127.0.0.1:{port}", key), process=process)
         try:

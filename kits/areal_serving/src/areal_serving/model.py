@@ -15,9 +15,12 @@ from attrs import Factory, frozen
 
 from areal_core.config.model_folder import inspect_model, read_headers, read_json
 from areal_core.contract.errors import CoverageError, ModelError
+from areal_core.contract.inference import InferenceSpec
+from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import WeightManifest
 from areal_core.weights.coverage import check_names
 from areal_core.weights.tensors import torch_dtype
+from areal_serving.dialect import ServerFacts
 
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 
@@ -61,6 +64,17 @@ class ServedModel:
             shapes={name: shape for name, shape in shapes.items() if name not in tied},
             tied=tied,
             image_token=config.get("image_token_id", config.get("image_token_index")),
+        )
+
+    def info(self, engine: str, facts: ServerFacts, spec: InferenceSpec) -> EngineInfo:
+        """Return what an engine says of itself whose server serves this model."""
+        return EngineInfo(
+            engine=engine,
+            engine_version=facts.engine_version,
+            device=spec.device,
+            num_parameters=self.num_parameters,
+            context_length=facts.context_length,
+            details={"architecture": self.architecture, "dtype": spec.dtype, **facts.details},
         )
 
     def check(self, manifest: WeightManifest) -> None:

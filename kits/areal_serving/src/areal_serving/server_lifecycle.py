@@ -42,6 +42,7 @@ class ServerLifecycle:
         revive: brings a server that was started again to the state of the one that died.
         beats: tells tokens generated so far, and whether tokens ought to be computed.
         given_up: told once, that there will be no server any more and why; also by `close`.
+        traced: whether steps are to be traced, which a server may have to know when it starts.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ServerLifecycle:
         revive: Callable[[Api], Awaitable[None]],
         beats: Callable[[Api], Awaitable[tuple[int, bool]]],
         given_up: Callable[[], None],
+        traced: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self._name = dialect.name
@@ -64,12 +66,14 @@ class ServerLifecycle:
         self._given_up = given_up
         self._clock = clock or SystemClock()
         self._folder = OwnedFolder(Path(tempfile.gettempdir()), f"areal-{dialect.name}")
+        self.traces = self._folder.path / "traces" if traced else None
         self._launcher = Launcher(
             dialect=dialect,
             spec=spec,
             options=options,
             python=python,
             folder=self._folder.path,
+            traces=self.traces,
             clock=self._clock,
         )
         self._up: Up | None = None

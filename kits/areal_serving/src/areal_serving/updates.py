@@ -21,6 +21,7 @@ from areal_serving.calls import State
 from areal_serving.dialect import Dialect
 from areal_serving.http import Api
 from areal_serving.options import CacheOnUpdate
+from areal_serving.profiling import ServedTraces
 from areal_serving.server_lifecycle import ServerLifecycle
 from areal_serving.slots import Slots
 from areal_serving.staging import StagedWeights, Staging
@@ -51,6 +52,7 @@ class Updates:
         slots: Slots,
         *,
         staging: Staging,
+        traces: ServedTraces,
         kv: CacheOnUpdate,
     ) -> None:
         self._dialect = dialect
@@ -58,6 +60,7 @@ class Updates:
         self._state = state
         self._slots = slots
         self._staging = staging
+        self._traces = traces
         self._keep_cache = kv is CacheOnUpdate.KEEP
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="areal-staging")
         self._arrivals: set[_Arrival] = set()
@@ -126,10 +129,12 @@ class Updates:
         """
         self._slots.shut()
         try:
+            await self._traces.end()
             await self._loaded(version, load)
             before, self._served, self._state.version = self._served, staged, version
             if before is not None:
                 before.close()
+            await self._traces.begin(version + 1)
         finally:
             if self._state.paused is None:
                 await self.resume()

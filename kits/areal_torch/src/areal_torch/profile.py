@@ -1,7 +1,7 @@
 """What a run asks its workers to trace: `profile: {steps: [5, 6]}` of a yaml, as variables of their environment.
 
-Knows: the keys of `profile`, and how they travel.
-Does not know: how a step is traced (`traces`).
+Knows: the keys of `profile`, how they travel, and what a trace is called.
+Does not know: how a step is traced: `traces` here, `areal_serving.profiling` in servers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,38 @@ class ProfileConfig:
     steps: tuple[int, ...] = field(
         default=(), converter=tuple[int, ...], validator=validators.deep_iterable(validators.ge(1))
     )
+
+
+@frozen(kw_only=True)
+class Asked:
+    """What one worker is to trace. Example: Asked(folder=Path("run/profile"), role="rollout.1", steps=frozenset({5}))
+
+    `folder` is of all traces of the run; every step has one of its own in it.
+    """
+
+    folder: Path
+    role: str
+    steps: frozenset[int]
+
+    def file(self, step: int, rank: int, what: str = "") -> Path:
+        """Return where a trace goes: `step-5/<role>-rank<n>.json.gz` there, `..-rank<n>-<what>.json.gz` with `what`."""
+        return self.folder / f"step-{step}" / f"{self.role}-rank{rank}{what and f'-{what}'}.json.gz"
+
+    def make_folder(self, step: int) -> None:
+        """Make the folder of a step, its owner's alone.
+
+        Raises:
+            OSError: it cannot be made, or somebody removed the run folder, which is not made again.
+        """
+        for folder in (self.folder, self.folder / f"step-{step}"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def asked_of(environ: Mapping[str, str], replica: int = 0) -> Asked:
+    """Return what the environment asks for. Replicas are called as their workers are: `rollout`, `rollout.1`, .."""
+    told = json.loads(environ.get(VARIABLE, '{"folder": "", "role": "", "steps": []}'))
+    role = f"{told['role']}.{replica}" if replica else told["role"]
+    return Asked(folder=Path(told["folder"]), role=role, steps=frozenset(told["steps"]))
 
 
 def profile_variables(options: Mapping[str, Any], steps: int, folder: Path, role: str) -> Mapping[str, str]:

@@ -11,16 +11,14 @@ Does not know: what a step consists of; engines say so. A record that fails is t
 from __future__ import annotations
 
 import gzip
-import json
 import logging
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 
 from torch.profiler import profile, record_function, supported_activities
 
-from areal_torch.profile import VARIABLE
+from areal_torch.profile import Asked, asked_of
 
 logger = logging.getLogger("areal.profile")
 
@@ -31,20 +29,18 @@ _COMPRESSION = 3
 class StepTraces:
     """The traces of one worker. Every method is called by the thread whose work is traced."""
 
-    def __init__(self, folder: Path, role: str, steps: Collection[int]) -> None:
-        """Trace `steps` into folders in `folder`; without steps, nothing."""
-        self._folder, self._role, self._steps = folder, role, frozenset(steps)
+    def __init__(self, asked: Asked) -> None:
+        """Trace what is asked for; without steps, nothing."""
+        self._asked = asked
         self._step = 0  # the last one that was recorded
         self._calls = 0
         self._profiler: profile | None = None
-        self._path = folder
+        self._path = asked.folder
 
     @classmethod
     def asked(cls, environ: Mapping[str, str], replica: int = 0) -> StepTraces:
-        """Return what the environment asks for. Replicas are called as their workers are: `rollout`, `rollout.1`, .."""
-        told = json.loads(environ.get(VARIABLE, '{"folder": "", "role": "", "steps": []}'))
-        role = f"{told['role']}.{replica}" if replica else told["role"]
-        return cls(Path(told["folder"]), role, told["steps"])
+        """Return the traces that the environment asks for."""
+        return cls(asked_of(environ, replica))
 
     def step(self, step: int, rank: int, what: str, *, calls: int | None = None) -> AbstractContextManager[object]:
         """Return what a part of a step runs in: a record of it, begun with the first part, if the step is asked for.
@@ -55,11 +51,11 @@ class StepTraces:
             what: how the trace calls the part.
             calls: parts after which the record ends, for steps that have more of them than anybody looks at.
         """
-        if step not in self._steps:
+        if step not in self._asked.steps:
             return nullcontext()
         if step != self._step:
             self.end()
-            self._begin(step, f"{self._role}-rank{rank}.json.gz")
+            self._begin(step, rank)
         self._calls += 1
         if calls is not None and self._calls > calls:
             self.end()
@@ -68,11 +64,11 @@ class StepTraces:
     @contextmanager
     def after(self, step: int, rank: int, what: str) -> Iterator[None]:
         """Record what follows on a step recorded here, in a file of its own: `<role>-rank<n>-<what>.json.gz`."""
-        if step not in self._steps or step != self._step:
+        if step not in self._asked.steps or step != self._step:
             yield
             return
         self.end()
-        self._begin(step, f"{self._role}-rank{rank}-{what}.json.gz")
+        self._begin(step, rank, what)
         try:
             yield
         finally:
@@ -87,8 +83,7 @@ class StepTraces:
         packed = self._path.with_name(f".{self._path.name}.part")
         try:
             profiler.stop()
-            for folder in (self._folder, self._path.parent):
-                folder.mkdir(mode=0o700, exist_ok=True)  # whoever removed the run folder does not get it again
+            self._asked.make_folder(self._step)
             profiler.export_chrome_trace(str(raw))
             with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=_COMPRESSION) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
@@ -100,9 +95,9 @@ class StepTraces:
             raw.unlink(missing_ok=True)
             packed.unlink(missing_ok=True)
 
-    def _begin(self, step: int, name: str) -> None:
+    def _begin(self, step: int, rank: int, what: str = "") -> None:
         self._step, self._calls = step, 0
-        self._path = self._folder / f"step-{step}" / name
+        self._path = self._asked.file(step, rank, what)
         activities = supported_activities()  # type: ignore[no-untyped-call]
         profiler = profile(activities=activities, record_shapes=True)
         try:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from areal_serving.dialect import Command, Launch
 from areal_vllm.config import VLLMConfig
 from areal_vllm.inside.asked import TRANSFER
+from areal_vllm.profiler import traced
 
 MODULE = "vllm.entrypoints.openai.api_server"
 EXTENSION = "areal_vllm.inside.worker.WorkerExtension"
@@ -67,6 +68,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         **_memory(launch, config),
         **_abilities(config),
         **_weight_transfer(config),
+        **traced(launch.traces),
     }
     if spec.context_length:
         found["--max-model-len"] = str(spec.context_length)

@@ -26,6 +26,7 @@ from areal_vllm.config import VLLMConfig
 from areal_vllm.dialect import GENERATE, VLLMDialect
 from areal_vllm.direct import VLLMDirect
 from areal_vllm.payloads import score_body, scores_of
+from areal_vllm.profiler import VLLMProfiler
 
 _ADAPTERS = AdapterRoutes(
     engine="vLLM",
@@ -44,7 +45,8 @@ class VLLMEngine(ServedEngine):
 
     def __init__(self, config: VLLMConfig | None = None) -> None:
         self._config = config or VLLMConfig()
-        super().__init__(VLLMDialect(self._config), self._config, direct=VLLMDirect())
+        dialect, direct, profiler = VLLMDialect(self._config), VLLMDirect(), VLLMProfiler()
+        super().__init__(dialect, self._config, direct=direct, profiler=profiler)
         self._adapting = Adapting(self._config.max_adapters, load=_ADAPTERS.load, unload=_ADAPTERS.unload)
         self._numbers = itertools.count(1)
 
