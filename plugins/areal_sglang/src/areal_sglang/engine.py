@@ -30,6 +30,7 @@ from areal_sglang.dialect import SGLangDialect
 from areal_sglang.direct import SGLangDirect
 from areal_sglang.manifest import MANIFEST
 from areal_sglang.payloads import score_body, scores_of, server_name
+from areal_sglang.profiler import SGLangProfiler
 
 _MEMORY_TIMEOUT_S = 300.0
 _ADAPTERS = AdapterRoutes(
@@ -49,7 +50,8 @@ class SGLangEngine(ServedEngine):
 
     def __init__(self, config: SGLangConfig | None = None) -> None:
         self._config = config or SGLangConfig()
-        super().__init__(SGLangDialect(self._config), self._config, direct=SGLangDirect())
+        dialect, direct, profiler = SGLangDialect(self._config), SGLangDirect(), SGLangProfiler()
+        super().__init__(dialect, self._config, direct=direct, profiler=profiler)
         self._adapting = Adapting(self._config.max_adapters, load=self._load_adapter, unload=_ADAPTERS.unload)
         self._asleep = False
         self._numbers = itertools.count(1)
