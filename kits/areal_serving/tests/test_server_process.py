@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -85,6 +86,23 @@ def test_the_trainers_python_does_not_reach_into_the_server(model, monkeypatch):
 
     assert "KEPT" in names
     assert not any(name in names for name in ("PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV", "PYTHONHOME"))
+
+
+@pytest.mark.parametrize(("private", "mask"), [(False, "0022"), (True, "0077")])
+def test_a_server_makes_files_that_others_can_read_unless_it_is_private(private, mask):
+    """As its user asked, or for nobody else: also those that a library makes beside the server's folder."""
+
+    async def run():
+        before = os.umask(0o022)
+        try:
+            process = ServerProcess("toy", Command(argv=["sh", "-c", "umask"]), private=private)
+        finally:
+            os.umask(before)
+        await process.exited()
+        await process.end()
+        return process.tail()
+
+    assert asyncio.run(run()) == mask
 
 
 def test_a_servers_exit_code_and_last_words_are_kept(capfd):

@@ -78,7 +78,7 @@ class Launcher:
     async def _started(self) -> Up:
         port, key = free_port(), secrets.token_urlsafe(32)
         launch = Launch(spec=self.spec, python=self.python, port=port, key=key, folder=self.folder, traces=self.traces)
-        process = ServerProcess(self.dialect.name, self.dialect.command(launch))
+        process = ServerProcess(self.dialect.name, self.dialect.command(launch), private=self.traces is not None)
         up = Up(api=Api(f"http://127.0.0.1:{port}", key), process=process)
         try:
             await self._until_healthy(up.api, process)

@@ -42,11 +42,17 @@ class ServerProcess:
 
     Dies with this process, and so does everything it started. Belongs to the running event loop.
 
+    Args:
+        private: whether only its user may read the files it makes: torch writes a trace to the folder of temporary
+            files first, readable to everybody.
+
     Raises:
         WorkerError: the command cannot be run.
     """
 
-    def __init__(self, name: str, command: Command, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: Command, environ: Mapping[str, str] | None = None, *, private: bool = False
+    ) -> None:
         self.name = name
         inherited = {k: v for k, v in (environ or os.environ).items() if k not in _PYTHON_VARIABLES}
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -60,6 +66,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env={**inherited, **command.environ},
                 start_new_session=True,
+                umask=0o077 if private else -1,
             )
         except OSError as error:
             raise WorkerError(f"{name} cannot be started", why=str(error), fix=f"check {command.argv[0]}") from error

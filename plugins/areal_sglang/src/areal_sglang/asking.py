@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from areal_serving.http import CALL_TIMEOUT_S, Api
+from areal_serving.http import Api
 
 
-async def ask(api: Api, action: str, *, timeout_s: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
+async def ask(api: Api, action: str) -> list[dict[str, Any]]:
     """Ask every rank. Any: JSON.
 
     Raises:
         ServerAnswer: the server has no hooks.
     """
-    answer = await api.post("/weights_checker", {"action": f"areal.{action}"}, timeout_s=timeout_s)
+    answer = await api.post("/weights_checker", {"action": f"areal.{action}"})
     ranks: list[dict[str, Any]] = json.loads(answer["message"])
     return ranks
