@@ -29,15 +29,14 @@ async def update(engine, model, version):
     await engine.resume()
 
 
-async def four_steps(model, **options):
+async def four_steps(model, dialect=None):
     """Generate in four steps, each with its own weights; return what the server was told."""
-    async with beside(model, profiler=ToyProfiler(), **options) as (engine, toy):
-        toy.auto = True
+    async with started(model, dialect or ToyDialect(["--auto"]), profiler=ToyProfiler()) as engine:
         for version in range(4):
             if version:
                 await update(engine, model, version)
             await engine.generate(ask(5, 9, max_new_tokens=3))
-    return [what for what in toy.log if what.startswith(("generate", "load", "start_", "stop_"))]
+        return [what for what in await engine.story() if what.startswith(("generate", "load", "start_", "stop_"))]
 
 
 def files(folder):
@@ -69,12 +68,7 @@ def test_without_a_step_the_server_hears_nothing_of_it(model, monkeypatch, tmp_p
     monkeypatch.delenv(VARIABLE, raising=False)
     dialect = ToyDialect(["--auto"])
 
-    async def run():
-        async with started(model, dialect, profiler=ToyProfiler()) as engine:
-            await engine.generate(ask(5, max_new_tokens=2))
-
-    told = asyncio.run(four_steps(model))
-    asyncio.run(run())
+    told = asyncio.run(four_steps(model, dialect))
 
     assert not [what for what in told if "profile" in what]
     assert dialect.launches[0].traces is None
@@ -103,9 +97,8 @@ def test_a_server_that_cannot_be_traced_is_told_with_a_fix_and_costs_nothing(
     """A server that has no such route answers 404: the run goes on, and the next step is tried again."""
 
     async def run():
-        async with beside(model, profiler=ToyProfiler()) as (engine, toy):
-            toy.auto = True
-            toy.faults[route] = ["404"]
+        async with started(model, ToyDialect(["--auto"]), profiler=ToyProfiler()) as engine:
+            await engine.misbehave(route, "404")
             made = [await engine.generate(ask(5, max_new_tokens=2))]
             for version in (1, 2, 3):
                 await update(engine, model, version)
@@ -152,13 +145,27 @@ def test_a_run_folder_that_somebody_removed_is_not_made_again(model, run_folder,
 
 
 def test_a_plugin_without_a_profiler_says_so(model, run_folder, caplog, nothing_left):
-    """Its server is asked nothing."""
+    """Its server is started like any other."""
+    dialect = ToyDialect(["--auto"])
 
     async def run():
-        async with beside(model) as (engine, toy):
+        async with started(model, dialect) as engine:
+            await engine.generate(ask(5, max_new_tokens=2))
+
+    asyncio.run(run())
+
+    assert dialect.launches[0].traces is None
+    assert "no trace of step 1: the toy plugin knows no profiler" in caplog.text
+
+
+def test_a_server_that_somebody_else_runs_is_not_traced(model, run_folder, caplog, nothing_left):
+    """It may run as another user or on another machine: a folder it cannot write to can be its end. The log says so."""
+
+    async def run():
+        async with beside(model, profiler=ToyProfiler()) as (engine, toy):
             toy.auto = True
             await engine.generate(ask(5, max_new_tokens=2))
             return toy.log
 
     assert "start_profile" not in asyncio.run(run())
-    assert "no trace of step 1: the toy plugin knows no profiler" in caplog.text
+    assert "no trace of step 1: the toy server is the one of rollout.options.url; whoever runs it" in caplog.text

@@ -100,7 +100,7 @@ class ToyProfiler:
     rank = re.compile(r"_rank(\d+)\.")
     advice = "start the toy with more"
 
-    async def start(self, api, folder, device):
+    async def start(self, api, folder):
         await api.post("/start_profile", {"folder": str(folder)})
 
     async def stop(self, api, folder):

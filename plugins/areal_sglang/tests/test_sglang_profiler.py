@@ -9,16 +9,93 @@ import asyncio
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from attrs import define, field
 
 from areal_core.contract.inference import InferenceSpec, PauseMode
+from areal_serving.http import Api
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 from areal_sglang.profiler import SGLangProfiler
 from areal_torch.profile import profile_variables
 from areal_torch.testing.models import make_tiny_model
 from areal_torch.testing.serving import FolderWeights, ask
+
+
+@define
+class Routes:
+    """Answers as SGLang's routes and `profiler_manager` do; a record of many `passes` may end by itself."""
+
+    passes: int
+    settings: dict[str, Any] = field(factory=dict)  # Any: JSON
+    asked: list[str] = field(factory=list)
+    recording: bool = False
+
+    async def start(self, request: web.Request) -> web.Response:
+        """Begin, and compute."""
+        self.asked.append("start")
+        self.settings, self.recording = await request.json(), True
+        if self.passes > self.settings["num_steps"]:
+            self.write()
+        return web.Response(text="Start profiling.\n")
+
+    async def question(self, request: web.Request) -> web.Response:
+        """Answer for every rank."""
+        self.asked.append((await request.json())["action"])
+        return web.json_response({"success": True, "message": "[{}]"})
+
+    async def stop(self, _: web.Request) -> web.Response:
+        """End, unless it has ended."""
+        self.asked.append("stop")
+        if not self.recording:
+            return web.Response(status=500, text="Internal Server Error")
+        self.write()
+        return web.Response(text="Stop profiling. This will take some time.\n")
+
+    def write(self) -> None:
+        """Write a trace."""
+        self.recording = False
+        (Path(self.settings["output_dir"]) / "1763856000.12-TP-0.trace.json.gz").touch()
+
+    async def recorded(self, folder: Path) -> None:
+        """Have a profiler begin and end a record."""
+        app, profiler = web.Application(), SGLangProfiler()
+        app.router.add_post("/start_profile", self.start)
+        app.router.add_post("/weights_checker", self.question)
+        app.router.add_route("*", "/stop_profile", self.stop)
+        async with TestServer(app) as server:
+            api = Api(str(server.make_url("")), "key")
+            try:
+                await profiler.start(api, folder)
+                await profiler.stop(api, folder)
+            finally:
+                await api.close()
+
+
+def test_a_record_begins_and_ends_by_sglangs_routes(tmp_path: Path) -> None:
+    """Which answer in prose; its ranks write before they answer a question."""
+    routes = Routes(passes=5)
+    asyncio.run(routes.recorded(tmp_path))
+
+    assert routes.asked == ["start", "areal.describe", "stop"]
+    assert routes.settings == {
+        "output_dir": str(tmp_path),
+        "with_stack": False,
+        "record_shapes": True,
+        "num_steps": 200,
+    }
+
+
+def test_a_record_that_ended_by_itself_is_not_ended_again(tmp_path: Path) -> None:
+    """SGLang takes that for an error."""
+    routes = Routes(passes=300)
+    asyncio.run(routes.recorded(tmp_path))
+
+    assert routes.asked == ["start", "areal.describe"]
 
 
 def test_the_rank_is_found_in_the_name_of_a_file() -> None:
@@ -32,7 +109,7 @@ def test_the_rank_is_found_in_the_name_of_a_file() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_real_server_traces_the_steps_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second step of three, from its weights on, as one file among the run's; a long one is traced in part."""
+    """The first two of three, each as one file among the run's; a long one is traced in part."""
     for name, value in profile_variables({"steps": [1, 2]}, 3, tmp_path, "rollout").items():
         monkeypatch.setenv(name, value)
     model = make_tiny_model(tmp_path / "model", kind="qwen3", tied=False, max_position=512)
@@ -66,4 +143,4 @@ def test_a_real_server_traces_the_steps_asked_for(tmp_path: Path, monkeypatch: p
         assert path.stat().st_mode & 0o777 == 0o600
         with gzip.open(path, "rt") as file:
             names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
-        assert names & {"aten::linear", "aten::mm", "aten::addmm"}, sorted(names)[:50]
+        assert any(name.startswith("aten::") for name in names), sorted(names)[:50]

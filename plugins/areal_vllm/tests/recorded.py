@@ -37,9 +37,9 @@ class ScriptedApi(Api):
         """Answer a GET."""
         return self._answer(path, params)
 
-    async def text(self, path: str, *, timeout_s: float = 60.0) -> str:
-        """Answer a GET with text."""
-        return str(self._answer(path, None))
+    async def text(self, path: str, body: Any = None, *, timeout_s: float = 60.0) -> str:
+        """Answer with text."""
+        return str(self._answer(path, body))
 
     async def post(
         self,

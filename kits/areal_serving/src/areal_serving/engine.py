@@ -294,7 +294,7 @@ class ServedEngine:
             revive=self._revive,
             beats=self._beats,
             given_up=slots.close,
-            traced=bool(asked.steps),
+            traced=bool(asked.steps and self._profiler and not options.url),
             clock=self._patience,
         )
         try:
@@ -302,7 +302,7 @@ class ServedEngine:
         except BaseException:
             await server.close()
             raise
-        traces = ServedTraces(self._profiler, asked, server, name=self.dialect.name, device=spec.device)
+        traces = ServedTraces(self._profiler, asked, server, name=self.dialect.name)
         calls = Calls(
             self.dialect,
             server,

@@ -60,13 +60,14 @@ class Api:
         """
         return _decoded(path, await self._call("GET", path, None, params, timeout_s))
 
-    async def text(self, path: str, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
-        """Return the body of a GET as text.
+    async def text(self, path: str, body: Any = None, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
+        """Return the answer to a GET, or to a POST of `body`, as text.
 
         Raises:
             ServerAnswer, ServerGone: no success, no answer.
         """
-        return (await self._call("GET", path, None, None, timeout_s)).decode("utf-8", "replace")
+        method, encoded = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
+        return (await self._call(method, path, encoded, None, timeout_s)).decode("utf-8", "replace")
 
     async def post(
         self,

@@ -3,8 +3,8 @@
     class MyProfiler:                     # a ServerProfiler
         rank = re.compile(r"_rank(\\d+)")
         advice = "start it with --profile"
-        async def start(self, api, folder, device): await api.post("/start_profile", {"folder": str(folder)})
-        async def stop(self, api, folder): await api.post("/stop_profile", timeout_s=WRITE_TIMEOUT_S)
+        async def start(self, api, folder): await api.post("/start_profile", {"folder": str(folder)})
+        async def stop(self, api, folder): await api.post("/stop_profile")
     super().__init__(MyDialect(), options, profiler=MyProfiler())
 
 Knows: which steps were asked for, when a record begins and ends, how its files get into the run folder.
@@ -30,12 +30,14 @@ logger = logging.getLogger("areal.profile")
 
 TRACED_TOKENS = 200
 """Tokens of every row in one trace, as the reference generator's: a server that can is told to end its record there."""
-WRITE_TIMEOUT_S = 240.0
-"""How long a server may take to write its files."""
 
 
 class ServerProfiler(Protocol):
-    """How a server's profiler is driven. Raises `ServerAnswer` and `ServerGone` like a `Dialect`."""
+    """How a server's profiler is driven. Raises `ServerAnswer` and `ServerGone` like a `Dialect`.
+
+    Both calls are made between two versions of the weights, and one that takes longer than a call to the server may
+    (`CALL_TIMEOUT_S`) costs the trace: a server that writes for minutes must not cost the update.
+    """
 
     @property
     def rank(self) -> re.Pattern[str]:
@@ -45,7 +47,7 @@ class ServerProfiler(Protocol):
     def advice(self) -> str:
         """Return what to do about a server that cannot be traced, or whose files are not found."""
 
-    async def start(self, api: Api, folder: Path, device: str) -> None:
+    async def start(self, api: Api, folder: Path) -> None:
         """Have every rank record from now on; `folder` is the one of `Launch.traces`."""
 
     async def stop(self, api: Api, folder: Path) -> None:
@@ -53,25 +55,20 @@ class ServerProfiler(Protocol):
 
 
 class ServedTraces:
-    """The traces of one engine's server. One event loop.
+    """The traces of one engine's server, if areal started it. One event loop.
 
     The record of a step begins when the version before it serves, with the first request if nothing served earlier,
     and ends when the next one is to: its files are there before the step is over.
     """
 
-    def __init__(
-        self, profiler: ServerProfiler | None, asked: Asked, server: ServerLifecycle, *, name: str, device: str
-    ) -> None:
+    def __init__(self, profiler: ServerProfiler | None, asked: Asked, server: ServerLifecycle, *, name: str) -> None:
         self._profiler = profiler
         self._asked = asked
         self._server = server
         self._name = name
-        self._device = device
         self._left = set(asked.steps)
         self._alone = asyncio.Lock()
         self._recorded: tuple[int, Api] | None = None
-        if server.traces is not None:
-            server.traces.mkdir(mode=0o700)
 
     def wants(self, step: int) -> bool:
         """Tell whether a step was asked for, and its record not begun."""
@@ -83,16 +80,18 @@ class ServedTraces:
             return
         self._left.remove(step)
         async with self._alone:
-            await self._end()
             api, folder, profiler = self._server.serving, self._server.traces, self._profiler
-            if profiler is None or folder is None:
+            if profiler is None:
                 self._warn(step, f"the {self._name} plugin knows no profiler of its server")
+            elif folder is None:
+                why = f"the {self._name} server is the one of rollout.options.url"
+                self._warn(step, why, "whoever runs it can trace it with its own profiler")
             elif api is None:
                 self._warn(step, f"the {self._name} server was being started again")
             else:
                 self._recorded = step, api
                 try:
-                    await profiler.start(api, folder, self._device)
+                    await profiler.start(api, folder)
                 except (ServerAnswer, ServerGone) as error:
                     self._recorded = None
                     self._warn(step, f"the {self._name} server does not start its profiler: {error}", profiler.advice)
@@ -100,14 +99,12 @@ class ServedTraces:
     async def end(self) -> None:
         """End what is recorded and put its files where they belong, whole or not at all. Idempotent."""
         async with self._alone:
-            await self._end()
+            recorded, self._recorded = self._recorded, None
+            folder, profiler = self._server.traces, self._profiler
+            if recorded is not None and folder is not None and profiler is not None:
+                await self._end(*recorded, folder, profiler)
 
-    async def _end(self) -> None:
-        recorded, self._recorded = self._recorded, None
-        folder, profiler = self._server.traces, self._profiler
-        if recorded is None or folder is None or profiler is None:
-            return
-        step, api = recorded
+    async def _end(self, step: int, api: Api, folder: Path, profiler: ServerProfiler) -> None:
         try:
             await profiler.stop(api, folder)
             if not await asyncio.to_thread(self._collect, step, folder, profiler.rank):

@@ -42,7 +42,7 @@ class ServerLifecycle:
         revive: brings a server that was started again to the state of the one that died.
         beats: tells tokens generated so far, and whether tokens ought to be computed.
         given_up: told once, that there will be no server any more and why; also by `close`.
-        traced: whether steps are to be traced, which a server may have to know when it starts.
+        traced: whether its ranks are to be traced in some steps, which a server may have to know when it starts.
     """
 
     def __init__(
@@ -67,6 +67,9 @@ class ServerLifecycle:
         self._clock = clock or SystemClock()
         self._folder = OwnedFolder(Path(tempfile.gettempdir()), f"areal-{dialect.name}")
         self.traces = self._folder.path / "traces" if traced else None
+        """Where its profiler writes, see `Launch`."""
+        if self.traces is not None:
+            self.traces.mkdir(mode=0o700)
         self._launcher = Launcher(
             dialect=dialect,
             spec=spec,

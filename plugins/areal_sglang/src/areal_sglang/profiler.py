@@ -11,35 +11,31 @@ import re
 from pathlib import Path
 
 from areal_serving.http import Api
-from areal_serving.profiling import TRACED_TOKENS, WRITE_TIMEOUT_S
+from areal_serving.profiling import TRACED_TOKENS
 from areal_sglang.asking import ask
-
-_ACTIVITIES = {"cpu": ["CPU"], "xpu": ["CPU", "XPU"]}
-"""By kind of device; SGLang takes "GPU" for every other."""
 
 
 class SGLangProfiler:
     """The `ServerProfiler` of SGLang servers."""
 
     rank = re.compile(r"-TP-(\d+)")
-    advice = "read the server's words in this log; one of rollout.options.url must run on this machine"
+    advice = "read the server's words in this log"
 
-    async def start(self, api: Api, folder: Path, device: str) -> None:
-        """Begin in every rank."""
+    async def start(self, api: Api, folder: Path) -> None:
+        """Begin in every rank: what the host does, and the GPU if there is one."""
         settings = {
             "output_dir": str(folder),
-            "activities": _ACTIVITIES.get(device.partition(":")[0], ["CPU", "GPU"]),
             "with_stack": False,  # makes every operation several times as slow
             "record_shapes": True,
             "num_steps": TRACED_TOKENS,
         }
-        await api.post("/start_profile", settings)
+        await api.text("/start_profile", settings)  # answers in prose, as its counterpart does
 
     async def stop(self, api: Api, folder: Path) -> None:
-        """End, unless ranks ended by themselves: SGLang answers 500 then. It writes before it answers anything else."""
-        await ask(api, "describe", timeout_s=WRITE_TIMEOUT_S)
+        """End, unless ranks ended by themselves: SGLang answers 500 then. They write before they answer a question."""
+        await ask(api, "describe")
         if not await asyncio.to_thread(_wrote, folder):
-            await api.post("/stop_profile", timeout_s=WRITE_TIMEOUT_S)
+            await api.text("/stop_profile")
 
 
 def _wrote(folder: Path) -> bool:

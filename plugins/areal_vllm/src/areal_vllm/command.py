@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from areal_serving.dialect import Command, Launch
 from areal_vllm.config import VLLMConfig
 from areal_vllm.inside.asked import TRANSFER
-from areal_vllm.profiler import traced
+from areal_vllm.profiler import profiler_config
 
 MODULE = "vllm.entrypoints.openai.api_server"
 EXTENSION = "areal_vllm.inside.worker.WorkerExtension"
@@ -68,7 +68,6 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         **_memory(launch, config),
         **_abilities(config),
         **_weight_transfer(config),
-        **traced(launch.traces),
     }
     if spec.context_length:
         found["--max-model-len"] = str(spec.context_length)
@@ -76,6 +75,8 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         found["--max-num-batched-tokens"] = str(spec.max_concurrent)
     if spec.device == "npu":
         found["--additional-config"] = _ASCEND_SETTINGS
+    elif launch.traces is not None:  # vLLM-Ascend's profiler writes folders for tools of its own
+        found["--profiler-config"] = profiler_config(launch.traces)
     if spec.device == "cpu":
         found["--enforce-eager"] = None  # compiling takes minutes and gains little here
         if spec.layout.get("t", 1) == 1:

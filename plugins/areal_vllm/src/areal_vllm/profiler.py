@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from areal_serving.http import Api
-from areal_serving.profiling import TRACED_TOKENS, WRITE_TIMEOUT_S
-
-ARGUMENT = "--profiler-config"
+from areal_serving.profiling import TRACED_TOKENS
 
 
-def traced(folder: Path | None) -> Mapping[str, str | None]:
-    """Return the arguments of a server that is to be traced into `folder`; none for None."""
-    if folder is None:
-        return {}
+def profiler_config(folder: Path) -> str:
+    """Return what a server that is to be traced into `folder` is started with."""
     settings = {
         "profiler": "torch",
         "torch_profiler_dir": str(folder),
@@ -30,7 +25,7 @@ def traced(folder: Path | None) -> Mapping[str, str | None]:
         "ignore_frontend": True,
         "max_iterations": TRACED_TOKENS,
     }
-    return {ARGUMENT: json.dumps(settings)}
+    return json.dumps(settings)
 
 
 class VLLMProfiler:
@@ -38,15 +33,14 @@ class VLLMProfiler:
 
     rank = re.compile(r"rank(\d+)\.")
     advice = (
-        """a server of rollout.options.url can be traced if it was started with --profiler-config '{"profiler": """
-        """"torch", "torch_profiler_dir": "FOLDER"}', and its files are in that FOLDER; so they are if """
-        f"rollout.options.server_args have another {ARGUMENT}"
+        "read the server's words in this log; on NPUs vLLM is not traced, and a --profiler-config in "
+        "rollout.options.server_args takes the place of the run's"
     )
 
-    async def start(self, api: Api, folder: Path, device: str) -> None:
+    async def start(self, api: Api, folder: Path) -> None:
         """Begin; where to was said when the server was started."""
         await api.post("/start_profile")
 
     async def stop(self, api: Api, folder: Path) -> None:
         """End, also a record that ended by itself: vLLM begins no other before."""
-        await api.post("/stop_profile", timeout_s=WRITE_TIMEOUT_S)
+        await api.post("/stop_profile")
