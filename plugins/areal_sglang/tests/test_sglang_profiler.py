@@ -86,13 +86,13 @@ def test_a_record_begins_and_ends_by_sglangs_routes(tmp_path: Path) -> None:
         "output_dir": str(tmp_path),
         "with_stack": False,
         "record_shapes": True,
-        "num_steps": 200,
+        "num_steps": 50,
     }
 
 
 def test_a_record_that_ended_by_itself_is_not_ended_again(tmp_path: Path) -> None:
     """SGLang takes that for an error."""
-    routes = Routes(passes=300)
+    routes = Routes(passes=51)
     asyncio.run(routes.recorded(tmp_path))
 
     assert routes.asked == ["start", "areal.describe"]
@@ -125,7 +125,7 @@ def test_a_real_server_traces_the_steps_asked_for(tmp_path: Path, monkeypatch: p
                     await engine.pause(PauseMode.KEEP)
                     await engine.commit_weights(version)
                     await engine.resume()
-                tokens = 230 if version == 0 else 8
+                tokens = 90 if version == 0 else 8
                 made = await engine.generate(ask(5, 9, 7, max_new_tokens=tokens, ignore_eos=True))
                 versions.append(made.version_spans[0].version)
             return versions

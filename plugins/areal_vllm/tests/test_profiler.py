@@ -25,6 +25,8 @@ from areal_vllm.profiler import VLLMProfiler
 from .recorded import ScriptedApi
 
 FOLDER = Path("/private/traces")
+NOTHING_COMPUTED = "execute_context_0(0)_generation_0(0)"
+"""How vLLM calls the pass in which workers only hear that a request ended."""
 
 
 def told(traces: Path | None, device: str = "cpu") -> tuple[str, ...]:
@@ -42,7 +44,7 @@ def test_a_server_has_a_profiler_only_if_a_step_is_to_be_traced(device: str) -> 
 
     assert "--profiler-config" not in told(None, device)
     assert (settings["profiler"], settings["torch_profiler_dir"]) == ("torch", str(FOLDER))
-    assert settings["max_iterations"] == 200
+    assert settings["max_iterations"] == 50
     assert settings["torch_profiler_with_stack"] is False
 
 
@@ -92,7 +94,7 @@ def test_a_real_server_traces_the_steps_asked_for(tmp_path: Path, monkeypatch: p
                     await engine.pause(PauseMode.KEEP)
                     await engine.commit_weights(version)
                     await engine.resume()
-                tokens = 230 if version == 0 else 8
+                tokens = 90 if version == 0 else 8
                 made = await engine.generate(ask(5, 9, 7, max_new_tokens=tokens, ignore_eos=True))
                 versions.append(made.version_spans[0].version)
             return versions
@@ -106,10 +108,10 @@ def test_a_real_server_traces_the_steps_asked_for(tmp_path: Path, monkeypatch: p
         "step-1/rollout-rank0.json.gz",
         "step-2/rollout-rank0.json.gz",
     ]
-    for path, passes in zip(made, (200, 8), strict=True):
+    for path, passes in zip(made, (50, 8), strict=True):
         assert path.stat().st_mode & 0o777 == 0o600
         with gzip.open(path, "rt") as file:
             names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
         assert any(name.startswith("aten::") for name in names), sorted(set(names))[:50]
-        found = sum(name.startswith("execute_context_") for name in names)
-        assert 0 < found <= passes, sorted(set(names))[:50]
+        found = [name for name in names if name.startswith("execute_context_") and name != NOTHING_COMPUTED]
+        assert 0 < len(found) <= passes, found

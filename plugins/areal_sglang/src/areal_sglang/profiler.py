@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from areal_serving.http import Api
-from areal_serving.profiling import TRACED_TOKENS
+from areal_serving.profiling import TRACED_PASSES
 from areal_sglang.asking import ask
 
 
@@ -27,7 +27,7 @@ class SGLangProfiler:
             "output_dir": str(folder),
             "with_stack": False,  # makes every operation several times as slow
             "record_shapes": True,
-            "num_steps": TRACED_TOKENS,
+            "num_steps": TRACED_PASSES,
         }
         await api.text("/start_profile", settings)  # answers in prose, as its counterpart does
 

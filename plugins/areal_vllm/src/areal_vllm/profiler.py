@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from areal_serving.http import Api
-from areal_serving.profiling import TRACED_TOKENS
+from areal_serving.profiling import TRACED_PASSES
 
 
 def profiler_config(folder: Path) -> str:
@@ -23,7 +23,7 @@ def profiler_config(folder: Path) -> str:
         "torch_profiler_with_stack": False,  # makes every operation several times as slow
         "torch_profiler_dump_cuda_time_total": False,  # a table that takes longer than the trace
         "ignore_frontend": True,
-        "max_iterations": TRACED_TOKENS,
+        "max_iterations": TRACED_PASSES,
     }
     return json.dumps(settings)
 
