@@ -132,6 +132,25 @@ def test_a_record_that_is_lost_with_its_server_is_told(model, run_folder, caplog
     assert files(run_folder) == []
 
 
+def test_a_file_that_comes_too_late_is_not_taken_for_another_steps(model, run_folder, nothing_left):
+    """A server writes on after it was waited for long enough."""
+    dialect = ToyDialect(["--auto"])
+
+    async def run():
+        async with started(model, dialect, profiler=ToyProfiler()) as engine:
+            await engine.generate(ask(5, max_new_tokens=2))
+            await update(engine, model, 1)
+            (dialect.launches[0].traces / "toy_rank7.17.json.gz").write_text("of step 1")
+            await update(engine, model, 2)
+            await engine.generate(ask(5, max_new_tokens=2))
+
+    asyncio.run(run())
+
+    assert files(run_folder / "profile") == [
+        f"step-{step}/rollout-rank{rank}.json.gz" for step in (1, 3) for rank in (0, 1)
+    ]
+
+
 def test_a_run_folder_that_somebody_removed_is_not_made_again(model, run_folder, caplog, nothing_left):
     """The log says why."""
     gone = run_folder / "gone"

@@ -28,9 +28,13 @@ from areal_torch.testing.serving import FolderWeights, ask
 
 @define
 class Routes:
-    """Answers as SGLang's routes and `profiler_manager` do; a record of many `passes` may end by itself."""
+    """Answers as SGLang's routes and `profiler_manager` do; a record of many `passes` may end by itself.
+
+    It may generate meanwhile: `later` passes more are computed between the question and the order to stop.
+    """
 
     passes: int
+    later: int = 0
     settings: dict[str, Any] = field(factory=dict)  # Any: JSON
     asked: list[str] = field(factory=list)
     recording: bool = False
@@ -39,8 +43,7 @@ class Routes:
         """Begin, and compute."""
         self.asked.append("start")
         self.settings, self.recording = await request.json(), True
-        if self.passes > self.settings["num_steps"]:
-            self.write()
+        self.compute(self.passes)
         return web.Response(text="Start profiling.\n")
 
     async def question(self, request: web.Request) -> web.Response:
@@ -51,10 +54,16 @@ class Routes:
     async def stop(self, _: web.Request) -> web.Response:
         """End, unless it has ended."""
         self.asked.append("stop")
+        self.compute(self.passes + self.later)
         if not self.recording:
             return web.Response(status=500, text="Internal Server Error")
         self.write()
         return web.Response(text="Stop profiling. This will take some time.\n")
+
+    def compute(self, passes: int) -> None:
+        """Compute until there were so many passes."""
+        if self.recording and passes > self.settings["num_steps"]:
+            self.write()
 
     def write(self) -> None:
         """Write a trace."""
@@ -96,6 +105,15 @@ def test_a_record_that_ended_by_itself_is_not_ended_again(tmp_path: Path) -> Non
     asyncio.run(routes.recorded(tmp_path))
 
     assert routes.asked == ["start", "areal.describe"]
+
+
+def test_a_record_that_ends_by_itself_while_it_is_ended_is_kept(tmp_path: Path) -> None:
+    """A weight update does not wait until a server stands still."""
+    routes = Routes(passes=50, later=1)
+    asyncio.run(routes.recorded(tmp_path))
+
+    assert routes.asked == ["start", "areal.describe", "stop"]
+    assert list(tmp_path.glob("*.json.gz"))
 
 
 def test_the_rank_is_found_in_the_name_of_a_file() -> None:

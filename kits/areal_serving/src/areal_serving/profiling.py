@@ -31,8 +31,8 @@ logger = logging.getLogger("areal.profile")
 TRACED_PASSES = 50
 """Forward passes in one trace: a server that can is told to end its record there.
 
-It computes nothing while it writes. 200 passes of two layers took SGLang 7 s and vLLM, which adds a table on a CPU, 19 s
-on two busy cores; with the layers of a real model no pause or update would wait for that.
+It computes nothing while it writes. 200 passes of two layers took SGLang 7 s and vLLM, which adds a table on a CPU,
+19 s on two busy cores; with the layers of a real model no pause or update would wait for that.
 """
 
 
@@ -94,6 +94,7 @@ class ServedTraces:
                 self._warn(step, f"the {self._name} server was being started again")
             else:
                 self._recorded = step, api
+                await asyncio.to_thread(_empty, folder)  # of what came after a step for which nobody waited any longer
                 try:
                     await profiler.start(api, folder)
                 except (ServerAnswer, ServerGone) as error:

@@ -10,7 +10,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from areal_serving.http import Api
+from areal_serving.http import Api, ServerAnswer
 from areal_serving.profiling import TRACED_PASSES
 from areal_sglang.asking import ask
 
@@ -34,8 +34,13 @@ class SGLangProfiler:
     async def stop(self, api: Api, folder: Path) -> None:
         """End, unless ranks ended by themselves: SGLang answers 500 then. They write before they answer a question."""
         await ask(api, "describe")
-        if not await asyncio.to_thread(_wrote, folder):
+        if await asyncio.to_thread(_wrote, folder):
+            return
+        try:
             await api.text("/stop_profile")
+        except ServerAnswer:  # it computes meanwhile, and may have ended after the question
+            if not await asyncio.to_thread(_wrote, folder):
+                raise
 
 
 def _wrote(folder: Path) -> bool:
