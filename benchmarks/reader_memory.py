@@ -1,12 +1,14 @@
 """How the memory of everything that reads a run grows with the run: peak bytes at ten times the steps against one time.
 
 A short run is made once; its record is written on with copies of its own steps and episodes. Every reader is a
-process of its own; what an interpreter with its imports takes is in both sides.
+process of its own; what an interpreter with its imports takes is in both sides. A replay makes two steps and a resume
+one: what they read of the run at their start and write at their end is measured, in the controller alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -18,15 +20,26 @@ from pathlib import Path
 import frame
 import runs
 
+from areal_core.loop.run_folder import RunFolder
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Reader
 from areal_episodes.schema import COLUMNS, FILE
 
 TARGET = 1.25
 STEPS = 4
-PAGES = """
-import re, sys
+OWN_PEAK = """
+import atexit, os, resource, sys
 from pathlib import Path
+peak = Path(os.environ.pop("PEAK_FILE"))
+atexit.register(lambda: peak.write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)))
+"""
+"""Begins every reader; what its workers have is not counted."""
+COMMAND = """
+from areal_core.cli.main import main
+sys.exit(main())
+"""
+PAGES = """
+import re
 from starlette.testclient import TestClient
 from areal_view.app import make_app
 client = TestClient(make_app(Path(sys.argv[1]), token="t"), base_url="http://127.0.0.1:8000")
@@ -35,23 +48,19 @@ home = client.get("/").url.path
 for page in ("", "/episodes", "/episodes?search=nothing", "/distributions", "/timeline"):
     assert client.get(home + page).status_code == 200, page
 """
-WATCH = """
-import os, sys
-null = os.open(os.devnull, os.O_WRONLY)
-child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1)])
-_, status, usage = os.wait4(child, 0)
-print(usage.ru_maxrss)
-sys.exit(status != 0)
-"""
-"""Starts a reader from a small process: to Linux, a child has had the memory of whoever started it."""
 EVERY_EPISODE = """
-import sys
-from pathlib import Path
 from areal_episodes.reader import Filter, Reader
 with Reader(Path(sys.argv[1])) as reader:
     for facts in reader.facts(Filter()):
         reader.content(facts["id"]), reader.trajectories(facts["id"])
 """
+WATCH = """
+import os, sys
+null = os.open(os.devnull, os.O_WRONLY)
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1)])
+sys.exit(os.wait4(child, 0)[1] != 0)
+"""
+"""Starts a reader from a small process: to Linux, a child has had the memory of whoever started it."""
 
 
 def main() -> int:
@@ -69,7 +78,7 @@ def main() -> int:
             with Reader(folder / str(steps)) as reader:
                 print(f"{steps} steps, {reader.count()} episodes, {sizes[steps] >> 20} MiB of store", flush=True)
         before, after = (
-            {name: peak(words) for name, words in readers(folder / str(steps)).items()} for steps in (small, large)
+            {name: peak(*words) for name, words in readers(folder / str(steps)).items()} for steps in (small, large)
         )
     ratios = {name: after[name] / before[name] for name in before}
     for name, ratio in ratios.items():
@@ -90,32 +99,36 @@ def main() -> int:
     return frame.finish(result, quick=options.quick)
 
 
-def _areal(*words: str) -> list[str]:
-    return [str(Path(sys.executable).with_name("areal")), *words]
-
-
 def readers(run: Path) -> Mapping[str, Sequence[str]]:
-    """Return the command of every reader of a run, by name."""
+    """Return the program and the arguments of every reader of a run, by name; the last one writes it on."""
     return {
-        "areal episodes --search": _areal("episodes", str(run), "--search", "nothing has this text"),
-        "areal episodes --json": _areal("episodes", str(run), "--json", "--limit", "1000000"),
-        "areal report": _areal("report", str(run), "--out", str(run / "page.html")),
-        "areal trace": _areal("trace", str(run), "--out", str(run / "trace.json")),
-        "areal view": [sys.executable, "-c", PAGES, str(run)],
-        "Reader, every column": [sys.executable, "-c", EVERY_EPISODE, str(run)],
+        "areal episodes --search": (COMMAND, "episodes", str(run), "--search", "nothing has this text"),
+        "areal episodes --json": (COMMAND, "episodes", str(run), "--json", "--limit", "1000000"),
+        "areal report": (COMMAND, "report", str(run), "--out", str(run / "page.html")),
+        "areal trace": (COMMAND, "trace", str(run), "--out", str(run / "trace.json")),
+        "areal view": (PAGES, str(run)),
+        "Reader, every column": (EVERY_EPISODE, str(run)),
+        "areal replay": (COMMAND, "replay", str(run), "--to-step", "2", "actor.optimizer.lr=1e-5"),
+        "areal train --resume": (COMMAND, "train", "--resume", str(run), f"steps={_steps(run) + 1}"),
     }
 
 
-def peak(command: Sequence[str]) -> int:
-    """Run a reader and return the most memory it had, in bytes.
+def _steps(run: Path) -> int:
+    latest = RunFolder(run).latest()
+    return 0 if latest is None else int(latest.name.rpartition("-")[2])
+
+
+def peak(program: str, *arguments: str) -> int:
+    """Run a reader and return the most memory it had itself, in bytes.
 
     Raises:
         SystemExit: it failed; what it said went to standard error.
     """
-    done = subprocess.run([sys.executable, "-ISc", WATCH, *command], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[:3])} failed")
-    return int(done.stdout) * 1024
+    with tempfile.NamedTemporaryFile() as file:
+        words = [sys.executable, "-ISc", WATCH, sys.executable, "-c", OWN_PEAK + program, *arguments]
+        if subprocess.run(words, env={**os.environ, "PEAK_FILE": file.name}).returncode:
+            raise SystemExit(f"{' '.join(arguments)} failed")
+        return int(file.read()) * 1024
 
 
 def grow(run: Path, to: Path, times: int) -> None:
@@ -145,6 +158,22 @@ def grow(run: Path, to: Path, times: int) -> None:
         )
     store.commit()
     store.close()
+    _save_as(to, run, times, added["task_index"])
+
+
+def _save_as(to: Path, run: Path, times: int, groups: int) -> None:
+    """Have the checkpoint of the short run stand at the end of the long one, which handed over as many groups."""
+    last = RunFolder(run).latest()
+    assert last is not None, "the short run ended, so it is saved"
+    saved = to / "checkpoints" / f"step-{STEPS * times:06d}"
+    shutil.copytree(last, saved)
+    progress = json.loads((saved / "loop.json").read_text())
+    progress["version"] = progress["tasks"]["version"] = STEPS * times
+    progress["record"] = _later(progress["record"], times - 1)
+    tasks = progress["tasks"]["tasks"]
+    tasks["frontier"] += groups * (times - 1)
+    tasks["used"] = [index + groups * (times - 1) for index in tasks["used"]]
+    (saved / "loop.json").write_text(json.dumps(progress))
 
 
 def _later(line: Mapping[str, object], number: int) -> dict[str, object]:
