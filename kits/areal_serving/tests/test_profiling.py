@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -116,7 +117,10 @@ def test_a_server_that_cannot_be_traced_is_told_with_a_fix_and_costs_nothing(
 
 
 def test_a_record_that_is_lost_with_its_server_is_told(model, run_folder, caplog, nothing_left):
-    """The next server serves on without one; files of half a step are no trace."""
+    """The next server serves on without one; files of half a step are no trace.
+
+    A record begins beside the first request, so the server may be gone before it is told to.
+    """
 
     async def run():
         async with started(model, ToyDialect(["--auto"]), profiler=ToyProfiler()) as engine:
@@ -128,7 +132,7 @@ def test_a_record_that_is_lost_with_its_server_is_told(model, run_folder, caplog
 
     assert asyncio.run(run()) == 1
 
-    assert "no trace of step 1: the toy server did not end its record" in caplog.text
+    assert re.search("no trace of step 1: the toy server did not end its record|does not start its prof", caplog.text)
     assert files(run_folder) == []
 
 
