@@ -19,6 +19,8 @@ from areal_core.config.plan import make_plan
 from areal_core.config.schema import RunConfig
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Registry
+from areal_evaluate.config import load_tasks
+from areal_evaluate.plan import plan_evaluation
 from areal_local.rewards.child import judge
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_torch.testing.models import make_tiny_model
@@ -33,6 +35,8 @@ PAGES = sorted(
 EXAMPLES = sorted(ROOT.glob("examples/**/*.yaml")) + [preset_path(p.stem) for p in ROOT.glob("examples/offline/*.yaml")]
 TUTORIAL = ROOT / "docs/tutorial/train-your-first-model.md"
 BACKEND = ROOT / "docs/tutorial/write-a-backend.md"
+TASKS = "tasks.yaml"
+"""Title of a block that holds benchmarks, not a run."""
 
 _FENCE = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(#[^)]*)?\)")
@@ -126,7 +130,7 @@ def test_offline_examples_are_the_presets_of_the_quickstart() -> None:
     assert (ROOT / "examples/offline").resolve() == preset_path("spell").parent.resolve()
 
 
-@pytest.mark.parametrize("block", list(blocks("yaml")), ids=lambda block: block.page)
+@pytest.mark.parametrize("block", [b for b in blocks("yaml") if b.title != TASKS], ids=lambda block: block.page)
 def test_a_run_file_in_the_docs_loads(block: Block, tmp_path: Path) -> None:
     """Every `yaml` block is a part of a run file, options included; those with a file of their own are tested below."""
     file = tmp_path / "run.yaml"
@@ -135,6 +139,17 @@ def test_a_run_file_in_the_docs_loads(block: Block, tmp_path: Path) -> None:
 
     if not config.imports:
         check_options(config, Registry())
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("yaml") if b.title == TASKS], ids=lambda block: block.page)
+def test_a_tasks_file_in_the_docs_plans(block: Block, tmp_path: Path, model: Path) -> None:
+    """Every benchmark of it is whole, options included."""
+    file = tmp_path / TASKS
+    file.write_text(block.text)
+
+    plan = plan_evaluation(model, load_tasks(file), Registry())
+
+    assert plan.benchmarks and plan.warnings == ()
 
 
 @pytest.mark.parametrize(("page", "words"), commands("areal"), ids=lambda value: str(value)[:60])

@@ -14,7 +14,7 @@ from attrs import Factory, field, fields, frozen, validators
 
 from areal_core.config.load import load_config
 from areal_core.config.schema import EpisodesConfig, Options, RoleConfig, RunConfig
-from areal_core.contract.errors import ConfigError
+from areal_core.contract.errors import ConfigError, WrongType
 from areal_core.plugins.structure import structure
 
 _OWN_ROLLOUT = ("workflow", "reward", "sampling")
@@ -108,7 +108,7 @@ def run_config(tasks: TasksConfig, name: str, model: str) -> GeneratingRun:
         UnknownKey, WrongType: names the key as in a run's yaml.
     """
     benchmark = tasks.benchmarks[name]
-    sampling = {**tasks.rollout.get("sampling", {}), **benchmark.rollout.get("sampling", {})}
+    sampling = {**_sampling(tasks.rollout), **_sampling(benchmark.rollout)}
     whole = load_config(
         base={
             **{key: getattr(tasks, key) for key in ("name", "out", "seed", "deterministic", "device")},
@@ -121,6 +121,13 @@ def run_config(tasks: TasksConfig, name: str, model: str) -> GeneratingRun:
     )
     kept = {each.name: getattr(whole, each.name) for each in fields(RunConfig)}
     return GeneratingRun(**{**kept, "episodes": EpisodesConfig(keep=_ALL_EPISODES)})
+
+
+def _sampling(rollout: Options) -> Options:
+    found = rollout.get("sampling", {})
+    if not isinstance(found, Mapping):
+        raise WrongType(f"rollout.sampling is {found!r}", why="it must hold keys", fix="for example {temperature: 0.6}")
+    return found
 
 
 def _check_keys(config: TasksConfig) -> None:
