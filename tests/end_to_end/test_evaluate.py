@@ -98,7 +98,7 @@ def test_scores_are_those_of_the_samples_that_are_kept(
 ) -> None:
     """The command's table and summary against every draw of the samples that `areal episodes` reads."""
     out, file = tmp_path / "out", tmp_path / "tasks.yaml"
-    file.write_text(yaml.safe_dump(dict(TASKS)))
+    file.write_text(yaml.safe_dump(dict(TASKS), sort_keys=False))
 
     code = main(["evaluate", str(model), str(file), f"out={out}"])
 
@@ -249,7 +249,7 @@ def test_a_notebook_may_call_it(model: Path, tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_is_done_and_leaves_nobody_behind(model: Path, tmp_path: Path) -> None:
     """In processes of its own: exit code 130, samples in the store, and a resume that ends with 0."""
     out, file = tmp_path / "out", tmp_path / "tasks.yaml"
-    file.write_text(yaml.safe_dump(dict(TASKS)))
+    file.write_text(yaml.safe_dump(dict(TASKS), sort_keys=False))
     words = [sys.executable, "-m", "areal_core.cli.main", "evaluate", str(model), str(file), f"out={out}"]
     settings = ["max_concurrent=1", "rollout.sampling.max_new_tokens=64", "benchmarks.short.data.options.size=40"]
     with live_run([*words, *settings], out) as run:

@@ -90,7 +90,12 @@ def load_tasks(tasks: str | Path | Mapping[str, Any], overrides: Sequence[str] =
         ConfigError: the file is missing or no yaml, an override is not `key=value`, or there is no benchmark.
         UnknownKey, WrongType: names the key.
     """
-    config = structure(TasksConfig, _plain(tasks, overrides))
+    plain = _plain(tasks, overrides)
+    own = plain.get("benchmarks")
+    for name, benchmark in own.items() if isinstance(own, Mapping) else ():
+        if isinstance(benchmark, Mapping):
+            structure(BenchmarkConfig, benchmark, f"benchmarks.{name}")  # names the benchmark in what is wrong with it
+    config = structure(TasksConfig, plain)
     if not config.benchmarks:
         raise ConfigError(
             "no benchmarks given",
