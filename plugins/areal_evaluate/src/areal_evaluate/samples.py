@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from attrs import frozen
 
@@ -23,7 +23,8 @@ FILE = "evaluation.json"
 _PREFIX = "eval"
 
 
-class SampleId(NamedTuple):
+@frozen
+class SampleId:
     """One sample of one prompt. In the store its task is `eval/BENCHMARK/INDEX`."""
 
     benchmark: str
