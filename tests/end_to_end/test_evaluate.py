@@ -182,22 +182,36 @@ def test_more_samples_join_those_that_are_there_and_others_do_not(model: Path, t
 
 
 @pytest.mark.usefixtures("here")
-def test_a_reward_that_fails_ends_the_evaluation_and_is_no_zero(model: Path, tmp_path: Path) -> None:
-    """The error names the sample; those before it are kept, the summary says failed, and a resume goes on."""
-    mine = tmp_path / "mine.py"
-    mine.write_text(_PICKY)
-    (tmp_path / "limit").write_text(str(2 * SAMPLES))
-    settings = (f"imports=[{mine}]", "rollout.reward.name=picky", "max_concurrent=1", "k=[]")
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_too_many_failures_end_the_evaluation_and_are_no_zeros(model: Path, tmp_path: Path, share: float) -> None:
+    """The error names a sample; those before it are kept, the summary says failed, and a resume goes on."""
+    settings = (*_picky(tmp_path, f"picky_{share:g}", 2 * SAMPLES), f"rollout.max_failed_share={share}")
     out = tmp_path / "out"
 
-    with pytest.raises(ArealError, match="eval/short/2"):
+    with pytest.raises(ArealError, match="eval/short/4.*" if share else "eval/short/2") as ended:
         evaluate(model, TASKS, settings, out=out)
+    assert ("10 of 30 samples failed, rollout.max_failed_share=0.3" in str(ended.value)) == bool(share)
     failed = json.loads((out / "summary.json").read_text())
     (tmp_path / "limit").write_text("999")
     resumed = evaluate(model, TASKS, settings, out=out, resume=True)
 
     assert (failed["status"], failed["benchmarks"]["short"]["prompts"]) == ("failed", 2)
-    assert resumed.finished and resumed.scores["short"].metrics["avg@4"].value == 1.0
+    assert (resumed.finished, resumed.failed, resumed.scores["short"].metrics["avg@4"].value) == (True, 0, 1.0)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_few_failures_cost_their_prompts_and_are_made_again(model: Path, tmp_path: Path) -> None:
+    """Two samples of one prompt fail: all else is scored, the failures are counted, and a resume mends them."""
+    settings, out = _picky(tmp_path, "picky_late", 28), tmp_path / "out"
+
+    first = evaluate(model, TASKS, settings, out=out)
+    told = json.loads((out / "summary.json").read_text())
+    (tmp_path / "limit").write_text("999")
+    resumed = evaluate(model, TASKS, settings, out=out, resume=True)
+
+    assert (first.finished, first.failed, told["failed"], told["status"]) == (True, 2, 2, "finished")
+    assert (first.scores["short"].prompts, first.scores["long"].prompts) == (6, 2)
+    assert (resumed.failed, resumed.scores["long"].prompts) == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -274,13 +288,21 @@ from areal_core import reward
 
 CALLS = []
 
-@reward("picky")
+@reward("NAME")
 def picky(**_):
     CALLS.append(1)
     if len(CALLS) > int(Path(__file__).with_name("limit").read_text()):
         raise ValueError("not this one")
     return 1.0
 """
+
+
+def _picky(folder: Path, name: str, limit: int) -> tuple[str, ...]:
+    """Return settings with a reward that fails after so many calls, one at a time; the file `limit` moves the limit."""
+    mine = folder / "mine.py"
+    mine.write_text(_PICKY.replace("NAME", name))
+    (folder / "limit").write_text(str(limit))
+    return f"imports=[{mine}]", f"rollout.reward.name={name}", "max_concurrent=1", "k=[]"
 
 
 class _Stopping(Nobody):

@@ -221,3 +221,13 @@ def _failed(order: EpisodeOrder, exc: BaseException) -> EpisodeFailed:
         return EpisodeFailed(what, why=told(exc), fix=fix)
     why = exc.what if isinstance(exc, EpisodeFailed) else f"{type(exc).__name__}: {exc.what}"
     return EpisodeFailed(what, why=f"{why}\n    {exc.why}" if exc.why else why, fix=exc.fix)
+
+
+def too_many(error: EpisodeFailed, failed: int, window: str, share: float) -> EpisodeFailed:
+    """Return the last failure as the error of a whole run or evaluation: itself where none is allowed."""
+    if not share:
+        return error
+    counted = f"{failed} of {window} failed, rollout.max_failed_share={share:g} allows fewer; the last: "
+    raised = EpisodeFailed(counted + error.what, why=error.why, fix=error.fix)
+    raised.__cause__ = error.__cause__
+    return raised

@@ -26,7 +26,7 @@ from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
 from areal_core.plugins.episodes import EpisodeStore, Fate, KeptGroup
-from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare
+from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare, too_many
 from areal_core.rollout.groups import EpisodeGroup, kept_group, run_group, stamped
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.staleness import Buffer, DroppingGate, StalenessGate
@@ -189,7 +189,7 @@ class RolloutExecutor:
             except EpisodeFailed as error:
                 self._on_event("evaluation_failed", task_id=f"eval/{index}", error=str(error))
                 if (failed := next(failures)) > (share := self._config.max_failed_share) * len(rows):
-                    raise _too_many(error, failed, f"{len(rows)} rows of the evaluation", share) from error.__cause__
+                    raise too_many(error, failed, f"{len(rows)} rows of the evaluation", share) from error.__cause__
                 return None
 
         try:
@@ -323,7 +323,7 @@ class RolloutExecutor:
         self._ended.append(False)
         failed, window = self._ended.count(False), self._ended.maxlen or 0
         if failed > self._config.max_failed_share * window:
-            self._stop(_too_many(error, failed, f"the last {window} groups", self._config.max_failed_share))
+            self._stop(too_many(error, failed, f"the last {window} groups", self._config.max_failed_share))
         self._on_event("group_failed", task_id=task.task_id, error=str(error))
 
     def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
@@ -371,16 +371,6 @@ class RolloutExecutor:
         self._counts.evaluated += episode is not None
         self._counts.evaluations_rejected += episode is None
         return episode
-
-
-def _too_many(error: EpisodeFailed, failed: int, window: str, share: float) -> EpisodeFailed:
-    """Return the last failure as the error of the run: itself where none is allowed."""
-    if not share:
-        return error
-    counted = f"{failed} of {window} failed, rollout.max_failed_share={share:g} allows fewer; the last: "
-    raised = EpisodeFailed(counted + error.what, why=error.why, fix=error.fix)
-    raised.__cause__ = error.__cause__
-    return raised
 
 
 def _unreadable(error: BaseException) -> ArealError:

@@ -27,7 +27,6 @@ from areal_evaluate.plan import BenchmarkPlan
 from areal_evaluate.samples import SampleId
 
 _NO_LIMIT = 1 << 40
-_EPISODE_TIMEOUT_S = 1800.0
 
 
 class Benchmark(Run):
@@ -77,7 +76,7 @@ class Benchmark(Run):
             workflow=self.workflow,
             sessions=sessions,
             retries=rollout.retries,
-            timeout_s=_EPISODE_TIMEOUT_S,
+            timeout_s=rollout.episode_timeout_s,
             on_event=events.write,
             store=store,
         )

@@ -60,6 +60,11 @@ def evaluate_command(
     console.print(table(evaluated.scores, evaluated.confidence), soft_wrap=False)
     console.print(f"summary {plan.folder.summary}")
     console.print(f"samples: areal episodes {evaluated.folder} --order worst")
+    if evaluated.failed:
+        console.print(
+            f"{evaluated.failed} samples failed, and their prompts do not count: areal episodes {evaluated.folder} "
+            "--fate failed. To make them again: the same command with --resume"
+        )
     if not evaluated.finished:
         console.print("stopped; the samples made so far are kept. To go on: the same command with --resume")
     return 0 if evaluated.finished else INTERRUPTED

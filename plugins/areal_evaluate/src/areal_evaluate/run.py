@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from areal_core.config.model_folder import load_tokenizer
-from areal_core.contract.errors import StorageError, storage_errors
+from areal_core.contract.errors import EpisodeFailed, StorageError, storage_errors
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import Tokenizer
@@ -31,6 +31,7 @@ from areal_core.observe.events import RUN_ENDED, RUN_STARTED, EventLog
 from areal_core.plugins.extensions import RewardPool, RunView
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
+from areal_core.rollout.episodes import too_many
 from areal_core.rollout.groups import episode_reward
 from areal_core.worker.supervise import Supervisor
 from areal_evaluate.benchmark import Benchmark
@@ -52,12 +53,15 @@ class EvaluationView(RunView, Protocol):
 class Evaluated:
     """How an evaluation ended.
 
-    Example: Evaluated(folder=Path("runs/evaluation"), finished=True, scores={"spell": Score(...)}, confidence=0.95)
+    Example: Evaluated(folder=Path("runs/evaluation"), finished=True, failed=0, scores={"spell": Score(...)},
+        confidence=0.95)
     """
 
     folder: Path
     finished: bool
-    """Whether every sample that was asked for is there; False if somebody stopped it."""
+    """Whether every sample that was asked for was made; False if somebody stopped it."""
+    failed: int
+    """Samples whose workflow or reward failed. Their prompts do not count; `resume` makes them again."""
     scores: Mapping[str, Score]
     confidence: float
 
@@ -69,6 +73,7 @@ class Evaluation:
         self._plan, self._registry, self._view, self._stop = plan, registry, view, stop
         self._folder = plan.folder
         self._benchmarks = [Benchmark(each, registry, view=view) for each in plan.benchmarks]
+        self._failed = 0
         self._done: dict[str, int] = defaultdict(int)
         self._rewards: dict[str, list[float]] = defaultdict(list)
 
@@ -79,7 +84,8 @@ class Evaluation:
             resume: go on with the samples in the output folder.
 
         Raises:
-            The first error of any part; samples made before stay, and `resume` goes on after them.
+            EpisodeFailed: more than `rollout.max_failed_share` of the samples failed.
+            ArealError: the first error of any part. Samples made before stay, and `resume` goes on after them.
         """
         root = self._folder.root
         with self._folder.held(resume=False):
@@ -94,6 +100,7 @@ class Evaluation:
         return Evaluated(
             folder=root,
             finished=status == "finished",
+            failed=self._failed,
             scores=scores,
             confidence=self._plan.confidence,
         )
@@ -115,12 +122,12 @@ class Evaluation:
         return scores, status
 
     def _is_whole(self) -> bool:
-        """Tell whether every sample is there; False after a stop.
+        """Tell whether every sample was made; False after a stop.
 
         Raises:
             StorageError: samples that were made are not there.
         """
-        missing = len(self._missing())
+        missing = len(self._missing()) - self._failed
         if missing and not self._stop.is_set():
             raise StorageError(
                 f"{missing} samples are not in the store of {self._folder.root}",
@@ -143,6 +150,7 @@ class Evaluation:
             "model": str(role.model.path),
             "backend": str(role.backend),
             "seed": self._plan.seed,
+            "failed": self._failed,
             "confidence": confidence,
             "benchmarks": unstructure(scores),
         }
@@ -221,7 +229,7 @@ class Evaluation:
         """Make samples, so many at once.
 
         Raises:
-            ArealError: what ended a part, else the first error of a sample; samples in flight are cancelled.
+            ArealError: what ended a part, else that too many samples failed; samples in flight are cancelled.
         """
         for each in self._benchmarks:
             self._done[each.name] = each.num_samples - sum(benchmark is each for benchmark, _ in missing)
@@ -253,14 +261,26 @@ class Evaluation:
         """Make one sample after another until none is left."""
         for benchmark, sample in work:
             runner, order = benchmark.runner, benchmark.order(sample)
-            async with runner.deadline(order.task_id) as deadline:
-                episode, _ = await runner.run(order, deadline)
-            rewards = self._rewards[benchmark.name]
+            rewards, episode = self._rewards[benchmark.name], None
+            try:
+                async with runner.deadline(order.task_id) as deadline:
+                    episode, _ = await runner.run(order, deadline)
+            except EpisodeFailed as error:
+                self._bear(error, benchmark, sample)
             if episode is not None:
                 rewards.append(episode_reward(episode))
             self._done[benchmark.name] += 1
             mean = sum(rewards) / max(1, len(rewards))
             self._view.scored(benchmark.name, self._done[benchmark.name], benchmark.num_samples, mean)
+
+    def _bear(self, error: EpisodeFailed, benchmark: Benchmark, sample: SampleId) -> None:
+        """Count and tell a sample that failed; too many end the evaluation."""
+        self._failed += 1
+        benchmark.runner.on_event("evaluation_failed", task_id=sample.task_id, member=sample.member, error=str(error))
+        asked = sum(each.num_samples for each in self._benchmarks)
+        share = self._plan.engine.config.rollout.max_failed_share
+        if self._failed > share * asked:
+            raise too_many(error, self._failed, f"{asked} samples", share) from error.__cause__
 
     def _missing(self) -> list[tuple[Benchmark, SampleId]]:
         """Return the samples that are asked for and not in the folder, in order."""
