@@ -97,6 +97,21 @@ def test_a_replica_with_a_server_is_added_and_removed(tmp_path: Path, model: Pat
         _assert_no_episode_lost(run)
 
 
+@both_engines
+def test_the_ranks_of_a_server_take_weights_from_the_trainers_group(tmp_path: Path, model: Path, engine: str) -> None:
+    """`direct` with `collective`: vLLM's ranks join a group that is signed, SGLang's one as torch makes it."""
+    folder = tmp_path / "run"
+    streamed = ("rollout.options.direct=true", "weight_sync.transport=collective", "actor.optimizer.lr=0.001")
+    words = command(folder, model, f"rollout.backend={engine}:d1", *SETTINGS, *streamed, "steps=4")
+    with live_run(words, folder) as run:
+        run.patience_s = PATIENCE_S
+        code, output = run.wait()
+
+        assert code == 0, output
+        assert [step["version"] for step in run.steps()] == [1, 2, 3, 4]
+        assert _fleet(run) == []
+
+
 def _watchdog(worker: psutil.Process) -> psutil.Process | None:
     """Return the watchdog of a replica's server, None between two servers."""
     watchdogs = [child for child in worker.children() if any(word.endswith("watchdog.py") for word in _words(child))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 import stat
@@ -11,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode, StopReason, Trajectory
@@ -25,9 +22,7 @@ from areal_episodes import store as store_module
 from areal_episodes.columns import checksum, from_bytes, to_bytes
 from areal_episodes.reader import Filter, Order, Reader
 from areal_episodes.samples import COLUMNS, samples
-from areal_episodes.step_columns import StepColumns
 from areal_episodes.store import Store
-from areal_episodes.text import row_as_json
 
 
 class Letters:
@@ -216,18 +211,6 @@ def test_what_a_step_computed_is_there_per_token(opened: Opened) -> None:
     assert [each["advantage"].tolist() for each in two] == [[0, 0, 11, 12, 13], [0, 0, 16]]
     torch.testing.assert_close(second[0]["ratio"], torch.tensor([0.0, 0.0, 2.0, 2.0]))
     assert [list(each) for each in last] == [["advantage"]]
-
-
-def test_a_ratio_that_was_asked_for_is_there_even_if_it_is_one() -> None:
-    """It is of the trainer's log-probs before the step, whatever the centre of the clip is."""
-    batch = step_batch(trajectory(), trajectory(answer="uv"))
-    mask, sampled = batch.tokens["loss_mask"], batch.tokens["logprobs"]
-
-    one = StepColumns.of(batch.with_tokens(policy_logprobs=sampled))
-    half = StepColumns.of(batch.with_tokens(policy_logprobs=sampled - math.log(2.0)))
-
-    assert one.tokens["ratio"].tolist() == mask.float().tolist()
-    torch.testing.assert_close(half.tokens["ratio"], mask.float() / 2)
 
 
 def test_what_was_told_of_a_step_is_written_when_it_says_so(opened: Opened) -> None:
@@ -510,14 +493,3 @@ def test_samples_are_the_best_and_the_worst_of_a_step(opened: Opened) -> None:
     assert (first["step"], first["task"], first["prompt"], first["completion"]) == (5, "train/0/3", "ab", "xyz")
     assert (len(samples(opened.folder, 5, 99)), samples(opened.folder, 6, 3)) == (4, [])
     assert samples(opened.folder / "nowhere", 5, 3) == []
-
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-
-
-@given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_a_row_is_kept_as_json_whatever_numbers_it_holds(value: Any) -> None:
-    """A data set may hold NaN; a browser's JSON has no word for it, and the page of the episode must open."""
-    kept = json.loads(row_as_json({"answer": value}), parse_constant=lambda word: pytest.fail(word))
-
-    assert kept.keys() == {"answer"}

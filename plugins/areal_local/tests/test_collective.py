@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import attrs
 import psutil
 import pytest
 import torch
@@ -41,6 +42,18 @@ TENSORS = {
     "turned": torch.arange(12).reshape(3, 4).t(),
 }
 FINGERPRINTS = {name: fingerprint(tensor) for name, tensor in TENSORS.items()}
+
+SLOT = RankSlot(
+    address="127.0.0.1",
+    port=1,
+    group_name="weights",
+    backend="gloo",
+    first_rank=0,
+    num_ranks=1,
+    world_size=2,
+    timeout_s=5.0,
+)
+"""The first of two ranks."""
 
 Ends = Callable[[], CollectiveTransport]
 
@@ -180,17 +193,7 @@ class Forger(SignedStore):
 def test_a_stranger_cannot_join_a_group_in_the_place_of_a_rank(end: Ends) -> None:
     """The addresses that gloo's ranks tell each other are signed as well."""
     where = end().open(1).location
-    slot = RankSlot(
-        address=str(where["address"]),
-        port=int(where["port"]),
-        group_name="weights",
-        backend="gloo",
-        first_rank=0,
-        num_ranks=1,
-        world_size=2,
-        timeout_s=20.0,
-        secret="a secret",
-    )
+    slot = attrs.evolve(SLOT, address=str(where["address"]), port=int(where["port"]), secret="a secret")
     lines = [TCPStore(slot.address, slot.port, is_master=False, wait_for_workers=False) for _ in range(2)]
 
     joined, _ = at_once(
@@ -400,16 +403,7 @@ def test_both_ends_are_told_of_a_backend_that_is_not_here() -> None:
 def test_a_process_without_torch_npu_cannot_join_a_group_of_npus(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine's worker that was given such a slot says what is missing, in one kind of error."""
     monkeypatch.setitem(sys.modules, "torch_npu._C._distributed_c10d", None)
-    slot = RankSlot(
-        address="127.0.0.1",
-        port=1,
-        group_name="weights",
-        backend="hccl",
-        first_rank=0,
-        num_ranks=1,
-        world_size=2,
-        timeout_s=5.0,
-    )
+    slot = attrs.evolve(SLOT, backend="hccl")
 
     with pytest.raises(RuntimeError, match="HCCL comes with torch_npu"):
         BroadcastGroup(slot, dist.HashStore())
@@ -450,16 +444,7 @@ def test_a_broadcast_that_failed_on_a_device_is_not_taken_for_done(
     """NCCL's and HCCL's works are complete when they failed; only asking for the error tells."""
     made = Failing(error)
     monkeypatch.setattr("areal_torch.collective.group._make", lambda slot, store: made)
-    slot = RankSlot(
-        address="127.0.0.1",
-        port=1,
-        group_name="weights",
-        backend="nccl",
-        first_rank=0,
-        num_ranks=1,
-        world_size=2,
-        timeout_s=5.0,
-    )
+    slot = attrs.evolve(SLOT, backend="nccl")
     group = BroadcastGroup(slot, dist.HashStore())
 
     with pytest.raises(RuntimeError, match="the link is down") if error else nullcontext():
