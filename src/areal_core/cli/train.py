@@ -140,12 +140,12 @@ async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool
 
 
 @contextmanager
-def interrupts(stop: asyncio.Event, console: Console) -> Iterator[None]:
-    """First Ctrl-C: finish the step, save, close. Second: close at once. Third: be gone. SIGTERM counts as one."""
+def interrupts(stop: asyncio.Event, console: Console, *, when: str = " after this step") -> Iterator[None]:
+    """First Ctrl-C: stop, `when` tells, save, close. Second: close at once. Third: be gone. SIGTERM counts as one."""
     loop, main, count = asyncio.get_running_loop(), asyncio.current_task(), itertools.count(1)
 
     def wind_down() -> None:
-        console.print("stopping after this step; press Ctrl-C again to stop at once")
+        console.print(f"stopping{when}; press Ctrl-C again to stop at once")
         stop.set()
 
     def interrupted(*_: object) -> None:  # called by Python itself, also while something blocks the event loop

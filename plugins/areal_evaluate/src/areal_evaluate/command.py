@@ -7,7 +7,6 @@ Does not know: what an evaluation is (`run`).
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from areal_core.cli.main import INTERRUPTED
+from areal_core.cli.train import interrupts
 from areal_core.plugins.registry import Registry, default_registry
 from areal_evaluate.config import load_tasks
 from areal_evaluate.plan import EvaluationPlan, plan_evaluation
@@ -71,19 +71,9 @@ def evaluate_command(
 
 
 async def _watched(plan: EvaluationPlan, registry: Registry, console: Console, *, resume: bool) -> Evaluated:
-    """Run it, shown in the terminal. The first Ctrl-C ends it with what is done, the second at once."""
-    stop, main = asyncio.Event(), asyncio.current_task()
-    assert main is not None
-
-    def interrupted() -> None:
-        if stop.is_set():
-            main.cancel()
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted)
-    view = TerminalView(console)
-    with view.shown():
+    """Run it, shown in the terminal. The first Ctrl-C ends it with what is done."""
+    stop, view = asyncio.Event(), TerminalView(console)
+    with interrupts(stop, console, when=""), view.shown():
         return await Evaluation(plan, registry, view=view, stop=stop).execute(resume=resume)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from areal_core.contract.weights import WeightTransport
 from areal_core.contract.workflow import Tokenizer
 from areal_core.fleet.elastic import ElasticFleet, tell_news
 from areal_core.fleet.pool import InferencePool, PoolPolicy
-from areal_core.fleet.task_groups import gather_or_cancel
+from areal_core.fleet.task_groups import gather_or_cancel, unless_set
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler
 from areal_core.observe.events import RUN_ENDED, RUN_STARTED, EventLog
@@ -112,7 +112,7 @@ class Evaluation:
         status = "failed"
         try:
             if missing := self._missing():
-                await self._unless_stopped(self._start_and_generate(missing, tokenizer, events))
+                await unless_set(self._stop, self._start_and_generate(missing, tokenizer, events))
             status = "finished" if self._is_whole() else "stopped"
         except asyncio.CancelledError:
             status = "stopped"
@@ -212,18 +212,6 @@ class Evaluation:
         fleet.start()
         supervisor.watch_with(fleet.check)
         return pool
-
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await the work, or cancel it when somebody asks to stop, and see it close. Any: asyncio's own."""
-        working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-        finally:
-            for task in (working, stopped):
-                task.cancel()
-            await asyncio.gather(working, stopped, return_exceptions=True)
 
     async def _generate(self, missing: Sequence[tuple[Benchmark, SampleId]], supervisor: Supervisor) -> None:
         """Make samples, so many at once.
