@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
+import attrs
 import pytest
 import yaml
 from attrs import frozen
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from areal_core.config.load import dump_config, load_config
-from areal_core.config.schema import RunConfig, StalenessPolicy
+from areal_core.config.schema import DataConfig, RunConfig, StalenessPolicy
 from areal_core.contract.errors import ConfigError, UnknownKey, WrongType
+from areal_core.plugins.redact import redact
 from areal_core.plugins.structure import structure, unstructure
 
 
@@ -60,6 +65,45 @@ def test_a_wrong_choice_lists_the_allowed_ones() -> None:
     """Enumerations say what they take."""
     with pytest.raises(WrongType, match=r"allowed: wait, drop(.|\n)*did you mean 'wait'"):
         load_config(None, ["rollout.staleness_policy=wai"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-5", 1e-5), ("1E-5", 1e-5), ("1E0", 1.0), (".5e-3", 5e-4), ("5.e-4", 5e-4), ("+1e-3", 1e-3)]
+)
+def test_a_number_may_have_an_exponent_without_a_point(text: str, value: float, tmp_path: Path) -> None:
+    """As in YAML 1.2 and JSON, in a file, in an override, and in what a run writes down."""
+    file, written = tmp_path / "run.yaml", tmp_path / "config.yaml"
+    file.write_text(f"actor: {{optimizer: {{lr: {text}}}}}\ncritic:\n  optimizer:\n    lr: {text}")
+
+    config = load_config(file, [f"reference.optimizer.lr={text}"])
+    written.write_text(dump_config(config))
+
+    assert config.critic is not None and config.reference is not None
+    assert {role.optimizer.lr for role in (config.actor, config.critic, config.reference)} == {value}
+    assert load_config(written) == config
+    assert yaml.safe_load(written.read_text())["actor"]["optimizer"]["lr"] == value, "YAML 1.1 reads it too"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("yes", True), ("Off", False), ("2026-11-22", "2026-11-22"), ("n", "n"), ("'on'", "on"), ("'1e5'", "1e5")],
+)
+def test_words_and_dates_of_yaml_are_read_as_documented(text: str, value: object) -> None:
+    """yes, no, on and off are true and false, a date is text (decision 0030); quoted all are text."""
+    assert load_config(None, [f"data.options.value={text}"]).data.options["value"] == value
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text() | st.floats(allow_nan=False) | st.integers() | st.booleans()))
+@example({"a": "1e5", "b": "yes", "c": "${steps}", "d": "\\\\${steps}", "e": "1:30", "f": "2026-11-22", "g": "0x1"})
+def test_whatever_options_hold_reads_back_equal(options: dict[str, object]) -> None:
+    """Texts that look like numbers, words or interpolations stay texts in config.yaml."""
+    assume(options == redact(options))
+    config = attrs.evolve(RunConfig(), data=DataConfig(options=options))
+
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(dump_config(config))
+        file.flush()
+        assert load_config(file.name) == config
 
 
 def test_an_integer_is_fine_where_a_number_is_wanted() -> None:
@@ -158,7 +202,7 @@ def test_an_override_that_is_no_yaml_is_refused_in_words(override: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "name: 2026-13-45",
+        "a: 1\na: 2",
         "[" * 3000,
         "1: 2",
         "true: 1",
@@ -169,7 +213,7 @@ def test_an_override_that_is_no_yaml_is_refused_in_words(override: str) -> None:
     ],
 )
 def test_a_file_that_is_no_yaml_is_refused_in_words(tmp_path: Path, text: str) -> None:
-    """Dates that are none, nesting without end, keys that are no names, tags: never a traceback."""
+    """Keys given twice, nesting without end, keys that are no names, tags: never a traceback."""
     file = tmp_path / "run.yaml"
     file.write_text(text)
 

@@ -1,6 +1,6 @@
 """A yaml file and `a.b=c` overrides into a checked RunConfig; and a RunConfig back into yaml.
 
-Knows: files, interpolation, overrides.
+Knows: files, interpolation, overrides; numbers as YAML 1.2 has them (decision 0030).
 Does not know: what a value means (`schema`) or what fits with what (`plan`).
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def load_config(
         if not re.match(r"[A-Za-z_][\w.\[\]]*=", override):
             raise ConfigError(f"override {override!r} is not key=value", fix="for example: rollout.max_staleness=0")
     try:
-        layers = [dict(base or {}), _read_yaml(Path(path)) if path is not None else {}]
-        whole = OmegaConf.merge(*map(OmegaConf.create, layers), OmegaConf.from_dotlist(list(overrides)))
+        layers = [OmegaConf.create(dict(base or {})), *([_read_yaml(Path(path))] if path is not None else [])]
+        whole = OmegaConf.merge(*layers, OmegaConf.from_dotlist(list(overrides)))
         plain = OmegaConf.to_container(whole, resolve=True)
     except OmegaConfBaseException as error:
         what = f"{path or 'overrides'}: {error}".splitlines()[0]
@@ -47,16 +48,25 @@ def load_config(
         raise ConfigError(
             f"{path or 'the overrides'} cannot be read as yaml",
             why=f"{type(error).__name__}: {' '.join(ascii(str(error))[1:-1].split())[:300]}",
-            fix="quote what has brackets, colons, dates or tags in it, for example 'name=\"2026-11-22\"'",
+            fix="quote what has brackets, colons or tags in it, for example 'name=\"a: b\"'",
         ) from None
     return structure(RunConfig, plain)
 
 
 def dump_config(config: RunConfig) -> str:
-    """Return the resolved configuration as yaml, secrets replaced by `<redacted>`."""
-    import yaml
+    """Return the resolved configuration as yaml that reads back equal, but for secrets: they are `<redacted>`."""
+    from omegaconf import OmegaConf
 
-    return yaml.safe_dump(redact(unstructure(config)), sort_keys=False)
+    return OmegaConf.to_yaml(OmegaConf.create(_literal(redact(unstructure(config)))))
+
+
+def _literal(value: Any) -> Any:  # Any: a tree of plain data
+    """Escape what would be read as an interpolation."""
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def redacted_keys(config: RunConfig) -> list[str]:
@@ -75,19 +85,19 @@ def _redacted(value: Any, path: str) -> Iterator[str]:  # Any: a tree of plain d
             yield from _redacted(item, f"{path}[{number}]")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
+def _read_yaml(path: Path) -> Any:  # Any: a DictConfig
+    from omegaconf import DictConfig, OmegaConf
 
     try:
         with path.open() as file:
             text = file.read(1_000_001)
         if len(text) > 1_000_000:
             raise OSError("it has more than a million characters")
-        content = yaml.safe_load(text)
     except FileNotFoundError:
         raise ConfigError(f"configuration file {path} does not exist", fix="examples/ has some") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path} cannot be read", why=str(error)) from None
-    if not isinstance(content, dict | None):
-        raise ConfigError(f"configuration file {path} holds a {type(content).__name__}", why="it must hold keys")
-    return content or {}
+    content = OmegaConf.load(StringIO(text))
+    if not isinstance(content, DictConfig):
+        raise ConfigError(f"configuration file {path} holds a list", why="it must hold keys")
+    return content
