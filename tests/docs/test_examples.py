@@ -24,6 +24,7 @@ from areal_evaluate.plan import plan_evaluation
 from areal_local.rewards.child import judge
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_torch.testing.models import make_tiny_model
+from areal_torch.tokenizers import character_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -229,6 +230,17 @@ def test_a_users_file_of_the_how_to_registers(tmp_path: Path, number: int) -> No
     (listing,) = registry.add_file(tmp_path / "mine.py")
 
     assert registry.build(listing.role, listing.name) is not None
+
+
+def test_rows_to_learn_from_become_tokens_as_the_page_says() -> None:
+    """A demonstration and a preference, with a character tokenizer."""
+    names: dict[str, Any] = {"tokenizer": character_tokenizer("0123456789+= ")}  # Any: a module's names
+    exec(blocks("python", ROOT / "docs/how-to/data.md")[0].text, names)
+
+    ids, mask = names["ids"], names["loss_mask"]
+    assert names["tokenizer"].decode([each for each, on in zip(ids, mask, strict=True) if on]) == " 4<eos>"
+    assert names["chosen"].ids == ids
+    assert names["rejected"].ids[:7] == ids[:7]
 
 
 def test_the_manifest_of_the_backend_tutorial_is_one() -> None:

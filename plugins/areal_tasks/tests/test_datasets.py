@@ -180,6 +180,18 @@ def test_jsonl_rows_are_renamed_templated_and_cut(tmp_path: Path) -> None:
     assert rows[1]["answer"] == "42"
 
 
+def test_rows_of_every_form_are_read(tmp_path: Path) -> None:
+    """Prompts may be messages, and answers pairs; a suffix goes to the last message."""
+    ask = [{"role": "user", "content": "a", "name": None}]
+    forms = [{"prompt": ask}, {"chosen": "b", "rejected": "c"}, {"text": "d"}, {"prompt": ask, "completion": "e"}]
+    rows = jsonl(
+        JsonlConfig(path=write_lines(tmp_path / "a.jsonl", *map(json.dumps, forms)), prompt_suffix="!"),
+    )
+
+    asked = [{"role": "user", "content": "a!"}]
+    assert [*rows] == [{"prompt": asked}, *forms[1:3], {"prompt": asked, "completion": "e"}]
+
+
 GOOD = '{"prompt": "a", "answer": "#### b"}'
 BAD_LINES = {
     "not JSON": ('{"prompt": ', {}, "a.jsonl:2: the line is not JSON"),
@@ -188,6 +200,13 @@ BAD_LINES = {
     "mapped column missing": ('{"prompt": "a"}', {"columns": {"gold": "answer"}}, "a.jsonl:2: column 'answer' is mis"),
     "template column missing": ('{"text": "a"}', {"prompt": "{prompt}"}, "a.jsonl:2: column 'prompt' is missing"),
     "prompt no text": ('{"prompt": 5}', {}, "a.jsonl:2: column 'prompt' is a int"),
+    "prompt no talk": ('{"prompt": [5]}', {}, "a.jsonl:2: column 'prompt' is no conversation and no text"),
+    "answer no talk": ('{"prompt": "a", "completion": 5}', {}, "a.jsonl:2: column 'completion' is no conversation"),
+    "suffix to parts": (
+        '{"prompt": [{"role": "user", "content": [{"type": "text"}]}]}',
+        {"prompt_suffix": "!"},
+        "a.jsonl:2: prompt_suffix cannot be added",
+    ),
     "no marker": ('{"prompt": "a", "answer": "b"}', {"answer_after": "####"}, "a.jsonl:2: the answer has no '####'"),
 }
 

@@ -115,6 +115,8 @@ def test_a_reward_that_is_not_ok_is_an_error_never_a_zero(status: str, ending: s
             SingleTurnConfig(system="x", template={"enable_thinking": True}),
             "s>x-u>ab-ta>",
         ),
+        ({"prompt": [{"role": "user", "content": "ab"}]}, SingleTurnConfig(enable_thinking=True), "u>ab-ta>"),
+        ({"prompt": "ab", "chat_template_kwargs": {"enable_thinking": True}}, SingleTurnConfig(chat=True), "u>ab-ta>"),
         ({"input_ids": [3, 4], "prompt": "z"}, SingleTurnConfig(), "ab"),
     ],
 )
@@ -132,8 +134,8 @@ def test_a_row_is_a_text_a_conversation_or_token_ids(
     ("row", "message"),
     [
         ({"question": "x", "answer": "y"}, "'question', 'answer'"),
-        ({"prompt": 5}, "a string"),
-        ({"messages": "hello"}, "a list of {role, content}"),
+        ({"prompt": 5}, "it is '5'"),
+        ({"messages": "hello"}, "it is 'hello'"),
         ({"input_ids": "hello"}, "a list of token ids"),
     ],
 )

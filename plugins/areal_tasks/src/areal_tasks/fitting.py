@@ -26,6 +26,8 @@ TOKENS_PER_BYTE = 12
 """More than any prompt has: a token is a byte or more of the text after Unicode normalization, which makes at most
 eleven bytes of one."""
 PAUSE_S, TOLD_S = 0.1, 2.0
+_OTHERWISE = {"messages", "input_ids", "tools", "chat_template_kwargs"}
+"""Columns of rows whose prompt is more than the text of `prompt` in what the template puts around any."""
 _METHODS = ("prompt_ids", "arun_episode")
 _ADVICE = "shorten them, or raise rollout.context_length or max_tokens_per_microbatch if one of these is the bound"
 
@@ -112,7 +114,7 @@ class _Prompts:
 
     def _surely_fits(self, row: Row) -> bool:
         prompt = row.get("prompt")
-        if self._around is None or not isinstance(prompt, str) or {"messages", "input_ids"} & set(row):
+        if self._around is None or not isinstance(prompt, str) or _OTHERWISE & set(row):
             return False
         num_bytes = len(prompt[: self._longest].encode(errors="replace"))  # enough: a character is a byte or more
         return self._around + TOKENS_PER_BYTE * num_bytes < self._longest

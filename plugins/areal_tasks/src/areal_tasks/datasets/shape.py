@@ -13,6 +13,11 @@ from typing import Any
 from attrs import Factory, field, frozen, validators
 
 from areal_core.contract.errors import DatasetError
+from areal_tasks.datasets.forms import as_messages, checked_messages
+
+FORMS = {"prompt", "messages", "text", "input_ids", "chosen"}
+"""A row has one of these, whoever learns from it (`areal_tasks.datasets.forms`)."""
+_TALK = ("completion", "chosen", "rejected")
 
 
 @frozen(kw_only=True)
@@ -25,9 +30,9 @@ class ShapeConfig:
     columns: Mapping[str, str] = Factory(dict)
     """Row name -> stored name. Columns not named here keep their names."""
     prompt: str = ""
-    """A `str.format` template over the row's columns, written to `prompt`. Empty: there is a `prompt` or `messages`."""
+    """A `str.format` template over the row's columns, written to `prompt`. Empty: the rows have a form already."""
     prompt_suffix: str = ""
-    """Text added to every `prompt`, as it is."""
+    """Text added to every `prompt`, as it is; to the last message of one that is a conversation."""
     answer_after: str = ""
     """Keep of `answer` only what follows the last of this marker, without spaces around it."""
     limit: int = field(default=0, validator=validators.ge(0))
@@ -47,7 +52,7 @@ def check_columns(shape: ShapeConfig, names: Collection[str], where: str) -> Non
     for wanted in _template_names(shape):
         if wanted not in known:
             raise _missing(wanted, known, where)
-    if not shape.prompt and not known & {"prompt", "messages"}:
+    if not shape.prompt and not known & FORMS:
         raise _missing("prompt", known, where)
     if shape.answer_after and "answer" not in known:
         raise _missing("answer", known, where)
@@ -57,19 +62,20 @@ def shaped(shape: ShapeConfig, record: Mapping[str, Any], where: str) -> dict[st
     """Return the row of one record. Any: the data set decides what it holds.
 
     Raises:
-        DatasetError: a column is missing, the prompt is no text, the messages are no conversation, the template does
-            not fit the row, or the answer lacks the marker.
+        DatasetError: a column is missing, a prompt or an answer is neither text nor conversation, the template does not
+            fit the row, or the answer lacks the marker.
     """
     check_columns(shape, record.keys(), where)
     row = {**record, **{name: record[stored] for name, stored in shape.columns.items()}}
     if shape.prompt:
         row["prompt"] = _filled(shape.prompt, row, where)
     if "prompt" in row:
-        if not isinstance(row["prompt"], str):
-            raise DatasetError(f"{where}: column 'prompt' is a {type(row['prompt']).__name__}", why="it must be text")
-        row["prompt"] += shape.prompt_suffix
+        row["prompt"] = _prompt(row["prompt"], shape.prompt_suffix, where)
     elif "messages" in row:
-        _check_messages(row["messages"], where)
+        row["messages"] = checked_messages(row["messages"], "messages", where)
+    for column in _TALK:
+        if column in row and not isinstance(row[column], str):
+            row[column] = as_messages(row[column], "assistant", column, where)
     if shape.answer_after:
         _, marker, answer = str(row["answer"]).rpartition(shape.answer_after)
         if not marker:
@@ -93,16 +99,22 @@ def _filled(template: str, row: Mapping[str, Any], where: str) -> str:  # Any: a
         ) from exc
 
 
-def _check_messages(value: object, where: str) -> None:
-    if isinstance(value, list | tuple) and value:
-        roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
-        if all(isinstance(role, str) for role in roles):
-            return
-    raise DatasetError(
-        f"{where}: column 'messages' is no conversation",
-        why=f"it is {str(value)[:60]!r}",
-        fix='write a list such as [{"role": "user", "content": "2 + 2 ="}]',
-    )
+def _prompt(value: object, suffix: str, where: str) -> object:
+    """Return a prompt with what is added to it."""
+    if isinstance(value, str):
+        return value + suffix
+    if not isinstance(value, list | tuple):
+        raise DatasetError(
+            f"{where}: column 'prompt' is a {type(value).__name__}", why="it must be text, or a list of messages"
+        )
+    *messages, last = checked_messages(value, "prompt", where)
+    if suffix and not isinstance(last.get("content"), str):
+        raise DatasetError(
+            f"{where}: prompt_suffix cannot be added to the last message of 'prompt'",
+            why=f"its content is of type {type(last.get('content')).__name__}",
+            fix="put the text into the messages, and unset prompt_suffix",
+        )
+    return [*messages, {**last, "content": last["content"] + suffix} if suffix else last]
 
 
 def _template_names(shape: ShapeConfig) -> list[str]:

@@ -13,13 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import frozen
 
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.trajectory import from_generation
 from areal_core.contract.workflow import RewardInput, Session, Tokenizer, require_ok
 from areal_core.plugins.extensions import ImageReader, ImageSupport, need
+from areal_tasks.datasets.encoding import ChatConfig, Renderer
+from areal_tasks.datasets.forms import checked_messages
 
 COLUMNS = ("input_ids", "messages", "prompt")
 """A row needs one of these; the first that is there counts."""
@@ -32,17 +34,9 @@ REMEMBERED_IMAGES = 64
 
 
 @frozen(kw_only=True)
-class SingleTurnConfig:
+class SingleTurnConfig(ChatConfig):
     """Options under `rollout.workflow.options`."""
 
-    system: str = ""
-    """A system message put before the conversation. A row's own system message comes after it."""
-    chat: bool = False
-    """Put a `prompt` through the chat template, as one message of the user; `system` implies it."""
-    template: Mapping[str, Any] = Factory(dict)  # Any: the template's own variables
-    """Given to the chat template, for example {"enable_thinking": false}."""
-    add_special_tokens: bool = True
-    """Whether a plain `prompt` gets the special tokens the tokenizer puts around a text."""
     image_marker: str = "<image>"
     """Where it stands in the text of a chat, an image of the row goes; without it images go before the user's text."""
     image_folder: str = ""
@@ -105,13 +99,16 @@ class SingleTurnWorkflow:
         value = data[column]
         if column == "input_ids":
             return _checked_ids(value, task_id)
-        if column == "messages":
-            return self._from_chat(tokenizer, _checked_messages(value, task_id), num_images)
-        if not isinstance(value, str):
-            raise _wrong(column, value, "a string", task_id)
-        if config.chat or config.system:
-            return self._from_chat(tokenizer, [{"role": "user", "content": value}], num_images)
-        return self.encode(tokenizer, value)
+        if isinstance(value, str) and column == "prompt":
+            if not (config.chat or config.system):
+                return self.encode(tokenizer, value)
+            value = [{"role": "user", "content": value}]
+        where = f"the row of {task_id}"
+        messages: Sequence[Mapping[str, Any]] = checked_messages(value, column, where)  # Any: as in chat templates
+        if num_images:
+            messages = self._support.parts(messages, num_images, config.image_marker)
+        text = Renderer(tokenizer, config, data, where)(messages, ask=True)
+        return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
     def encode(self, tokenizer: Tokenizer, prompt: str) -> list[int]:
         """Tokenise a prompt once for all members of its group, which ask one after the other."""
@@ -139,25 +136,10 @@ class SingleTurnWorkflow:
         found: ImageSupport = need("images", "a data set with images")
         return found
 
-    def _from_chat(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], num_images: int) -> list[int]:
-        """Return the ids of a conversation. Any: as in chat templates."""
-        config = self._config
-        if num_images:
-            messages = self._support.parts(messages, num_images, config.image_marker)
-        system = [{"role": "system", "content": config.system}] if config.system else []
-        options = {"add_generation_prompt": True, **config.template, "tokenize": True, "return_dict": False}
-        return [int(token) for token in tokenizer.apply_chat_template([*system, *messages], **options)]
-
 
 def _checked_ids(value: object, task_id: str) -> list[int]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(i, int) for i in value):
         raise _wrong("input_ids", value, "a list of token ids", task_id)
-    return list(value)
-
-
-def _checked_messages(value: object, task_id: str) -> list[Mapping[str, Any]]:  # Any: chat templates read them
-    if not isinstance(value, Sequence) or not all(isinstance(message, Mapping) for message in value):
-        raise _wrong("messages", value, "a list of {role, content}", task_id)
     return list(value)
 
 
