@@ -235,7 +235,7 @@ def test_a_users_file_of_the_how_to_registers(tmp_path: Path, number: int) -> No
 def test_rows_to_learn_from_become_tokens_as_the_page_says() -> None:
     """A demonstration and a preference, with a character tokenizer."""
     names: dict[str, Any] = {"tokenizer": character_tokenizer("0123456789+= ")}  # Any: a module's names
-    exec(blocks("python", ROOT / "docs/how-to/data.md")[0].text, names)
+    exec(next(blocks("python", ROOT / "docs/how-to/data.md")).text, names)
 
     ids, mask = names["ids"], names["loss_mask"]
     assert names["tokenizer"].decode([each for each, on in zip(ids, mask, strict=True) if on]) == " 4<eos>"
