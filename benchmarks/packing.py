@@ -12,7 +12,7 @@ from pathlib import Path
 import frame
 import workload
 
-from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
+from areal_algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_reference.train.engine import ReferenceTrainEngine
 

@@ -17,7 +17,7 @@ from typing import Any
 import frame
 import workload
 
-from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
+from areal_algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_fsdp.engine import FSDPEngine
 

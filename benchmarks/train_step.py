@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
+from areal_algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.config.backend import parse_backend
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainEngine, TrainSpec

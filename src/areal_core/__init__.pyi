@@ -27,6 +27,7 @@ from areal_core.plugins.manifest import Manifest as Manifest
 from areal_core.plugins.marks import backend as backend
 from areal_core.plugins.marks import dataset as dataset
 from areal_core.plugins.marks import device as device
+from areal_core.plugins.marks import estimator as estimator
 from areal_core.plugins.marks import objective as objective
 from areal_core.plugins.marks import reward as reward
 from areal_core.plugins.marks import workflow as workflow

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from areal_core.algorithms.reduction import add_sums
+from areal_algorithms.advantages import compute_advantages
+from areal_core.algorithms.config import AdvantageConfig, AlgorithmConfig
+from areal_core.algorithms.plan import estimator_spec
+from areal_core.algorithms.sums import add_sums
 from areal_core.contract.batch import STOP_CODES, Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.train import Objective, Output, Sum
+from areal_core.plugins.registry import default_registry
 from areal_torch.testing.batches import VOCAB_SIZE
 
 
@@ -68,6 +73,13 @@ def rows(batch: Batch, **columns: Tensor) -> list[dict[str, list[float]]]:
         {name: column[start:stop].tolist() for name, column in columns.items()}
         for start, stop in itertools.pairwise(bounds)
     ]
+
+
+def columns_of(batch: Batch, config: AdvantageConfig, *, max_new_tokens: int) -> tuple[Batch, dict[str, Sum]]:
+    """Compute advantages as a run does, with the estimator the configuration names."""
+    spec = estimator_spec(AlgorithmConfig(advantages=config))
+    estimator: Any = default_registry().build("estimator", spec.name, spec.options)
+    return compute_advantages(batch, config, estimator, max_new_tokens=max_new_tokens)
 
 
 class Bigram:

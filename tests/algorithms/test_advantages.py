@@ -10,7 +10,7 @@ from attrs import evolve
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from areal_core.algorithms.advantages import compute_advantages
+from areal_algorithms.estimators.gae import gae
 from areal_core.algorithms.config import (
     AdvantageConfig,
     KLConfig,
@@ -19,22 +19,21 @@ from areal_core.algorithms.config import (
     NormLevel,
     OverlongConfig,
 )
-from areal_core.algorithms.gae import gae
-from areal_core.algorithms.reduction import means
+from areal_core.algorithms.sums import means
 from areal_core.contract.batch import STOP_CODES, Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError
 from areal_torch.testing.batches import assert_same_batch, batches
 
 from . import oracle
-from .cases import packed, rows, with_columns
+from .cases import columns_of, packed, rows, with_columns
 
 PLAIN = AdvantageConfig(reward_norm=NormConfig())
 LENGTH, STOP = StopReason.LENGTH, StopReason.STOP
 
 
 def _advantages(batch: Batch, config: AdvantageConfig = PLAIN, max_new_tokens: int = 16) -> list[float]:
-    return compute_advantages(batch, config, max_new_tokens=max_new_tokens)[0].tokens["advantages"].tolist()
+    return columns_of(batch, config, max_new_tokens=max_new_tokens)[0].tokens["advantages"].tolist()
 
 
 @settings(max_examples=150, deadline=None)
@@ -80,7 +79,7 @@ def test_the_whole_pipeline_equals_the_oracle(batch: Batch, seed: int, estimator
         zero_truncated=True,
     )
 
-    actual = compute_advantages(batch, config, max_new_tokens=5)[0]
+    actual = columns_of(batch, config, max_new_tokens=5)[0]
 
     sequences = rows(
         batch,
@@ -133,7 +132,7 @@ def test_gae_of_a_truncated_sequence_bootstraps_from_the_last_position() -> None
     """gamma = lambda = .9, V = .1 .2 .3 then .4 after the last action: the published values, aligned."""
     batch = packed([[0, 1, 1, 1, 0]], stops=[LENGTH], values=[9.0, 0.1, 0.2, 0.3, 0.4])
 
-    result, _ = compute_advantages(batch, evolve(PLAIN, gamma=0.9, lam=0.9), max_new_tokens=8)
+    result, _ = columns_of(batch, evolve(PLAIN, gamma=0.9, lam=0.9), max_new_tokens=8)
 
     assert pytest.approx(result.tokens["advantages"].tolist(), abs=5e-5) == [0.0, 0.8322, 0.9286, 1.06, 0.0]
     assert pytest.approx(result.tokens["returns"].tolist(), abs=5e-5) == [0.0, 0.9322, 1.1286, 1.36, 0.0]
@@ -153,7 +152,7 @@ def test_v2_truncation_comes_from_the_stop_reason_never_from_width(reason: StopR
     """The short truncated row loses its reward, the longest row of the batch, which stopped, keeps it."""
     batch = packed([[0, 1], [0, 1, 1, 1, 1]], stops=[reason, STOP])
 
-    result, metrics = compute_advantages(batch, evolve(PLAIN, zero_truncated=True), max_new_tokens=8)
+    result, metrics = columns_of(batch, evolve(PLAIN, zero_truncated=True), max_new_tokens=8)
 
     assert result.tokens["advantages"].tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert (metrics["no_eos_ratio"].value, metrics["no_eos_ratio"].weight) == (1.0, 2.0)
@@ -164,7 +163,7 @@ def test_v0_a_kl_penalty_without_reference_log_probs_is_refused() -> None:
     batch = packed([[0, 1]])
 
     with pytest.raises(BatchError, match="reference_logprobs") as caught:
-        compute_advantages(batch, evolve(PLAIN, kl=KLConfig(coefficient=0.1)), max_new_tokens=8)
+        columns_of(batch, evolve(PLAIN, kl=KLConfig(coefficient=0.1)), max_new_tokens=8)
 
     assert "reference:" in caught.value.fix
 
@@ -173,7 +172,7 @@ def test_kl_is_paid_per_generated_token_only() -> None:
     """A prompt's log-probs are no actions: only the generated token is charged 0.5 * k1."""
     batch = packed([[0, 1]], rewards=[0.0], logprobs=[-1.0, -1.0], reference_logprobs=[-9.0, -3.0])
 
-    result, metrics = compute_advantages(batch, evolve(PLAIN, kl=KLConfig(coefficient=0.5)), max_new_tokens=8)
+    result, metrics = columns_of(batch, evolve(PLAIN, kl=KLConfig(coefficient=0.5)), max_new_tokens=8)
 
     assert result.tokens["advantages"].tolist() == [0.0, -1.0]
     assert (metrics["reference_kl"].value, metrics["reference_kl"].weight) == (2.0, 1.0)
@@ -189,8 +188,8 @@ def test_v10_nothing_given_is_changed_and_twice_is_once(batch: Batch, seed: int)
     )
     before = Batch.from_flat({name: column.clone() for name, column in batch.flat().items()})
 
-    once, _ = compute_advantages(batch, config, max_new_tokens=4)
-    twice, _ = compute_advantages(once, config, max_new_tokens=4)
+    once, _ = columns_of(batch, config, max_new_tokens=4)
+    twice, _ = columns_of(once, config, max_new_tokens=4)
 
     assert_same_batch(before, batch)
     assert_same_batch(once, twice)
@@ -204,8 +203,8 @@ def test_the_order_of_the_rows_does_not_matter(batch: Batch, seed: int, data: st
     order = data.draw(st.permutations(range(batch.num_sequences)))
     config = AdvantageConfig(advantage_norm=NormConfig(mean=NormLevel.BATCH, std=NormLevel.GROUP), lam=0.9)
 
-    straight = compute_advantages(batch, config, max_new_tokens=8)[0].select(order)
-    shuffled = compute_advantages(batch.select(order), config, max_new_tokens=8)[0]
+    straight = columns_of(batch, config, max_new_tokens=8)[0].select(order)
+    shuffled = columns_of(batch.select(order), config, max_new_tokens=8)[0]
 
     torch.testing.assert_close(shuffled.tokens["advantages"], straight.tokens["advantages"], rtol=1e-4, atol=1e-5)
 
@@ -218,8 +217,8 @@ def test_a_trajectory_without_generated_tokens_changes_nobody(batch: Batch, seed
     kept = [i for i, row in enumerate(rows(batch, mask=batch.tokens["loss_mask"])) if any(row["mask"])]
     assume(len(kept) < batch.num_sequences)
 
-    everyone, metrics = compute_advantages(batch, AdvantageConfig(), max_new_tokens=8)
-    alone, fewer = compute_advantages(batch.select(kept), AdvantageConfig(), max_new_tokens=8)
+    everyone, metrics = columns_of(batch, AdvantageConfig(), max_new_tokens=8)
+    alone, fewer = columns_of(batch.select(kept), AdvantageConfig(), max_new_tokens=8)
 
     assert torch.equal(everyone.select(kept).tokens["advantages"], alone.tokens["advantages"])
     assert bool(everyone.tokens["advantages"].isfinite().all())
@@ -228,7 +227,7 @@ def test_a_trajectory_without_generated_tokens_changes_nobody(batch: Batch, seed
 
 def test_an_empty_batch_gives_empty_columns() -> None:
     """No rows, no tokens, no NaN: a data-parallel rank may get none."""
-    result, metrics = compute_advantages(Batch.pack([]), AdvantageConfig(), max_new_tokens=8)
+    result, metrics = columns_of(Batch.pack([]), AdvantageConfig(), max_new_tokens=8)
 
     assert tuple(result.tokens["advantages"].shape) == (0,)
     assert all(math.isfinite(part.value) and part.weight == 0 for part in metrics.values())
@@ -247,14 +246,14 @@ def test_the_overlong_penalty_falls_linearly_and_stops_at_the_factor() -> None:
 def test_a_reward_that_is_not_finite_is_named(reward: float) -> None:
     """It is refused with its row number instead of spoiling the batch."""
     with pytest.raises(BatchError, match="trajectory 1"):
-        compute_advantages(packed([[1], [1]], rewards=[0.0, reward]), PLAIN, max_new_tokens=8)
+        columns_of(packed([[1], [1]], rewards=[0.0, reward]), PLAIN, max_new_tokens=8)
 
 
 def test_metrics_say_what_the_batch_was_like() -> None:
     """Task reward, length and the share of groups that teach nothing, as sums that add over batches."""
     batch = packed([[0, 1, 1], [0, 1], [0, 1], [0, 1]], rewards=[1.0, 0.0, 1.0, 1.0], groups=[0, 0, 1, 1])
 
-    _, metrics = compute_advantages(batch, AdvantageConfig(), max_new_tokens=8)
+    _, metrics = columns_of(batch, AdvantageConfig(), max_new_tokens=8)
 
     actual = {name: (part.value, part.weight) for name, part in metrics.items()}
     assert actual["reward"] == (3.0, 4.0)
@@ -269,7 +268,7 @@ def test_the_critics_explained_variance_is_of_its_values_before_the_step() -> No
     def explained(rewards: list[float], values: list[float] | None) -> float | None:
         columns = {} if values is None else {"values": [x for value in values for x in (0.0, value)]}
         batch = packed([[0, 1]] * len(rewards), rewards=rewards, groups=list(range(len(rewards))), **columns)
-        return means(compute_advantages(batch, PLAIN, max_new_tokens=8)[1]).get("explained_variance")
+        return means(columns_of(batch, PLAIN, max_new_tokens=8)[1]).get("explained_variance")
 
     assert explained([0.0, 1.0], [0.0, 1.0]) == pytest.approx(1.0)
     assert explained([0.0, 1.0], [0.5, 0.5]) == pytest.approx(0.0)

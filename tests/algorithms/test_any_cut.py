@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.config import Proximal
-from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
-from areal_core.algorithms.reduction import means
+from areal_core.algorithms.sums import means
 from areal_core.contract.balance import balance
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Head, Output, TrainReport

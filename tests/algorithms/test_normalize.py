@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_algorithms.normalize import normalize
 from areal_core.algorithms.config import NormConfig, NormLevel
-from areal_core.algorithms.normalize import normalize
 
 from .oracle import normalized
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
+from areal_algorithms.ratios import behaviour_weight, kl_estimate, policy_ratio
+from areal_algorithms.reduction import Normalizer, sequence_mean
 from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Proximal, RatioLevel
-from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
-from areal_core.algorithms.ratios import behaviour_weight, kl_estimate, policy_ratio
-from areal_core.algorithms.reduction import Normalizer, means, sequence_mean
+from areal_core.algorithms.sums import means
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective, Output, Sum
 from areal_torch.testing.batches import batches

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
+from areal_algorithms.proximal import add_proximal
 from areal_core.algorithms.config import AlgorithmConfig, Proximal
-from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
-from areal_core.algorithms.proximal import add_proximal, needs_forward
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 
@@ -22,7 +22,7 @@ def _versions(masks: list[list[int]], versions: list[int]) -> Batch:
 
 def test_only_recompute_needs_a_forward_pass() -> None:
     """The loop asks before it spends one."""
-    actual = {source: needs_forward(AlgorithmConfig(proximal=source)) for source in Proximal}
+    actual = {source: AlgorithmConfig(proximal=source).needs_forward for source in Proximal}
 
     assert actual == {Proximal.BEHAVIOUR: False, Proximal.RECOMPUTE: True, Proximal.LOGLINEAR: False}
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
-from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
-from areal_core.algorithms.objectives.value import Distance, ValueConfig, ValueObjective
+from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
+from areal_algorithms.objectives.sft import SFTConfig, SFTObjective
+from areal_algorithms.objectives.value import Distance, ValueConfig, ValueObjective
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective
 from areal_torch.testing.batches import batches

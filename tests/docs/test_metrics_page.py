@@ -8,10 +8,11 @@ from pathlib import Path
 import attrs
 import torch
 
-from areal_core.algorithms.advantages import compute_advantages
+from areal_algorithms.advantages import compute_advantages
+from areal_algorithms.estimators.gae import GAE, GAEConfig
+from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.config import AdvantageConfig, OverlongConfig
-from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
-from areal_core.algorithms.reduction import means
+from areal_core.algorithms.sums import means
 from areal_core.contract.train import TrainReport
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Update
@@ -33,7 +34,7 @@ def test_every_number_is_on_the_page() -> None:
         values=zeros, reference_logprobs=zeros, proximal_logprobs=zeros, fresh=batch.tokens["loss_mask"]
     )
     config = AdvantageConfig(overlong=OverlongConfig(tokens=4))
-    batch, metrics = compute_advantages(batch, config, max_new_tokens=8)
+    batch, metrics = compute_advantages(batch, config, GAE(GAEConfig()), max_new_tokens=8)
     objective = PPOObjective(PPOConfig())
     columns = dict.fromkeys(objective.outputs, zeros - 1.0)
     sums = {**metrics, **objective.loss(columns, batch, objective.normalizer(batch))[1]}

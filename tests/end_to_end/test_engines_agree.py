@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from areal_core.algorithms.objectives.sft import SFTConfig, SFTObjective
+from areal_algorithms.objectives.sft import SFTConfig, SFTObjective
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_core.plugins.registry import default_registry
 from areal_torch.testing.batches import make_batch

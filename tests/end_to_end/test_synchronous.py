@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from areal_core.algorithms.advantages import compute_advantages
+from areal_algorithms.columns import make_columns
 from areal_core.algorithms.plan import objective_spec
-from areal_core.algorithms.proximal import add_proximal
 from areal_core.config.load import load_config
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.schema import RunConfig
@@ -90,16 +89,14 @@ async def _plain(config: RunConfig, out: Path) -> list[float]:
     generator = registry.build("infer", "reference", config.rollout.options)
     await generator.start(InferenceSpec(model_path=config.model.path, max_concurrent=PROMPTS * GROUP))
     rewards = []
+    columns = make_columns(config.algorithm, registry, max_new_tokens=config.rollout.sampling.max_new_tokens)
     for version in range(STEPS):
         episodes = []
         for index in range(version * PROMPTS, (version + 1) * PROMPTS):
             for member in range(GROUP):
                 episodes.append(await _episode(index, member, rows[index], config, generator, scorer, tokenizer))
         rewards.append(sum(e.trajectories[0].reward for e in episodes) / len(episodes))
-        batch = add_proximal(Batch.pack(episodes), config.algorithm, version, None)
-        batch, _ = compute_advantages(
-            batch, config.algorithm.advantages, max_new_tokens=config.rollout.sampling.max_new_tokens
-        )
+        batch, _ = columns(Batch.pack(episodes), version)
         trainer.train_step(batch, loss)
         trainer.version = version + 1
         sink = MemorySink()

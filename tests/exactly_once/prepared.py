@@ -33,7 +33,7 @@ from areal_core.worker import watchdog
 _MODULES = (
     *("torch", "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto"),
     *("tensordict", "omegaconf.grammar_parser", "reasoning_gym", "uvloop"),
-    *("areal_core.loop.run", "areal_tasks.workflows.single_turn", "areal_core.algorithms.objectives.ppo"),
+    *("areal_core.loop.run", "areal_tasks.workflows.single_turn", "areal_algorithms.objectives.ppo"),
     *("areal_reference.train.engine", "areal_reference.infer.engine", "areal_local.scheduler.local_scheduler"),
     *("areal_local.transports.shm", "areal_report.report", "areal_report.progress", "areal_episodes.store"),
 )

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
+from areal_algorithms.columns import Columns, make_columns
 from areal_core.algorithms.config import (
     AdvantageConfig,
     AlgorithmConfig,
@@ -26,6 +27,7 @@ from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Learner, Update
 from areal_core.loop.step_record import StepTimes, Totals, step_record
 from areal_core.loop.train_group import TrainGroup
+from areal_core.plugins.registry import default_registry
 from areal_core.rollout.stats import RolloutStats
 from areal_core.worker.service import Place, TrainHost
 from areal_torch.testing.batches import make_batch
@@ -39,6 +41,11 @@ EVERYTHING = AlgorithmConfig(
     behaviour=BehaviourConfig(mode=BehaviourWeight.CLAMP),
     advantages=AdvantageConfig(kl=KLConfig(coefficient=0.1), gamma=0.99, lam=0.95),
 )
+
+
+def columns(algorithm: AlgorithmConfig) -> Columns:
+    """Return what a run gives its learner."""
+    return make_columns(algorithm, default_registry(), max_new_tokens=16)
 
 
 class InProcess:
@@ -80,7 +87,7 @@ def test_every_role_takes_part_and_what_is_trained_knows_its_version(tmp_path: P
             EVERYTHING,
             objective_spec(EVERYTHING),
             actor,
-            max_new_tokens=16,
+            columns(EVERYTHING),
             reference=reference,
             critic=critic,
             critic_objective=critic_spec(EVERYTHING),
@@ -106,7 +113,7 @@ def test_ratios_cost_a_forward_pass_and_change_nothing(tmp_path: Path) -> None:
 
     async def update(*, ratios: bool) -> tuple[Update, list[str]]:
         actor = await _group("actor", tmp_path / "model", Head.CAUSAL_LM, OptimizerSpec(lr=1e-3))
-        learner = Learner(algorithm, objective_spec(algorithm), actor, max_new_tokens=16, ratios=ratios)
+        learner = Learner(algorithm, objective_spec(algorithm), actor, columns(algorithm), ratios=ratios)
         done = await learner.update(make_batch([(2, 3), (1, 5), (4, 9), (3, 1)]), 4)
         await actor.workers[0].call("close", timeout_s=60.0)
         return done, [name for name, _ in actor.workers[0].calls[1:-1]]
@@ -149,7 +156,7 @@ def _reported(
 ) -> tuple[Update, Reporting]:
     algorithm = AlgorithmConfig(minibatches=len(steps))
     group = Reporting(*steps, details=details or {})
-    learner = Learner(algorithm, objective_spec(algorithm), group, max_new_tokens=16)  # type: ignore[arg-type]
+    learner = Learner(algorithm, objective_spec(algorithm), group, columns(algorithm))  # type: ignore[arg-type]
     shapes = [(2, 3), (1, 5), (4, 9)][: len(steps)]
     return asyncio.run(learner.update(make_batch(shapes), version)), group
 

@@ -42,11 +42,11 @@ def test_a_marked_reward_function_is_built_as_itself(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(function)) is function
 
 
-def test_the_four_marks_build_what_they_mark(tmp_path: Path) -> None:
-    """Classes are built, with a config if they name one; data set functions take options as keywords."""
+def test_the_five_marks_build_what_they_mark(tmp_path: Path) -> None:
+    """Classes are built, with a config if they name one; data sets and estimators are functions."""
     source = """
         from attrs import frozen
-        from areal_core.plugins.marks import dataset, objective, workflow
+        from areal_core.plugins.marks import dataset, estimator, objective, workflow
 
         @frozen(kw_only=True)
         class Turns:
@@ -65,6 +65,18 @@ def test_the_four_marks_build_what_they_mark(tmp_path: Path) -> None:
         class Steady:
             pass
 
+        @estimator("half")
+        def half(batch, rewards):
+            return rewards / 2
+
+        @estimator("scaled", config=Turns)
+        class Scaled:
+            def __init__(self, config):
+                self.turns = config.max_turns
+
+            def __call__(self, batch, rewards):
+                return rewards * self.turns
+
         @dataset("numbers")
         def numbers(count=2, start=0):
             return [{"n": n} for n in range(start, start + count)]
@@ -75,6 +87,8 @@ def test_the_four_marks_build_what_they_mark(tmp_path: Path) -> None:
     assert registry.build("workflow", "plain").turns == 1  # type: ignore[attr-defined]
     assert registry.build("workflow", "configured", {"max_turns": 5}).turns == 5  # type: ignore[attr-defined]
     assert type(registry.build("objective", "steady")).__name__ == "Steady"
+    assert registry.build("estimator", "half")(None, 3.0) == 1.5  # type: ignore[operator]
+    assert registry.build("estimator", "scaled", {"max_turns": 5})(None, 3.0) == 15.0  # type: ignore[operator]
     assert registry.build("dataset", "numbers", {"start": 4}) == [{"n": 4}, {"n": 5}]
     with pytest.raises(UnknownKey) as caught:
         registry.options("dataset", "numbers", {"cuont": 4}, path="data.options")

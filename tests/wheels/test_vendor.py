@@ -132,7 +132,7 @@ def test_an_engine_built_against_the_wheels_is_certified(vendor: Clean) -> None:
     assert "train.step.gradient " in listed
     assert "3 ran: 3 pass" in several and "2 ran: 2 pass" in both
     assert ours(vendor) - {"areal-mine"} == {
-        *("areal-core", "areal-devices", "areal-torch", "areal-serving"),
+        *("areal-core", "areal-devices", "areal-algorithms", "areal-torch", "areal-serving"),
         *("areal-conformance", "areal-local", "areal-reference"),
     }
 

@@ -17,7 +17,8 @@ from .conftest import Wheels
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMES = [name_of(project) for project in PROJECTS]
-FIRST_RUN = ("core", "devices", "torch", "serving", "local", "tasks", "report", "episodes", "reference", "fsdp")
+LOCAL = ("core", "devices", "algorithms", "torch", "local")
+FIRST_RUN = (*LOCAL, "serving", "tasks", "report", "episodes", "reference", "fsdp")
 """What `areal-core[quickstart]` brings."""
 
 
@@ -85,9 +86,7 @@ def test_what_a_wheel_needs_of_ours_exists(wheels: Wheels, name: str) -> None:
             assert requirement.extras <= set(other.get_all("Provides-Extra", [])), text
 
 
-@pytest.mark.parametrize(
-    ("extra", "brings"), [("local", ("core", "devices", "torch", "local")), ("quickstart", FIRST_RUN)]
-)
+@pytest.mark.parametrize(("extra", "brings"), [("local", LOCAL), ("quickstart", FIRST_RUN)])
 def test_an_extra_of_the_core_brings_what_it_says(wheels: Wheels, extra: str, brings: tuple[str, ...]) -> None:
     """Followed through every requirement, it leads to these distributions of ours and no other."""
     reached, todo = {("areal-core", "")}, [("areal-core", extra), ("areal-core", "")]

@@ -92,12 +92,21 @@ class OverlongConfig:
 
 
 @frozen(kw_only=True)
+class EstimatorConfig:
+    """Which estimator, by registered name, and its own options; `areal backends --role estimator` lists them."""
+
+    name: str = "gae"
+    options: Mapping[str, Any] = Factory(dict)  # Any: checked against the estimator's config class
+
+
+@frozen(kw_only=True)
 class AdvantageConfig:
     """From rewards to advantages, in this order.
 
-    Overlong penalty, (r + bias) * scale, clip, zero if truncated, reward norm, KL, GAE, advantage norm.
+    Overlong penalty, (r + bias) * scale, clip, zero if truncated, reward norm, KL, estimator, advantage norm.
     """
 
+    estimator: EstimatorConfig = EstimatorConfig()
     reward_bias: float = 0.0
     reward_scale: float = 1.0
     reward_clip: float = field(default=20.0, validator=validators.gt(0.0))
@@ -123,7 +132,7 @@ class BehaviourConfig:
 
 @frozen(kw_only=True)
 class ObjectiveConfig:
-    """Which objective, by registered name, and its own options (see `areal_core.algorithms.objectives`)."""
+    """Which objective, by registered name, and its own options; `areal backends --role objective` lists them."""
 
     name: str = "ppo"
     options: Mapping[str, Any] = Factory(dict)  # Any: checked against the objective's config class
@@ -140,3 +149,8 @@ class AlgorithmConfig:
     minibatches: int = field(default=1, validator=validators.ge(1))
     """Optimizer steps per batch of rollouts; the policy version counts batches."""
     critic_objective: ObjectiveConfig = ObjectiveConfig(name="value")
+
+    @property
+    def needs_forward(self) -> bool:
+        """Whether the trainer must compute log-probs of the batch before its first minibatch."""
+        return self.proximal is Proximal.RECOMPUTE

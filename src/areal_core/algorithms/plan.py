@@ -13,6 +13,7 @@ from areal_core.algorithms.config import (
     AlgorithmConfig,
     BehaviourConfig,
     BehaviourWeight,
+    EstimatorConfig,
     NormConfig,
     NormLevel,
     Proximal,
@@ -22,6 +23,7 @@ from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.structure import unstructure
 
 _SHARED = ("proximal", "behaviour")
+_FADING = ("gamma", "lam")
 _DEFAULT = AlgorithmConfig()
 
 
@@ -40,6 +42,17 @@ def objective_spec(config: AlgorithmConfig) -> ObjectiveSpec:
 def critic_spec(config: AlgorithmConfig) -> ObjectiveSpec:
     """Return the critic's objective as it travels."""
     return ObjectiveSpec(name=config.critic_objective.name, config=unstructure(config.critic_objective.options))
+
+
+def estimator_spec(config: AlgorithmConfig) -> EstimatorConfig:
+    """Return the estimator with all its options.
+
+    `advantages.gamma` and `advantages.lam` become options of it where they differ from their defaults: an estimator
+    that knows nothing of them refuses them by name.
+    """
+    advantages = config.advantages
+    faded = {n: getattr(advantages, n) for n in _FADING if getattr(advantages, n) != getattr(_DEFAULT.advantages, n)}
+    return EstimatorConfig(name=advantages.estimator.name, options={**advantages.estimator.options, **faded})
 
 
 def check(
@@ -68,6 +81,13 @@ def _check_objective(config: AlgorithmConfig) -> None:
                 f"algorithm.objective.options.{name} is set",
                 why=f"algorithm.{name} also decides what is computed before the objective; two places could disagree",
                 fix=f"set algorithm.{name} instead",
+            )
+    for name in _FADING:
+        if name in config.advantages.estimator.options:
+            raise PlanError(
+                f"algorithm.advantages.estimator.options.{name} is set",
+                why=f"algorithm.advantages.{name} becomes that option; two places could disagree",
+                fix=f"set algorithm.advantages.{name} instead",
             )
 
 

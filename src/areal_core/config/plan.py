@@ -15,7 +15,7 @@ from attrs import frozen
 
 from areal_core.algorithms.config import NormLevel
 from areal_core.algorithms.plan import check as check_algorithm
-from areal_core.algorithms.plan import critic_spec, objective_spec
+from areal_core.algorithms.plan import critic_spec, estimator_spec, objective_spec
 from areal_core.config.backend import BackendString, parse_backend
 from areal_core.config.devices import check_enough, choose_device, stand_in_warnings
 from areal_core.config.model_folder import ModelFolder, inspect_model
@@ -124,6 +124,8 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
     for path, spec in (("objective", objective), ("critic_objective", critic)):
         if spec is not None:
             registry.build("objective", spec.name, spec.config, f"algorithm.{path}.options")
+    estimator = estimator_spec(config.algorithm)
+    registry.build("estimator", estimator.name, estimator.options, "algorithm.advantages.estimator.options")
     transports = plan_transports(config, registry, roles[-1], max(role.placement.num_hosts for role in roles))
     return Plan(
         config=config,

@@ -8,6 +8,7 @@ in `areal_core.contract.optional`, errors in `areal_core.contract.errors`.
 
 from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.device import Device, DeviceMemory, SeenDevice
+from areal_core.contract.estimator import Estimator
 from areal_core.contract.ids import GroupId, PolicyVersion, RequestId, TaskId
 from areal_core.contract.inference import (
     FLEET_METRICS,
@@ -69,6 +70,7 @@ __all__ = [
     "EngineInfo",
     "EngineStatus",
     "Episode",
+    "Estimator",
     "Generation",
     "GenerationRequest",
     "Grammar",

@@ -17,6 +17,7 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
         "transport": (1, 2),
         "workflow": (1, 2),
         "objective": (1, 0),
+        "estimator": (1, 0),
         "dataset": (1, 0),
         "reward": (1, 0),
         "logger": (1, 0),

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from attrs import frozen
 
-from areal_core.algorithms.advantages import compute_advantages
 from areal_core.algorithms.config import AlgorithmConfig
-from areal_core.algorithms.proximal import add_proximal, needs_forward
-from areal_core.algorithms.reduction import add_sums
+from areal_core.algorithms.sums import add_sums
 from areal_core.contract.balance import balance
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ObjectiveSpec, Output, Sum, TrainReport
 from areal_core.loop.train_group import TrainGroup
+from areal_core.plugins.extensions import Columns
 
 
 @frozen(kw_only=True)
@@ -41,8 +40,8 @@ class Learner:
         algorithm: AlgorithmConfig,
         objective: ObjectiveSpec,
         actor: TrainGroup,
+        columns: Columns,
         *,
-        max_new_tokens: int,
         reference: TrainGroup | None = None,
         critic: TrainGroup | None = None,
         critic_objective: ObjectiveSpec | None = None,
@@ -52,8 +51,8 @@ class Learner:
         self._algorithm = algorithm
         self._objective = objective
         self._critic_objective = critic_objective
-        self._max_new_tokens = max_new_tokens
-        self._ratios = ratios and not needs_forward(algorithm)
+        self._make_columns = columns
+        self._ratios = ratios and not algorithm.needs_forward
 
     async def update(self, batch: Batch, version: int) -> Update:
         """Train on one batch with the policy at `version`; what is trained becomes `version + 1`.
@@ -66,7 +65,7 @@ class Learner:
         reports: list[TrainReport] = []
         fresh = batch.tokens["loss_mask"] & (batch.tokens["versions"] == version)
         for part in self._minibatches(batch.with_tokens(fresh=fresh)):
-            if reports and not needs_forward(self._algorithm):  # the trainer's weights are no longer the engine's
+            if reports and not self._algorithm.needs_forward:  # the trainer's weights are no longer the engine's
                 part = part.with_tokens(fresh=torch.zeros_like(part.tokens["fresh"]))
             reports.append(await self.actor.train_step(part, self._objective))
             add_sums(metrics, reports[-1].metrics)
@@ -85,11 +84,10 @@ class Learner:
             batch = batch.with_tokens(reference_logprobs=await self.reference.forward(batch, Output.LOGPROBS))
         if self.critic is not None:
             batch = batch.with_tokens(values=await self.critic.forward(batch, Output.VALUES))
-        proximal = await self.actor.forward(batch, Output.LOGPROBS) if needs_forward(self._algorithm) else None
+        proximal = await self.actor.forward(batch, Output.LOGPROBS) if self._algorithm.needs_forward else None
         if self._ratios:
             batch = batch.with_tokens(policy_logprobs=await self.actor.forward(batch, Output.LOGPROBS))
-        batch = add_proximal(batch, self._algorithm, version, proximal)
-        batch, metrics = compute_advantages(batch, self._algorithm.advantages, max_new_tokens=self._max_new_tokens)
+        batch, metrics = self._make_columns(batch, version, proximal)
         return batch, dict(metrics)
 
     def _minibatches(self, batch: Batch) -> list[Batch]:

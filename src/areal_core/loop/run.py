@@ -42,6 +42,7 @@ from areal_core.plugins.episodes import EpisodeStore, OpenEpisodeStore
 from areal_core.plugins.extensions import (
     ImagePreparer,
     ImageSupport,
+    MakeColumns,
     MakeRewardPool,
     MakeWatch,
     RewardPool,
@@ -303,6 +304,7 @@ class Run:
     async def _learner(self, scheduler: Scheduler) -> Learner:
         config, plan, chosen = self._config, self._plan, self._config.train_roles
         steps = config.steps * config.algorithm.minibatches
+        make_columns: MakeColumns = need("columns", "a run")
         groups: dict[str, TrainGroup] = {}
         for guests in (False, True):  # a role has to be there before another is placed beside it
             turn = [name for name, role in chosen.items() if (role.placement.together_with is not None) is guests]
@@ -317,7 +319,7 @@ class Run:
             config.algorithm,
             plan.objective,
             groups["actor"],
-            max_new_tokens=config.rollout.sampling.max_new_tokens,
+            make_columns(config.algorithm, self._registry, max_new_tokens=config.rollout.sampling.max_new_tokens),
             reference=groups.get("reference"),
             critic=groups.get("critic"),
             critic_objective=plan.critic_objective,

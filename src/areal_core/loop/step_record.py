@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import attrs
 from attrs import frozen
 
-from areal_core.algorithms.reduction import means
+from areal_core.algorithms.sums import means
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Learner, Update

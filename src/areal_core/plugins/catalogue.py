@@ -13,9 +13,9 @@ from areal_core.plugins.install import pip_install
 
 CORE = "areal-core"
 DEVICES, LOCAL, TASKS, REPORT = "areal-devices", "areal-local", "areal-tasks", "areal-report"
-EPISODES = "areal-episodes"
+EPISODES, ALGORITHMS = "areal-episodes", "areal-algorithms"
 
-OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, EPISODES, "areal-torch", "areal-serving"})
+OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, EPISODES, ALGORITHMS, "areal-torch", "areal-serving"})
 """What a run is made of beside its backends: never left out by AREAL_PLUGINS, and what one lacks is a choice."""
 
 PROOF = "areal-conformance-proof"
@@ -35,7 +35,8 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "transport": {"disk": LOCAL, "shm": LOCAL, "collective": LOCAL},
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
         "workflow": {"single_turn": TASKS},
-        "objective": {"ppo": CORE, "value": CORE, "sft": CORE},
+        "objective": dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS),
+        "estimator": {"gae": ALGORITHMS},
         "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),
         "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),
         "logger": dict.fromkeys(("tensorboard", "prometheus", "trackio", "wandb", "swanlab"), REPORT),

@@ -21,13 +21,17 @@ from areal_core.plugins.manifest import Manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import Tensor
 
+    from areal_core.contract.batch import Batch
     from areal_core.contract.data import Episode, Trajectory
+    from areal_core.contract.train import Sum
     from areal_core.contract.workflow import RewardInput, RewardResult
     from areal_core.plugins.registry import Registry
 
 GROUP = "areal.extension"
 _OFFERED_BY = {
+    "columns": "areal-algorithms",
     "environments": "areal-serving",
     "images": "areal-torch[images]",
     "profile": "areal-torch",
@@ -220,6 +224,23 @@ TellChanges = Callable[[Path, object], str]
 
 ProfileVariables = Callable[[Mapping[str, Any], int, Path, str], Mapping[str, str]]
 """Extension `profile`: what stands there, a run's steps and folder, a role -> its workers' variables. Any: plain."""
+
+
+class Columns(Protocol):
+    """The algorithm's part of a step that is done once, on the whole batch, before the first minibatch."""
+
+    def __call__(
+        self, batch: Batch, version: int, forward_logprobs: Tensor | None = None
+    ) -> tuple[Batch, Mapping[str, Sum]]:
+        """Return the batch with the columns that the objectives read, and metrics that add over batches.
+
+        `version` is that of the trainer's weights, `forward_logprobs` their log-probs of the batch where
+        `algorithm.needs_forward`. Raises BatchError: a reward is not finite, or a column is missing.
+        """
+
+
+MakeColumns = Callable[..., Columns]
+"""Extension `columns`, of `algorithm:`, the registry that knows its pieces, and `max_new_tokens`."""
 
 
 class RunFiles(Protocol):

@@ -1,4 +1,4 @@
-"""The decorators of a user's own file: `@reward("mine")`, `@dataset`, `@workflow`, `@objective`, `@device`, `@backend`.
+"""The decorators of a user's own file: `@reward("mine")`, `@dataset`, `@workflow`, `@objective`, `@estimator`, ...
 
     from areal_core import reward
 
@@ -51,6 +51,11 @@ def workflow(name: str, *, config: type | None = None) -> Callable[[Marked], Mar
 def objective(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
     """Mark an objective class; it is built with an instance of `config`, or with nothing."""
     return _leave(Mark("objective", name, config))
+
+
+def estimator(name: str, *, config: type | None = None) -> Callable[[Marked], Marked]:
+    """Mark an `Estimator`; with `config`, a callable that takes its instance and returns the estimator."""
+    return _leave(Mark("estimator", name, config))
 
 
 def device(name: str) -> Callable[[Marked], Marked]:

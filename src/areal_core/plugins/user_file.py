@@ -98,8 +98,9 @@ def _defined(module: ModuleType) -> Iterator[object]:
 
 def _provider(mark: Mark, obj: object, path: Path) -> Provider:
     assert callable(obj)
-    # A marked reward function needs no building: its factory returns the function itself.
-    factory: Factory = (lambda: obj) if mark.role == "reward" and mark.config is None else obj
+    # A marked function that is the thing itself needs no building: its factory returns it.
+    function = mark.role == "reward" or (mark.role == "estimator" and not isinstance(obj, type))
+    factory: Factory = (lambda: obj) if function and mark.config is None else obj
     manifest = _described(mark, obj, path)
     keywords = mark.role == "dataset" and mark.config is None
     return Provider(manifest=manifest, factory=factory, config=mark.config, origin=str(path), keywords=keywords)

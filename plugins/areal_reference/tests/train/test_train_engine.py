@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from areal_core.algorithms.objectives.ppo import PPOConfig, PPOObjective
+from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import (
     BatchError,

@@ -1,7 +1,7 @@
 """Two small objectives for tests of train engines: a policy gradient and a value regression.
 
 Knows: the shape of an objective.
-Does not know: PPO; see `areal_core.algorithms.objectives`.
+Does not know: PPO; see `areal_algorithms.objectives`.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
+from areal_algorithms.ratios import LOG_RATIO_BOUND, behaviour_weight, policy_ratio
+from areal_algorithms.reduction import Normalizer, count, divide, sequence_mean, token_sums, total
 from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Proximal, RatioLevel
-from areal_core.algorithms.ratios import LOG_RATIO_BOUND, behaviour_weight, policy_ratio
-from areal_core.algorithms.reduction import Normalizer, count, divide, sequence_mean, token_sums, total
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
 

@@ -1,15 +1,38 @@
 """Generalised advantage estimation on packed sequences with gaps.
 
-Knows: rewards, values and a mask per token, and whether a sequence was cut off.
+Knows: rewards, values and a mask per token, and whether a sequence was cut off. The estimator `gae`.
 Does not know: where the rewards come from, or what becomes of the advantages.
 """
 
 from __future__ import annotations
 
 import torch
+from attrs import field, frozen, validators
 from torch import Tensor
 
+from areal_algorithms.rewards import is_truncated
 from areal_core.contract.batch import Batch
+
+
+@frozen(kw_only=True)
+class GAEConfig:
+    """Options of estimator `gae`, filled in from `algorithm.advantages.gamma` and `lam`."""
+
+    gamma: float = field(default=1.0, validator=[validators.gt(0.0), validators.le(1.0)])
+    lam: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
+
+
+class GAE:
+    """The estimator `gae`: values of a critic, or none, which makes it a sum of what follows."""
+
+    def __init__(self, config: GAEConfig) -> None:
+        self.config = config
+
+    def __call__(self, batch: Batch, rewards: Tensor, /) -> Tensor:
+        """Return float64 [T], 0 off the mask."""
+        column = batch.tokens.get("values", None)
+        values = torch.zeros_like(rewards) if column is None else column.to(torch.float64)
+        return gae(batch, rewards, values, is_truncated(batch), gamma=self.config.gamma, lam=self.config.lam)
 
 
 def gae(batch: Batch, rewards: Tensor, values: Tensor, truncated: Tensor, *, gamma: float, lam: float) -> Tensor:

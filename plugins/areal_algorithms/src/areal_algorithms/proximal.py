@@ -14,11 +14,6 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 
 
-def needs_forward(config: AlgorithmConfig) -> bool:
-    """Tell whether the trainer must compute log-probs of the batch before its first minibatch."""
-    return config.proximal is Proximal.RECOMPUTE
-
-
 def add_proximal(batch: Batch, config: AlgorithmConfig, version: int, forward_logprobs: Tensor | None = None) -> Batch:
     """Add token column `proximal_logprobs` (behaviour, recompute) or `proximal_alpha` (loglinear), float32.
 

@@ -13,7 +13,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from areal_core.algorithms.reduction import Normalizer, count, divide, token_sums, total
+from areal_algorithms.reduction import Normalizer, count, divide, token_sums, total
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from areal_algorithms.normalize import normalize
+from areal_algorithms.reduction import generated_lengths
 from areal_core.algorithms.config import AdvantageConfig, OverlongConfig
-from areal_core.algorithms.normalize import normalize
-from areal_core.algorithms.reduction import generated_lengths
 from areal_core.contract.batch import STOP_CODES, Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError

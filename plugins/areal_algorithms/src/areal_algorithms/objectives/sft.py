@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from attrs import frozen
 from torch import Tensor
 
-from areal_core.algorithms.reduction import Normalizer, count, divide, total
+from areal_algorithms.reduction import Normalizer, count, divide, total
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
 

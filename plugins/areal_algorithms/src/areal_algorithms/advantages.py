@@ -1,7 +1,7 @@
 """From a batch of rollouts to advantages and returns.
 
 Knows: the order of the steps, where the final reward goes, and what is worth reporting.
-Does not know: which objective uses the advantages, or how values and reference log-probs were computed.
+Does not know: how an estimator works, which objective uses what it gives, or who computed values and log-probs.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from areal_algorithms.normalize import normalize
+from areal_algorithms.ratios import kl_estimate
+from areal_algorithms.reduction import generated_lengths
+from areal_algorithms.rewards import is_truncated, overlong_penalty, shape_rewards
 from areal_core.algorithms.config import AdvantageConfig
-from areal_core.algorithms.gae import gae
-from areal_core.algorithms.normalize import normalize
-from areal_core.algorithms.ratios import kl_estimate
-from areal_core.algorithms.reduction import generated_lengths
-from areal_core.algorithms.rewards import is_truncated, overlong_penalty, shape_rewards
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
+from areal_core.contract.estimator import Estimator
 from areal_core.contract.train import Sum
 
 _ZERO = 1e-8
 
 
-def compute_advantages(batch: Batch, config: AdvantageConfig, *, max_new_tokens: int) -> tuple[Batch, dict[str, Sum]]:
+def compute_advantages(
+    batch: Batch, config: AdvantageConfig, estimator: Estimator, *, max_new_tokens: int
+) -> tuple[Batch, dict[str, Sum]]:
     """Add float32 token columns `advantages` and `returns`, both 0 off the loss mask.
 
     Called by the controller once per step, on the whole batch, before it is cut into minibatches
@@ -30,8 +32,8 @@ def compute_advantages(batch: Batch, config: AdvantageConfig, *, max_new_tokens:
     Changes nothing it was given; the new batch shares the other columns.
 
     Steps: overlong penalty; (r + bias) * scale; clip; zero if truncated; reward norm; minus
-    coefficient * KL per generated token; the final reward on the last generated token; GAE;
-    returns = A + V; advantage norm.
+    coefficient * KL per generated token; the final reward on the last generated token; the
+    estimator; returns = A + V; advantage norm.
 
     Returns:
         The batch, and metrics that add over batches.
@@ -45,9 +47,9 @@ def compute_advantages(batch: Batch, config: AdvantageConfig, *, max_new_tokens:
     token_rewards = -config.kl.coefficient * kl
     token_rewards = token_rewards + _on_last_generated(batch, reward.to(torch.float64))
 
+    raw = torch.where(mask, estimator(batch, token_rewards).to(torch.float64), 0.0)
     column = batch.tokens.get("values", None)
     values = torch.zeros_like(token_rewards) if column is None else column.to(torch.float64)
-    raw = gae(batch, token_rewards, values, is_truncated(batch), gamma=config.gamma, lam=config.lam)
     returns = torch.where(mask, raw + values, 0.0)
     token_groups = batch.sequences["group"][batch.sequence_ids]
     advantages = normalize(raw, config.advantage_norm, groups=token_groups, mask=mask)

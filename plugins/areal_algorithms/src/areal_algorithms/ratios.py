@@ -10,8 +10,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from areal_algorithms.reduction import sequence_mean
 from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, RatioLevel
-from areal_core.algorithms.reduction import sequence_mean
 from areal_core.contract.batch import Batch
 
 LOG_RATIO_BOUND = 20.0
