@@ -18,6 +18,7 @@ from areal_core.contract.errors import ArealError
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
 from areal_core.plugins.blame import told
 from areal_core.plugins.registry import Registry
+from areal_local.rewards.calling import adapted
 
 
 @frozen(kw_only=True)
@@ -51,7 +52,7 @@ def resolve(target: RewardTarget) -> Resolved:
     if not callable(function):
         what = f"reward {target.name!r} gave {type(function).__name__}, which cannot be called"
         return Resolved(None, ("RewardFailed", what, "a reward's factory returns the reward function", ""))
-    return Resolved(function, None)
+    return Resolved(adapted(function), None)
 
 
 def score(function: Callable[..., object], value: RewardInput) -> RewardResult:
