@@ -63,6 +63,7 @@ def with_columns(batch: Batch, seed: int) -> Batch:
         proximal_alpha=noise(0.5).abs().clamp(0, 1),
         reference_logprobs=batch.tokens["logprobs"] + noise(1.0),
         fresh=batch.tokens["loss_mask"] & (noise(1.0) > 0),
+        behaviour_kept=batch.tokens["loss_mask"] & (noise(1.0) > -1),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 
 def normalized(
@@ -71,6 +72,63 @@ def _bounded(weight: float, lower: float, upper: float) -> float:
     return max(lower, min(upper, weight))
 
 
+def surrogate_objective(
+    form: str, ratio: float, held: float, logprob: float, advantage: float, low: float, high: float, tau: float
+) -> float:
+    """Return what is maximised for one token; `held` is the ratio where it is taken as a constant."""
+    if form == "soft_gate":
+        return advantage * 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
+    if form == "cispo":
+        return advantage * _bounded(held, low, high) * logprob
+    if form == "unclipped":
+        return advantage * ratio
+    return min(ratio * advantage, _bounded(ratio, low, high) * advantage)
+
+
+def _metric(name: str, log_weight: float) -> float:
+    return {
+        "ratio": log_weight,
+        "k1": -log_weight,
+        "k2": log_weight**2 / 2,
+        "k3": math.exp(log_weight) - 1 - log_weight,
+    }[name]
+
+
+def behaviour_weights(
+    log_weights: Sequence[float], *, mode: str, metric: str, level: str, aggregate: str, lower: float, upper: float
+) -> list[float]:
+    """Return the weight of every token of one sequence, 0 for one that is dropped."""
+    if mode == "none":
+        return [1.0] * len(log_weights)
+    values = [_metric(metric, x) for x in log_weights]
+    weights = [math.exp(x) for x in log_weights]
+    if level == "sequence" and aggregate != "max":
+        together = math.fsum(values) / (len(values) if aggregate == "mean" else 1)
+        values = [together] * len(values)
+        if metric == "ratio":
+            weights = [math.exp(together)] * len(values)
+    if metric == "ratio":
+        values = [math.exp(x) for x in values]
+    inside = [lower <= x <= upper for x in values]
+    if level == "sequence" and aggregate == "max":
+        inside = [all(inside)] * len(inside)
+    if mode == "clamp":
+        return [_bounded(w, lower, upper) for w in weights]
+    return [w if keep else 0.0 for w, keep in zip(weights, inside, strict=True)]
+
+
+def second_moment(log_weights: Sequence[float], threshold: float) -> list[bool]:
+    """Return who is kept of a batch: the furthest off goes, with its equals, until the mean square is small enough."""
+    kept = [True] * len(log_weights)
+    while any(kept):
+        squares = [x * x for x, stays in zip(log_weights, kept, strict=True) if stays]
+        if math.fsum(squares) / len(squares) <= threshold:
+            break
+        worst = max(squares)
+        kept = [stays and x * x < worst for x, stays in zip(log_weights, kept, strict=True)]
+    return kept
+
+
 def ppo_loss(
     sequences: Sequence[dict[str, list[float]]],
     *,
@@ -81,14 +139,17 @@ def ppo_loss(
     normalizer: str,
     entropy_coefficient: float,
     proximal: str,
-    mode: str,
-    level: str,
-    lower: float,
-    upper: float,
+    behaviour: dict[str, Any],
+    surrogate: str = "clip",
+    ratio_aggregate: str = "mean",
+    taus: tuple[float, float] = (1.0, 1.05),
+    constant_tokens: int = 0,
+    kl: tuple[float, str] = (0.0, "k2"),
 ) -> float:
     """Return the loss of a whole batch.
 
-    Every sequence holds lists: mask, policy, behaviour, proximal, alpha, advantages, entropy.
+    Every sequence holds lists: mask, policy, held (the policy where it is taken as a constant), behaviour, proximal,
+    alpha, kept, advantages, entropy, reference.
     """
     high = clip_low if clip_high is None else clip_high
     loss, num_tokens, num_sequences = 0.0, 0, 0
@@ -100,30 +161,33 @@ def ppo_loss(
         num_sequences += 1
         centre = {t: row["proximal"][t] for t in tokens}
         if proximal == "loglinear":
-            centre = {
-                t: row["behaviour"][t] + row["alpha"][t] * (row["policy"][t] - row["behaviour"][t]) for t in tokens
-            }
-        mean_log_ratio = sum(row["policy"][t] - centre[t] for t in tokens) / len(tokens)
-        mean_log_weight = sum(centre[t] - row["behaviour"][t] for t in tokens) / len(tokens)
+            centre = {t: row["behaviour"][t] + row["alpha"][t] * (row["held"][t] - row["behaviour"][t]) for t in tokens}
+        if behaviour["mode"] == "second_moment":
+            weights = [math.exp(centre[t] - row["behaviour"][t]) if row["kept"][t] else 0.0 for t in tokens]
+        else:
+            weights = behaviour_weights([centre[t] - row["behaviour"][t] for t in tokens], **behaviour)
+        size = len(tokens) if ratio_aggregate == "mean" else 1
         mean_advantage = sum(row["advantages"][t] for t in tokens) / len(tokens)
+        of_sequence = {name: sum(row[name][t] - centre[t] for t in tokens) / size for name in ("policy", "held")}
         share = 0.0
-        for t in tokens:
+        for t, weight in zip(tokens, weights, strict=True):
             by_sequence = ratio_level == "sequence"
-            ratio = math.exp(mean_log_ratio if by_sequence else row["policy"][t] - centre[t])
+            ratio, held = (
+                math.exp(of_sequence[name] if by_sequence else row[name][t] - centre[t]) for name in ("policy", "held")
+            )
             advantage = mean_advantage if by_sequence else row["advantages"][t]
-            objective = min(ratio * advantage, _bounded(ratio, 1 - clip_low, 1 + high) * advantage)
+            tau = taus[0] if advantage > 0 else taus[1]
+            bounds = (1 - clip_low, 1 + high)
+            objective = surrogate_objective(surrogate, ratio, held, row["policy"][t], advantage, *bounds, tau)
             if dual_clip is not None and advantage < 0:
                 objective = max(objective, dual_clip * advantage)
-            weight = math.exp(mean_log_weight if level == "sequence" else centre[t] - row["behaviour"][t])
-            if mode == "none":
-                weight = 1.0
-            elif mode == "clamp":
-                weight = _bounded(weight, lower, upper)
-            elif not lower <= weight <= upper:
-                weight = 0.0
             share -= weight * objective + entropy_coefficient * row["entropy"][t]
-        loss += share / len(tokens) if normalizer == "sequences" else share
-    return loss / max(num_sequences if normalizer == "sequences" else num_tokens, 1)
+            if kl[0]:
+                x = row["policy"][t] - row["reference"][t]
+                share += kl[0] * {"k2": x * x / 2, "k3": math.exp(-x) - 1 + x}[kl[1]]
+        over = {"sequences": len(tokens), "constant": constant_tokens, "tokens": 1}[normalizer]
+        loss += share / over
+    return loss / max(num_tokens if normalizer == "tokens" else num_sequences, 1)
 
 
 def value_loss(
@@ -153,3 +217,40 @@ def sft_loss(sequences: Sequence[dict[str, list[float]]]) -> float:
     """Return the mean negative log-likelihood. Every sequence holds lists: mask, policy."""
     losses = [-p for row in sequences for p, inside in zip(row["policy"], row["mask"], strict=True) if inside]
     return math.fsum(losses) / max(len(losses), 1)
+
+
+def estimated(
+    name: str,
+    outcomes: Sequence[float],
+    token_rewards: Sequence[Sequence[float]],
+    groups: Sequence[int],
+    *,
+    std: str = "group",
+    gamma: float = 1.0,
+    eps: float = 1e-4,
+) -> list[list[float]]:
+    """Return the advantages of the generated tokens of every sequence, by the estimator's formula.
+
+    Every sequence generated something; `token_rewards` are of its generated tokens alone, `outcomes` their sums.
+    """
+    inside = [True] * len(outcomes)
+    options: dict[str, Any] = {"mean": "group", "std": "none", "leave_one_out": False, "unbiased": True, "eps": eps}
+    if name == "group_mean":
+        each = normalized(outcomes, groups, inside, **{**options, "std": std})
+    elif name == "leave_one_out":
+        each = normalized(outcomes, groups, inside, **{**options, "leave_one_out": True})
+    else:
+        each = normalized(outcomes, groups, inside, **options)
+    spread = [[value] * len(row) for value, row in zip(each, token_rewards, strict=True)]
+    if name == "reinforce++":
+        spread = [
+            [math.fsum(gamma ** (s - t) * row[s] for s in range(t, len(row))) for t in range(len(row))]
+            for row in token_rewards
+        ]
+    if name.startswith("reinforce"):
+        flat = [value for row in spread for value in row]
+        white = iter(
+            normalized(flat, [0] * len(flat), [True] * len(flat), **{**options, "mean": "batch", "std": "batch"})
+        )
+        spread = [[next(white) for _ in row] for row in spread]
+    return spread

@@ -62,6 +62,17 @@ def test_an_objective_of_the_users_own_gets_only_what_was_set() -> None:
         ({"proximal": "recompute", "behaviour": {"mode": "mask", "lower": 2.0, "upper": 2.0}}, "not below upper"),
         ({"proximal": "recompute", "behaviour": {"mode": "clamp", "upper": 0.9}}, "leave out 1"),
         ({"objective": {"options": {"proximal": "recompute"}}}, "options.proximal"),
+        ({"advantages": {"estimator": {"options": {"gamma": 0.9}}}}, "estimator.options.gamma"),
+        ({"proximal": "loglinear", "behaviour": {"mode": "second_moment"}}, "proximal loglinear"),
+        ({"proximal": "recompute", "behaviour": {"mode": "clamp", "metric": "k3"}}, "clamp with metric k3"),
+        ({"proximal": "recompute", "behaviour": {"mode": "mask", "metric": "k3", "lower": 0.1}}, "leave out 0"),
+        ({"proximal": "recompute", "behaviour": {"mode": "mask", "lower": -1.0}}, "is below 0"),
+        (
+            {"proximal": "recompute", "behaviour": {"mode": "clamp", "level": "sequence", "aggregate": "max"}},
+            "clamp with aggregate max",
+        ),
+        ({"proximal": "recompute", "behaviour": {"mode": "mask", "aggregate": "sum"}}, "sum at level token"),
+        ({"kl_loss": {"coefficient": 0.1}}, "kl_loss.coefficient is 0.1 and there is no reference"),
         ({"advantages": {"reward_norm": {"mean": "none", "leave_one_out": True}}}, "leave_one_out without a mean"),
         ({"advantages": {"overlong": {"tokens": 9}}}, "overlong.tokens 9"),
     ],
@@ -75,6 +86,48 @@ def test_settings_that_cannot_go_together_are_refused(algorithm: dict[str, Any],
     assert caught.value.fix
 
 
+def test_a_kl_whose_gradient_is_noise_is_refused() -> None:
+    """k1 in the loss."""
+    with pytest.raises(PlanError, match="estimator is k1"):
+        _check(_config(kl_loss={"coefficient": 0.1, "estimator": "k1"}), has_reference=True)
+
+
+@pytest.mark.parametrize("name", ["group_mean", "leave_one_out", "reinforce++", "reinforce++_baseline"])
+def test_a_critic_that_nobody_asks_is_refused(name: str) -> None:
+    """It would be trained for nothing."""
+    with pytest.raises(PlanError, match=f"critic: with algorithm.advantages.estimator {name.replace('+', '.')}"):
+        _check(_config(advantages={"estimator": {"name": name}}), has_critic=True)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "max_staleness", "warned"),
+    [
+        ({"proximal": "loglinear"}, 8, True),
+        ({"proximal": "recompute"}, 8, True),
+        ({"proximal": "loglinear"}, 1, False),
+        ({"proximal": "loglinear", "minibatches": 4}, 8, False),
+        ({"proximal": "loglinear", "epochs": 2}, 8, False),
+        ({"proximal": "loglinear", "behaviour": {"mode": "clamp"}}, 8, False),
+        ({"proximal": "behaviour"}, 8, False),
+    ],
+)
+def test_a_drift_that_nothing_bounds_is_warned_of(algorithm: dict[str, Any], max_staleness: int, warned: bool) -> None:
+    """The clip's centre follows the policy, and no weight looks back at who sampled, many versions ago."""
+    warnings = _check(_config(**algorithm), max_staleness=max_staleness)
+
+    assert [warned] * bool(warnings) == ["nothing bounds how far" in warning for warning in warnings]
+    assert warned <= len(warnings)
+
+
+def test_a_loss_over_a_constant_is_over_the_budget_of_new_tokens() -> None:
+    """If nothing else is said; a number in the options stays."""
+    by_budget = _config(objective={"options": {"normalizer": "constant"}})
+    by_hand = _config(objective={"options": {"normalizer": "constant", "constant_tokens": 5}})
+
+    assert objective_spec(by_budget, 64).config["constant_tokens"] == 64
+    assert objective_spec(by_hand, 64).config["constant_tokens"] == 5
+
+
 @pytest.mark.parametrize(
     ("algorithm", "roles", "words"),
     [
@@ -83,6 +136,11 @@ def test_settings_that_cannot_go_together_are_refused(algorithm: dict[str, Any],
         ({"proximal": "recompute", "behaviour": {"mode": "clamp"}}, {}, "never clipped"),
         ({"advantages": {"lam": 0.9}}, {}, "without a critic"),
         ({}, {"has_critic": True}, "critic"),
+        (
+            {"advantages": {"estimator": {"name": "group_mean"}, "reward_norm": {"mean": "group"}}},
+            {},
+            "normalised twice",
+        ),
     ],
 )
 def test_settings_that_look_unintended_warn(algorithm: dict[str, Any], roles: dict[str, bool], words: str) -> None:

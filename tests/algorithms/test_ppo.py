@@ -7,14 +7,24 @@ import math
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_algorithms.ratios import behaviour_weight, kl_estimate, policy_ratio
 from areal_algorithms.reduction import Normalizer, sequence_mean
-from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, KLEstimator, Proximal, RatioLevel
+from areal_algorithms.surrogates import Surrogate
+from areal_core.algorithms.config import (
+    Aggregate,
+    BehaviourConfig,
+    BehaviourMetric,
+    BehaviourWeight,
+    KLEstimator,
+    KLLossConfig,
+    Proximal,
+    RatioLevel,
+)
 from areal_core.algorithms.sums import means
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Objective, Output, Sum
@@ -23,23 +33,56 @@ from areal_torch.testing.batches import batches
 from . import oracle
 from .cases import packed, rows, with_columns
 
-PPO_CONFIGS = st.builds(
-    PPOConfig,
-    clip_low=st.sampled_from([0.1, 0.2]),
-    clip_high=st.sampled_from([None, 0.28]),
-    dual_clip=st.sampled_from([None, 1.2, 3.0]),
-    ratio_level=st.sampled_from(RatioLevel),
-    normalizer=st.sampled_from(Normalizer),
-    entropy_coefficient=st.sampled_from([0.0, 0.05]),
-    proximal=st.sampled_from(Proximal),
-    behaviour=st.builds(
-        BehaviourConfig,
-        mode=st.sampled_from(BehaviourWeight),
-        level=st.sampled_from(RatioLevel),
-        lower=st.sampled_from([0.0, 0.8]),
-        upper=st.sampled_from([1.3, 5.0]),
-    ),
-)
+BOUNDS = st.sampled_from([(0.0, 1.3), (0.8, 5.0), (None, 1.3)])
+
+
+@st.composite
+def behaviours(draw: st.DrawFn, proximal: Proximal) -> BehaviourConfig:
+    """Any behaviour weight that a plan lets pass."""
+    modes = [BehaviourWeight.NONE, BehaviourWeight.CLAMP, BehaviourWeight.MASK]
+    mode = draw(st.sampled_from([*modes, BehaviourWeight.SECOND_MOMENT] if proximal is Proximal.RECOMPUTE else modes))
+    level = draw(st.sampled_from(RatioLevel))
+    masks, of_sequence = mode is BehaviourWeight.MASK, level is RatioLevel.SEQUENCE
+    metric = draw(st.sampled_from(BehaviourMetric)) if masks else BehaviourMetric.RATIO
+    aggregates = list(Aggregate) if masks else [Aggregate.MEAN, Aggregate.SUM]
+    aggregate = draw(st.sampled_from(aggregates)) if of_sequence else Aggregate.MEAN
+    ratio = metric is BehaviourMetric.RATIO
+    lower, upper = draw(BOUNDS if ratio else st.sampled_from([(None, 0.2), (-0.3, 0.5)]))
+    return BehaviourConfig(mode=mode, level=level, metric=metric, aggregate=aggregate, lower=lower, upper=upper)
+
+
+@st.composite
+def ppo_configs(draw: st.DrawFn) -> PPOConfig:
+    """Every form of the objective, with whatever goes with it."""
+    proximal = draw(st.sampled_from(Proximal))
+    surrogate = draw(st.sampled_from(Surrogate))
+    dual_clip = draw(st.sampled_from([None, 1.2, 3.0])) if surrogate is Surrogate.CLIP else None
+    return draw(_ppo_configs(proximal, surrogate, dual_clip, draw(behaviours(proximal))))
+
+
+def _ppo_configs(
+    proximal: Proximal, surrogate: Surrogate, dual_clip: float | None, behaviour: BehaviourConfig
+) -> st.SearchStrategy[PPOConfig]:
+    return st.builds(
+        PPOConfig,
+        surrogate=st.just(surrogate),
+        clip_low=st.sampled_from([0.1, 0.2]),
+        clip_high=st.sampled_from([None, 0.28]),
+        dual_clip=st.just(dual_clip),
+        ratio_level=st.sampled_from(RatioLevel),
+        ratio_aggregate=st.sampled_from([Aggregate.MEAN, Aggregate.SUM]),
+        tau_positive=st.sampled_from([1.0, 0.5]),
+        normalizer=st.sampled_from(Normalizer),
+        constant_tokens=st.just(7),
+        entropy_coefficient=st.sampled_from([0.0, 0.05]),
+        proximal=st.just(proximal),
+        behaviour=st.just(behaviour),
+        kl_loss=st.builds(
+            KLLossConfig,
+            coefficient=st.sampled_from([0.0, 0.3]),
+            estimator=st.sampled_from([KLEstimator.K2, KLEstimator.K3]),
+        ),
+    )
 
 
 def _run(objective: Objective, batch: Batch, **columns: Tensor) -> tuple[float, dict[str, Sum]]:
@@ -51,25 +94,16 @@ def _ppo(batch: Batch, logprobs: list[float], **config: object) -> tuple[float, 
     return _run(PPOObjective(PPOConfig(**config)), batch, logprobs=torch.tensor(logprobs))
 
 
-@settings(max_examples=250, deadline=None)
-@given(batch=batches(min_groups=1, max_trajectories=1), seed=st.integers(0, 99), config=PPO_CONFIGS)
-def test_every_mode_equals_the_oracle(batch: Batch, seed: int, config: PPOConfig) -> None:
-    """Levels, clips, weights, proximal sources, entropy and both normalisers agree with a loop over tokens."""
-    batch = with_columns(batch, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    noise = 0.5 * torch.randn(2, batch.num_tokens, generator=generator, dtype=torch.float64)
-    columns = {"logprobs": batch.tokens["logprobs"].double() + noise[0], "entropy": noise[1].abs()}
-    expected = oracle.ppo_loss(
-        rows(
-            batch,
-            mask=batch.tokens["loss_mask"],
-            policy=columns["logprobs"],
-            behaviour=batch.tokens["logprobs"],
-            proximal=batch.tokens["proximal_logprobs"],
-            alpha=batch.tokens["proximal_alpha"],
-            advantages=batch.tokens["advantages"],
-            entropy=columns["entropy"],
-        ),
+def _oracle(config: PPOConfig, batch: Batch, policy: Tensor, held: Tensor, entropy: Tensor) -> float:
+    """Return the loss by the second opinion; `held` is the policy where no gradient passes."""
+    behaviour = {
+        name: getattr(config.behaviour, name).value for name in ("mode", "metric", "level", "aggregate")
+    } | dict(zip(("lower", "upper"), config.behaviour.bounds, strict=True))
+    of_batch = {"behaviour": "logprobs", "proximal": "proximal_logprobs", "alpha": "proximal_alpha"}
+    of_batch |= {"kept": "behaviour_kept", "reference": "reference_logprobs", "mask": "loss_mask"}
+    columns = {name: batch.tokens[column] for name, column in {**of_batch, "advantages": "advantages"}.items()}
+    return oracle.ppo_loss(
+        rows(batch, **columns, policy=policy, held=held, entropy=entropy),
         clip_low=config.clip_low,
         clip_high=config.clip_high,
         dual_clip=config.dual_clip,
@@ -77,16 +111,53 @@ def test_every_mode_equals_the_oracle(batch: Batch, seed: int, config: PPOConfig
         normalizer=config.normalizer.value,
         entropy_coefficient=config.entropy_coefficient,
         proximal=config.proximal.value,
-        mode=config.behaviour.mode.value,
-        level=config.behaviour.level.value,
-        lower=config.behaviour.lower,
-        upper=config.behaviour.upper,
+        behaviour=behaviour,
+        surrogate=config.surrogate.value,
+        ratio_aggregate=config.ratio_aggregate.value,
+        taus=(config.tau_positive, config.tau_negative),
+        constant_tokens=config.constant_tokens,
+        kl=(config.kl_loss.coefficient, config.kl_loss.estimator.value),
     )
 
-    actual, metrics = _run(PPOObjective(config), batch, **columns)
 
+def _columns(batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed + 1)
+    noise = 0.5 * torch.randn(2, batch.num_tokens, generator=generator, dtype=torch.float64)
+    return batch.tokens["logprobs"].double() + noise[0], noise[1].abs()
+
+
+@settings(max_examples=400, deadline=None)
+@given(batch=batches(min_groups=1, max_trajectories=1), seed=st.integers(0, 99), config=ppo_configs())
+def test_every_mode_equals_the_oracle(batch: Batch, seed: int, config: PPOConfig) -> None:
+    """Surrogates, levels, weights, proximal sources, KL, entropy and all normalisers agree with a loop over tokens."""
+    batch = with_columns(batch, seed)
+    policy, entropy = _columns(batch, seed)
+
+    actual, metrics = _run(PPOObjective(config), batch, logprobs=policy, entropy=entropy)
+
+    expected = _oracle(config, batch, policy, policy, entropy)
     assert expected == pytest.approx(actual, rel=1e-9, abs=1e-12)
     assert expected == pytest.approx(metrics["loss"].value / max(metrics["loss"].weight, 1), rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(batch=batches(min_groups=1, max_trajectories=1), seed=st.integers(0, 99), config=ppo_configs())
+def test_every_gradient_equals_the_finite_differences_of_the_oracle(batch: Batch, seed: int, config: PPOConfig) -> None:
+    """What is held constant is held: the centre of loglinear, the weights, the clipped weight of CISPO."""
+    batch = with_columns(batch, seed)
+    policy, entropy = _columns(batch, seed)
+    generated = batch.tokens["loss_mask"].nonzero().flatten()
+    assume(len(generated))
+    objective, leaf = PPOObjective(config), policy.clone().requires_grad_()
+    objective.loss({"logprobs": leaf, "entropy": entropy}, batch, objective.normalizer(batch))[0].backward()
+    assert leaf.grad is not None
+    step = 1e-6
+    for token in generated[:4].tolist():
+        moved = torch.zeros_like(policy)
+        moved[token] = step
+        up, down = (_oracle(config, batch, policy + sign * moved, policy, entropy) for sign in (1, -1))
+
+        assert (up - down) / (2 * step) == pytest.approx(float(leaf.grad[token]), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(

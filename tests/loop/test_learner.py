@@ -188,6 +188,20 @@ def test_a_minibatch_that_was_skipped_is_counted_and_not_averaged_in() -> None:
     assert math.isnan(none["loss"]) and none["grad_norm"] == math.inf
 
 
+def test_epochs_go_through_the_same_minibatches_and_make_one_version() -> None:
+    """Columns are computed once, so the proximal policy stays that of the first pass."""
+    algorithm = AlgorithmConfig(minibatches=2, epochs=3, proximal=Proximal.LOGLINEAR)
+    group = Reporting(*[(1.0, 1.0, True)] * 6, details={})
+    learner = Learner(algorithm, objective_spec(algorithm), group, columns(algorithm))  # type: ignore[arg-type]
+
+    update = asyncio.run(learner.update(make_batch([(2, 3), (1, 5), (4, 9)]), 7))
+
+    alphas = [batch.tokens["proximal_alpha"].tolist() for batch in group.batches]
+    assert len(update.reports) == algorithm.updates == 6
+    assert alphas == [*alphas[:2]] * 3
+    assert [bool(batch.tokens["fresh"].any()) for batch in group.batches[2:]] == [False] * 4
+
+
 def test_only_the_first_minibatch_compares_trainer_and_engine() -> None:
     """From then on the trainer has other weights than any engine had; a stale token compares nothing at all."""
     shapes = [(2, 3), (1, 5), (4, 9)]

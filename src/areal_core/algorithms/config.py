@@ -31,7 +31,33 @@ class BehaviourWeight(StrEnum):
     CLAMP = "clamp"
     """w is held inside [lower, upper]."""
     MASK = "mask"
-    """Tokens (or sequences) with w outside [lower, upper] leave the loss; the normaliser keeps counting them."""
+    """Tokens (or sequences) whose `metric` is outside [lower, upper] leave the loss; the normaliser counts them."""
+    SECOND_MOMENT = "second_moment"
+    """Of the whole batch, tokens furthest off leave the loss until the mean of (log w)^2 is at most `threshold`."""
+
+
+class BehaviourMetric(StrEnum):
+    """What of the step from behaviour to proximal policy is held against the bounds."""
+
+    RATIO = "ratio"
+    """w itself."""
+    K1 = "k1"
+    """-log w, an estimate of KL(behaviour || proximal)."""
+    K2 = "k2"
+    """(log w)^2 / 2"""
+    K3 = "k3"
+    """w - 1 - log w"""
+
+
+class Aggregate(StrEnum):
+    """How the tokens of a sequence become one number. Of a ratio, its logarithm is aggregated."""
+
+    MEAN = "mean"
+    """Of a ratio: the geometric mean, as in GSPO."""
+    SUM = "sum"
+    """Of a ratio: the product, the ratio of the whole sequence's probabilities."""
+    MAX = "max"
+    """The token furthest off, on either side. Decides only who is dropped."""
 
 
 class RatioLevel(StrEnum):
@@ -81,6 +107,17 @@ class KLConfig:
 
 
 @frozen(kw_only=True)
+class KLLossConfig:
+    """KL(policy || reference) as a term of the loss, with gradient. Needs `reference:`.
+
+    k2 has the gradient of that KL; that of k3 is the one of KL(reference || policy); k1 has none on average.
+    """
+
+    coefficient: float = field(default=0.0, validator=validators.ge(0.0))
+    estimator: KLEstimator = KLEstimator.K2
+
+
+@frozen(kw_only=True)
 class OverlongConfig:
     """A soft penalty on long outputs (DAPO, arXiv 2503.14476).
 
@@ -99,6 +136,10 @@ class EstimatorConfig:
     options: Mapping[str, Any] = Factory(dict)  # Any: checked against the estimator's config class
 
 
+SCALED_BY_NORM = ("gae", "per_turn")
+"""Estimators that take rewards as they are: without `reward_norm` these get the mean and std of their group."""
+
+
 @frozen(kw_only=True)
 class AdvantageConfig:
     """From rewards to advantages, in this order.
@@ -111,7 +152,8 @@ class AdvantageConfig:
     reward_scale: float = 1.0
     reward_clip: float = field(default=20.0, validator=validators.gt(0.0))
     overlong: OverlongConfig = OverlongConfig()
-    reward_norm: NormConfig = NormConfig(mean=NormLevel.GROUP, std=NormLevel.GROUP)
+    reward_norm: NormConfig = field()
+    """By default group mean and std for the estimators `gae` and `per_turn`, nothing for others."""
     advantage_norm: NormConfig = NormConfig()
     kl: KLConfig = KLConfig()
     gamma: float = field(default=1.0, validator=[validators.gt(0.0), validators.le(1.0)])
@@ -119,15 +161,33 @@ class AdvantageConfig:
     zero_truncated: bool = False
     """Give truncated trajectories (stop reason `length` or `aborted`) the reward 0, before any normalisation."""
 
+    @reward_norm.default
+    def _of_the_estimator(self) -> NormConfig:
+        level = NormLevel.GROUP if self.estimator.name in SCALED_BY_NORM else NormLevel.NONE
+        return NormConfig(mean=level, std=level)
+
 
 @frozen(kw_only=True)
 class BehaviourConfig:
     """The behaviour importance weight: one explicit choice, not a side effect of another."""
 
     mode: BehaviourWeight = BehaviourWeight.NONE
+    metric: BehaviourMetric = BehaviourMetric.RATIO
+    """What `mask` holds against the bounds; `clamp` takes the ratio."""
     level: RatioLevel = RatioLevel.TOKEN
+    aggregate: Aggregate = Aggregate.MEAN
+    """At level `sequence`."""
     upper: float = field(default=5.0, validator=validators.gt(0.0))
-    lower: float = field(default=0.0, validator=validators.ge(0.0))
+    lower: float | None = None
+    """None is 0 for a ratio, no bound for a KL."""
+    threshold: float = field(default=0.04, validator=validators.gt(0.0))
+    """Of mode `second_moment` (M2PO, arXiv 2510.01161)."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What lies inside, both ends included."""
+        none = 0.0 if self.metric is BehaviourMetric.RATIO else float("-inf")
+        return none if self.lower is None else self.lower, self.upper
 
 
 @frozen(kw_only=True)
@@ -146,9 +206,17 @@ class AlgorithmConfig:
     proximal: Proximal = Proximal.BEHAVIOUR
     behaviour: BehaviourConfig = BehaviourConfig()
     advantages: AdvantageConfig = AdvantageConfig()
+    kl_loss: KLLossConfig = KLLossConfig()
     minibatches: int = field(default=1, validator=validators.ge(1))
-    """Optimizer steps per batch of rollouts; the policy version counts batches."""
+    """Into how many parts a batch of rollouts is cut, an optimizer step each; the policy version counts batches."""
+    epochs: int = field(default=1, validator=validators.ge(1))
+    """How often a batch is gone through; the proximal policy stays that of the first pass."""
     critic_objective: ObjectiveConfig = ObjectiveConfig(name="value")
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps per batch of rollouts."""
+        return self.minibatches * self.epochs
 
     @property
     def needs_forward(self) -> bool:

@@ -10,31 +10,40 @@ from typing import Any
 
 from areal_core.algorithms.config import (
     AdvantageConfig,
+    Aggregate,
     AlgorithmConfig,
     BehaviourConfig,
+    BehaviourMetric,
     BehaviourWeight,
     EstimatorConfig,
+    KLEstimator,
     NormConfig,
     NormLevel,
     Proximal,
+    RatioLevel,
 )
 from areal_core.contract.errors import PlanError
 from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.structure import unstructure
 
-_SHARED = ("proximal", "behaviour")
+_SHARED = ("proximal", "behaviour", "kl_loss")
 _FADING = ("gamma", "lam")
+_STALE = 4
+"""Versions from which on an unbounded drift is worth a warning."""
+_WITHOUT_VALUES = ("group_mean", "leave_one_out", "reinforce++", "reinforce++_baseline")
 _DEFAULT = AlgorithmConfig()
 
 
-def objective_spec(config: AlgorithmConfig) -> ObjectiveSpec:
+def objective_spec(config: AlgorithmConfig, max_new_tokens: int | None = None) -> ObjectiveSpec:
     """Return the actor's objective as it travels: plain dicts, strings and numbers.
 
-    `algorithm.proximal` and `algorithm.behaviour` become options of the objective, where they differ
-    from their defaults: an objective that knows nothing of them refuses them by name instead of
-    ignoring them. Raises nothing.
+    `algorithm.proximal`, `algorithm.behaviour` and `algorithm.kl_loss` become options of the objective, where they
+    differ from their defaults: an objective that knows nothing of them refuses them by name instead of ignoring
+    them. A loss over a constant (`normalizer: constant`) is over `max_new_tokens`, if nothing else is said.
     """
     options: dict[str, Any] = unstructure(config.objective.options)
+    if options.get("normalizer") == "constant" and max_new_tokens is not None:
+        options.setdefault("constant_tokens", max_new_tokens)
     shared = {name: getattr(config, name) for name in _SHARED if getattr(config, name) != getattr(_DEFAULT, name)}
     return ObjectiveSpec(name=config.objective.name, config={**options, **unstructure(shared)})
 
@@ -56,7 +65,12 @@ def estimator_spec(config: AlgorithmConfig) -> EstimatorConfig:
 
 
 def check(
-    config: AlgorithmConfig, *, has_reference: bool, has_critic: bool, max_new_tokens: int | None = None
+    config: AlgorithmConfig,
+    *,
+    has_reference: bool,
+    has_critic: bool,
+    max_new_tokens: int | None = None,
+    max_staleness: int = 0,
 ) -> list[str]:
     """Refuse settings that cannot go together; return warnings for those that can but look unintended.
 
@@ -67,11 +81,14 @@ def check(
     """
     _check_objective(config)
     _check_behaviour(config.proximal, config.behaviour)
+    _check_kl_loss(config, has_reference)
+    _check_critic(config.advantages.estimator, has_critic)
     _check_norm("reward_norm", config.advantages.reward_norm)
     _check_norm("advantage_norm", config.advantages.advantage_norm)
     _check_overlong(config.advantages, max_new_tokens)
     _check_reference(config.advantages, has_reference)
-    return _warnings(config, has_reference=has_reference, has_critic=has_critic)
+    drift = _drift(config, max_staleness)
+    return [*drift, *_warnings(config, has_reference=has_reference, has_critic=has_critic)]
 
 
 def _check_objective(config: AlgorithmConfig) -> None:
@@ -100,17 +117,84 @@ def _check_behaviour(proximal: Proximal, behaviour: BehaviourConfig) -> None:
             why="the weight is proximal / behaviour, here exactly 1 for every token: nothing would be corrected",
             fix="set algorithm.proximal to recompute or loglinear, or algorithm.behaviour.mode to none",
         )
-    if behaviour.lower >= behaviour.upper:
+    if behaviour.mode is BehaviourWeight.SECOND_MOMENT:
+        if proximal is not Proximal.RECOMPUTE:
+            raise PlanError(
+                f"algorithm.behaviour.mode is second_moment with algorithm.proximal {proximal.value}",
+                why="who is dropped is decided over the whole batch, before the first minibatch, by a forward pass",
+                fix="set algorithm.proximal to recompute",
+            )
+        return
+    _check_bounds(behaviour)
+    _check_aggregate(behaviour)
+
+
+def _check_bounds(behaviour: BehaviourConfig) -> None:
+    (lower, upper), ratio = behaviour.bounds, behaviour.metric is BehaviourMetric.RATIO
+    fresh, example = (1, "lower: 0.0, upper: 5.0") if ratio else (0, "upper: 0.1 and no lower")
+    if lower >= upper:
         raise PlanError(
-            f"algorithm.behaviour.lower {behaviour.lower} is not below upper {behaviour.upper}",
+            f"algorithm.behaviour.lower {lower} is not below upper {upper}",
             why="no weight lies between the bounds",
-            fix="set lower below 1 and upper above 1, for example lower: 0.0, upper: 5.0",
+            fix=f"set lower below {fresh} and upper above it, for example {example}",
         )
-    if not behaviour.lower <= 1.0 <= behaviour.upper:
+    if ratio and lower < 0.0:
         raise PlanError(
-            f"algorithm.behaviour bounds [{behaviour.lower}, {behaviour.upper}] leave out 1",
-            why="1 is the weight of fresh data, which needs no correction",
-            fix="set lower below 1 and upper above 1, for example lower: 0.0, upper: 5.0",
+            f"algorithm.behaviour.lower {lower} is below 0", why="no ratio is", fix="set it to 0, or leave it out"
+        )
+    if not lower <= fresh <= upper:
+        raise PlanError(
+            f"algorithm.behaviour bounds [{lower}, {upper}] leave out {fresh}",
+            why=f"{fresh} is the {behaviour.metric.value} of fresh data, which needs no correction",
+            fix=f"set lower below {fresh} and upper above it, for example {example}",
+        )
+
+
+def _check_aggregate(behaviour: BehaviourConfig) -> None:
+    if behaviour.mode is BehaviourWeight.CLAMP and behaviour.metric is not BehaviourMetric.RATIO:
+        raise PlanError(
+            f"algorithm.behaviour.mode is clamp with metric {behaviour.metric.value}",
+            why="a weight can be held inside bounds, an estimate of a KL only be too large",
+            fix="set algorithm.behaviour.metric to ratio, or mode to mask",
+        )
+    if behaviour.mode is BehaviourWeight.CLAMP and behaviour.aggregate is Aggregate.MAX:
+        raise PlanError(
+            "algorithm.behaviour.mode is clamp with aggregate max",
+            why="the token furthest off says which sequences to drop, and is no weight of a sequence",
+            fix="set algorithm.behaviour.aggregate to mean or sum, or mode to mask",
+        )
+    if behaviour.level is RatioLevel.TOKEN and behaviour.aggregate is not Aggregate.MEAN:
+        raise PlanError(
+            f"algorithm.behaviour.aggregate is {behaviour.aggregate.value} at level token",
+            why="it says how the tokens of a sequence become one number",
+            fix="set algorithm.behaviour.level to sequence, or leave aggregate out",
+        )
+
+
+def _check_kl_loss(config: AlgorithmConfig, has_reference: bool) -> None:
+    if config.kl_loss.coefficient == 0.0:
+        return
+    if not has_reference:
+        raise PlanError(
+            f"algorithm.kl_loss.coefficient is {config.kl_loss.coefficient} and there is no reference model",
+            why="a KL needs log-probs of a reference model",
+            fix="add a `reference:` section, or set algorithm.kl_loss.coefficient to 0",
+        )
+    if config.kl_loss.estimator is KLEstimator.K1:
+        raise PlanError(
+            "algorithm.kl_loss.estimator is k1",
+            why="in a loss its gradient is that of the log-probability, which is 0 on average: noise, and no penalty",
+            fix="set it to k2 (the gradient of KL(policy || reference)) or k3 (of KL(reference || policy)), "
+            "or penalise the reward: algorithm.advantages.kl",
+        )
+
+
+def _check_critic(estimator: EstimatorConfig, has_critic: bool) -> None:
+    if has_critic and estimator.name in _WITHOUT_VALUES:
+        raise PlanError(
+            f"critic: with algorithm.advantages.estimator {estimator.name}",
+            why="the estimator reads no values: the critic would be trained and never asked",
+            fix="set algorithm.advantages.estimator.name to gae or per_turn, or leave `critic:` out",
         )
 
 
@@ -142,19 +226,41 @@ def _check_reference(advantages: AdvantageConfig, has_reference: bool) -> None:
         )
 
 
+def _drift(config: AlgorithmConfig, max_staleness: int) -> list[str]:
+    """Warn where the clip is about a centre that follows the policy, and no weight looks back at who sampled."""
+    weighted = config.behaviour.mode is not BehaviourWeight.NONE
+    if weighted or config.proximal is Proximal.BEHAVIOUR or config.updates > 1:
+        return []
+    if max_staleness >= _STALE:
+        return [
+            f"algorithm.proximal {config.proximal.value} with minibatches 1, epochs 1 and behaviour.mode none at "
+            f"rollout.max_staleness {max_staleness}: nothing bounds how far the policy gets from the one that sampled; "
+            "runs so set learned less; set algorithm.behaviour.mode to clamp, or algorithm.proximal to behaviour"
+        ]
+    if config.proximal is Proximal.LOGLINEAR:
+        return []
+    return [
+        "algorithm.proximal recompute with minibatches 1 and behaviour.mode none: the ratio is exactly 1, "
+        "stale data is not corrected, and a forward pass is spent; set a behaviour weight or more minibatches"
+    ]
+
+
 def _warnings(config: AlgorithmConfig, *, has_reference: bool, has_critic: bool) -> list[str]:
     found = []
     advantages = config.advantages
-    if has_reference and advantages.kl.coefficient == 0.0:
-        found.append("reference: the model is used for metrics only; algorithm.advantages.kl.coefficient is 0")
-    if config.minibatches == 1 and config.proximal is Proximal.RECOMPUTE:
-        if config.behaviour.mode is BehaviourWeight.NONE:
-            found.append(
-                "algorithm.proximal recompute with minibatches 1 and behaviour.mode none: the ratio is exactly 1, "
-                "stale data is not corrected, and a forward pass is spent; set a behaviour weight or more minibatches"
-            )
-        else:
-            found.append("algorithm.proximal recompute with minibatches 1: the ratio is exactly 1 and never clipped")
+    if has_reference and advantages.kl.coefficient == config.kl_loss.coefficient == 0.0:
+        found.append(
+            "reference: the model is used for metrics only; algorithm.advantages.kl.coefficient "
+            "and algorithm.kl_loss.coefficient are 0"
+        )
+    corrected = config.behaviour.mode in (BehaviourWeight.CLAMP, BehaviourWeight.MASK)
+    if config.updates == 1 and config.proximal is Proximal.RECOMPUTE and corrected:
+        found.append("algorithm.proximal recompute with minibatches 1: the ratio is exactly 1 and never clipped")
+    if advantages.estimator.name in _WITHOUT_VALUES and advantages.reward_norm.mean is not NormLevel.NONE:
+        found.append(
+            f"algorithm.advantages.reward_norm is set, and the estimator {advantages.estimator.name} "
+            "normalises by itself: rewards are normalised twice"
+        )
     if not has_critic and advantages.gamma * advantages.lam < 1.0:
         found.append(
             f"gamma {advantages.gamma} * lam {advantages.lam} without a critic: the reward fades over the tokens "

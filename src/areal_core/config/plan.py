@@ -117,9 +117,10 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
             has_reference=config.reference is not None,
             has_critic=config.critic is not None,
             max_new_tokens=config.rollout.sampling.max_new_tokens,
+            max_staleness=config.rollout.max_staleness,
         ),
     ]
-    objective = objective_spec(config.algorithm)
+    objective = objective_spec(config.algorithm, config.rollout.sampling.max_new_tokens)
     critic = critic_spec(config.algorithm) if config.critic else None
     for path, spec in (("objective", objective), ("critic_objective", critic)):
         if spec is not None:

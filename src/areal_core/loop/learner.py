@@ -59,12 +59,12 @@ class Learner:
 
         The reference's log-probs, the critic's values and the proximal log-probs are
         computed first, with the weights as they are; then advantages; then one optimizer
-        step per minibatch, every group whole in one minibatch.
+        step per minibatch and epoch, every group whole in one minibatch.
         """
         batch, metrics = await self._columns(batch, version)
         reports: list[TrainReport] = []
         fresh = batch.tokens["loss_mask"] & (batch.tokens["versions"] == version)
-        for part in self._minibatches(batch.with_tokens(fresh=fresh)):
+        for part in self._minibatches(batch.with_tokens(fresh=fresh)) * self._algorithm.epochs:
             if reports and not self._algorithm.needs_forward:  # the trainer's weights are no longer the engine's
                 part = part.with_tokens(fresh=torch.zeros_like(part.tokens["fresh"]))
             reports.append(await self.actor.train_step(part, self._objective))

@@ -303,7 +303,7 @@ class Run:
 
     async def _learner(self, scheduler: Scheduler) -> Learner:
         config, plan, chosen = self._config, self._plan, self._config.train_roles
-        steps = config.steps * config.algorithm.minibatches
+        steps = config.steps * config.algorithm.updates
         make_columns: MakeColumns = need("columns", "a run")
         groups: dict[str, TrainGroup] = {}
         for guests in (False, True):  # a role has to be there before another is placed beside it

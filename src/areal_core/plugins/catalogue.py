@@ -36,7 +36,9 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
         "workflow": {"single_turn": TASKS},
         "objective": dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS),
-        "estimator": {"gae": ALGORITHMS},
+        "estimator": dict.fromkeys(
+            ("gae", "group_mean", "leave_one_out", "per_turn", "reinforce++", "reinforce++_baseline"), ALGORITHMS
+        ),
         "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),
         "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),
         "logger": dict.fromkeys(("tensorboard", "prometheus", "trackio", "wandb", "swanlab"), REPORT),

@@ -1,6 +1,6 @@
 """What a batch of rollouts is given before the first minibatch: the extension `columns` of the core.
 
-Knows: the order: the proximal policy, then advantages.
+Knows: the order: the proximal policy, whom a second moment keeps, then advantages.
 Does not know: who computed the columns of other models, or who trains.
 """
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from areal_algorithms.advantages import compute_advantages
 from areal_algorithms.proximal import add_proximal
-from areal_core.algorithms.config import AlgorithmConfig
+from areal_algorithms.ratios import second_moment_kept
+from areal_core.algorithms.config import AlgorithmConfig, BehaviourWeight
 from areal_core.algorithms.plan import estimator_spec
 from areal_core.contract.batch import Batch
 from areal_core.contract.estimator import Estimator
@@ -33,6 +34,10 @@ class Columns:
             BatchError: see `add_proximal` and `compute_advantages`.
         """
         batch = add_proximal(batch, self._config, version, forward_logprobs)
+        if self._config.behaviour.mode is BehaviourWeight.SECOND_MOMENT:
+            proximal, behaviour, mask = (batch.tokens[n] for n in ("proximal_logprobs", "logprobs", "loss_mask"))
+            kept = second_moment_kept(proximal, behaviour, mask, self._config.behaviour.threshold)
+            batch = batch.with_tokens(behaviour_kept=kept)
         advantages = self._config.advantages
         return compute_advantages(batch, advantages, self._estimator, max_new_tokens=self._max_new_tokens)
 

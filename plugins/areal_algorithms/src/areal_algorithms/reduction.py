@@ -1,6 +1,6 @@
 """Sums over generated tokens: per sequence, per batch, and as losses over one global count.
 
-Knows: the loss mask, sequence boundaries, and the two counts an objective may be divided by.
+Knows: the loss mask, sequence boundaries, and the three counts an objective may be divided by.
 Does not know: micro-batches and ranks; the engine adds the counts over them (law 6).
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from areal_core.algorithms.sums import EXTREMES
 from areal_core.contract.batch import Batch
+from areal_core.contract.errors import ConfigError
 from areal_core.contract.train import Sum
 
 
@@ -24,6 +25,8 @@ class Normalizer(StrEnum):
     """Generated tokens: a long answer weighs more than a short one (DAPO, arXiv 2503.14476)."""
     SEQUENCES = "sequences"
     """Trajectories with a generated token, each by the mean over its own tokens (GRPO, arXiv 2402.03300)."""
+    CONSTANT = "constant"
+    """Trajectories with a generated token, each by the sum over its tokens / a constant (Dr. GRPO, 2503.20783)."""
 
 
 def generated_lengths(batch: Batch) -> Tensor:
@@ -40,10 +43,32 @@ def sequence_mean(x: Tensor, batch: Batch) -> Tensor:
     return torch.where(mask, mean[ids], 0.0)
 
 
-def count(batch: Batch, kind: Normalizer) -> Tensor:
+def sequence_sum(x: Tensor, batch: Batch) -> Tensor:
+    """Return to every generated token the sum of x over its sequence's generated tokens, 0 elsewhere [T]."""
+    mask, ids = batch.tokens["loss_mask"], batch.sequence_ids
+    zeros = torch.zeros(batch.num_sequences, dtype=x.dtype, device=x.device)
+    return torch.where(mask, zeros.index_add(0, ids, torch.where(mask, x, 0.0))[ids], 0.0)
+
+
+def check_normalizer(kind: Normalizer, constant: int = 0) -> None:
+    """Refuse a normaliser that is a constant without one.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+    if kind is Normalizer.CONSTANT and constant < 1:
+        raise ConfigError(
+            "normalizer is constant, and constant_tokens is not set",
+            why="every trajectory's sum is divided by that number of tokens; only the objective ppo has it",
+            fix="set constant_tokens to what a trajectory may have at most, or normalizer to tokens or sequences",
+        )
+
+
+def count(batch: Batch, kind: Normalizer, constant: int = 0) -> Tensor:
     """Count this batch's share of the normaliser, float64 scalar, before anything is clipped or dropped."""
     lengths = generated_lengths(batch)
-    return (lengths if kind is Normalizer.TOKENS else lengths > 0).sum().to(torch.float64)
+    counted = (lengths if kind is Normalizer.TOKENS else lengths > 0).sum().to(torch.float64)
+    return counted * constant if kind is Normalizer.CONSTANT else counted
 
 
 def total(per_token: Tensor, batch: Batch, kind: Normalizer) -> Tensor:

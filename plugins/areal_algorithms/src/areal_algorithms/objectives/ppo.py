@@ -1,6 +1,6 @@
-"""The policy objective: PPO and GRPO, token or sequence ratios, decoupled or not.
+"""The policy objective: PPO, GRPO and their relatives, token or sequence ratios, decoupled or not.
 
-Knows: the clipped surrogate, the behaviour weight on it, the entropy bonus.
+Knows: which surrogate, the behaviour weight on it, the terms for KL and entropy, over what all is a mean.
 Does not know: how advantages were made, or how batches are cut (law 6 makes that irrelevant).
 """
 
@@ -12,10 +12,27 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from areal_algorithms.ratios import LOG_RATIO_BOUND, behaviour_weight, policy_ratio
-from areal_algorithms.reduction import Normalizer, count, divide, sequence_mean, token_sums, total
-from areal_core.algorithms.config import BehaviourConfig, BehaviourWeight, Proximal, RatioLevel
+from areal_algorithms.ratios import LOG_RATIO_BOUND, behaviour_weight, kl_loss, policy_ratio
+from areal_algorithms.reduction import (
+    Normalizer,
+    check_normalizer,
+    count,
+    divide,
+    sequence_mean,
+    token_sums,
+    total,
+)
+from areal_algorithms.surrogates import Losses, Surrogate, cispo, clip, soft_gate, unclipped
+from areal_core.algorithms.config import (
+    Aggregate,
+    BehaviourConfig,
+    BehaviourWeight,
+    KLLossConfig,
+    Proximal,
+    RatioLevel,
+)
 from areal_core.contract.batch import Batch
+from areal_core.contract.errors import ConfigError
 from areal_core.contract.train import Output, Sum
 
 
@@ -23,41 +40,53 @@ from areal_core.contract.train import Output, Sum
 class PPOConfig:
     """Options of objective `ppo`, under `algorithm.objective.options`.
 
-    `proximal` and `behaviour` are filled in from `algorithm.proximal` and `algorithm.behaviour`.
+    `proximal`, `behaviour` and `kl_loss` are filled in from the keys of `algorithm:` of the same names.
 
     Example: PPOConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     """
 
-    clip_low: float = field(default=0.2, validator=[validators.gt(0.0), validators.lt(1.0)])
-    """The ratio is clipped below at 1 - clip_low."""
+    surrogate: Surrogate = Surrogate.CLIP
+    clip_low: float = field(default=0.2, validator=[validators.gt(0.0), validators.le(1.0)])
+    """The ratio is clipped below at 1 - clip_low; 1 is no bound."""
     clip_high: float | None = field(default=None, validator=validators.optional(validators.gt(0.0)))
     """The ratio is clipped above at 1 + clip_high; None takes clip_low."""
     dual_clip: float | None = field(default=None, validator=validators.optional(validators.gt(1.0)))
     """Bounds the loss of a bad token at dual_clip * |advantage| (arXiv 1912.09729)."""
     ratio_level: RatioLevel = RatioLevel.TOKEN
     """`sequence` is GSPO (arXiv 2507.18071): one ratio and one advantage per sequence."""
+    ratio_aggregate: Aggregate = Aggregate.MEAN
+    """At level `sequence`: the geometric mean of the tokens' ratios, or with `sum` their product."""
+    tau_positive: float = field(default=1.0, validator=validators.gt(0.0))
+    """Temperature of `soft_gate` for tokens with a positive advantage."""
+    tau_negative: float = field(default=1.05, validator=validators.gt(0.0))
     normalizer: Normalizer = Normalizer.TOKENS
+    constant_tokens: int = field(default=0, validator=validators.ge(0))
+    """What `constant` divides by; filled in from `rollout.sampling.max_new_tokens`."""
     entropy_coefficient: float = field(default=0.0, validator=validators.ge(0.0))
     report_entropy: bool = True
     """Compute the exact entropy for the metrics even without a bonus: two more passes over the logits, no gradient."""
     proximal: Proximal = Proximal.BEHAVIOUR
     behaviour: BehaviourConfig = BehaviourConfig()
-
-
-@frozen(kw_only=True, eq=False)
-class _Surrogate:
-    """Per-token columns [T] of one micro-batch."""
-
-    loss: Tensor
-    ratio: Tensor
-    clipped: Tensor
-    dual_clipped: Tensor
+    kl_loss: KLLossConfig = KLLossConfig()
 
 
 class PPOObjective:
     """Minimise the clipped surrogate. Built in every trainer worker; see `docs/explanation/async-ppo.md`."""
 
     def __init__(self, config: PPOConfig) -> None:
+        check_normalizer(config.normalizer, config.constant_tokens)
+        if config.dual_clip is not None and config.surrogate is not Surrogate.CLIP:
+            raise ConfigError(
+                f"dual_clip is set with surrogate {config.surrogate.value}",
+                why="it bounds the loss of the surrogate clip, and no other reads it",
+                fix="leave dual_clip out, or set surrogate to clip",
+            )
+        if config.ratio_aggregate is Aggregate.MAX:
+            raise ConfigError(
+                "ratio_aggregate is max",
+                why="one token's ratio is no ratio of the sequence",
+                fix="set it to mean or sum",
+            )
         self.config = config
 
     @property
@@ -71,11 +100,17 @@ class PPOObjective:
     def columns(self) -> frozenset[str]:
         """Name what `compute_advantages` and `add_proximal` put into the batch."""
         loglinear = self.config.proximal is Proximal.LOGLINEAR
-        return frozenset({"advantages", "logprobs", "proximal_alpha" if loglinear else "proximal_logprobs"})
+        needed = {"advantages", "logprobs", "proximal_alpha" if loglinear else "proximal_logprobs"}
+        needed |= {"reference_logprobs"} if self.config.kl_loss.coefficient > 0.0 else set()
+        return frozenset(needed | ({"behaviour_kept"} if self._second_moment else set()))
+
+    @property
+    def _second_moment(self) -> bool:
+        return self.config.behaviour.mode is BehaviourWeight.SECOND_MOMENT
 
     def normalizer(self, batch: Batch) -> Tensor:
         """Count generated tokens, or sequences with one; nothing dropped later is taken out again."""
-        return count(batch, self.config.normalizer)
+        return count(batch, self.config.normalizer, self.config.constant_tokens)
 
     def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
         """Return this micro-batch's share of the loss, and metrics that add over micro-batches."""
@@ -88,6 +123,10 @@ class PPOObjective:
         if self.config.behaviour.mode is not BehaviourWeight.NONE:
             # where, not 0 * loss: a dropped token must not bring its NaN or infinity along.
             per_token = torch.where(weighted.weight > 0, per_token * weighted.weight, 0.0)
+        extra = {}
+        if self.config.kl_loss.coefficient > 0.0:
+            kl = kl_loss(logprobs, batch.tokens["reference_logprobs"].to(logprobs.dtype), self.config.kl_loss.estimator)
+            per_token, extra["kl_loss"] = per_token + self.config.kl_loss.coefficient * kl, kl
         if self.config.entropy_coefficient > 0.0:
             per_token = per_token - self.config.entropy_coefficient * columns[Output.ENTROPY]
         amount = total(per_token, batch, self.config.normalizer)
@@ -102,6 +141,7 @@ class PPOObjective:
                 "behaviour_filtered": weighted.touched,
                 **_divergence(logprobs.detach(), behaviour),
                 **({"entropy": columns[Output.ENTROPY]} if Output.ENTROPY in columns else {}),
+                **extra,
             },
             batch,
             ("importance_weight", "policy_ratio", "logprob_gap"),
@@ -122,21 +162,20 @@ class PPOObjective:
         alpha: Tensor = batch.tokens["proximal_alpha"].to(logprobs.dtype)
         return behaviour + alpha * (logprobs.detach() - behaviour)
 
-    def _surrogate(self, logprobs: Tensor, proximal: Tensor, batch: Batch) -> _Surrogate:
+    def _surrogate(self, logprobs: Tensor, proximal: Tensor, batch: Batch) -> Losses:
         config = self.config
         advantages = batch.tokens["advantages"].to(logprobs.dtype)
         if config.ratio_level is RatioLevel.SEQUENCE:
             advantages = sequence_mean(advantages, batch)
-        ratio = policy_ratio(logprobs, proximal, batch, config.ratio_level)
-        high = config.clip_low if config.clip_high is None else config.clip_high
-        plain, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - config.clip_low, 1 + high)
-        loss, clipped = torch.maximum(plain, bounded), plain < bounded
-        dual_clipped = torch.zeros_like(clipped)
-        if config.dual_clip is not None:
-            cap = config.dual_clip * advantages.abs()
-            dual_clipped = loss > cap
-            loss = torch.minimum(loss, cap)
-        return _Surrogate(loss=loss, ratio=ratio, clipped=clipped, dual_clipped=dual_clipped)
+        ratio = policy_ratio(logprobs, proximal, batch, config.ratio_level, config.ratio_aggregate)
+        low, high = 1.0 - config.clip_low, 1.0 + (config.clip_low if config.clip_high is None else config.clip_high)
+        if config.surrogate is Surrogate.SOFT_GATE:
+            return soft_gate(ratio, advantages, config.tau_positive, config.tau_negative)
+        if config.surrogate is Surrogate.CISPO:
+            return cispo(ratio, logprobs, advantages, low, high)
+        if config.surrogate is Surrogate.UNCLIPPED:
+            return unclipped(ratio, advantages)
+        return clip(ratio, advantages, low, high, config.dual_clip)
 
 
 def _divergence(logprobs: Tensor, behaviour: Tensor) -> dict[str, Tensor]:

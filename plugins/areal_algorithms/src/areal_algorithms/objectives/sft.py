@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from attrs import frozen
 from torch import Tensor
 
-from areal_algorithms.reduction import Normalizer, count, divide, total
+from areal_algorithms.reduction import Normalizer, check_normalizer, count, divide, total
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
 
@@ -27,6 +27,7 @@ class SFTObjective:
     """Minimise -log p over the loss mask."""
 
     def __init__(self, config: SFTConfig) -> None:
+        check_normalizer(config.normalizer)
         self.config = config
 
     @property

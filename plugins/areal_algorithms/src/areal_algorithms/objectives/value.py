@@ -13,7 +13,7 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from areal_algorithms.reduction import Normalizer, count, divide, token_sums, total
+from areal_algorithms.reduction import Normalizer, check_normalizer, count, divide, token_sums, total
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output, Sum
 
@@ -45,6 +45,7 @@ class ValueObjective:
     """Minimise max(f(V, R), f(clip(V), R)) over generated tokens."""
 
     def __init__(self, config: ValueConfig) -> None:
+        check_normalizer(config.normalizer)
         self.config = config
 
     @property
