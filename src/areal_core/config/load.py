@@ -57,7 +57,8 @@ def dump_config(config: RunConfig) -> str:
     """Return the resolved configuration as yaml that reads back equal, but for secrets: they are `<redacted>`."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.create(_literal(redact(unstructure(config)))))
+    text: str = OmegaConf.to_yaml(OmegaConf.create(_literal(redact(unstructure(config)))))
+    return text
 
 
 def _literal(value: Any) -> Any:  # Any: a tree of plain data
