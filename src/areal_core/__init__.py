@@ -1,6 +1,8 @@
 """areal: a thin core for asynchronous reinforcement learning of language models.
 
-    from areal_core import dataset, load_config, reward, train
+    import areal_core as areal
+
+    areal.Trainer("path/of/a/model", reward=right, data=rows, steps=20).train()
 
 What a user's own file needs is here: the contract (six protocols and their data), decorators, claims, plans and runs.
 Each name is imported when it is first used, so importing this package loads neither torch nor an engine.
@@ -43,6 +45,8 @@ _ELSEWHERE = {
 
 def __getattr__(name: str) -> Any:  # Any: whatever the name stands for
     """Import a public name when it is first used."""
+    if name == "Trainer":  # of another package: nothing here depends on it
+        return import_module("areal_core.plugins.extensions").need("trainer", "areal_core.Trainer")
     module = next((module for module, names in _ELSEWHERE.items() if name in names), "contract")
     if name.startswith("_") or (module == "contract" and name not in import_module("areal_core.contract").__all__):
         raise AttributeError(f"areal_core has no attribute {name!r}; dir(areal_core) lists the public names")
@@ -53,4 +57,6 @@ def __getattr__(name: str) -> Any:  # Any: whatever the name stands for
 
 def __dir__() -> list[str]:
     """Return the public names, sorted."""
-    return sorted({"__version__", *import_module("areal_core.contract").__all__, *sum(_ELSEWHERE.values(), ())})
+    return sorted(
+        {"Trainer", "__version__", *import_module("areal_core.contract").__all__, *sum(_ELSEWHERE.values(), ())}
+    )

@@ -33,5 +33,6 @@ from areal_core.plugins.marks import reward as reward
 from areal_core.plugins.marks import workflow as workflow
 from areal_core.plugins.registry import Registry as Registry
 from areal_core.plugins.registry import default_registry as default_registry
+from areal_trainer.trainer import Trainer as Trainer
 
 __version__: str

@@ -37,6 +37,7 @@ _OFFERED_BY = {
     "profile": "areal-torch",
     "proof": "areal-conformance-proof",
     "rewards": "areal-core[local]",
+    "trainer": "areal-core[quickstart]",
     "watch": "areal-report",
 }
 
