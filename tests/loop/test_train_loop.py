@@ -115,11 +115,11 @@ class Everything:
     async def save_weights(self, _path: Path) -> None:
         """Nothing to write."""
 
-    async def score(self) -> tuple[float, int]:
+    async def score(self) -> tuple[dict[str, float], int]:
         self.log.append(f"evaluated {self.version}")
         if self.version == self._failing:
             raise RewardFailed("the reward function raised")
-        return 0.5, 0
+        return {"reward": 0.5}, 0
 
     async def read(self) -> None:
         """The meter's."""

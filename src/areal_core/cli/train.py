@@ -134,9 +134,9 @@ async def _run(plan: Plan, registry: Registry, console: Console, *, resume: bool
     steps, title, folder = plan.config.steps, plan.config.name, RunFolder.of(plan.config).root
     shown = report and report.view(steps, title=title, folder=folder, console=console)
     with interrupts(stop, console), shown or nullcontext(PlainView(steps, console)) as view:
-        from areal_core.loop.run import Run  # seconds of imports: the view is there before them
+        from areal_core.loop.run import make_run  # seconds of imports: the view is there before them
 
-        return await Run(plan, registry, view=view, stop=stop).execute(resume=resume, archive=archive)
+        return await make_run(plan, registry, view=view, stop=stop).execute(resume=resume, archive=archive)
 
 
 @contextmanager
@@ -197,7 +197,8 @@ class PlainView:
         """Print every tenth step, and the last. Any: as in `metrics.jsonl`."""
         step = int(record["step"])
         if step % 10 == 0 or step == self._steps:
-            self.note(f"step {step}/{self._steps}  reward {record['reward']:.3f}")
+            told = next(name for name in ("reward", "loss") if name in record)
+            self.note(f"step {step}/{self._steps}  {told} {record[told]:.3f}")
 
     def waiting(self, what: str) -> None:
         """Print nothing: a line several times a step is too much."""

@@ -6,57 +6,31 @@ Does not know: how to start anything.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
 from areal_core.algorithms.config import NormLevel
 from areal_core.algorithms.plan import check as check_algorithm
 from areal_core.algorithms.plan import critic_spec, estimator_spec, objective_spec
-from areal_core.config.backend import BackendString, parse_backend
+from areal_core.config.backend import parse_backend
 from areal_core.config.devices import check_enough, choose_device, stand_in_warnings
-from areal_core.config.model_folder import ModelFolder, inspect_model
-from areal_core.config.placement import PlacementConfig, check_placements
-from areal_core.config.role_checks import check_environment, check_lora, check_optimizer
+from areal_core.config.model_folder import ModelFolder
+from areal_core.config.placement import check_placements
+from areal_core.config.role_checks import check_environment
+from areal_core.config.role_plan import RolePlan, plan_rollout_role, plan_train_role
 from areal_core.config.sampling import check_sampling
-from areal_core.config.schema import AUTO, RoleConfig, RunConfig
+from areal_core.config.schema import AUTO, RL, Options, RunConfig
 from areal_core.config.weight_transport import TransportPlan, claims, plan_transports
-from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
-from areal_core.contract.train import ObjectiveSpec
+from areal_core.contract.train import Head, ObjectiveSpec
 from areal_core.contract.version import ageing
-from areal_core.plugins.extensions import ImageSupport, need
+from areal_core.plugins.extensions import need
 from areal_core.plugins.registry import Registry
 
-_PARALLEL = {"t": "parallel.tensor", "p": "parallel.pipeline", "c": "parallel.context", "e": "parallel.expert"}
-_MASTER_BYTES = 4
-"""An fp32 master weight, per parameter."""
-_ADAM_BYTES = 16
-"""fp32 master weight, gradient and two moments, per parameter."""
 _TIMING = "rollout.max_staleness is above 0: which weights generate a token depends on time; areal replay repeats a run"
-
-
-@frozen(kw_only=True)
-class RolePlan:
-    """One role, resolved: which backend, how many workers, on what, from which weights."""
-
-    role: str
-    engine_role: str
-    backend: BackendString
-    num_workers: int
-    devices_per_worker: int
-    cpus_per_worker: int
-    device: str
-    dtype: str
-    model: ModelFolder
-    options: Mapping[str, Any]
-    python: str | None = None
-    placement: PlacementConfig = PlacementConfig()
-    memory_per_worker: int = 0
-    """Bytes for weights and optimizer, estimated; activations and cache come on top."""
 
 
 @frozen(kw_only=True)
@@ -66,7 +40,7 @@ class Plan:
     config: RunConfig
     roles: tuple[RolePlan, ...]
     transports: tuple[TransportPlan, ...]
-    """What may carry the weights, the preferred one first; where workers were placed decides."""
+    """What may carry the weights, the preferred one first; where workers were placed decides; empty: nobody."""
     objective: ObjectiveSpec
     critic_objective: ObjectiveSpec | None
     warnings: tuple[str, ...]
@@ -74,6 +48,14 @@ class Plan:
     def role(self, name: str) -> RolePlan:
         """Return one role; KeyError if the run has none of that name."""
         return {role.role: role for role in self.roles}[name]
+
+
+@runtime_checkable
+class PlansRuns(Protocol):
+    """The half of a kind of run that planning asks; `areal_core.loop.run.MakesRuns` is the other."""
+
+    def plan(self, config: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
+        """Return the plan of a run of this kind, or raise as `make_plan` does; most ask `plan_training`."""
 
 
 def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int], *, generating: bool = True) -> Plan:
@@ -88,25 +70,27 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
     """
     for file in config.imports:
         registry.add_file(Path(file))
-    beyond = _reaches_beyond(config, registry)
-    named = beyond and config.device != "auto"
-    device = config.device if named else choose_device(config.device, devices, _backends(config), registry)
-    roles = [_train_role(name, role, config, registry, device) for name, role in config.train_roles.items()]
-    roles.append(_rollout_role(config, registry, device, generating))
+    if config.kind != RL:
+        kind = registry.build("kind", config.kind, config.options, "options")
+        assert isinstance(kind, PlansRuns)
+        return kind.plan(config, registry, devices)
+    if config.options:
+        raise PlanError(
+            "options are set and kind is rl",
+            why="they belong to another kind of run",
+            fix="set kind (areal backends --role kind), or algorithm.objective.options, actor.options, rollout.options",
+        )
+    device = _device(config, registry, devices, infer=True)
+    roles = _train_roles(config, registry, device)
+    roles.append(plan_rollout_role(config, registry, device, generating))
     infer = registry.describe("infer", roles[-1].backend.name)
     engine_warnings = check_environment(config.rollout, infer, device) if generating else []
-    if not beyond:
-        owners = [role for role in roles if not role.placement.owner]
-        check_enough({role.role: role.num_workers * role.devices_per_worker for role in owners}, device, devices)
-    _check_placements(config, registry, roles)
+    _check_room(config, registry, roles, devices)
     _check_names(config, registry)
     _check_rollout(config, roles[-1].model)
     _check_vocabularies(roles)
     _check_routes(config, registry, roles)
-    if config.guard:
-        need("watch", "guard:")(config.guard, print, print)  # says what is wrong with it
-    if config.profile:
-        need("profile", "profile:")(config.profile, config.steps, Path(), "")
+    _check_watch(config)
     warnings = [
         *stand_in_warnings(device, registry),
         *engine_warnings,
@@ -138,6 +122,77 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
     )
 
 
+def plan_training(
+    config: RunConfig,
+    registry: Registry,
+    devices: Mapping[str, int],
+    objective: ObjectiveSpec,
+    *,
+    head: Head = Head.CAUSAL_LM,
+) -> Plan:
+    """Plan a run that trains on a data set and generates nothing: what most kinds beside `rl` do.
+
+    Args:
+        devices: as in `make_plan`.
+        objective: what the actor minimises.
+        head: what sits on the actor's transformer.
+
+    Raises:
+        ConfigError, PluginError, ResourceError: as `make_plan`.
+    """
+    device = _device(config, registry, devices, infer=False)
+    roles = _train_roles(config, registry, device, head)
+    _check_room(config, registry, roles, devices)
+    _check_vocabularies(roles)
+    if not roles[0].model.has_tokenizer:
+        raise _no_tokenizer(roles[0].model)
+    _check_named(_named(config, registry), registry)
+    _check_watch(config)
+    registry.build("objective", objective.name, objective.config, "options")
+    return Plan(
+        config=config,
+        roles=tuple(roles),
+        transports=(),
+        objective=objective,
+        critic_objective=None,
+        warnings=(*_ageing(config, registry, roles, ()), *stand_in_warnings(device, registry)),
+    )
+
+
+def _device(config: RunConfig, registry: Registry, devices: Mapping[str, int], *, infer: bool) -> str:
+    """Return the kind of device the run is on."""
+    if _reaches_beyond(config, registry) and config.device != "auto":
+        return config.device
+    backends = [("train", parse_backend(role.backend).name) for role in config.train_roles.values()]
+    backends += [("infer", parse_backend(config.rollout.backend).name)] if infer else []
+    return choose_device(config.device, devices, backends, registry)
+
+
+def _train_roles(config: RunConfig, registry: Registry, device: str, head: Head = Head.CAUSAL_LM) -> list[RolePlan]:
+    heads = {"actor": head, "critic": Head.VALUE}
+    return [
+        plan_train_role(name, role, config, registry, device, heads.get(name, Head.CAUSAL_LM))
+        for name, role in config.train_roles.items()
+    ]
+
+
+def _check_room(config: RunConfig, registry: Registry, roles: list[RolePlan], devices: Mapping[str, int]) -> None:
+    """Refuse more devices than there are, and placements that cannot be."""
+    if not _reaches_beyond(config, registry):
+        owners = [role for role in roles if not role.placement.owner]
+        asked = {role.role: role.num_workers * role.devices_per_worker for role in owners}
+        check_enough(asked, roles[0].device, devices)
+    _check_placements(config, registry, roles)
+
+
+def _check_watch(config: RunConfig) -> None:
+    """Have whoever reads them say what is wrong with `guard:` and `profile:`."""
+    if config.guard:
+        need("watch", "guard:")(config.guard, print, print)
+    if config.profile:
+        need("profile", "profile:")(config.profile, config.steps, Path(), "")
+
+
 def _ageing(
     config: RunConfig, registry: Registry, roles: list[RolePlan], transports: tuple[TransportPlan, ...]
 ) -> list[str]:
@@ -146,106 +201,6 @@ def _ageing(
     used += [("scheduler", config.scheduler.backend), *(("transport", plan.name) for plan in transports)]
     told = ((f"{role} {name!r}", ageing(role, registry.describe(role, name).contract)) for role, name in set(used))
     return sorted(f"{what} was {text}" for what, text in told if text)
-
-
-def _backends(config: RunConfig) -> list[tuple[str, str]]:
-    """Return role and name of every backend that would run on the device."""
-    trainers = [("train", parse_backend(role.backend).name) for role in config.train_roles.values()]
-    return [*trainers, ("infer", parse_backend(config.rollout.backend).name)]
-
-
-def _train_role(name: str, role: RoleConfig, config: RunConfig, registry: Registry, device: str) -> RolePlan:
-    backend = parse_backend(role.backend)
-    needs = ["parallel.data"] if backend.data > 1 else []
-    dtype = role.dtype or config.model.dtype
-    if dtype != "float32":
-        needs.append(f"precision.{dtype}")
-    if name == "critic":
-        needs.append("head.value")
-    frozen = name == "reference"
-    if config.checkpoint.background and not frozen:
-        needs.append("checkpoint.background")
-    if role.lora is not None:
-        check_lora(name, role.lora)
-        needs.append("lora")
-    _require(registry, "train", backend, needs, device)
-    model = inspect_model(role.path or config.model.path, images=True)
-    if model.sees:
-        images: ImageSupport = need("images", "a model that takes images")
-        images.check_role(name, "train", backend.name, model, registry, device)
-    registry.check_engine("train", backend.name)
-    registry.options("train", backend.name, role.options, f"{name}.options")
-    if not frozen:
-        check_optimizer(name, role.optimizer)
-    return RolePlan(
-        role=name,
-        engine_role="train",
-        backend=backend,
-        num_workers=backend.world_size,
-        devices_per_worker=1,
-        cpus_per_worker=role.cpus_per_rank,
-        placement=role.placement,
-        device=device,
-        dtype=dtype,
-        model=model,
-        options=role.options,
-        memory_per_worker=model.num_parameters * (_MASTER_BYTES if frozen else _ADAM_BYTES) // backend.world_size,
-    )
-
-
-def _rollout_role(config: RunConfig, registry: Registry, device: str, generating: bool) -> RolePlan:
-    rollout = config.rollout
-    backend = parse_backend(rollout.backend)
-    options = rollout.options
-    _require(registry, "infer", backend, asked_of_sampling(rollout.sampling), device)
-    if config.deterministic and generating:
-        claim = registry.require("infer", backend.name, "deterministic", device=device)
-        options = {**options, "deterministic": True} if claim.condition else options
-    if generating and rollout.python is None:
-        registry.check_engine("infer", backend.name)
-    elif generating and shutil.which(rollout.python or "") is None:
-        raise PlanError(
-            f"rollout.python={rollout.python} is not an interpreter",
-            why="it is neither an executable file nor on the PATH",
-            fix="name the python of an environment with areal-local and the engine: /path/to/venv/bin/python",
-        )
-    registry.options("infer", backend.name, options, "rollout.options")
-    # The fleet serves the actor's starting weights.
-    model = inspect_model(config.actor.path or config.model.path, images=True)
-    if model.sees:
-        images: ImageSupport = need("images", "a model that takes images")
-        images.check_role("rollout", "infer", backend.name, model, registry, device)
-        images.check_processor(model)
-    dtype = rollout.dtype or config.model.dtype
-    return RolePlan(
-        role="rollout",
-        engine_role="infer",
-        backend=backend,
-        num_workers=backend.data if generating else 0,
-        devices_per_worker=backend.ranks_per_replica,
-        cpus_per_worker=rollout.cpus_per_replica,
-        placement=rollout.placement,
-        device=device,
-        dtype=dtype,
-        model=model,
-        options=options,
-        python=rollout.python,
-        memory_per_worker=2 * model.num_parameters * (4 if dtype == "float32" else 2),
-    )
-
-
-def _require(registry: Registry, role: str, backend: BackendString, needs: Sequence[str], device: str) -> None:
-    """Refuse a backend that does not run on the device, cannot be split as its layout says, or lacks a need."""
-    devices = registry.describe(role, backend.name).devices
-    if device not in devices:
-        raise CapabilityError(
-            f"{role} backend {backend.name!r} does not run on {device}",
-            why=f"its manifest names {', '.join(devices)}",
-            fix=f"set device={devices[0]}, or choose another backend: areal backends --role {role}",
-        )
-    axes = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
-    for key in (*axes, *needs):
-        registry.require(role, backend.name, key, device=device)
 
 
 def _check_vocabularies(roles: list[RolePlan]) -> None:
@@ -300,22 +255,14 @@ def _check_placements(config: RunConfig, registry: Registry, roles: list[RolePla
 
 def _check_names(config: RunConfig, registry: Registry) -> None:
     """Ask every plugin the run names whether it is whole, and check its options."""
-    rollout, evaluation = config.rollout, config.evaluation
-    for role, key, name in (("dataset", "data", config.data.name), ("reward", "rollout.reward", rollout.reward.name)):
-        if not name:
-            raise PlanError(
-                f"{key}.name is not set",
-                why=f"a run needs a {role}",
-                fix=f"choose one of: {', '.join(registry.names(role))}",
-            )
+    rollout, sync = config.rollout, config.weight_sync
+    if not rollout.reward.name:
+        raise _unnamed("rollout.reward", "reward", registry)
     need("rewards", "a run")
-    scheduler, sync = config.scheduler, config.weight_sync
     named = [
-        ("scheduler", scheduler.backend, scheduler.options, "scheduler"),
-        ("dataset", config.data.name, config.data.options, "data"),
+        *_named(config, registry),
         ("reward", rollout.reward.name, rollout.reward.options, "rollout.reward"),
         ("workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow"),
-        *(("logger", logger.name, logger.options, f"loggers[{n}]") for n, logger in enumerate(config.loggers)),
     ]
     if sync.transport != AUTO:
         named.append(("transport", sync.transport, sync.options, "weight_sync"))
@@ -325,20 +272,37 @@ def _check_names(config: RunConfig, registry: Registry) -> None:
             why="options belong to one transport",
             fix="name it, for example weight_sync.transport=collective",
         )
-    if evaluation.data is not None:
-        named.append(("dataset", evaluation.data.name, evaluation.data.options, "evaluation.data"))
+    _check_named(named, registry)
+
+
+def _named(config: RunConfig, registry: Registry) -> list[tuple[str, str, Options, str]]:
+    """Return role, name, options and key of what a run of any kind names: data, scheduler, loggers."""
+    scheduler, evaluation = config.scheduler, config.evaluation
+    if not config.data.name:
+        raise _unnamed("data", "dataset", registry)
+    return [
+        ("scheduler", scheduler.backend, scheduler.options, "scheduler"),
+        ("dataset", config.data.name, config.data.options, "data"),
+        *(("logger", logger.name, logger.options, f"loggers[{n}]") for n, logger in enumerate(config.loggers)),
+        *([("dataset", evaluation.data.name, evaluation.data.options, "evaluation.data")] if evaluation.data else []),
+    ]
+
+
+def _check_named(named: list[tuple[str, str, Options, str]], registry: Registry) -> None:
     for role, name, options, path in named:
         registry.check_engine(role, name)
         registry.options(role, name, options, f"{path}.options")
 
 
+def _unnamed(key: str, role: str, registry: Registry) -> PlanError:
+    return PlanError(
+        f"{key}.name is not set", why=f"a run needs a {role}", fix=f"choose one of: {', '.join(registry.names(role))}"
+    )
+
+
 def _check_rollout(config: RunConfig, model: ModelFolder) -> None:
     if not model.has_tokenizer:
-        raise PlanError(
-            f"model folder {str(model.path)!r} has no tokenizer",
-            why="prompts are turned into token ids with the model's own tokenizer",
-            fix="save it beside the weights: tokenizer.save_pretrained(DIR)",
-        )
+        raise _no_tokenizer(model)
     if config.algorithm.minibatches > config.rollout.prompts_per_step:
         raise PlanError(
             f"algorithm.minibatches={config.algorithm.minibatches} of {config.rollout.prompts_per_step} prompts",
@@ -357,3 +321,11 @@ def _reaches_beyond(config: RunConfig, registry: Registry) -> bool:
     """Tell whether the scheduler places workers on other machines, whose devices only it can count."""
     given = registry.describe("scheduler", config.scheduler.backend).claims
     return any(word in given and given[word].claimed for word in ("hosts.spread", "hosts.named"))
+
+
+def _no_tokenizer(model: ModelFolder) -> PlanError:
+    return PlanError(
+        f"model folder {str(model.path)!r} has no tokenizer",
+        why="prompts are turned into token ids with the model's own tokenizer",
+        fix="save it beside the weights: tokenizer.save_pretrained(DIR)",
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from areal_core.config.plan import Plan, RolePlan
+from areal_core.config.plan import Plan
+from areal_core.config.role_plan import RolePlan
 from areal_core.config.weight_transport import TransportPlan
 from areal_core.plugins.structure import unstructure
 
@@ -15,17 +16,22 @@ _BYTES = {" GiB": 2**30, " MiB": 2**20, " KiB": 2**10}
 
 def describe_plan(plan: Plan) -> str:
     """Return the resolved plan as aligned plain text, warnings last."""
-    config, rollout = plan.config, plan.config.rollout
+    config = plan.config
     lines = _aligned([_HEADINGS, *(_row(role) for role in plan.roles)])
     lines += filter(None, map(_placement, plan.roles))
     lines.append("")
-    lines.append(
-        f"{config.steps} steps of {rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
+    lines.append(f"{config.steps} steps of " + (_rollouts(plan) if plan.transports else f"kind {config.kind}"))
+    lines += [f"warning: {warning}" for warning in plan.warnings]
+    return "\n".join(lines)
+
+
+def _rollouts(plan: Plan) -> str:
+    rollout = plan.config.rollout
+    return (
+        f"{rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
         f"max staleness {rollout.max_staleness} ({rollout.staleness_policy.value}), objective {plan.objective.name}, "
         f"{_transports(plan.transports)}"
     )
-    lines += [f"warning: {warning}" for warning in plan.warnings]
-    return "\n".join(lines)
 
 
 def _placement(role: RolePlan) -> str:

@@ -19,7 +19,7 @@ from areal_core.contract.train import LoraSpec, OptimizerSpec
 
 Options = Mapping[str, Any]  # Any: checked against the plugin's own config class
 
-AUTO = "auto"
+AUTO, RL = "auto", "rl"
 _DTYPE = validators.in_(("float32", "bfloat16", "float16"))
 
 
@@ -195,6 +195,10 @@ class RunConfig:
     """One run. `areal train run.yaml a.b=c` reads it; `config.yaml` in the run folder is it, resolved."""
 
     name: str = "run"
+    kind: str = RL
+    """How is trained: `rl`, or a registered kind (`areal backends --role kind`): sft, dpo, reward_model, ..."""
+    options: Options = Factory(dict)
+    """Of the kind, for example {batch_size: 32, epochs: 1}; `rl` has none."""
     out: str = ""
     """The run folder; empty means `runs/<name>`."""
     seed: int = 1

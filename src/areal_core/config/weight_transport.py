@@ -18,7 +18,7 @@ from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
 
 if TYPE_CHECKING:
-    from areal_core.config.plan import RolePlan
+    from areal_core.config.role_plan import RolePlan
 
 _PREFERRED = ("shm", "collective", "disk")
 """What `auto` tries, in order."""

@@ -22,6 +22,7 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
         "reward": (1, 0),
         "logger": (1, 0),
         "device": (1, 0),
+        "kind": (1, 0),
     }
 )
 """Role -> contract version. A minor adds with defaults; a major removes or changes."""

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import attrs
 
-from areal_core.config.plan import Plan, RolePlan
+from areal_core.config.plan import Plan
+from areal_core.config.role_plan import RolePlan
 from areal_core.config.schema import RoleConfig, RunConfig
 from areal_core.config.weight_transport import choose_transport, reachable
 from areal_core.contract.errors import ResourceError, WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker
-from areal_core.contract.train import EngineInfo, Head, RankContext, TrainSpec
+from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_core.contract.weights import WeightTransport
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
@@ -60,7 +61,7 @@ async def start_train_group(
     spec = TrainSpec(
         role=role.role,
         model_path=str(role.model.path),
-        head=Head.VALUE if role.role == "critic" else Head.CAUSAL_LM,
+        head=role.head,
         dtype=role.dtype,
         layout=role.backend.layout,
         optimizer=None if frozen else optimizer,

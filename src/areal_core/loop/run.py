@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from attrs import evolve, frozen
 
@@ -20,7 +20,7 @@ from areal_core.config.load import dump_config
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
 from areal_core.config.plan_text import describe_plan
-from areal_core.config.schema import DataConfig
+from areal_core.config.schema import RL, DataConfig
 from areal_core.contract.errors import ArealError, DatasetError, WorkerError, storage_errors
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.workflow import RolloutWorkflow, Tokenizer
@@ -77,8 +77,28 @@ class RunOutcome:
     summary: Mapping[str, Any]  # Any: as `summary.json`
 
 
+@runtime_checkable
+class MakesRuns(Protocol):
+    """The half of a kind of run that makes it; `areal_core.config.plan.PlansRuns` is the other."""
+
+    def run(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> Run:
+        """Return a run of a plan of this kind."""
+
+
+def make_run(plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> Run:
+    """Return the run of a plan, of whatever kind. Raises PluginError: its kind cannot be built."""
+    config = plan.config
+    if config.kind == RL:
+        return Run(plan, registry, view=view, stop=stop)
+    kind = registry.build("kind", config.kind, config.options, "options")
+    assert isinstance(kind, MakesRuns)
+    return kind.run(plan, registry, view=view, stop=stop)
+
+
 class Run:
     """One run of one plan. `execute` is all there is to call, once."""
+
+    _loop = TrainLoop
 
     def __init__(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> None:
         self._plan, self._config, self._registry = plan, plan.config, registry
@@ -125,9 +145,7 @@ class Run:
             plan=describe_plan(self._plan),
             version=progress.version,
             resumed=bool(progress.tasks),
-            max_staleness=self._config.rollout.max_staleness,
-            train_backend=str(self._plan.role("actor").backend),
-            infer_backend=str(self._plan.role("rollout").backend),
+            **self._described(),
         )
         status, error = "failed", None
         try:
@@ -146,6 +164,14 @@ class Run:
         finally:
             summary = self._end(events, status, error)
         return RunOutcome(finished=status == "finished", step=version, folder=self._folder, summary=summary)
+
+    def _described(self) -> Mapping[str, Any]:
+        """Return what the event of the start says of this kind of run. Any: JSON."""
+        return {
+            "max_staleness": self._config.rollout.max_staleness,
+            "train_backend": str(self._plan.role("actor").backend),
+            "infer_backend": str(self._plan.role("rollout").backend),
+        }
 
     def _progress(self, checkpoint: Path | None) -> Progress:
         """Return where the run goes on: at a checkpoint, or at its beginning with the rows it began with."""
@@ -181,7 +207,7 @@ class Run:
             stack.callback(self._view.waiting, "workers to end")
             gc.collect()
             gc.freeze()  # what start-up made lives as long as the run: collections need not walk it again
-            loop = TrainLoop(self._config, self._folder, parts, self._stop)
+            loop = self._loop(self._config, self._folder, parts, self._stop)
             for role in self._plan.roles:
                 if role.engine_role == "train":
                     supervisor.watch(role.role)

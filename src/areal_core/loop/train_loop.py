@@ -58,6 +58,12 @@ class Weights(Protocol):
     async def update(self, version: int) -> WeightUpdate: ...
 
 
+class Scores(Protocol):
+    """What evaluates a version of the policy."""
+
+    async def score(self) -> tuple[Mapping[str, float], int]: ...
+
+
 @attrs.frozen(kw_only=True)
 class Parts:
     """The started parts the loop drives."""
@@ -66,7 +72,7 @@ class Parts:
     executor: Batches
     meter: FleetMeter
     sync: Weights
-    evaluator: Evaluator | None
+    evaluator: Scores | None
     metrics: MetricsStream
     events: EventLog
     view: RunView
@@ -154,7 +160,7 @@ class TrainLoop:
         for norm in (report.grad_norm for report in update.reports if not report.stepped):
             self._parts.events.write("step_skipped", version=version, grad_norm=str(norm))
             self._parts.view.note(f"version {version}: gradient norm {norm}, the step was skipped")
-        if any(report.stepped for report in update.reports) and weights.unchanged == weights.num_tensors:
+        if any(report.stepped for report in update.reports) and 0 < weights.num_tensors == weights.unchanged:
             self._parts.events.write("weights_unchanged", version=version)
         for worker in weights.excluded:
             self._parts.events.write("replica_excluded", worker=worker, version=version)
@@ -168,31 +174,30 @@ class TrainLoop:
     async def _account(self, version: int, groups: Sequence[EpisodeGroup], times: StepTimes) -> None:
         """Evaluate if due, then write down everything about the step that made `version`."""
         due = self._config.evaluation.every_steps
-        score = None
+        scores: Mapping[str, float] = {}
         try:
             if version == self._config.steps or (due and version % due == 0):
                 with times.measure("eval_s"):
-                    score = await self._evaluate(version)
+                    scores = await self._evaluate(version)
             if version == self._config.steps:
                 await self._parts.meter.read()
         finally:
-            record = self._record()
-            if score is not None:
-                record["eval_reward"] = score
+            record = self._record() | {f"eval_{name}": score for name, score in scores.items()}
             ends = self._parts.watch(record, [group.episodes for group in groups]) if self._parts.watch else None
             self._parts.metrics.write(record)
         self._parts.view.step(record)
         if ends is not None:
             raise ends
 
-    async def _evaluate(self, version: int) -> float | None:
+    async def _evaluate(self, version: int) -> Mapping[str, float]:
         if self._parts.evaluator is None or self._stop.is_set():
-            return None
-        score, left_out = await self._parts.evaluator.score()
-        self._parts.events.write(EVALUATED, version=version, reward=score, left_out=left_out)
+            return {}
+        scores, left_out = await self._parts.evaluator.score()
+        self._parts.events.write(EVALUATED, version=version, **scores, left_out=left_out)
         without = f", without {left_out} rows that failed or were rejected" if left_out else ""
-        self._parts.view.note(f"version {version}: evaluation reward {score:.3f}{without}")
-        return score
+        told = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
+        self._parts.view.note(f"version {version}: evaluation {told}{without}")
+        return scores
 
     async def _progress(self, version: int) -> Progress:
         if self._written is not None:
@@ -214,11 +219,12 @@ class Evaluator:
     def __init__(self, executor: RolloutExecutor, rows: Sequence[Mapping[str, Any]], sampling: SamplingParams) -> None:
         self._executor, self._rows, self._sampling = executor, rows, sampling
 
-    async def score(self) -> tuple[float, int]:
-        """Return the mean reward, and how many rows are left out of it; rollouts for training go on meanwhile.
+    async def score(self) -> tuple[Mapping[str, float], int]:
+        """Return the mean `reward`, and how many rows are left out of it; rollouts for training go on meanwhile.
 
         Raises:
             RolloutError: too many episodes failed; a failed evaluation is not a low score.
         """
         episodes = await self._executor.evaluate(self._rows, self._sampling)
-        return sum(map(episode_reward, episodes)) / max(1, len(episodes)), len(self._rows) - len(episodes)
+        mean = sum(map(episode_reward, episodes)) / max(1, len(episodes))
+        return {"reward": mean}, len(self._rows) - len(episodes)

@@ -1,0 +1,150 @@
+"""One role of a run, resolved: backend, layout, device, model, memory.
+
+Knows: manifests and claims, the model folder, what a role needs of its backend.
+Does not know: what fits between roles (`plan`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from areal_core.config.backend import BackendString, parse_backend
+from areal_core.config.model_folder import ModelFolder, inspect_model
+from areal_core.config.placement import PlacementConfig
+from areal_core.config.role_checks import check_lora, check_optimizer
+from areal_core.config.schema import RoleConfig, RunConfig
+from areal_core.contract.abilities import asked_of_sampling
+from areal_core.contract.errors import CapabilityError, PlanError
+from areal_core.contract.train import Head
+from areal_core.plugins.extensions import ImageSupport, need
+from areal_core.plugins.registry import Registry
+
+_PARALLEL = {"t": "parallel.tensor", "p": "parallel.pipeline", "c": "parallel.context", "e": "parallel.expert"}
+_MASTER_BYTES = 4
+"""An fp32 master weight, per parameter."""
+_ADAM_BYTES = 16
+"""fp32 master weight, gradient and two moments, per parameter."""
+
+
+@frozen(kw_only=True)
+class RolePlan:
+    """One role, resolved: which backend, how many workers, on what, from which weights."""
+
+    role: str
+    engine_role: str
+    backend: BackendString
+    num_workers: int
+    devices_per_worker: int
+    cpus_per_worker: int
+    device: str
+    dtype: str
+    model: ModelFolder
+    options: Mapping[str, Any]
+    head: Head = Head.CAUSAL_LM
+    python: str | None = None
+    placement: PlacementConfig = PlacementConfig()
+    memory_per_worker: int = 0
+    """Bytes for weights and optimizer, estimated; activations and cache come on top."""
+
+
+def plan_train_role(
+    name: str, role: RoleConfig, config: RunConfig, registry: Registry, device: str, head: Head = Head.CAUSAL_LM
+) -> RolePlan:
+    """Resolve a training role. Raises ConfigError or PluginError: what its backend, model or options cannot do."""
+    backend = parse_backend(role.backend)
+    needs = ["parallel.data"] if backend.data > 1 else []
+    dtype = role.dtype or config.model.dtype
+    if dtype != "float32":
+        needs.append(f"precision.{dtype}")
+    if head is Head.VALUE:
+        needs.append("head.value")
+    frozen = name == "reference"
+    if config.checkpoint.background and not frozen:
+        needs.append("checkpoint.background")
+    if role.lora is not None:
+        check_lora(name, role.lora)
+        needs.append("lora")
+    _require(registry, "train", backend, needs, device)
+    model = inspect_model(role.path or config.model.path, images=True)
+    if model.sees:
+        images: ImageSupport = need("images", "a model that takes images")
+        images.check_role(name, "train", backend.name, model, registry, device)
+    registry.check_engine("train", backend.name)
+    registry.options("train", backend.name, role.options, f"{name}.options")
+    if not frozen:
+        check_optimizer(name, role.optimizer)
+    return RolePlan(
+        role=name,
+        engine_role="train",
+        backend=backend,
+        num_workers=backend.world_size,
+        devices_per_worker=1,
+        cpus_per_worker=role.cpus_per_rank,
+        placement=role.placement,
+        device=device,
+        dtype=dtype,
+        model=model,
+        options=role.options,
+        head=head,
+        memory_per_worker=model.num_parameters * (_MASTER_BYTES if frozen else _ADAM_BYTES) // backend.world_size,
+    )
+
+
+def plan_rollout_role(config: RunConfig, registry: Registry, device: str, generating: bool) -> RolePlan:
+    """Resolve who generates. Raises ConfigError or PluginError: what the backend, model or options cannot do."""
+    rollout = config.rollout
+    backend = parse_backend(rollout.backend)
+    options = rollout.options
+    _require(registry, "infer", backend, asked_of_sampling(rollout.sampling), device)
+    if config.deterministic and generating:
+        claim = registry.require("infer", backend.name, "deterministic", device=device)
+        options = {**options, "deterministic": True} if claim.condition else options
+    if generating and rollout.python is None:
+        registry.check_engine("infer", backend.name)
+    elif generating and shutil.which(rollout.python or "") is None:
+        raise PlanError(
+            f"rollout.python={rollout.python} is not an interpreter",
+            why="it is neither an executable file nor on the PATH",
+            fix="name the python of an environment with areal-local and the engine: /path/to/venv/bin/python",
+        )
+    registry.options("infer", backend.name, options, "rollout.options")
+    # The fleet serves the actor's starting weights.
+    model = inspect_model(config.actor.path or config.model.path, images=True)
+    if model.sees:
+        images: ImageSupport = need("images", "a model that takes images")
+        images.check_role("rollout", "infer", backend.name, model, registry, device)
+        images.check_processor(model)
+    dtype = rollout.dtype or config.model.dtype
+    return RolePlan(
+        role="rollout",
+        engine_role="infer",
+        backend=backend,
+        num_workers=backend.data if generating else 0,
+        devices_per_worker=backend.ranks_per_replica,
+        cpus_per_worker=rollout.cpus_per_replica,
+        placement=rollout.placement,
+        device=device,
+        dtype=dtype,
+        model=model,
+        options=options,
+        python=rollout.python,
+        memory_per_worker=2 * model.num_parameters * (4 if dtype == "float32" else 2),
+    )
+
+
+def _require(registry: Registry, role: str, backend: BackendString, needs: Sequence[str], device: str) -> None:
+    """Refuse a backend that does not run on the device, cannot be split as its layout says, or lacks a need."""
+    devices = registry.describe(role, backend.name).devices
+    if device not in devices:
+        raise CapabilityError(
+            f"{role} backend {backend.name!r} does not run on {device}",
+            why=f"its manifest names {', '.join(devices)}",
+            fix=f"set device={devices[0]}, or choose another backend: areal backends --role {role}",
+        )
+    axes = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
+    for key in (*axes, *needs):
+        registry.require(role, backend.name, key, device=device)
