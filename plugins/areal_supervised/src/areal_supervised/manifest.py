@@ -1,0 +1,36 @@
+"""The kinds of run and the objective this package brings, described without importing torch."""
+
+from __future__ import annotations
+
+from areal_core.plugins.manifest import Manifest
+
+_DEVICES = ("cpu", "cuda", "npu")
+
+
+def _kind(name: str, factory: str, config: str, summary: str) -> Manifest:
+    return Manifest(
+        role="kind",
+        name=name,
+        contract=(1, 0),
+        factory=f"areal_supervised.kinds:{factory}",
+        config=f"areal_supervised.config:{config}",
+        devices=_DEVICES,
+        summary=summary,
+    )
+
+
+SFT = _kind("sft", "SFT", "SFTConfig", "supervised fine-tuning: imitate answers")
+DPO = _kind("dpo", "DPO", "DPOConfig", "direct preference optimization (arXiv 2305.18290)")
+IPO = _kind("ipo", "IPO", "IPOConfig", "identity preference optimization (arXiv 2310.12036)")
+REWARD_MODEL = _kind("reward_model", "RewardModel", "RewardModelConfig", "a scalar that prefers the better of two answers")
+
+LINEAR = Manifest(
+    role="objective",
+    name="linear",
+    contract=(1, 0),
+    factory="areal_supervised.linear:LinearObjective",
+    config="areal_supervised.linear:LinearConfig",
+    requires=("torch>=2.11", "tensordict>=0.10"),
+    devices=_DEVICES,
+    summary="a loss by its value and slopes, for losses that compare sequences",
+)
