@@ -26,7 +26,7 @@ from attrs import Factory, asdict, frozen
 from areal_core.config.schema import CheckpointConfig
 from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import CheckpointError, StorageError, storage_errors
-from areal_core.loop.learner import Learner
+from areal_core.loop.learner import Learns
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.train_group import TrainGroup
 
@@ -50,7 +50,7 @@ class Progress:
     record: Mapping[str, Any] = Factory(dict)
 
 
-async def save_checkpoint(folder: RunFolder, learner: Learner, progress: Progress, *, keep: int) -> Path:
+async def save_checkpoint(folder: RunFolder, learner: Learns, progress: Progress, *, keep: int) -> Path:
     """Write a checkpoint of the current version; complete or absent.
 
     Raises:
@@ -60,7 +60,7 @@ async def save_checkpoint(folder: RunFolder, learner: Learner, progress: Progres
 
 
 async def begin_checkpoint(
-    folder: RunFolder, learner: Learner, progress: Progress, *, keep: int, background: bool = True
+    folder: RunFolder, learner: Learns, progress: Progress, *, keep: int, background: bool = True
 ) -> BegunCheckpoint:
     """Write a checkpoint of the current version, all but the states if engines write those during the next steps.
 
@@ -122,7 +122,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: RunFolder,
-        learner: Learner,
+        learner: Learns,
         config: CheckpointConfig,
         tell: Callable[[int, Path], None],
         tell_refused: Callable[[int, StorageError], None],
@@ -242,7 +242,7 @@ def save_beginning(folder: RunFolder, tasks: Mapping[str, Any]) -> None:
         unnamed.rename(folder.beginning)
 
 
-async def restore(path: Path, learner: Learner, progress: Progress) -> None:
+async def restore(path: Path, learner: Learns, progress: Progress) -> None:
     """Bring every training role back to a checkpoint."""
     await learner.actor.load_state(path / "actor")
     await learner.actor.set_version(progress.version)

@@ -24,7 +24,7 @@ from areal_core.contract.weights import WeightTransport
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.fleet.weight_sync import WeightSync
-from areal_core.loop.learner import Learner
+from areal_core.loop.learner import Learns
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.train_group import TrainGroup
 from areal_core.observe.events import WEIGHTS_TRAVEL, EventLog
@@ -129,7 +129,7 @@ class ReplicaLauncher:
         return info
 
     def connect(
-        self, stack: AsyncExitStack, registry: Registry, learner: Learner, pool: InferencePool, events: EventLog
+        self, stack: AsyncExitStack, registry: Registry, learner: Learns, pool: InferencePool, events: EventLog
     ) -> WeightSync:
         """Connect trainer and pool by a transport that reaches from where one was placed to where the other was."""
         hosts = [worker.host for worker in (*learner.actor.workers, *(replica.worker for replica in pool.replicas))]

@@ -7,6 +7,7 @@ Does not know: where episodes come from, or how new weights leave.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from attrs import frozen
@@ -30,6 +31,17 @@ class Update:
     reports: Sequence[TrainReport]
     batch: Batch
     metrics: Mapping[str, Sum]
+
+
+class Learns(Protocol):
+    """The training roles of a run of any kind, and what drives them."""
+
+    actor: TrainGroup
+    critic: TrainGroup | None
+    reference: TrainGroup | None
+
+    async def update(self, batch: Batch, version: int) -> Update:
+        """Train on one batch with the weights at `version`; what is trained becomes `version + 1`."""
 
 
 class Learner:

@@ -327,10 +327,10 @@ class Run:
     def _lines(self, summary: Mapping[str, Any]) -> list[str]:  # Any: as `summary.json`
         return [str(line) for line in self._hooks.collect("areal_report_lines", summary=summary)]
 
-    async def _learner(self, scheduler: Scheduler) -> Learner:
+    async def _train_groups(self, scheduler: Scheduler) -> dict[str, TrainGroup]:
+        """Start the training roles, side by side where they may."""
         config, plan, chosen = self._config, self._plan, self._config.train_roles
         steps = config.steps * config.algorithm.updates
-        make_columns: MakeColumns = need("columns", "a run")
         groups: dict[str, TrainGroup] = {}
         for guests in (False, True):  # a role has to be there before another is placed beside it
             turn = [name for name, role in chosen.items() if (role.placement.together_with is not None) is guests]
@@ -341,6 +341,12 @@ class Run:
                 for name in turn
             ]
             groups.update(zip(turn, await gather_or_cancel(starts), strict=True))
+        return groups
+
+    async def _learner(self, scheduler: Scheduler) -> Learner:
+        config, plan = self._config, self._plan
+        make_columns: MakeColumns = need("columns", "a run")
+        groups = await self._train_groups(scheduler)
         return Learner(
             config.algorithm,
             plan.objective,

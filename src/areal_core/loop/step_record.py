@@ -17,7 +17,7 @@ from attrs import frozen
 from areal_core.algorithms.sums import means
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.weight_sync import WeightUpdate
-from areal_core.loop.learner import Learner, Update
+from areal_core.loop.learner import Learns, Update
 from areal_core.rollout.groups import EpisodeGroup, episode_reward
 from areal_core.rollout.stats import RolloutStats
 
@@ -55,7 +55,7 @@ class Count:
     """Adds up a run. What was done before it was made (start-up, the first evaluation) is left out."""
 
     def __init__(
-        self, base: Totals, learner: Learner, meter: FleetMeter, now: Callable[[], float] = time.monotonic
+        self, base: Totals, learner: Learns, meter: FleetMeter, now: Callable[[], float] = time.monotonic
     ) -> None:
         """Go on from `base`, the totals of a resumed run, or from nothing."""
         self._sums = base

@@ -28,7 +28,7 @@ from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.task_groups import unless_set
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import Checkpoints, Progress
-from areal_core.loop.learner import Learner, Update
+from areal_core.loop.learner import Learns, Update
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Count, StepTimes, Totals, step_record
 from areal_core.observe.events import EVALUATED, EventLog
@@ -68,7 +68,7 @@ class Scores(Protocol):
 class Parts:
     """The started parts the loop drives."""
 
-    learner: Learner
+    learner: Learns
     executor: Batches
     meter: FleetMeter
     sync: Weights

@@ -42,6 +42,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),
         "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),
         "logger": dict.fromkeys(("tensorboard", "prometheus", "trackio", "wandb", "swanlab"), REPORT),
+        "kind": dict.fromkeys(("sft", "dpo", "ipo", "reward_model"), "areal-supervised"),
     }
 )
 

@@ -28,7 +28,10 @@ _GROWING = frozenset(
 
 
 class History:
-    """What is kept of the steps. `rewards` has every step's, eight bytes each."""
+    """What is kept of the steps. `rewards` has every step's `headline`, eight bytes each."""
+
+    headline = "reward"
+    """What a run is judged by: `loss` where its steps have no reward."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.rewards, self.steps = array("d"), array("q")
@@ -60,10 +63,11 @@ class History:
         self.num_episodes += int(record.get("episodes", 0))
         self.max_staleness = max(self.max_staleness, int(record.get("staleness_max", 0)))
         self.staleness.update({int(lag): int(n) for lag, n in record.get("staleness_histogram", {}).items()})
-        if isinstance(reward := record.get("reward"), int | float):
+        self.headline = headline_of(record)
+        if isinstance(reward := record.get(self.headline), int | float):
             self.steps.append(int(record["step"]))
             self.rewards.append(float(reward))
-        if isinstance(score := record.get("eval_reward"), int | float):
+        if isinstance(score := record.get(f"eval_{self.headline}"), int | float):
             self.evaluations[int(record["step"])] = float(score)
         if self._merged and self._merged[-1][1] < self.stride:
             self._merged[-1] = _merge(self._merged[-1], (dict(record), 1))
@@ -73,6 +77,11 @@ class History:
             pairs = (self._merged[at : at + 2] for at in range(0, len(self._merged), 2))
             self._merged = [pair[0] if len(pair) == 1 else _merge(*pair) for pair in pairs]
             self.stride *= 2
+
+
+def headline_of(record: Record) -> str:
+    """Return the number of a step that a run is judged by."""
+    return "loss" if "reward" not in record and "loss" in record else "reward"
 
 
 def _merge(first: tuple[dict[str, Any], int], second: tuple[dict[str, Any], int]) -> tuple[dict[str, Any], int]:

@@ -103,8 +103,8 @@ class Journal:
             self.started, self.ended, self.num_starts = event, {}, self.num_starts + 1
         elif kind == RUN_ENDED:
             self.ended = event
-        elif kind == EVALUATED and isinstance(event.get("reward"), int | float):
-            self._evaluated(int(event["version"]), float(event["reward"]))
+        elif kind == EVALUATED and isinstance(score := event.get("reward", event.get("loss")), int | float):
+            self._evaluated(int(event["version"]), float(score))
         elif kind == CHANGED:
             self.changes = [*self.changes[1 - MAX_CHANGES :], f"at version {event.get('version')}, {event.get('text')}"]
         elif kind == WARNING:

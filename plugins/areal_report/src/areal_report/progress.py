@@ -24,6 +24,7 @@ from rich.text import Text
 
 from areal_core.contract.clock import Clock, SystemClock
 from areal_report.curve import sparkline
+from areal_report.history import headline_of
 from areal_report.rates import START, Record, idle_share, rate, window
 from areal_report.text import duration, number, printable
 from areal_report.traces import HOW_TO_OPEN, traces_of
@@ -107,10 +108,11 @@ class Progress:
             first = not self._recent
             self._recent.append(record)
             self._stepped = self._clock.now()
-            if isinstance(record.get("reward"), int | float):
-                self._rewards.append(float(record["reward"]))
-            if isinstance(record.get("eval_reward"), int | float):
-                self._evaluation = (int(record["step"]), float(record["eval_reward"]))
+            headline = headline_of(record)
+            if isinstance(record.get(headline), int | float):
+                self._rewards.append(float(record[headline]))
+            if isinstance(record.get(f"eval_{headline}"), int | float):
+                self._evaluation = (int(record["step"]), float(record[f"eval_{headline}"]))
             step = int(record["step"])
             if self._live is not None:
                 self._live.update(self.render(), refresh=True)
@@ -178,7 +180,7 @@ class Progress:
         """Return name and value of everything known, most important first."""
         last = self._recent[-1] if self._recent else START
         facts: list[tuple[str, str | None]] = [
-            ("reward", number(last.get("reward"), ".3f")),
+            (headline_of(last), number(last.get(headline_of(last)), ".3f")),
             ("eval", f"{self._evaluation[1]:.3f} at {self._evaluation[0]}" if self._evaluation else None),
             ("staleness", _staleness(last)),
             ("generated", _per_second(self._rate("tokens_generated"))),

@@ -129,7 +129,7 @@ def _header(page: Page, status: str) -> str:
 def _charts(page: Page) -> list[str]:
     """Return the reward, completions, and the charts there are numbers for, under the question they answer."""
     history, journal = page.history, page.journal
-    reward = Shown(title="Reward", chart=reward_chart(history, journal))
+    reward = Shown(title=history.headline.capitalize(), chart=reward_chart(history, journal))
     groups = {
         "Learning": learning_charts(history),
         "Speed": speed_charts(history),
@@ -168,7 +168,7 @@ def _tiles(page: Page) -> str:
     seen, allowed = summary.get("max_staleness_seen"), summary.get("max_staleness_configured")
     lost = summary.get("prompts_lost")
     tiles = {
-        "reward": _from_to(summary.get("reward_first"), summary.get("reward_last")),
+        **{name: _from_to(summary.get(f"{name}_first"), summary.get(f"{name}_last")) for name in ("reward", "loss")},
         "evaluation": _from_to(summary.get("eval_first"), summary.get("eval_last")),
         "steps": f"{steps} of {planned}" if planned else str(steps) if steps else None,
         "training took": duration(summary["seconds"]) if steps else None,

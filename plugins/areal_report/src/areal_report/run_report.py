@@ -62,7 +62,9 @@ class Report:
         if history.last:
             points, steps = smoothed(reward_points(history))
             marks = evaluation_points(history, journal)
-            title = f"reward, mean of {steps * history.stride} steps" + (", and evaluation (◆)" if marks else "")
+            title = f"{history.headline}, mean of {steps * history.stride} steps" + (
+                ", and evaluation (◆)" if marks else ""
+            )
             shown = [draw_curve(points, marks=marks, title=title), _losses(journal)]
         paths = {"report": files.report, "picture": files.picture, "summary": files.summary}
         return "\n".join([*shown, *(f"{name:8}{path}" for name, path in paths.items())])

@@ -22,7 +22,7 @@ from areal_report.rates import START, Record, idle_share
 def summarize(history: History, journal: Journal, *, status: str | None = None) -> dict[str, Any]:
     """Return what `summary.json` holds. Any: strings, numbers, and null where nothing was measured.
 
-    Rewards are means over the first and the last tenth of the steps (at least one step).
+    Rewards, or losses where nothing is rewarded, are means over the first and the last tenth of the steps.
     `status` is taken from the events if it is left out.
     """
     last: Record = history.last[-1] if history.last else {}
@@ -32,8 +32,8 @@ def summarize(history: History, journal: Journal, *, status: str | None = None) 
         "status": status or journal.ended.get("status", "crashed"),
         "steps": int(last.get("step", 0)),
         "seconds": last.get("wall_s", 0.0),
-        "reward_first": _mean(history.rewards[:tenth]),
-        "reward_last": _mean(history.rewards[len(history.rewards) - tenth :]),
+        f"{history.headline}_first": _mean(history.rewards[:tenth]),
+        f"{history.headline}_last": _mean(history.rewards[len(history.rewards) - tenth :]),
         "eval_first": evaluations[0][1] if evaluations else None,
         "eval_last": evaluations[-1][1] if evaluations else None,
         "max_staleness_configured": journal.started.get("max_staleness"),
@@ -69,8 +69,9 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def reward_points(history: History) -> list[tuple[float, float]]:
-    """Return (step, mean reward) of the steps that have one."""
-    return [(record["step"], record["reward"]) for record in history.records if _is_number(record.get("reward"))]
+    """Return (step, mean reward) of the steps that have one, or their loss where nothing is rewarded."""
+    name = history.headline
+    return [(record["step"], record[name]) for record in history.records if _is_number(record.get(name))]
 
 
 def evaluation_points(history: History, journal: Journal) -> list[tuple[float, float]]:

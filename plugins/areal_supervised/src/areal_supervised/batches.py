@@ -91,7 +91,9 @@ class RowBatches:
         self.left_out += 1
         if self.left_out == 1:
             says = f"rows are too long and left out: {self._bound()}; column `rejected` counts them"
-            self._tell(WARNING, name="rows_too_long", value=1, threshold=self._encoder.longest, says=says, advice=_ADVICE)
+            self._tell(
+                WARNING, name="rows_too_long", value=1, threshold=self._encoder.longest, says=says, advice=_ADVICE
+            )
 
     def _bound(self) -> str:
         return f"a sequence has at most {self._encoder.longest:,} tokens"

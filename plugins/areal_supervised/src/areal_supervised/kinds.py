@@ -1,7 +1,7 @@
 """The kinds of run: what each minimises, on which rows, with which roles.
 
 Knows: options, and which keys of a run mean nothing without generating.
-Does not know: torch, before a run is made: planning imports none.
+Does not know: rows and batches, before a run is made: what runs takes seconds to import, planning does not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RowKind(Protocol):
         return False
 
     def lesson(self) -> Lesson:
-        """Return what is taken of a row, and computed of a batch; imports torch."""
+        """Return what is taken of a row, and computed of a batch."""
 
     def plan(self, config: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
         """Return the plan: with a reference model where one is needed, and as many steps as the epochs take.

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from areal_core.algorithms.config import AlgorithmConfig
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode
 from areal_core.contract.train import ObjectiveSpec, Output, Sum
-from areal_core.loop.learner import Learner, Update
+from areal_core.loop.learner import Update
 from areal_core.loop.train_group import TrainGroup
 from areal_supervised.preference import Formula, compare
 
@@ -60,20 +59,25 @@ class Comparison:
         return (await self.prepared(actor, reference, batch))[1]
 
 
-class RowLearner(Learner):
-    """The training roles of a run that learns from rows."""
+class RowLearner:
+    """Satisfies `areal_core.loop.learner.Learns`: one optimizer step per batch of rows."""
 
-    def __init__(self, groups: Learner, objective: ObjectiveSpec, method: Method) -> None:
-        """Take the started roles."""
-        super().__init__(AlgorithmConfig(), objective, groups.actor, max_new_tokens=1, reference=groups.reference)
-        self._method, self._minimised = method, objective
+    def __init__(
+        self, actor: TrainGroup, objective: ObjectiveSpec, method: Method, reference: TrainGroup | None = None
+    ) -> None:
+        self.actor, self.reference = actor, reference
+        self.critic: TrainGroup | None = None
+        self._method, self._objective = method, objective
 
     async def update(self, batch: Batch, version: int) -> Update:
         """Make one optimizer step; what is trained becomes `version + 1`."""
         batch, metrics = await self._method.prepared(self.actor, self.reference, batch)
-        report = await self.actor.train_step(batch, self._minimised)
+        report = await self.actor.train_step(batch, self._objective)
         await self.actor.set_version(version + 1)
-        return Update(reports=[report], batch=batch, metrics={**report.metrics, **metrics})
+        metrics = {**report.metrics, **metrics}
+        if (peak := self.actor.info.details.get("peak_tokens_per_s")) is not None:
+            metrics["peak_share"] = Sum(value=batch.num_tokens, weight=float(peak) * report.seconds)
+        return Update(reports=[report], batch=batch, metrics=metrics)
 
     async def measure(self, batch: Batch) -> Mapping[str, Sum]:
         """Return the numbers of a batch that is not trained on."""

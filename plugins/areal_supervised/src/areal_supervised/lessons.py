@@ -1,4 +1,4 @@
-"""Pairs of answers and what they are compared by. Imports torch: planning does without it (`kinds`)."""
+"""Pairs of answers and what they are compared by."""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ def _kind(name: str, factory: str, config: str, summary: str) -> Manifest:
 SFT = _kind("sft", "SFT", "SFTConfig", "supervised fine-tuning: imitate answers")
 DPO = _kind("dpo", "DPO", "DPOConfig", "direct preference optimization (arXiv 2305.18290)")
 IPO = _kind("ipo", "IPO", "IPOConfig", "identity preference optimization (arXiv 2310.12036)")
-REWARD_MODEL = _kind("reward_model", "RewardModel", "RewardModelConfig", "a scalar that prefers the better of two answers")
+REWARD_MODEL = _kind(
+    "reward_model", "RewardModel", "RewardModelConfig", "a scalar that prefers the better of two answers"
+)
 
 LINEAR = Manifest(
     role="objective",

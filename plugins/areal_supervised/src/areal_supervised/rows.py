@@ -22,7 +22,9 @@ Encode = Callable[[Mapping[str, Any], Any, FormConfig, str], Sequence[Tokens]]
 """A row, a tokenizer, how rows become tokens, and the row's name in errors, to one sequence or two. Any: as there."""
 
 
-def answers(row: Mapping[str, Any], tokenizer: Any, config: FormConfig, where: str) -> Sequence[Tokens]:  # Any: as above
+def answers(
+    row: Mapping[str, Any], tokenizer: Any, config: FormConfig, where: str
+) -> Sequence[Tokens]:  # Any: as above
     """Return the one sequence of a row to imitate."""
     return (supervised(row, tokenizer, config, where),)
 
@@ -39,8 +41,7 @@ def judged_pairs(row: Mapping[str, Any], tokenizer: Any, config: FormConfig, whe
     is the value of whatever comes after it.
     """
     return [
-        Tokens([*ids, ids[-1]], [*[False] * len(ids), True])
-        for ids, _ in preference(row, tokenizer, config, where)
+        Tokens([*ids, ids[-1]], [*[False] * len(ids), True]) for ids, _ in preference(row, tokenizer, config, where)
     ]
 
 

@@ -72,7 +72,7 @@ class RowRun(Run):
         self._lesson = lesson
 
     def _described(self) -> Mapping[str, Any]:
-        return {"kind": self._config.kind, "train_backend": str(self._plan.role("actor").backend)}
+        return {"run_kind": self._config.kind, "train_backend": str(self._plan.role("actor").backend)}
 
     async def _start(
         self,
@@ -98,7 +98,9 @@ class RowRun(Run):
         held_out = self._held_out(encoder)
         metrics = self._metrics(stack, events, progress)
         self._view.waiting("workers to start: " + ", ".join(f"{role.role} {role.backend}" for role in self._plan.roles))
-        learner = RowLearner(await self._learner(scheduler), self._plan.objective, self._lesson.method)
+        groups = await self._train_groups(scheduler)
+        objective, method = self._plan.objective, self._lesson.method
+        learner = RowLearner(groups["actor"], objective, method, groups.get("reference"))
         if checkpoint is not None:
             self._view.waiting(f"the state of {checkpoint.name}")
             await restore(checkpoint, learner, progress)
