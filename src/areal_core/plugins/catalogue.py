@@ -13,7 +13,7 @@ from areal_core.plugins.install import pip_install
 
 CORE = "areal-core"
 DEVICES, LOCAL, TASKS, REPORT = "areal-devices", "areal-local", "areal-tasks", "areal-report"
-EPISODES, ALGORITHMS = "areal-episodes", "areal-algorithms"
+EPISODES, ALGORITHMS, SUPERVISED = "areal-episodes", "areal-algorithms", "areal-supervised"
 
 OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, EPISODES, ALGORITHMS, "areal-torch", "areal-serving"})
 """What a run is made of beside its backends: never left out by AREAL_PLUGINS, and what one lacks is a choice."""
@@ -35,14 +35,14 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "transport": {"disk": LOCAL, "shm": LOCAL, "collective": LOCAL},
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
         "workflow": {"single_turn": TASKS},
-        "objective": dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS),
+        "objective": {**dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS), "linear": SUPERVISED},
         "estimator": dict.fromkeys(
             ("gae", "group_mean", "leave_one_out", "per_turn", "reinforce++", "reinforce++_baseline"), ALGORITHMS
         ),
         "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),
         "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),
         "logger": dict.fromkeys(("tensorboard", "prometheus", "trackio", "wandb", "swanlab"), REPORT),
-        "kind": dict.fromkeys(("sft", "dpo", "ipo", "reward_model"), "areal-supervised"),
+        "kind": dict.fromkeys(("sft", "dpo", "ipo", "reward_model"), SUPERVISED),
     }
 )
 

@@ -32,7 +32,6 @@ LINEAR = Manifest(
     contract=(1, 0),
     factory="areal_supervised.linear:LinearObjective",
     config="areal_supervised.linear:LinearConfig",
-    requires=("torch>=2.11", "tensordict>=0.10"),
     devices=_DEVICES,
     summary="a loss by its value and slopes, for losses that compare sequences",
 )
