@@ -36,8 +36,8 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         ("areal-fsdp", "pip install -e plugins/areal_fsdp"),
         (
             "areal-core[local]",
-            "pip install -e plugins/areal_devices -e plugins/areal_algorithms -e kits/areal_torch "
-            "-e 'plugins/areal_local[engine]' -e '.[local]'",
+            "pip install -e plugins/areal_config -e plugins/areal_devices -e plugins/areal_algorithms "
+            "-e kits/areal_torch -e 'plugins/areal_local[engine]' -e '.[local]'",
         ),
         (
             "areal-vllm[engine]",

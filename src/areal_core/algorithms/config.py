@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from attrs import Factory, field, frozen, validators
+from attrs import field, frozen, validators
 
 
 class Proximal(StrEnum):
@@ -92,10 +92,15 @@ class NormConfig:
     """
 
     mean: NormLevel = field(default=NormLevel.NONE)
+    """Whose mean is taken off."""
     std: NormLevel = field(default=NormLevel.NONE)
+    """Whose standard deviation it is divided by."""
     leave_one_out: bool = False
+    """Take off the mean of the others."""
     unbiased: bool = True
+    """Divide the variance by n - 1."""
     eps: float = field(default=1e-4, validator=validators.ge(0.0))
+    """Added to the standard deviation."""
 
 
 @frozen(kw_only=True)
@@ -103,7 +108,9 @@ class KLConfig:
     """KL against the reference model, as a penalty in the reward. Needs `reference:`."""
 
     coefficient: float = field(default=0.0, validator=validators.ge(0.0))
+    """Times the KL of each token, off its reward; 0 turns it off."""
     estimator: KLEstimator = KLEstimator.K1
+    """Schulman's k1, k2 or k3, of one sample."""
 
 
 @frozen(kw_only=True)
@@ -114,7 +121,9 @@ class KLLossConfig:
     """
 
     coefficient: float = field(default=0.0, validator=validators.ge(0.0))
+    """Times the KL of each token, on the loss; 0 turns it off."""
     estimator: KLEstimator = KLEstimator.K2
+    """Schulman's k1, k2 or k3, of one sample."""
 
 
 @frozen(kw_only=True)
@@ -125,7 +134,9 @@ class OverlongConfig:
     """
 
     tokens: int = field(default=0, validator=validators.ge(0))
+    """The last so many tokens of the budget; 0 turns it off."""
     factor: float = field(default=1.0, validator=validators.ge(0.0))
+    """The penalty at its end."""
 
 
 @frozen(kw_only=True)
@@ -133,7 +144,9 @@ class EstimatorConfig:
     """Which estimator, by registered name, and its own options; `areal backends --role estimator` lists them."""
 
     name: str = "gae"
-    options: Mapping[str, Any] = Factory(dict)  # Any: checked against the estimator's config class
+    """Registered name."""
+    options: Mapping[str, Any] = field(factory=dict, metadata={"role": "estimator", "named_by": "name"})
+    """The estimator's own keys: `areal backends NAME` shows them."""
 
 
 SCALED_BY_NORM = ("gae", "per_turn")
@@ -149,15 +162,21 @@ class AdvantageConfig:
 
     estimator: EstimatorConfig = EstimatorConfig()
     reward_bias: float = 0.0
+    """Added to every reward."""
     reward_scale: float = 1.0
+    """Times every reward, after the bias."""
     reward_clip: float = field(default=20.0, validator=validators.gt(0.0))
+    """Rewards end at plus and minus this."""
     overlong: OverlongConfig = OverlongConfig()
     reward_norm: NormConfig = field()
     """By default group mean and std for the estimators `gae` and `per_turn`, nothing for others."""
     advantage_norm: NormConfig = NormConfig()
+    """Of the advantages."""
     kl: KLConfig = KLConfig()
     gamma: float = field(default=1.0, validator=[validators.gt(0.0), validators.le(1.0)])
+    """Discount per token."""
     lam: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    """GAE's lambda: 1 trusts rewards alone, 0 the critic alone."""
     zero_truncated: bool = False
     """Give truncated trajectories (stop reason `length` or `aborted`) the reward 0, before any normalisation."""
 
@@ -172,14 +191,17 @@ class BehaviourConfig:
     """The behaviour importance weight: one explicit choice, not a side effect of another."""
 
     mode: BehaviourWeight = BehaviourWeight.NONE
+    """What is done with w = proximal / behaviour."""
     metric: BehaviourMetric = BehaviourMetric.RATIO
     """What `mask` holds against the bounds; `clamp` takes the ratio."""
     level: RatioLevel = RatioLevel.TOKEN
+    """Per token, or once per sequence."""
     aggregate: Aggregate = Aggregate.MEAN
     """At level `sequence`."""
     upper: float = field(default=5.0, validator=validators.gt(0.0))
+    """The highest w, or KL."""
     lower: float | None = None
-    """None is 0 for a ratio, no bound for a KL."""
+    """The lowest. None is 0 for a ratio, no bound for a KL."""
     threshold: float = field(default=0.04, validator=validators.gt(0.0))
     """Of mode `second_moment` (M2PO, arXiv 2510.01161)."""
 
@@ -195,7 +217,9 @@ class ObjectiveConfig:
     """Which objective, by registered name, and its own options; `areal backends --role objective` lists them."""
 
     name: str = "ppo"
-    options: Mapping[str, Any] = Factory(dict)  # Any: checked against the objective's config class
+    """Registered name."""
+    options: Mapping[str, Any] = field(factory=dict, metadata={"role": "objective", "named_by": "name"})
+    """The objective's own keys: `areal backends NAME` shows them."""
 
 
 @frozen(kw_only=True)
@@ -203,7 +227,9 @@ class AlgorithmConfig:
     """Everything under `algorithm:`."""
 
     objective: ObjectiveConfig = ObjectiveConfig()
+    """What the policy minimises."""
     proximal: Proximal = Proximal.BEHAVIOUR
+    """Where the centre of the clip comes from."""
     behaviour: BehaviourConfig = BehaviourConfig()
     advantages: AdvantageConfig = AdvantageConfig()
     kl_loss: KLLossConfig = KLLossConfig()
@@ -212,6 +238,7 @@ class AlgorithmConfig:
     epochs: int = field(default=1, validator=validators.ge(1))
     """How often a batch is gone through; the proximal policy stays that of the first pass."""
     critic_objective: ObjectiveConfig = ObjectiveConfig(name="value")
+    """What the critic minimises."""
 
     @property
     def updates(self) -> int:

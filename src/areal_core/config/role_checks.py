@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import ConfigError, PlanError
-from areal_core.contract.train import LoraSpec, OptimizerSpec
+from areal_core.contract.train import SCHEDULES, LoraSpec, OptimizerSpec
 from areal_core.plugins.extensions import EngineEnvironments, need
 from areal_core.plugins.manifest import Manifest
-
-SCHEDULES = ("constant", "linear", "cosine")
 
 
 def check_optimizer(role: str, spec: OptimizerSpec) -> None:

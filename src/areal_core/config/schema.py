@@ -39,6 +39,7 @@ class ModelConfig:
     path: str = ""
     """A folder on this machine in Hugging Face format: config.json, *.safetensors, tokenizer."""
     dtype: str = field(default="float32", validator=_DTYPE)
+    """Of the weights in training; a role's own `dtype` goes before it."""
 
 
 @frozen(kw_only=True)
@@ -46,8 +47,11 @@ class DataConfig:
     """A data set by registered name, with its own options."""
 
     name: str = ""
-    options: Options = Factory(dict)
+    """Registered name of the data set: `areal backends --role dataset` lists them, `imports` adds your own."""
+    options: Options = field(factory=dict, metadata={"role": "dataset", "named_by": "name"})
+    """The data set's own keys: `areal backends NAME` shows them."""
     shuffle: bool = True
+    """Take the rows in a random order, another one each epoch, the same for a seed."""
 
 
 @frozen(kw_only=True)
@@ -55,7 +59,9 @@ class WorkflowConfig:
     """A workflow by registered name, with its own options."""
 
     name: str = "single_turn"
-    options: Options = Factory(dict)
+    """How a prompt becomes an episode, by registered name."""
+    options: Options = field(factory=dict, metadata={"role": "workflow", "named_by": "name"})
+    """The workflow's own keys: `areal backends NAME` shows them."""
 
 
 @frozen(kw_only=True)
@@ -63,9 +69,13 @@ class RewardConfig:
     """A reward function by registered name, and the pool it runs in."""
 
     name: str = ""
-    options: Options = Factory(dict)
+    """Registered name of the reward: `areal backends --role reward` lists them, `imports` adds your own."""
+    options: Options = field(factory=dict, metadata={"role": "reward", "named_by": "name"})
+    """The reward's own keys: `areal backends NAME` shows them."""
     timeout_s: float = field(default=15.0, validator=validators.gt(0.0))
+    """One call of the function; its process is killed after it."""
     workers: int = field(default=1, validator=validators.ge(1))
+    """Processes that compute rewards side by side."""
 
 
 @frozen(kw_only=True)
@@ -73,21 +83,29 @@ class RolloutConfig:
     """How episodes are made."""
 
     backend: str = "reference:d1"
-    options: Options = Factory(dict)
+    """Inference engine and its layout, for example vllm:d4t2: 4 replicas of 2 tensor ranks."""
+    options: Options = field(factory=dict, metadata={"role": "infer", "named_by": "backend"})
+    """The engine's own keys: `areal backends NAME` shows them."""
     python: str | None = None
     """Another interpreter for the inference workers, for engines that pin their own torch."""
     dtype: str | None = field(default=None, validator=validators.optional(_DTYPE))
     """Of the inference weights; None takes `model.dtype`."""
     context_length: int = field(default=0, validator=validators.ge(0))
+    """Prompt and output tokens of an episode at most; 0 means the model's own limit."""
     cpus_per_replica: int = field(default=1, validator=validators.ge(1))
+    """Processors kept for each inference replica."""
     placement: PlacementConfig = PlacementConfig()
     """Of each inference worker."""
     workflow: WorkflowConfig = WorkflowConfig()
     reward: RewardConfig = RewardConfig()
     prompts_per_step: int = field(default=16, validator=validators.ge(1))
+    """Prompts whose groups make the batch of one step."""
     group_size: int = field(default=8, validator=validators.ge(1))
+    """Episodes per prompt, whose rewards are compared with one another."""
     max_staleness: int = field(default=2, validator=validators.ge(0))
+    """How many versions the weights may move between an episode's first token and its training; 0: none."""
     staleness_policy: StalenessPolicy = StalenessPolicy.WAIT
+    """What happens when an episode would be too old."""
     max_concurrent: int = field(default=0, validator=validators.ge(0))
     """Groups in flight; 0 means all the staleness bound allows."""
     retries: int = field(default=2, validator=validators.ge(0))
@@ -108,13 +126,19 @@ class RoleConfig:
     """One training role: actor, critic or reference model."""
 
     backend: str = "reference:d1"
-    options: Options = Factory(dict)
+    """Training engine and its layout, for example fsdp:d4t2: 4 data ranks of 2 tensor ranks."""
+    options: Options = field(factory=dict, metadata={"role": "train", "named_by": "backend"})
+    """The engine's own keys: `areal backends NAME` shows them."""
     path: str | None = None
     """Starting weights of this role; None takes `model.path`."""
     dtype: str | None = field(default=None, validator=validators.optional(_DTYPE))
+    """Of this role's weights; None takes `model.dtype`."""
     cpus_per_rank: int = field(default=1, validator=validators.ge(1))
+    """Processors kept for each rank."""
     placement: PlacementConfig = PlacementConfig()
+    """Of each rank."""
     max_tokens_per_microbatch: int = field(default=16384, validator=validators.ge(1))
+    """Tokens of one forward pass at most: memory for speed, the gradient stays the same."""
     optimizer: OptimizerSpec = OptimizerSpec()
     lora: LoraSpec | None = None
     """Train an adapter in place of the model, for example {rank: 16, alpha: 32, targets: [q_proj, v_proj]}."""
@@ -126,10 +150,12 @@ class WeightSyncConfig:
 
     transport: str = AUTO
     """`auto` takes shared memory where everything is on one host, else what reaches across hosts."""
-    options: Options = Factory(dict)
+    options: Options = field(factory=dict, metadata={"role": "transport", "named_by": "transport"})
+    """The transport's own keys: `areal backends NAME` shows them."""
     pause: str = field(default="auto", validator=validators.in_(("auto", "none", "keep", "abort")))
     """`auto` takes the least disturbing one the engine claims: none, then keep, then abort."""
     timeout_s: float = field(default=120.0, validator=validators.gt(0.0))
+    """One weight update, from the first tensor to the last replica."""
 
 
 @frozen(kw_only=True)
@@ -137,22 +163,30 @@ class EvaluationConfig:
     """Greedy evaluation on held-out prompts. `every_steps` 0 evaluates only before and after."""
 
     data: DataConfig | None = None
+    """The held-out prompts; None evaluates nothing."""
     every_steps: int = field(default=20, validator=validators.ge(0))
+    """Steps between evaluations."""
     before: bool = True
+    """Also evaluate before the first step."""
     max_prompts: int = field(default=256, validator=validators.ge(1))
+    """The first so many held-out prompts."""
     temperature: float = 0.0
+    """0 is greedy."""
 
 
 @frozen(kw_only=True)
 class CheckpointConfig:
     """States saved on the way; one is saved at the end, on Ctrl-C and on an error the trainers survive anyway.
 
-    `every_steps` 0 goes by time, where saving takes a twentieth of it at most; both 0 save none. `keep` may stay.
+    By time, saving takes a twentieth of it at most; `every_steps` and `every_s` both 0 save none.
     """
 
     every_steps: int = field(default=0, validator=validators.ge(0))
+    """Steps between states; 0 goes by time."""
     every_s: float = field(default=600.0, validator=validators.ge(0.0))
+    """Seconds between states at least."""
     keep: int = field(default=2, validator=validators.ge(1))
+    """The newest states that stay on disk."""
     background: bool = False
     """Write training states during the next steps. Takes as much host memory as the states, until they are written."""
 
@@ -173,11 +207,15 @@ class SchedulerConfig:
     """Who places worker processes, and when silence counts as death."""
 
     backend: str = "local"
-    options: Options = Factory(dict)
+    """Who starts the workers, by registered name: `areal backends --role scheduler`."""
+    options: Options = field(factory=dict, metadata={"role": "scheduler", "named_by": "backend"})
+    """The scheduler's own keys: `areal backends NAME` shows them."""
     start_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))
+    """From asking for workers until all of them have loaded their models."""
     step_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
     """One call of a training role: a step, a forward pass, a checkpoint."""
     heartbeat_timeout_s: float = field(default=8.0, validator=validators.gt(0.0))
+    """A worker that is silent for this long is lost."""
     restarts: int = field(default=2, validator=validators.ge(0))
     """How often a run that lost a training worker starts again by itself, from its last state; 0 ends it."""
 
@@ -187,7 +225,9 @@ class LoggerConfig:
     """A metrics sink by registered name: tensorboard, prometheus, trackio, wandb, swanlab, or your own."""
 
     name: str
-    options: Options = Factory(dict)
+    """Registered name of the sink: `areal backends --role logger` lists them."""
+    options: Options = field(factory=dict, metadata={"role": "logger", "named_by": "name"})
+    """The sink's own keys: `areal backends NAME` shows them."""
 
 
 @frozen(kw_only=True)
@@ -195,14 +235,17 @@ class RunConfig:
     """One run. `areal train run.yaml a.b=c` reads it; `config.yaml` in the run folder is it, resolved."""
 
     name: str = "run"
+    """What the run is called, in its folder and in loggers."""
     kind: str = RL
     """How is trained: `rl`, or a registered kind (`areal backends --role kind`): sft, dpo, reward_model, ..."""
-    options: Options = Factory(dict)
+    options: Options = field(factory=dict, metadata={"role": "kind", "named_by": "kind"})
     """Of the kind, for example {batch_size: 32, epochs: 1}; `rl` has none."""
     out: str = ""
     """The run folder; empty means `runs/<name>`."""
     seed: int = 1
+    """Of the order of prompts, of sampling and of new weights."""
     steps: int = field(default=100, validator=validators.ge(1))
+    """Batches to train on; each makes one version of the policy."""
     imports: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Your own files; what they register is there in every process."""
     deterministic: bool = False
@@ -214,7 +257,9 @@ class RunConfig:
     rollout: RolloutConfig = RolloutConfig()
     actor: RoleConfig = RoleConfig()
     critic: RoleConfig | None = None
+    """A value model, trained beside the policy for GAE. None: rewards alone make the advantages."""
     reference: RoleConfig | None = None
+    """The frozen model that KL penalties measure from. None needs `algorithm.advantages.kl.coefficient` 0."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -226,6 +271,7 @@ class RunConfig:
     profile: Options = Factory(dict)
     """Steps whose work workers write to `profile/` of the run folder, as traces for Perfetto: {steps: [5, 6]}."""
     loggers: tuple[LoggerConfig, ...] = field(default=(), converter=tuple[LoggerConfig, ...])
+    """Where metrics go beside `metrics.jsonl`, for example [{name: tensorboard}]."""
 
     @property
     def train_roles(self) -> dict[str, RoleConfig]:

@@ -45,35 +45,39 @@ class PauseMode(StrEnum):
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. A field an engine cannot honour is refused at planning.
+    """How tokens are drawn. A field an engine cannot honour is refused at planning, and so is a value out of its range.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `stop` strings end the output at
-    the first token that completes one of them; the token stays. `ignore_eos` keeps going past the
-    model's end tokens (`stop_token_ids` still count). `seed` None lets the engine choose.
-    `frequency_penalty` is taken off a logit once per earlier output token of that id, `presence_penalty` once
-    if there is any; `repetition_penalty` r makes a positive logit of an id in prompt or output 1/r times as large, a
-    negative one r times. 0, 0 and 1 are off.
     Reported log-probs are those of the distribution sampled from, after penalties, temperature and filters; of a
     greedy request, whose own distribution would say 0, those of temperature 1 after penalties, without filters.
     """
 
-    max_new_tokens: int = 256
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    max_new_tokens: int = field(default=256, metadata={"minimum": 1})
+    """Output tokens at most."""
+    min_new_tokens: int = field(default=0, metadata={"minimum": 0})
+    """Output tokens before one may end the output."""
+    temperature: float = field(default=1.0, metadata={"minimum": 0})
+    """Divides the logits; 0 is greedy."""
+    top_p: float = field(default=1.0, metadata={"exclusiveMinimum": 0, "maximum": 1})
+    """Draw from the fewest likeliest tokens that have this probability together; 1 is off."""
+    top_k: int = field(default=0, metadata={"minimum": 0})
+    """Draw from so many likeliest tokens; 0 is off."""
     stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple[int, ...])
+    """Tokens that end the output, beside the model's own."""
     stop: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Texts that end the output at the first token that completes one of them; the token stays."""
     ignore_eos: bool = False
+    """Keep going past the model's end tokens; `stop_token_ids` still count."""
     seed: int | None = None
-    min_p: float = 0.0
-    """Rules out tokens less probable than this share of the likeliest one. Claim `sampling.min_p`, since 1.2."""
-    frequency_penalty: float = 0.0
-    """In [-2, 2]. Claim `sampling.penalties`, since 1.2."""
-    presence_penalty: float = 0.0
-    """In [-2, 2]. Claim `sampling.penalties`, since 1.2."""
-    repetition_penalty: float = 1.0
-    """In (0, 2]. Claim `sampling.repetition_penalty`, since 1.2."""
+    """None lets the engine choose."""
+    min_p: float = field(default=0.0, metadata={"minimum": 0, "maximum": 1})
+    """Rules out tokens less probable than this share of the likeliest; 0 is off. Claim `sampling.min_p`, since 1.2."""
+    frequency_penalty: float = field(default=0.0, metadata={"minimum": -2, "maximum": 2})
+    """Taken off a logit once per earlier output token of that id; 0 is off. In [-2, 2]. Claim `sampling.penalties`."""
+    presence_penalty: float = field(default=0.0, metadata={"minimum": -2, "maximum": 2})
+    """Taken off a logit once if there is any such token; 0 is off. In [-2, 2]. Claim `sampling.penalties`."""
+    repetition_penalty: float = field(default=1.0, metadata={"exclusiveMinimum": 0, "maximum": 2})
+    """r makes a positive logit of an id in prompt or output 1/r times as large, a negative one r times; 1 is off.
+    In (0, 2]. Claim `sampling.repetition_penalty`, since 1.2."""
 
 
 class Grammar(StrEnum):

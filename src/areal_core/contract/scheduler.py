@@ -29,7 +29,9 @@ class Together:
     """
 
     role: str
+    """The role that is there already."""
     share: Share = field(default=Share.HOST, converter=Share)
+    """Its hosts only, or its devices."""
 
 
 @frozen(kw_only=True)

@@ -42,6 +42,9 @@ class Head(StrEnum):
     VALUE = "value"
 
 
+SCHEDULES = ("constant", "linear", "cosine")
+
+
 @frozen(kw_only=True)
 class OptimizerSpec:
     """AdamW and its learning-rate schedule, counted in optimizer steps.
@@ -51,15 +54,24 @@ class OptimizerSpec:
     after. A skipped step does not count. `max_grad_norm` 0 turns clipping off.
     """
 
-    lr: float = 1e-6
+    lr: float = field(default=1e-6, metadata={"exclusiveMinimum": 0})
+    """Learning rate: the highest of the schedule."""
     betas: tuple[float, float] = field(default=(0.9, 0.999), converter=tuple)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    total_steps: int = 0
-    min_lr_ratio: float = 0.0
+    """AdamW's decay of the mean of gradients and of their squares."""
+    eps: float = field(default=1e-8, metadata={"minimum": 0})
+    """AdamW's epsilon."""
+    weight_decay: float = field(default=0.01, metadata={"minimum": 0})
+    """Decoupled, times the learning rate; 0 turns it off."""
+    max_grad_norm: float = field(default=1.0, metadata={"minimum": 0})
+    """Norm that larger gradients are clipped to; 0 turns clipping off."""
+    schedule: str = field(default="constant", metadata={"enum": SCHEDULES})
+    """The learning rate after the warmup: constant, linear or cosine."""
+    warmup_steps: int = field(default=0, metadata={"minimum": 0})
+    """Optimizer steps in which the learning rate grows from 0."""
+    total_steps: int = field(default=0, metadata={"minimum": 0})
+    """The optimizer step at which `linear` and `cosine` arrive."""
+    min_lr_ratio: float = field(default=0.0, metadata={"minimum": 0})
+    """Where they arrive, as a share of `lr`."""
 
 
 @frozen(kw_only=True)
@@ -73,9 +85,12 @@ class LoraSpec:
     Example: LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
     """
 
-    rank: int
-    alpha: float
+    rank: int = field(metadata={"minimum": 1})
+    """Columns of B and rows of A."""
+    alpha: float = field(metadata={"exclusiveMinimum": 0})
+    """Scale of the adapter, over `rank`."""
     targets: tuple[str, ...] = field(converter=tuple[str, ...])
+    """Ends of the names of the linear layers that get one."""
 
 
 ROUTED_EXPERTS = "routed_experts"

@@ -14,8 +14,9 @@ from areal_core.plugins.install import pip_install
 CORE = "areal-core"
 DEVICES, LOCAL, TASKS, REPORT = "areal-devices", "areal-local", "areal-tasks", "areal-report"
 EPISODES, ALGORITHMS, SUPERVISED = "areal-episodes", "areal-algorithms", "areal-supervised"
+CONFIG = "areal-config"
 
-OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, EPISODES, ALGORITHMS, "areal-torch", "areal-serving"})
+OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, EPISODES, ALGORITHMS, CONFIG, "areal-torch", "areal-serving"})
 """What a run is made of beside its backends: never left out by AREAL_PLUGINS, and what one lacks is a choice."""
 
 PROOF = "areal-conformance-proof"
@@ -52,6 +53,7 @@ PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType({"scheduler": ("ray", 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "backends": LOCAL,
+        "config": CONFIG,
         "doctor": LOCAL,
         "scale": LOCAL,
         "quickstart": TASKS,

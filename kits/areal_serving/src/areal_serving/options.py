@@ -35,11 +35,13 @@ class ServedOptions:
     key_env: str = ""
     """Name of the environment variable that holds that server's API key."""
     kv_on_update: CacheOnUpdate = field(default=CacheOnUpdate.KEEP, converter=CacheOnUpdate)
+    """What happens to the keys and values of running requests when the weights change."""
     server_args: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Further arguments of the server's command, one per item: ["--block-size", "32"]."""
     max_restarts: int = field(default=2, validator=validators.ge(0))
     """How often a server that died or hangs is started again before the replica is given up."""
     start_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))
+    """From starting the server until it answers."""
     hang_timeout_s: float = field(default=300.0, validator=validators.gt(0.0))
     """A server that has requests and computes no token for this long is killed and started again."""
     direct: bool = False

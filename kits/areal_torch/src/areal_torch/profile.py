@@ -26,6 +26,7 @@ class ProfileConfig:
     steps: tuple[int, ...] = field(
         default=(), converter=tuple[int, ...], validator=validators.deep_iterable(validators.ge(1))
     )
+    """Numbers of the steps, from 1."""
 
 
 @frozen(kw_only=True)

@@ -37,6 +37,7 @@ class SGLangConfig(ServedOptions):
     max_adapters: int = field(default=0, validator=validators.ge(0))
     """Adapters served side by side. 0 serves none, and computes without the detour they cost."""
     max_adapter_rank: int = field(default=16, validator=validators.ge(1))
+    """The highest rank among them; memory is set aside for it."""
     trace_experts: bool = False
     """Record which experts computed each token, for a trainer that replays them; models with experts only."""
     sleep: bool = False

@@ -19,7 +19,9 @@ class GAEConfig:
     """Options of estimator `gae`, filled in from `algorithm.advantages.gamma` and `lam`."""
 
     gamma: float = field(default=1.0, validator=[validators.gt(0.0), validators.le(1.0)])
+    """Discount per token."""
     lam: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    """1 trusts rewards alone, 0 the critic alone."""
 
 
 class GAE:

@@ -28,6 +28,7 @@ class GroupMeanConfig:
     unbiased: bool = True
     """Divide the variance by n - 1."""
     eps: float = field(default=1e-4, validator=validators.ge(0.0))
+    """Added to the standard deviation."""
 
 
 class GroupMean:
@@ -54,6 +55,7 @@ class ReinforcePlusPlusConfig:
     """Options of estimator `reinforce++`, filled in from `algorithm.advantages.gamma`."""
 
     gamma: float = field(default=1.0, validator=[validators.gt(0.0), validators.le(1.0)])
+    """Discount per token."""
 
 
 class ReinforcePlusPlus:

@@ -46,6 +46,7 @@ class PPOConfig:
     """
 
     surrogate: Surrogate = Surrogate.CLIP
+    """How the ratio of a token becomes its loss."""
     clip_low: float = field(default=0.2, validator=[validators.gt(0.0), validators.le(1.0)])
     """The ratio is clipped below at 1 - clip_low; 1 is no bound."""
     clip_high: float | None = field(default=None, validator=validators.optional(validators.gt(0.0)))
@@ -59,15 +60,21 @@ class PPOConfig:
     tau_positive: float = field(default=1.0, validator=validators.gt(0.0))
     """Temperature of `soft_gate` for tokens with a positive advantage."""
     tau_negative: float = field(default=1.05, validator=validators.gt(0.0))
+    """The same for tokens with a negative one."""
     normalizer: Normalizer = Normalizer.TOKENS
+    """What the loss is divided by."""
     constant_tokens: int = field(default=0, validator=validators.ge(0))
     """What `constant` divides by; filled in from `rollout.sampling.max_new_tokens`."""
     entropy_coefficient: float = field(default=0.0, validator=validators.ge(0.0))
+    """Times the entropy, off the loss."""
     report_entropy: bool = True
     """Compute the exact entropy for the metrics even without a bonus: two more passes over the logits, no gradient."""
     proximal: Proximal = Proximal.BEHAVIOUR
+    """Filled in from `algorithm.proximal`."""
     behaviour: BehaviourConfig = BehaviourConfig()
+    """Filled in from `algorithm.behaviour`."""
     kl_loss: KLLossConfig = KLLossConfig()
+    """Filled in from `algorithm.kl_loss`."""
 
 
 class PPOObjective:

@@ -21,6 +21,7 @@ class SFTConfig:
     """Options of objective `sft`."""
 
     normalizer: Normalizer = Normalizer.TOKENS
+    """What the loss is divided by."""
 
 
 class SFTObjective:

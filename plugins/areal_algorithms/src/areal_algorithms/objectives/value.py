@@ -37,8 +37,11 @@ class ValueConfig:
     )
     """How far a value may move from the one the advantages were computed with; None does not clip."""
     distance: Distance = Distance.MSE
+    """Squared, or Huber's."""
     huber_delta: float = field(default=10.0, validator=validators.gt(0.0))
+    """Where Huber's distance turns from squared to linear."""
     normalizer: Normalizer = Normalizer.TOKENS
+    """What the loss is divided by."""
 
 
 class ValueObjective:

@@ -9,37 +9,39 @@ BUCKET_BYTES = 64 * 1024 * 1024
 
 @frozen(kw_only=True)
 class DiskConfig:
-    """`root` empty means the system's temporary folder; every participant must see it under the same path."""
+    """Weights through files of a folder."""
 
     root: str = ""
+    """Every participant must see it under the same path; empty means the system's temporary folder."""
     bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
+    """Bytes that travel as one piece."""
     fsync: bool = False
     """Wait for the disk itself. Only needed where readers do not share the writer's page cache."""
 
 
 @frozen(kw_only=True)
 class ShmConfig:
-    """`backing` memory is an anonymous segment that vanishes with its processes (Linux).
-
-    `file` is a file in `folder` (empty: /dev/shm, else the system's temporary folder), for
-    participants that cannot see each other in /proc. `auto` takes memory where it exists.
-    """
+    """Weights through memory of one machine."""
 
     backing: str = field(default="auto", validator=validators.in_(("auto", "memory", "file")))
+    """`memory` is an anonymous segment that vanishes with its processes (Linux); `file` is for
+    participants that cannot see each other in /proc. `auto` takes memory where it exists."""
     folder: str = ""
+    """Where files lie; empty means /dev/shm, else the system's temporary folder."""
     bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
+    """Bytes that travel as one piece."""
 
 
 @frozen(kw_only=True)
 class CollectiveConfig:
-    """`host` is the address of the controller's machine that every participant reaches; a run that does not set it
-    takes the one that leads to its workers, anybody else loopback.
-
-    `backend` auto takes NCCL or HCCL where every participant has a device of its own, else gloo. `timeout_s` bounds
-    every single wait for a peer.
-    """
+    """Weights through a process group of trainers and replicas."""
 
     host: str = field(default="127.0.0.1", validator=validators.min_len(1))
+    """The address of the controller's machine that every participant reaches; a run that does not set it
+    takes the one that leads to its workers, anybody else loopback."""
     backend: str = field(default="auto", validator=validators.in_(("auto", "gloo", "nccl", "hccl")))
+    """`auto` takes NCCL or HCCL where every participant has a device of its own, else gloo."""
     bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
+    """Bytes that travel as one piece."""
     timeout_s: float = field(default=60.0, validator=validators.gt(0.0))
+    """Every single wait for a peer."""

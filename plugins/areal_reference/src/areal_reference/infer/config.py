@@ -25,13 +25,13 @@ class ReferenceInferenceConfig:
     """How the generator trades speed, memory and exactness.
 
     Example: ReferenceInferenceConfig(deterministic=True)
-
-    `deterministic` makes tokens and log-probs of a request the same bits whatever else runs,
-    for about four times the time per step. `cache_gib` bounds the key-value cache: a request that
-    could outgrow it waits. `prefill_tokens` bounds the prompt tokens taken into one step.
     """
 
     deterministic: bool = False
+    """The same bits for a request whatever else runs, for about four times the time per step."""
     kv_on_update: CacheOnUpdate = field(default=CacheOnUpdate.KEEP, converter=CacheOnUpdate)
+    """What happens to the keys and values of running requests when the weights change."""
     cache_gib: float = field(default=4.0, validator=validators.gt(0.0))
+    """Memory for keys and values: a request that could outgrow it waits."""
     prefill_tokens: int = field(default=8192, validator=validators.ge(1))
+    """Prompt tokens taken into one step at most."""

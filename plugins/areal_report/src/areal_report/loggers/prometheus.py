@@ -21,6 +21,7 @@ class PrometheusConfig:
     port: int = field(default=9464, validator=[validators.ge(0), validators.lt(65536)])
     """0 takes one that is free; the file `prometheus` in the run folder says which."""
     host: str = "127.0.0.1"
+    """The address it listens at."""
 
 
 class PrometheusLogger:

@@ -11,10 +11,12 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class TensorBoardConfig:
-    """`folder` empty means `tensorboard` in the run folder."""
+    """Where TensorBoard's files go."""
 
     folder: str = ""
+    """Where event files go; empty means `tensorboard` in the run folder."""
     flush_s: int = 30
+    """Seconds between writes."""
 
 
 class TensorBoardLogger:

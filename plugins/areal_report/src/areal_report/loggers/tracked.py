@@ -25,16 +25,17 @@ SAMPLE_COLUMNS = ("step", "task", "reward", "prompt", "completion", "stop", "tok
 
 @frozen(kw_only=True)
 class TrackedConfig:
-    """`project` groups runs; `name` empty takes the run's. `options` are handed to `init` as they are.
-
-    `samples` is how many prompts and answers of every step are sent along as a table, best and worst in turn, by
-    `trackio` and `wandb`; 0 sends no text.
-    """
+    """How a run stands in an experiment tracker."""
 
     project: str = "areal"
+    """Groups runs."""
     name: str = ""
+    """Of the run; empty takes the run's own."""
     samples: int = field(default=0, validator=validators.ge(0))
+    """Prompts and answers of every step that are sent along as a table, best and worst in turn, by `trackio` and
+    `wandb`; 0 sends no text."""
     options: Mapping[str, Any] = Factory(dict)  # Any: the package's own
+    """Handed to the package's `init` as they are."""
 
 
 class TrackedLogger:

@@ -17,16 +17,21 @@ EXAMPLES = "3 + 4 = 7\n9 - 2 = 7\n1 - 6 = -5\n"
 
 @frozen(kw_only=True)
 class ChainSumConfig(SplitConfig):
-    """Options of `chain_sum`. `examples` is put before every prompt, as it is.
+    """Options of `chain_sum`.
 
     Two terms of one digit make 200 different items: splits differ in draws, not in items.
     """
 
     min_terms: int = field(default=2, validator=validators.ge(2))
+    """Terms of a sum at least."""
     max_terms: int = field(default=2, validator=validators.ge(2))
+    """Terms of a sum at most."""
     min_digits: int = field(default=1, validator=validators.ge(1))
+    """Digits of a term at least."""
     max_digits: int = field(default=1, validator=validators.ge(1))
+    """Digits of a term at most."""
     examples: str = EXAMPLES
+    """Put before every prompt, as it is."""
 
 
 def chain_sum(config: ChainSumConfig) -> LazyRows:

@@ -19,15 +19,19 @@ from areal_tasks.datasets.shape import ShapeConfig, check_columns, shaped
 
 @frozen(kw_only=True)
 class HubConfig(ShapeConfig):
-    """Options of `hub`. `path` is a hub name, a folder `save_to_disk` wrote, or one of parquet, csv or json files.
+    """Options of `hub`.
 
     Example: HubConfig(path="openai/gsm8k", name="main", split="train", prompt="{question}", answer_after="####")
     """
 
     path: str
+    """A hub name, a folder `save_to_disk` wrote, or one of parquet, csv or json files."""
     name: str | None = None
+    """The configuration, where the data set has several, for example main."""
     split: str = "train"
+    """For example train, test, or train[:1000]."""
     revision: str | None = None
+    """Branch, tag or commit of the hub's repository."""
 
 
 SAVED = ("dataset_dict.json", "state.json")

@@ -29,6 +29,7 @@ class JsonlConfig(ShapeConfig):
     """
 
     path: str
+    """A file of one JSON object per line."""
     max_prompt_chars: int = field(default=1_000_000, validator=validators.ge(1))
     """Rows with a longer prompt are left out and counted: no model takes them, and each would be tokenized for long."""
 

@@ -17,14 +17,14 @@ HELD_SLOT = 20
 
 @frozen(kw_only=True)
 class SplitConfig:
-    """Options every generated data set has.
-
-    `seed` chooses the training items; the held-out items are the same for all seeds.
-    """
+    """Options every generated data set has."""
 
     split: str = field(default="train", validator=validators.in_(("train", "held")))
+    """The items to train on, or those held out."""
     seed: int = field(default=1, validator=validators.ge(0))
+    """Chooses the training items; the held-out items are the same for all seeds."""
     size: int = field(default=1_000_000, validator=[validators.ge(1), validators.le(SLOT)])
+    """Items of the data set."""
 
     @property
     def first(self) -> int:

@@ -33,7 +33,9 @@ class SpellConfig(SplitConfig):
     """
 
     min_word_len: int = field(default=3, validator=[validators.ge(1), validators.le(10)])
+    """Letters of a word at least."""
     max_word_len: int = field(default=10, validator=[validators.ge(3), validators.le(10)])
+    """Letters of a word at most."""
 
 
 def spell(config: SpellConfig) -> LazyRows:

@@ -15,12 +15,16 @@ from areal_tasks.rewards.finished import is_finished, required
 
 @frozen(kw_only=True)
 class ExactMatchConfig:
-    """Options of `exact_match`. `finished` gives 0 to completions cut off by the token budget."""
+    """Options of `exact_match`."""
 
     column: str = "answer"
+    """The column of the row that holds the answer."""
     strip: bool = True
+    """Leave white space around the two aside."""
     case: bool = True
+    """Tell capitals from small letters."""
     finished: bool = True
+    """Give 0 to completions cut off by the token budget."""
 
 
 @frozen

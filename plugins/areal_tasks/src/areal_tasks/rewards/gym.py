@@ -23,16 +23,15 @@ Scorer = Callable[[str, Mapping[str, Any]], float]  # Any: reasoning-gym decides
 
 @frozen(kw_only=True)
 class ReasoningGymConfig:
-    """Options of `reasoning_gym`.
-
-    `finished` gives 0 to completions cut off by the token budget. `strip` removes white space around the
-    completion. `exact` gives 1 to a completion with the full score that equals the row's `answer`, and 0 to
-    any other: some scorers give part of the score to a part of the answer, or take other spellings of it.
-    """
+    """Options of `reasoning_gym`."""
 
     finished: bool = True
+    """Give 0 to completions cut off by the token budget."""
     strip: bool = True
+    """Remove white space around the completion."""
     exact: bool = False
+    """Give 1 to a completion with the full score that equals the row's `answer`, and 0 to any other: some
+    scorers give part of the score to a part of the answer, or take other spellings of it."""
 
 
 @frozen

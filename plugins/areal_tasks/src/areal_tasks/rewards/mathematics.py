@@ -17,11 +17,14 @@ from areal_tasks.rewards.finished import is_finished, required
 
 @frozen(kw_only=True)
 class MathVerifyConfig:
-    """Options of `math_verify`. `digits` is the number of decimals that must agree."""
+    """Options of `math_verify`."""
 
     column: str = "answer"
+    """The column of the row that holds the answer."""
     digits: int = field(default=6, validator=validators.ge(0))
+    """Decimals that must agree."""
     finished: bool = False
+    """Give 0 to completions cut off by the token budget."""
 
 
 @frozen

@@ -1,0 +1,17 @@
+"""The commands this plugin adds to `areal`. Imports nothing heavy: `areal --help` imports this module."""
+
+from __future__ import annotations
+
+from areal_core.plugins.hooks import Command, hookimpl
+
+
+@hookimpl
+def areal_cli_commands() -> list[Command]:
+    """Add `areal config`."""
+    return [
+        Command(
+            name="config",
+            target="areal_config.command:config_command",
+            help="Show the keys of a run's yaml: type, default, meaning; or their JSON schema.",
+        )
+    ]
