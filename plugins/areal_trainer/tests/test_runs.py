@@ -129,3 +129,23 @@ def test_a_notebook_trains_shows_progress_and_hears_an_interrupt(folder: Path) -
     assert "image/png" in shown(made[2])
     assert "interrupted: step-" in shown(made[3]) and "areal train --resume" in shown(made[3])
     assert "stopped" in shown(made[4])
+
+
+def test_a_run_on_rows_is_a_trainer_of_another_kind(folder: Path) -> None:
+    """No reward and no engine that generates: rows with answers, and the options of the kind."""
+    rows = [{"prompt": f"{word}>", "completion": word[::-1]} for word in ("sun", "moon", "tree", "leaf") * 8]
+    trainer = areal.Trainer(
+        folder / "model",
+        data=rows,
+        kind="sft",
+        options={"batch_size": 8, "epochs": 1},
+        out=folder / "run",
+        device="cpu",
+    )
+
+    result = trainer.train(quiet=True)
+
+    assert "sft by reference:d1" in repr(trainer)
+    assert result.finished and len(result.metrics) == 4
+    assert result.curve.name == "loss" and len(result.curve.values) == 4
+    assert "4 steps, loss" in repr(result)

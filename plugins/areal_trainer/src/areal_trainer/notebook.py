@@ -30,7 +30,7 @@ class NotebookView:
     def __init__(self, steps: int, *, title: str) -> None:
         """Show nothing yet."""
         self._steps, self._title = steps, title
-        self._rewards: list[float] = []
+        self._values: list[float] = []
         self._notes: list[str] = []
         self._record: Mapping[str, Any] = {}
         self._waiting = "the start"
@@ -51,7 +51,7 @@ class NotebookView:
     def step(self, record: Mapping[str, Any]) -> None:
         """Take a finished step. Any: as in `metrics.jsonl`."""
         self._record = record
-        self._rewards.append(float(record["reward"]))
+        self._values.append(float(record[headline_of(record)]))
         self._show_at_times()
 
     def note(self, text: str) -> None:
@@ -76,13 +76,18 @@ class NotebookView:
     def _page(self) -> str:
         step = int(self._record.get("step", 0))
         facts = [f"step {step} of {self._steps}"]
-        facts += [f"reward {self._record['reward']:.3f}"] if self._record else []
+        facts += [f"{headline_of(self._record)} {self._values[-1]:.3f}"] if self._record else []
         facts += [f"waiting for {self._waiting}"] if self._waiting else []
         lines = [html.escape(line) for line in self._notes[-_KEPT_NOTES:]]
         return (
             f"<div><b>{html.escape(self._title)}</b> <progress value='{step}' max='{self._steps}'></progress> "
-            f"{html.escape(' · '.join(facts))}{curve_svg(self._rewards)}<small>{'<br>'.join(lines)}</small></div>"
+            f"{html.escape(' · '.join(facts))}{curve_svg(self._values)}<small>{'<br>'.join(lines)}</small></div>"
         )
+
+
+def headline_of(record: Mapping[str, Any]) -> str:
+    """Return the number of a step that a run is judged by: its reward, or its loss where nothing is rewarded."""
+    return "reward" if "reward" in record else "loss"
 
 
 def curve_svg(values: Sequence[float]) -> str:
@@ -93,6 +98,6 @@ def curve_svg(values: Sequence[float]) -> str:
     across, up = _WIDTH / (len(values) - 1), (_HEIGHT - 10) / span
     points = " ".join(f"{n * across:.1f},{_HEIGHT - 5 - (value - low) * up:.1f}" for n, value in enumerate(values))
     return (
-        f"<svg width='{_WIDTH}' height='{_HEIGHT}' style='display:block' role='img' aria-label='reward by step'>"
+        f"<svg width='{_WIDTH}' height='{_HEIGHT}' style='display:block' role='img' aria-label='by step'>"
         f"<polyline points='{points}' fill='none' stroke='#3b6fb6' stroke-width='1.5'/></svg>"
     )

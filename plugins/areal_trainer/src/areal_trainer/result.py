@@ -17,7 +17,7 @@ from areal_core.contract.errors import EngineMissing, RunFolderError
 from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.install import pip_install
 from areal_episodes.reader import Reader
-from areal_trainer.notebook import curve_svg
+from areal_trainer.notebook import curve_svg, headline_of
 
 if TYPE_CHECKING:
     import pandas
@@ -57,15 +57,15 @@ class Table(list[dict[str, Any]]):  # Any: as in `metrics.jsonl`
 
 
 class Curve:
-    """The reward over the steps; a notebook shows it, `path` is the picture."""
+    """The reward over the steps, or the loss where nothing is rewarded; a notebook shows it, `path` is the picture."""
 
-    def __init__(self, path: Path, values: Sequence[float]) -> None:
+    def __init__(self, path: Path, values: Sequence[float], name: str = "reward") -> None:
         """Read nothing yet."""
-        self.path, self.values = path, tuple(values)
+        self.path, self.values, self.name = path, tuple(values), name
 
     def __repr__(self) -> str:
         ends = f", from {self.values[0]:.3f} to {self.values[-1]:.3f}" if self.values else ""
-        return f"<reward of {len(self.values)} steps{ends}: {self.path}>"
+        return f"<{self.name} of {len(self.values)} steps{ends}: {self.path}>"
 
     def _repr_png_(self) -> bytes | None:
         return self.path.read_bytes() if self.path.is_file() else None
@@ -113,8 +113,10 @@ class Result:
 
     @property
     def curve(self) -> Curve:
-        """Return the reward over the steps."""
-        return Curve(self._files.picture, self.metrics.column("reward"))
+        """Return the reward over the steps, or the loss where nothing is rewarded."""
+        metrics = self.metrics
+        name = headline_of(metrics[-1]) if metrics else "reward"
+        return Curve(self._files.picture, metrics.column(name), name)
 
     @property
     def model(self) -> Path:
@@ -164,13 +166,13 @@ class Result:
         return self.folder.name
 
     def __repr__(self) -> str:
-        rewards = self.metrics.column("reward")
-        reward = f", reward {rewards[-1]:.3f}" if rewards else ""
-        return f"<run {self._name}: {self.summary.get('status', 'going on')}, {len(rewards)} steps{reward}>"
+        curve = self.curve
+        last = f", {curve.name} {curve.values[-1]:.3f}" if curve.values else ""
+        return f"<run {self._name}: {self.summary.get('status', 'going on')}, {len(curve.values)} steps{last}>"
 
     def _repr_html_(self) -> str:
-        rewards = self.metrics.column("reward")
-        return f"<div>{html.escape(repr(self))}{curve_svg(rewards)}<code>{html.escape(str(self.folder))}</code></div>"
+        curve = curve_svg(self.curve.values)
+        return f"<div>{html.escape(repr(self))}{curve}<code>{html.escape(str(self.folder))}</code></div>"
 
 
 def _number(value: object) -> str:

@@ -20,7 +20,7 @@ from areal_core.cli.train import PlainView
 from areal_core.config.load import dump_config, load_config
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.plan_text import describe_plan
-from areal_core.config.schema import RunConfig
+from areal_core.config.schema import RL, RunConfig
 from areal_core.contract.errors import ConfigError
 from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.devices import count_visible
@@ -168,12 +168,13 @@ class Trainer:
                 self._task.write(folder.root / TASK_FOLDER)
         plan, registry = _planned(self.config)
         console = Console(quiet=quiet)
-        view = self._view(console, quiet)
+        view = self._view(plan, console, quiet)
 
         async def work(stop: Any) -> bool:  # Any: an asyncio.Event
-            from areal_core.loop.run import Run  # seconds of imports: the view is there before them
+            from areal_core.loop.run import make_run  # seconds of imports: the view is there before them
 
-            return (await Run(plan, registry, view=shown, stop=stop).execute(resume=resume, archive=archive)).finished
+            run = make_run(plan, registry, view=shown, stop=stop)
+            return (await run.execute(resume=resume, archive=archive)).finished
 
         with view as shown:
             finished, interrupted = run_aside(work, shown.note)
@@ -203,18 +204,19 @@ class Trainer:
 
     def __repr__(self) -> str:
         run = self.config
-        return (
-            f"<Trainer {run.name}: {run.model.path}, {run.actor.backend} and {run.rollout.backend}, {run.steps} steps>"
+        who = (
+            f"{run.actor.backend} and {run.rollout.backend}" if run.kind == RL else f"{run.kind} by {run.actor.backend}"
         )
+        return f"<Trainer {run.name}: {run.model.path}, {who}, {run.steps} steps>"
 
-    def _view(self, console: Console, quiet: bool) -> AbstractContextManager[RunView]:
+    def _view(self, plan: Plan, console: Console, quiet: bool) -> AbstractContextManager[RunView]:
         run = self.config
         if not quiet and in_notebook():
-            return NotebookView(run.steps, title=run.name)
+            return NotebookView(plan.config.steps, title=run.name)
         report: RunReport | None = extension("report")
         if report is None:
-            return nullcontext(PlainView(run.steps, console))
-        return report.view(run.steps, title=run.name, folder=RunFolder.of(run).root, console=console)
+            return nullcontext(PlainView(plan.config.steps, console))
+        return report.view(plan.config.steps, title=run.name, folder=RunFolder.of(run).root, console=console)
 
 
 def _task(reward: Any, data: Any, held_out: Any) -> Task:
