@@ -243,6 +243,20 @@ def test_rows_to_learn_from_become_tokens_as_the_page_says() -> None:
     assert names["rejected"].ids[:7] == ids[:7]
 
 
+def test_the_curriculum_of_the_page_mixes_as_it_says(tmp_path: Path) -> None:
+    """One set at first, two from a third on, all three at last."""
+    (tmp_path / "curriculum.py").write_text(titled(ROOT / "docs/how-to/data.md", "curriculum.py"))
+    registry = Registry()
+    registry.add_file(tmp_path / "curriculum.py")
+    rows: Any = registry.build("dataset", "curriculum", {"steps": 10, "prompts_per_step": 3})
+
+    assert [sorted({row["set"] for row in rows[start : start + 9]}) for start in (0, 10, 20)] == [
+        ["2"],
+        ["2", "3"],
+        ["2", "3", "4"],
+    ]
+
+
 def test_the_manifest_of_the_backend_tutorial_is_one() -> None:
     """It is accepted as it stands."""
     names: dict[str, Any] = {}  # Any: a module's names

@@ -40,7 +40,9 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "estimator": dict.fromkeys(
             ("gae", "group_mean", "leave_one_out", "per_turn", "reinforce++", "reinforce++_baseline"), ALGORITHMS
         ),
-        "dataset": dict.fromkeys(("spell", "long_spell", "chain_sum", "jsonl", "hub"), TASKS),
+        "dataset": dict.fromkeys(
+            ("spell", "long_spell", "chain_sum", "jsonl", "hub", "reasoning_gym", "mixture"), TASKS
+        ),
         "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),
         "logger": dict.fromkeys(("tensorboard", "prometheus", "trackio", "wandb", "swanlab"), REPORT),
         "kind": dict.fromkeys(("sft", "dpo", "ipo", "reward_model"), SUPERVISED),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,8 @@ class Registry:
         if config is None:
             refuse_options(self.describe(role, name), options, path)
             return None
-        return structured(config, options, path)
+        with self._at_work():
+            return structured(config, options, path)
 
     def build(self, role: str, name: str, options: Mapping[str, Any] | None = None, path: str = "") -> object:
         """Load the plugin and call its factory with its checked options.
@@ -220,11 +222,21 @@ class Registry:
         """
         given = {} if options is None else options
         provider = self._in_hand(role, name)
-        if provider is None:
-            config = self.options(role, name, given, path)
-            factory = self.load(role, name)
-            return factory() if config is None else factory(config)
-        return provider.build(given, path)
+        with self._at_work():
+            if provider is None:
+                config = self.options(role, name, given, path)
+                factory = self.load(role, name)
+                return factory() if config is None else factory(config)
+            return provider.build(given, path)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Be the registry that `current_registry` returns."""
+        before = _AT_WORK.set(self)
+        try:
+            yield
+        finally:
+            _AT_WORK.reset(before)
 
     def require(
         self, role: str, name: str, key: str, *, device: str | None = None, facts: Mapping[str, str] | None = None
@@ -340,6 +352,14 @@ def _refusal(claim: Claim | None) -> str:
     if claim is None:
         return "its manifest does not claim it"
     return f"{claim.why} ({claim.issue})" if claim.issue else claim.why
+
+
+_AT_WORK: ContextVar[Registry] = ContextVar("areal registry at work")
+
+
+def current_registry() -> Registry:
+    """Return the registry that checks options or builds a plugin now, for plugins made of others; else the default."""
+    return _AT_WORK.get(None) or default_registry()
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn
 
-from areal_core.contract.errors import ConfigError, UnknownKey, WrongType
+from areal_core.contract.errors import ArealError, UnknownKey, WrongType
 from areal_core.plugins.redact import names_secret
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def unstructure(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _translate(error: Exception, cls: type, path: str) -> ConfigError:
+def _translate(error: Exception, cls: type, path: str) -> ArealError:
     """Turn the first leaf of a cattrs error tree into one of our errors, with its dotted path."""
     here = path
     current: Exception = error
@@ -81,6 +81,8 @@ def _translate(error: Exception, cls: type, path: str) -> ConfigError:
                 wanted = note.type
             elif isinstance(note, IterableValidationNote) and isinstance(note.index, int):
                 here = f"{here}[{note.index}]"
+    if isinstance(current, ArealError):  # said by the class itself
+        return current
     if isinstance(current, ForbiddenExtraKeysError):
         return _unknown_key(sorted(current.extra_fields)[0], current.cl, here)
     if isinstance(current, KeyError):

@@ -71,6 +71,26 @@ HUB = Manifest(
     summary="a data set of the Hugging Face hub, or one saved to a folder",
 )
 
+GYM = Manifest(
+    role="dataset",
+    name="reasoning_gym",
+    contract=(1, 0),
+    factory="areal_tasks.datasets.gym:gym",
+    config="areal_tasks.datasets.gym:GymConfig",
+    requires=_GYM,
+    extra="gym",
+    summary="any task of reasoning-gym, by its name there",
+)
+
+MIXTURE = Manifest(
+    role="dataset",
+    name="mixture",
+    contract=(1, 0),
+    factory="areal_tasks.datasets.mixture:mixture",
+    config="areal_tasks.datasets.mixture:MixtureConfig",
+    summary="several data sets as one, with weights that may change",
+)
+
 EXACT_MATCH = Manifest(
     role="reward",
     name="exact_match",

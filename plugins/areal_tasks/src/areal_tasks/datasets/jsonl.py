@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 from attrs import field, frozen, validators
 
 from areal_core.contract.errors import DatasetError
+from areal_tasks.datasets.mixture import prompt_chars
 from areal_tasks.datasets.rows import Row
 from areal_tasks.datasets.shape import ShapeConfig, shaped
 
@@ -65,22 +65,13 @@ def jsonl(config: JsonlConfig) -> list[Row]:
 
 
 def _short_enough(rows: list[Row], limit: int, path: Path) -> list[Row]:
-    kept = [row for row in rows if _num_chars(row.get("prompt", row.get("messages"))) <= limit]
+    kept = [row for row in rows if prompt_chars(row.get("prompt", row.get("messages"))) <= limit]
     left_out = f"{len(rows) - len(kept)} of {len(rows)} rows of {path} have a prompt of over {limit:,} characters"
     if not kept:
         raise DatasetError(left_out, why="nothing is left", fix="shorten them, or set data.options.max_prompt_chars")
     if len(kept) < len(rows):
         logger.warning("%s; they are left out (data.options.max_prompt_chars)", left_out)
     return kept
-
-
-def _num_chars(prompt: object) -> int:
-    """Count a prompt's characters, without making a text of it."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    if isinstance(prompt, Mapping):
-        return sum(map(_num_chars, prompt.values()))
-    return sum(map(_num_chars, prompt)) if isinstance(prompt, list | tuple) else 0
 
 
 def _row(config: JsonlConfig, where: str, line: str) -> Row:
