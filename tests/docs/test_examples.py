@@ -123,7 +123,7 @@ def test_an_example_lacks_nothing_but_its_model(path: Path, model: Path, seeing:
 
     plan = make_plan(config, Registry(), {"cuda": 2})
 
-    assert ([role.role for role in plan.roles], plan.warnings) == (["actor", "rollout"], ())
+    assert ([role.role for role in plan.roles], plan.warnings) == ([*config.train_roles, "rollout"], ())
 
 
 def test_offline_examples_are_the_presets_of_the_quickstart() -> None:

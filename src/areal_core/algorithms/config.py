@@ -130,13 +130,20 @@ class KLLossConfig:
 class OverlongConfig:
     """A soft penalty on long outputs (DAPO, arXiv 2503.14476).
 
-    Falls from 0 to -factor over the last `tokens` of the budget of new tokens; 0 turns it off.
+    Falls from 0 to -factor over the last `tokens` of the budget of new tokens, or over the last `share` of it; both 0
+    turn it off.
     """
 
     tokens: int = field(default=0, validator=validators.ge(0))
-    """The last so many tokens of the budget; 0 turns it off."""
+    """The last so many tokens of the budget; 0 leaves it to `share`."""
+    share: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    """The last share of the budget, instead of `tokens`; both 0 turn it off."""
     factor: float = field(default=1.0, validator=validators.ge(0.0))
     """The penalty at its end."""
+
+    def over(self, max_new_tokens: int) -> int:
+        """Return over how many tokens it falls; 0 is no penalty."""
+        return self.tokens or round(self.share * max_new_tokens)
 
 
 @frozen(kw_only=True)
@@ -226,6 +233,8 @@ class ObjectiveConfig:
 class AlgorithmConfig:
     """Everything under `algorithm:`."""
 
+    preset: str = ""
+    """A published algorithm (`areal algorithms`); its keys count unless the yaml or an override says otherwise."""
     objective: ObjectiveConfig = ObjectiveConfig()
     """What the policy minimises."""
     proximal: Proximal = Proximal.BEHAVIOUR

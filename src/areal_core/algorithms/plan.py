@@ -209,6 +209,12 @@ def _check_norm(name: str, norm: NormConfig) -> None:
 
 def _check_overlong(advantages: AdvantageConfig, max_new_tokens: int | None) -> None:
     tokens = advantages.overlong.tokens
+    if tokens and advantages.overlong.share:
+        raise PlanError(
+            f"algorithm.advantages.overlong has tokens {tokens} and share {advantages.overlong.share}",
+            why="each says over how many tokens the penalty falls",
+            fix="set one of them to 0",
+        )
     if max_new_tokens is not None and tokens > max_new_tokens:
         raise PlanError(
             f"algorithm.advantages.overlong.tokens {tokens} exceeds max_new_tokens {max_new_tokens}",

@@ -14,6 +14,7 @@ from typing import Any
 
 from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ArealError, ConfigError
+from areal_core.plugins.extensions import Presets, need
 from areal_core.plugins.redact import REDACTED, redact
 from areal_core.plugins.structure import structure, unstructure
 
@@ -23,7 +24,8 @@ def load_config(
 ) -> RunConfig:
     """Read a run's configuration: `base`, then the file, then the overrides, later ones winning.
 
-    Overrides are `a.b=c` with yaml values; `${a.b}` interpolates, `${oc.env:NAME}` reads the environment.
+    Overrides are `a.b=c` with yaml values; `${a.b}` interpolates, `${oc.env:NAME}` reads the environment. The keys of
+    `algorithm.preset` come just before what names it: what stands beside or after it counts.
 
     Raises:
         ConfigError: the file is missing or not yaml, or an override is not `key=value`.
@@ -37,7 +39,7 @@ def load_config(
             raise ConfigError(f"override {override!r} is not key=value", fix="for example: rollout.max_staleness=0")
     try:
         layers = [OmegaConf.create(dict(base or {})), *([_read_yaml(Path(path))] if path is not None else [])]
-        whole = OmegaConf.merge(*layers, OmegaConf.from_dotlist(list(overrides)))
+        whole = OmegaConf.merge(*_with_preset([*layers, OmegaConf.from_dotlist(list(overrides))]))
         plain = OmegaConf.to_container(whole, resolve=True)
     except OmegaConfBaseException as error:
         what = f"{path or 'overrides'}: {error}".splitlines()[0]
@@ -51,6 +53,18 @@ def load_config(
             fix="quote what has brackets, colons or tags in it, for example 'name=\"a: b\"'",
         ) from None
     return structure(RunConfig, plain)
+
+
+def _with_preset(layers: list[Any]) -> list[Any]:  # Any: DictConfigs
+    """Return the layers with the keys of the preset before the last of them that names one."""
+    from omegaconf import OmegaConf
+
+    named = [(number, OmegaConf.select(layer, "algorithm.preset")) for number, layer in enumerate(layers)]
+    number, name = max(((number, name) for number, name in named if name is not None), default=(0, ""))
+    if not isinstance(name, str) or not name:
+        return layers
+    presets: Presets = need("presets", f"algorithm.preset {name}")
+    return [*layers[:number], OmegaConf.create(dict(presets.keys(name))), *layers[number:]]
 
 
 def dump_config(config: RunConfig) -> str:

@@ -27,7 +27,7 @@ from areal_core.config.weight_transport import TransportPlan, claims, plan_trans
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
 from areal_core.contract.train import Head, ObjectiveSpec
 from areal_core.contract.version import ageing
-from areal_core.plugins.extensions import need
+from areal_core.plugins.extensions import Presets, need
 from areal_core.plugins.registry import Registry
 
 _TIMING = "rollout.max_staleness is above 0: which weights generate a token depends on time; areal replay repeats a run"
@@ -104,6 +104,9 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
             max_staleness=config.rollout.max_staleness,
         ),
     ]
+    if config.algorithm.preset:
+        presets: Presets = need("presets", f"algorithm.preset {config.algorithm.preset}")
+        presets.check_roles(config.algorithm.preset, frozenset(config.train_roles))
     objective = objective_spec(config.algorithm, config.rollout.sampling.max_new_tokens)
     critic = critic_spec(config.algorithm) if config.critic else None
     for path, spec in (("objective", objective), ("critic_objective", critic)):

@@ -54,6 +54,7 @@ PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType({"scheduler": ("ray", 
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
+        "algorithms": ALGORITHMS,
         "backends": LOCAL,
         "config": CONFIG,
         "doctor": LOCAL,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 GROUP = "areal.extension"
 _OFFERED_BY = {
     "columns": "areal-algorithms",
+    "presets": "areal-algorithms",
     "environments": "areal-serving",
     "images": "areal-torch[images]",
     "profile": "areal-torch",
@@ -242,6 +243,16 @@ class Columns(Protocol):
 
 MakeColumns = Callable[..., Columns]
 """Extension `columns`, of `algorithm:`, the registry that knows its pieces, and `max_new_tokens`."""
+
+
+class Presets(Protocol):
+    """Extension `presets`: published algorithms by name, for `algorithm.preset`."""
+
+    def keys(self, name: str) -> Mapping[str, Any]:
+        """Return the part of a run's yaml that a preset is. Any: plain. Raises ConfigError: there is none."""
+
+    def check_roles(self, name: str, roles: frozenset[str]) -> None:
+        """Raise PlanError where a run lacks a role that a preset cannot do without."""
 
 
 class RunFiles(Protocol):

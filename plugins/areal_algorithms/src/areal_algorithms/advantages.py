@@ -119,7 +119,7 @@ def _metrics(
         metrics["advantage_max"] = Sum(value=float(inside.max()), weight=1.0)
     if batch.tokens.get("reference_logprobs", None) is not None:
         metrics["reference_kl"] = Sum(value=float(kl.sum()), weight=tokens)
-    if config.overlong.tokens:
+    if config.overlong.over(max_new_tokens):
         penalty = overlong_penalty(lengths, config.overlong, max_new_tokens)
         metrics["overlong_penalty"] = Sum(value=float(penalty[alive].sum()), weight=sequences)
     return metrics

@@ -30,10 +30,11 @@ def overlong_penalty(lengths: Tensor, config: OverlongConfig, max_new_tokens: in
 
     0 up to `max_new_tokens - tokens` generated tokens, then linear down to -factor at `max_new_tokens`.
     """
-    if config.tokens == 0:
+    tokens = config.over(max_new_tokens)
+    if tokens == 0:
         return torch.zeros(lengths.shape, dtype=torch.float64, device=lengths.device)
-    exceed = (lengths - (max_new_tokens - config.tokens)).to(torch.float64)
-    return -(exceed / config.tokens).clamp(0.0, 1.0) * config.factor
+    exceed = (lengths - (max_new_tokens - tokens)).to(torch.float64)
+    return -(exceed / tokens).clamp(0.0, 1.0) * config.factor
 
 
 def shape_rewards(batch: Batch, config: AdvantageConfig, *, max_new_tokens: int) -> Tensor:

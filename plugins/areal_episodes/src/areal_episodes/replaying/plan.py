@@ -123,7 +123,7 @@ def _config(run: RunFolder, overrides: Sequence[str]) -> RunConfig:
 
 def _until(config: RunConfig, last: int) -> RunConfig:
     """Return a configuration that ends at a step with the learning rates of the whole run."""
-    total = config.steps * config.algorithm.minibatches
+    total = config.steps * config.algorithm.updates
 
     def kept(role: RoleConfig) -> RoleConfig:
         optimizer = role.optimizer
