@@ -90,8 +90,14 @@ def override_example(key: Key) -> str:
     return f"'{word}'" if set(value) & set(' []{}"') else word
 
 
+_EXAMPLES = {"algorithm.preset": "dapo"}
+"""Of keys that take a name, and not any."""
+
+
 def example_value(key: Key) -> str:
     """Return an allowed value: the default, or one of its type where the default says little."""
+    if key.path in _EXAMPLES:
+        return _EXAMPLES[key.path]
     others = [value for value, _ in key.choices if value not in (key.default_text, "none")]
     if others:
         return others[0]
