@@ -76,6 +76,7 @@ def page(each: Preset) -> str:
     """Return the recipe of a preset."""
     keys = yaml.safe_dump(dict(each.keys), sort_keys=False, default_flow_style=False, width=100)
     needs = "".join(f"- Needs a section `{role}:`.\n" for role in each.needs)
+    roles = "".join(_ROLES[role] for role in each.needs)
     notes = needs + "".join(f"- {note}\n" for note in each.notes)
     file = file_name(each)
     parts = [
@@ -84,8 +85,8 @@ def page(each: Preset) -> str:
         f"{each.paper}, [arXiv:{each.arxiv}]({PAPER}{each.arxiv}).\n",
         f"$$\n{each.formula.strip()}\n$$\n",
         *([notes] if notes else []),
-        f"```yaml\nalgorithm:\n  preset: {each.name}\n```\n",
-        f"is short for\n\n```yaml\n{keys}```\n",
+        f"```yaml\nalgorithm:\n  preset: {each.name}\n{roles}```\n",
+        f"is short for\n\n```yaml\n{keys}{roles}```\n",
         "Each key can be set beside `preset:`, or by an override, and then counts; `config.yaml` in the run folder has "
         "what resulted. From Python it is `areal_core.Trainer(..., "
         f'algorithm="{each.name}")`.\n',

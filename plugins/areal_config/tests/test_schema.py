@@ -124,7 +124,9 @@ def interpolated(value: object) -> bool:
 
 
 def planned(key: Key, value: object) -> bool:
-    """Tell whether the value is refused while planning, and not before: bounds that stand in metadata."""
+    """Tell whether another refuses the value: the plan, of bounds that stand in metadata; who knows the presets."""
+    if key.path == "algorithm.preset":
+        return isinstance(value, str)
     return key.path.rpartition(".")[0].endswith(("sampling", "optimizer", "lora")) and isinstance(
         value, float | int | str
     )
