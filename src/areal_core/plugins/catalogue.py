@@ -37,15 +37,17 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
         "workflow": {"single_turn": TASKS},
         "objective": {**dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS), "linear": SUPERVISED},
-        "estimator": dict.fromkeys(
-            ("gae", "group_mean", "leave_one_out", "per_turn", "reinforce++", "reinforce++_baseline"), ALGORITHMS
-        ),
+        "estimator": {
+            **dict.fromkeys(("gae", "group_mean", "leave_one_out", "per_turn"), ALGORITHMS),
+            **dict.fromkeys(("reinforce++", "reinforce++_baseline"), ALGORITHMS),
+            "discounted": SUPERVISED,
+        },
         "dataset": dict.fromkeys(
             ("spell", "long_spell", "chain_sum", "jsonl", "hub", "reasoning_gym", "mixture"), TASKS
         ),
-        "reward": dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS),
+        "reward": {**dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS), "nothing": SUPERVISED},
         "logger": dict.fromkeys(("tensorboard", "prometheus", "trackio", "wandb", "swanlab"), REPORT),
-        "kind": dict.fromkeys(("sft", "dpo", "ipo", "reward_model"), SUPERVISED),
+        "kind": dict.fromkeys(("sft", "dpo", "ipo", "reward_model", "distill"), SUPERVISED),
     }
 )
 

@@ -26,6 +26,33 @@ REWARD_MODEL = _kind(
     "reward_model", "RewardModel", "RewardModelConfig", "a scalar that prefers the better of two answers"
 )
 
+DISTILL = Manifest(
+    role="kind",
+    name="distill",
+    contract=(1, 0),
+    factory="areal_supervised.distill:Distill",
+    config="areal_supervised.distill:DistillConfig",
+    devices=_DEVICES,
+    summary="on-policy distillation: the reverse KL to a teacher on the student's own answers",
+)
+DISCOUNTED = Manifest(
+    role="estimator",
+    name="discounted",
+    contract=(1, 0),
+    factory="areal_supervised.discounted:Discounted",
+    config="areal_supervised.discounted:DiscountedConfig",
+    devices=_DEVICES,
+    summary="the reward of a token and, discounted, of those after it; nothing is taken off",
+)
+NOTHING = Manifest(
+    role="reward",
+    name="nothing",
+    contract=(1, 0),
+    factory="areal_supervised.nothing:Nothing",
+    devices=_DEVICES,
+    summary="0 for every answer: for runs that learn from something else",
+)
+
 LINEAR = Manifest(
     role="objective",
     name="linear",
