@@ -224,6 +224,9 @@ MakeWatch = Callable[[Mapping[str, Any], Callable[..., None], Callable[[str], No
 TellChanges = Callable[[Path, object], str]
 """Extension `changes`, of a run's config.yaml and a configuration: what a resume changes. Raises RunFolderError."""
 
+ForeignNames = Callable[[str, object], str]
+"""Extension `foreign_names`, of an unknown key and what stands there: what it is called here, or nothing."""
+
 ProfileVariables = Callable[[Mapping[str, Any], int, Path, str], Mapping[str, str]]
 """Extension `profile`: what stands there, a run's steps and folder, a role -> its workers' variables. Any: plain."""
 

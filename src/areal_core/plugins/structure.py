@@ -25,6 +25,7 @@ from cattrs.errors import (
 from cattrs.gen import make_dict_structure_fn
 
 from areal_core.contract.errors import ArealError, UnknownKey, WrongType
+from areal_core.plugins.extensions import ForeignNames, extension
 from areal_core.plugins.redact import names_secret
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def structure(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
     try:
         return _CONVERTER.structure(dict(mapping), cls)
     except (ClassValidationError, IterableValidationError, TypeError) as error:
-        raise _translate(error, cls, path) from None
+        raise _translate(error, cls, path, mapping) from None
 
 
 def unstructure(value: Any) -> Any:
@@ -65,11 +66,12 @@ def unstructure(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _translate(error: Exception, cls: type, path: str) -> ArealError:
+def _translate(error: Exception, cls: type, path: str, mapping: Mapping[str, Any]) -> ArealError:
     """Turn the first leaf of a cattrs error tree into one of our errors, with its dotted path."""
     here = path
     current: Exception = error
     owner: Any = cls
+    value: Any = mapping  # what stands at `here`
     wanted: object = cls
     while isinstance(current, (ClassValidationError, IterableValidationError)):
         if isinstance(current, ClassValidationError):
@@ -78,13 +80,15 @@ def _translate(error: Exception, cls: type, path: str) -> ArealError:
         for note in getattr(current, "__notes__", []):
             if isinstance(note, AttributeValidationNote):
                 here = f"{here}.{note.name}" if here else str(note.name)
+                value = value.get(note.name) if isinstance(value, Mapping) else None
                 wanted = note.type
             elif isinstance(note, IterableValidationNote) and isinstance(note.index, int):
                 here = f"{here}[{note.index}]"
+                value = value[note.index] if isinstance(value, (list, tuple)) else None
     if isinstance(current, ArealError):  # said by the class itself
         return current
     if isinstance(current, ForbiddenExtraKeysError):
-        return _unknown_key(sorted(current.extra_fields)[0], current.cl, here)
+        return _unknown_key(sorted(current.extra_fields)[0], current.cl, here, value)
     if isinstance(current, KeyError):
         missing = str(current.args[0])
         at = here if here.endswith(missing) else _at(here, missing)
@@ -114,7 +118,9 @@ def _example(owner: type, path: str) -> str:
     return f"see the fields of {_name(owner)}"
 
 
-def _unknown_key(key: str, cls: type, path: str) -> UnknownKey:
+def _unknown_key(key: str, cls: type, path: str, mapping: object) -> UnknownKey:
+    foreign: ForeignNames | None = extension("foreign_names")
+    told = foreign(_at(path, key), mapping.get(key) if isinstance(mapping, Mapping) else None) if foreign else ""
     allowed = [field.name for field in attrs.fields(cls)]
     renamed = [field.name for field in attrs.fields(cls) if field.metadata.get("was") == key]
     near = renamed or difflib.get_close_matches(key, allowed, n=1)
@@ -122,8 +128,8 @@ def _unknown_key(key: str, cls: type, path: str) -> UnknownKey:
         f"unknown key {_at(path, key)!r}",
         why=f"keys here: {', '.join(allowed) or 'none'}",
         fix=f"{'it is called' if renamed else 'did you mean'} {_at(path, near[0])!r}{' now' if renamed else '?'}"
-        if near
-        else "remove it, or check its place in the file",
+        if near and (renamed or not told)
+        else told or "remove it, or check its place in the file",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from areal_config.keys import Key, keys, yaml_text
+from areal_config.names.called import foreign_names
 from areal_config.schema import GROUP, class_schema, plugin_options, run_schema
 from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import BackendNotFound, UnknownKey
@@ -85,12 +86,14 @@ def same_name(word: str, known: Sequence[Key]) -> list[str]:
 
 def unknown(word: str, known: Sequence[Key]) -> UnknownKey:
     """Return the error for a name no key has."""
-    near = same_name(word, known) or difflib.get_close_matches(word, [key.path for key in known], n=3)
+    same = same_name(word, known)
+    told = "" if same else foreign_names(word)
+    near = same or difflib.get_close_matches(word, [key.path for key in known], n=3)
     if not near:
         ends = difflib.get_close_matches(word.rpartition(".")[2], sorted({key.name for key in known}), n=2)
         near = [path for end in ends for path in same_name(end, known)]
     return UnknownKey(
         f"a run has no key {word!r}",
         why="areal config lists those it has",
-        fix=f"did you mean {' or '.join(repr(path) for path in near[:3])}?" if near else "areal config",
+        fix=told or (f"did you mean {' or '.join(repr(path) for path in near[:3])}?" if near else "areal config"),
     )

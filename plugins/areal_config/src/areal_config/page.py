@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from areal_config import find
 from areal_config.keys import Key
+from areal_config.names.name import Names
 from areal_config.schema import plugin_options
 from areal_core.contract.version import ROLES
 from areal_core.plugins.registry import Registry
@@ -40,6 +41,15 @@ def options_page(registry: Registry) -> str:
             if known:
                 lines += [f"### {role}: {name}", "", *_table(known, whole_path=True), ""]
     return "\n".join(lines)
+
+
+def names_page(names: Names) -> str:
+    """Return the names of another system as a table."""
+    lines = ["| there | here | |", "|---|---|---|"]
+    for theirs, name in names.items():
+        ours = ", ".join(f"`{key}`" for key in name.ours) or "no equal"
+        lines.append(f"| `{theirs}` | {ours} | {_cell(name.note)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _table(known: Sequence[Key], *, whole_path: bool = False) -> Iterator[str]:

@@ -30,8 +30,7 @@ def show_all(known: Sequence[Key], console: Console) -> None:
         if section.path in twins:
             console.print(f"  the keys of {twins[section.path]}", markup=False, highlight=False)
         else:
-            inside = [key for key in known if key.parent.removesuffix("[]") == section.path and not key.section]
-            _print_table(inside, console)
+            _print_table([key for key in known if _holder(key) == section.path and not key.section], console)
     console.print("\nareal config KEY tells all of one key, areal config SECTION the keys of a section.")
 
 
@@ -40,7 +39,10 @@ def show_section(section: Key, inside: Sequence[Key], console: Console) -> None:
     console.print(f"[bold]{escape(section.path)}[/]  {escape(section.meaning)}")
     if section.default is None:
         console.print("It is null unless it is set.")
-    _print_table([key for key in inside if not key.section], console, prefix=f"{section.path}.")
+    _print_table([key for key in inside if _holder(key) == section.path and not key.section], console)
+    for below in (key for key in inside if key.section):
+        console.print(f"\n[bold]{escape(below.path)}[/]  {escape(first_sentence(below.meaning))}")
+        _print_table([key for key in inside if _holder(key) == below.path and not key.section], console)
 
 
 def show_options(title: str, known: Sequence[Key], console: Console) -> None:
@@ -107,15 +109,18 @@ def example_value(key: Key) -> str:
     return {"text": "NAME", "integer": "1", "number": "0.5", "true": "true", "list": "[]"}.get(first, "{}")
 
 
-def _print_table(known: Sequence[Key], console: Console, prefix: str = "") -> None:
+def _holder(key: Key) -> str:
+    return key.parent.removesuffix("[]")
+
+
+def _print_table(known: Sequence[Key], console: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, min_width=22)
     table.add_column(max_width=14)
     table.add_column(max_width=12)
     table.add_column(ratio=1)
     for key in known:
-        name = key.path.removeprefix(prefix) if prefix else key.name
         default = "(needed)" if key.needed else key.default_text
-        table.add_row(Text(f"  {name}"), Text(default), Text(key.type), Text(first_sentence(key.meaning)))
+        table.add_row(Text(f"  {key.name}"), Text(default), Text(key.type), Text(first_sentence(key.meaning)))
     if known:
         console.print(table, highlight=False)

@@ -36,7 +36,9 @@ class SetConfig:
     """
 
     name: str
+    """Registered name of the data set."""
     options: Mapping[str, Any] = Factory(dict)
+    """The data set's own keys."""
     label: str = ""
     """What rows have in the column `set`; empty means `name`."""
     weight: float = 1.0
@@ -49,8 +51,9 @@ class SetConfig:
     order_by: str = ""
     """A column: smaller values first, in every epoch. Empty takes the rows in another random order each epoch."""
     min_prompt_chars: int = field(default=0, validator=validators.ge(0))
+    """Rows whose prompt is shorter are left out."""
     max_prompt_chars: int = field(default=0, validator=validators.ge(0))
-    """Rows whose prompt is shorter or longer are left out; 0 bounds nothing."""
+    """Rows whose prompt is longer are left out; 0 bounds nothing."""
 
 
 @frozen(kw_only=True)
@@ -58,7 +61,9 @@ class MixtureConfig:
     """Options of `mixture`. With `data.shuffle: false` every part of a run has these shares."""
 
     sets: tuple[SetConfig, ...] = field(converter=tuple[SetConfig, ...], validator=validators.min_len(1))
+    """The sets, with what they share."""
     seed: int = 1
+    """Of the order of sets and rows."""
     size: int = field(default=0, validator=validators.ge(0))
     """Rows; 0 takes as many as the sets' epochs allow, a million at most."""
 
