@@ -22,6 +22,7 @@ from rich.console import Console
 
 from areal_core.cli.main import INTERRUPTED
 from areal_core.config.load import load_config, redacted_keys
+from areal_core.config.machine import Machine, described, memory_warnings
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RunConfig
@@ -40,6 +41,9 @@ def train_command(
     *overrides: str,
     resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last state.")] = None,
     dry_run: Annotated[bool, Parameter(help="Print the resolved plan and stop; no model is loaded.")] = False,
+    assume: Annotated[
+        str, Parameter(help="With --dry-run: plan for another machine, such as cuda:8x80GB or cpu:64GB.")
+    ] = "",
     archive: Annotated[
         bool, Parameter(help="Move an earlier run in the folder aside, to <folder>.1, and start.")
     ] = False,
@@ -64,7 +68,9 @@ def train_command(
     if resume is not None:
         run = attrs.evolve(run, out=str(resume))
         _check_secrets(run, resume)
-    return train(run, resume=resume is not None, dry_run=dry_run, archive=archive, quiet=quiet)
+    if assume and not dry_run:
+        raise ConfigError("--assume without --dry-run", why="a run starts on this machine", fix="add --dry-run")
+    return train(run, resume=resume is not None, dry_run=dry_run, assume=assume, archive=archive, quiet=quiet)
 
 
 def _config_of(folder: Path) -> Path:
@@ -94,6 +100,7 @@ def train(
     *,
     resume: bool = False,
     dry_run: bool = False,
+    assume: str = "",
     archive: bool = False,
     quiet: bool = False,
 ) -> int:
@@ -103,6 +110,7 @@ def train(
         registry: where plugins are looked up; the process's own if None.
         resume: continue the run in `run.out` from its last checkpoint, or from its beginning.
         dry_run: print the plan and stop.
+        assume: of a dry run: the machine to plan for, such as `cuda:8x80GB`; this one if empty.
         archive: move an earlier run in the folder aside instead of refusing.
         quiet: print nothing; errors are raised.
 
@@ -113,7 +121,9 @@ def train(
     registry = registry or default_registry()
     for file in run.imports:
         registry.add_file(file)  # a kind of device may be among what it brings
-    plan = make_plan(run, registry, count_visible(registry, os.environ))
+    machine = described(assume, registry) if assume else Machine(devices=count_visible(registry, os.environ))
+    plan = make_plan(run, registry, machine.devices, installed=not assume)
+    plan = attrs.evolve(plan, warnings=(*plan.warnings, *memory_warnings(plan, machine.memory)))
     console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         if resume and (tell := extension("changes")) and (changed := tell(RunFolder.of(run).config, run)):

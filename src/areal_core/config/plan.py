@@ -58,12 +58,20 @@ class PlansRuns(Protocol):
         """Return the plan of a run of this kind, or raise as `make_plan` does; most ask `plan_training`."""
 
 
-def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int], *, generating: bool = True) -> Plan:
+def make_plan(
+    config: RunConfig,
+    registry: Registry,
+    devices: Mapping[str, int],
+    *,
+    generating: bool = True,
+    installed: bool = True,
+) -> Plan:
     """Check everything that can be checked without loading a model.
 
     Args:
         devices: how many accelerators of each type this run may use, for example {"cuda": 8}.
         generating: False for a replay, which needs no inference worker and no engine for one.
+        installed: False for a plan of another machine, which may have environments of engines that this one lacks.
 
     Raises:
         ConfigError, PluginError, ResourceError: the first thing that cannot work, what, why, fix.
@@ -84,7 +92,7 @@ def make_plan(config: RunConfig, registry: Registry, devices: Mapping[str, int],
     roles = _train_roles(config, registry, device)
     roles.append(plan_rollout_role(config, registry, device, generating))
     infer = registry.describe("infer", roles[-1].backend.name)
-    engine_warnings = check_environment(config.rollout, infer, device) if generating else []
+    engine_warnings = check_environment(config.rollout, infer, device) if generating and installed else []
     _check_room(config, registry, roles, devices)
     _check_names(config, registry)
     _check_rollout(config, roles[-1].model)

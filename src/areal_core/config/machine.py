@@ -1,0 +1,84 @@
+"""A machine to plan for: how many devices, how much memory. This one, or one that is described: `cuda:8x80GB`.
+
+Knows: descriptions of machines, and what a plan is known to need at least.
+Does not know: activations and caches, which come on top and depend on a run's batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+import psutil
+from attrs import Factory, frozen
+
+from areal_core.config.plan import Plan
+from areal_core.config.role_plan import RolePlan
+from areal_core.contract.device import CPU
+from areal_core.contract.errors import ConfigError
+from areal_core.plugins.devices import device_named
+from areal_core.plugins.registry import Registry
+
+_SHAPE = re.compile(r"(?P<kind>[a-z]+):((?P<count>[1-9]\d*)x)?(?P<size>\d+(\.\d+)?)(?P<unit>GB|GiB)")
+_UNITS = {"GB": 10**9, "GiB": 2**30}
+
+
+@frozen(kw_only=True)
+class Machine:
+    """What a run may use. `memory` is of one device of a kind in bytes; the cpu's is the whole machine's.
+
+    Example: Machine(devices={"cuda": 8}, memory={"cuda": 80_000_000_000})
+    """
+
+    devices: Mapping[str, int]
+    memory: Mapping[str, int] = Factory(lambda: {CPU: int(psutil.virtual_memory().total)})
+    """By default this machine's; that of its accelerators is not asked for: drivers tell it to whoever opens them."""
+
+
+def described(text: str, registry: Registry) -> Machine:
+    """Return the machine that is described as `cuda:8x80GB`, or `cpu:64GB`.
+
+    Raises:
+        ConfigError: it is no such description.
+        BackendNotFound: there is no such kind of device.
+    """
+    found = _SHAPE.fullmatch(text)
+    if found is None or (found["kind"] == CPU and found["count"]):
+        raise ConfigError(
+            f"{text!r} describes no machine",
+            why="it is a kind of device, how many of them, and the memory of one",
+            fix="for example cuda:8x80GB, npu:16x64GB, or cpu:64GB",
+        )
+    kind, size = found["kind"], round(float(found["size"]) * _UNITS[found["unit"]])
+    device_named(registry, kind)
+    return Machine(devices={} if kind == CPU else {kind: int(found["count"] or 1)}, memory={kind: size})
+
+
+def memory_warnings(plan: Plan, memory: Mapping[str, int]) -> list[str]:
+    """Return what is known not to fit: weights and optimizer states alone need more than there is."""
+    needs: Counter[str] = Counter()
+    if plan.roles[0].device == CPU:
+        needs["all roles together"] = sum(role.num_workers * role.memory_per_worker for role in plan.roles)
+    else:
+        for role in plan.roles:
+            needs[_owner(role)] += role.memory_per_worker // role.devices_per_worker
+    have = memory.get(plan.roles[0].device)
+    if have is None:
+        return []
+    return [
+        f"{who}: weights and optimizer states need {_gigabytes(need)} "
+        f"{'' if plan.roles[0].device == CPU else 'on each device '}and there are {_gigabytes(have)}; activations and "
+        "caches come on top: take more ranks (d, t, p), a smaller dtype, or an adapter"
+        for who, need in needs.items()
+        if need > have
+    ]
+
+
+def _owner(role: RolePlan) -> str:
+    """Return who has the devices that a role is on."""
+    return role.placement.owner or role.role
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3g} GB"

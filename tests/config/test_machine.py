@@ -1,0 +1,101 @@
+"""A plan for a machine that is described: as many devices as it has, and what is known not to fit into their memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal_core.cli.main import main
+from areal_core.config.load import load_config
+from areal_core.config.machine import Machine, described, memory_warnings
+from areal_core.config.plan import Plan, make_plan
+from areal_core.contract.errors import ConfigError, PluginError, ResourceError
+from areal_core.plugins.registry import Registry
+from areal_torch.testing.models import make_tiny_model
+
+pytest.importorskip("areal_fsdp")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("machine") / "m")
+
+
+def planned(model: Path, machine: Machine, *overrides: str) -> Plan:
+    base = {
+        "model": {"path": str(model)},
+        "data": {"name": "spell"},
+        "rollout": {"backend": "vllm:d1", "reward": {"name": "exact_match"}, "sampling": {"max_new_tokens": 8}},
+        "actor": {"backend": "fsdp:d2"},
+    }
+    return make_plan(load_config(None, overrides, base), Registry(environ={}), machine.devices, installed=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "memory"),
+    [
+        ("cuda:8x80GB", {"cuda": 8}, {"cuda": 80 * 10**9}),
+        ("npu:64GiB", {"npu": 1}, {"npu": 64 * 2**30}),
+        ("cuda:2x0.5GB", {"cuda": 2}, {"cuda": 5 * 10**8}),
+        ("cpu:24GB", {}, {"cpu": 24 * 10**9}),
+    ],
+)
+def test_a_description_is_a_machine(text: str, devices: dict[str, int], memory: dict[str, int]) -> None:
+    found = described(text, Registry(environ={}))
+
+    assert (found.devices, found.memory) == (devices, memory)
+
+
+@pytest.mark.parametrize("text", ["cuda", "cuda:8", "cuda:0x80GB", "cuda:8x80", "cpu:2x24GB", "80GB", "cuda:8x80TB"])
+def test_what_describes_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="describes no machine"):
+        described(text, Registry(environ={}))
+
+
+def test_an_unknown_kind_of_device_is_refused() -> None:
+    with pytest.raises(PluginError, match="qpu"):
+        described("qpu:8x80GB", Registry(environ={}))
+
+
+def test_a_run_is_planned_for_devices_that_are_not_here(model: Path) -> None:
+    """Nor is the environment of vLLM."""
+    plan = planned(model, described("cuda:3x80GB", Registry(environ={})))
+
+    assert {role.device for role in plan.roles} == {"cuda"}
+    assert memory_warnings(plan, {"cuda": 80 * 10**9}) == []
+    with pytest.raises(ResourceError, match="needs 3 cuda devices, 2 are here"):
+        planned(model, described("cuda:2x80GB", Registry(environ={})))
+
+
+def test_a_role_that_cannot_fit_is_named_with_what_it_needs(model: Path) -> None:
+    """Where there is room for the engine and none for the trainer, it is the trainer."""
+    plan = planned(model, described("cuda:2x80GB", Registry(environ={})), "actor.backend=fsdp:d1")
+    actor, rollout = plan.role("actor").memory_per_worker, plan.role("rollout").memory_per_worker
+
+    assert memory_warnings(plan, {"cuda": max(actor, rollout)}) == []
+    (warning,) = memory_warnings(plan, {"cuda": max(actor, rollout) - 1})
+    assert warning.startswith("actor: ") and "on each device" in warning
+
+
+def test_on_the_cpu_all_roles_share_the_memory(model: Path) -> None:
+    plan = planned(model, Machine(devices={}), "rollout.backend=reference:d2", "actor.backend=reference:d1")
+    needed = sum(role.num_workers * role.memory_per_worker for role in plan.roles)
+
+    assert memory_warnings(plan, {"cpu": needed}) == []
+    assert memory_warnings(plan, {"cpu": needed - 1})[0].startswith("all roles together: ")
+    assert memory_warnings(plan, Machine(devices={}).memory) == []
+
+
+def test_the_command_plans_for_another_machine(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"model: {{path: {model}}}\ndata: {{name: spell}}\nactor: {{backend: 'fsdp:d2'}}\n"
+        "rollout: {backend: 'reference:d1', reward: {name: exact_match}, sampling: {max_new_tokens: 8}}\n"
+    )
+
+    assert main(["train", str(file), "--dry-run", "--assume", "cuda:4x0.000001GB"]) == 0
+    told = capsys.readouterr().out
+    assert "2 cuda" in told and "warning: actor: weights and optimizer states need" in told
+    assert main(["train", str(file), "--assume", "cuda:4x80GB"]) == 2
+    assert "--assume without --dry-run" in capsys.readouterr().err
