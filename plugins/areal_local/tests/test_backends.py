@@ -38,10 +38,10 @@ def plugins(site: Path) -> None:
 def test_every_plugin_is_a_row_with_its_state(areal: Run) -> None:
     """The table shows usable, hollow, broken, foreign and clashing plugins side by side."""
     done = areal("backends", "--role", "train")
-    rows = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("train")}
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ")}
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "areal-good 1.0" in rows["good"] and "2 of 4" in rows["good"]
+    assert "areal-good" in rows["good"] and "2 of 4" in rows["good"]
     assert rows["good"].rstrip().endswith("ok")
     assert rows["hollow"].rstrip().endswith("no engine")
     assert rows["broken"].rstrip().endswith("broken")
@@ -54,10 +54,29 @@ def test_the_fixes_stand_below_the_table(areal: Run) -> None:
     """A table has no room for commands and reasons."""
     text = areal("backends", "--role", "train").stdout
 
-    assert "train hollow: missing: absent-engine>=2; pip install 'areal-hollow[engine]'" in text
+    assert "train hollow: missing: absent-engine>=2\n    pip install 'areal-hollow[engine]'" in text
     assert "RuntimeError: boom" in text
     assert "areal-future 1.0 speaks train contract 9.0" in text
     assert "by clash-one 1.0 and by clash-two 1.0" in text or "by clash-two 1.0 and by clash-one 1.0" in text
+
+
+def test_everything_installed_fits_a_terminal(areal: Run) -> None:
+    """80 columns, each name once under its role, no engine that proves the conformance suite."""
+    text = areal("backends", COLUMNS="80").stdout
+    table = text.partition("\n\n")[0].splitlines()
+
+    assert max(map(len, table)) <= 80
+    assert [line.strip() for line in table].count("train") == 1
+    assert any(line.startswith("  fsdp ") for line in table)
+    assert not any(line.startswith("  second ") for line in table)
+
+
+def test_the_options_of_a_backend_are_told(areal: Run) -> None:
+    """With type, default and meaning, as `areal config` has them."""
+    text = areal("backends", "disk").stdout
+
+    assert "options" in text and "bucket_bytes" in text and "67108864" in text and "integer" in text
+    assert "Bytes that travel as" in text
 
 
 @pytest.mark.usefixtures("plugins")

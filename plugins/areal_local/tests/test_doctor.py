@@ -13,7 +13,11 @@ from tests.benches.command import Run
 from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_core.contract.device import Device, SeenDevice
 from areal_core.plugins.findings import Finding, Report, Severity
+from areal_core.plugins.manifest import Manifest
+from areal_core.plugins.probe import Probe
 from areal_local.doctor import deep, host, packages
+from areal_local.doctor.installed import check_rows
+from areal_local.inventory import Row
 
 GIB = 1 << 30
 
@@ -51,18 +55,42 @@ def test_a_broken_plugin_and_a_broken_hook_are_named(areal: Run, site: Path) -> 
     assert "ZeroDivisionError" in loud["what"]
 
 
-def test_a_missing_engine_is_a_warning_until_the_backend_is_asked_for(areal: Run, site: Path) -> None:
-    """Shells of engines one does not use may lie around; the one asked about must run."""
+def test_a_missing_engine_is_a_choice_until_the_backend_is_asked_for(areal: Run, site: Path) -> None:
+    """Shells of engines one does not use may lie around, where another one runs; the one asked about must run."""
     plugin(site, "hollow", manifest_source("train", "hollow", requires=("absent-engine>=2",), extra="engine"))
 
     _, everything = findings(areal)
     code, asked = findings(areal, "--backend", "hollow")
 
     subject = "train backend hollow (areal-hollow 1.0)"
-    assert (everything[subject]["level"], everything[subject]["code"]) == ("warning", "AREAL-E102")
+    assert (everything[subject]["level"], everything[subject]["code"]) == ("ok", "AREAL-E102")
+    assert everything[subject]["what"].endswith("(optional)")
     assert everything[subject]["fix"] == "pip install 'areal-hollow[engine]'"
     assert (code, asked[subject]["level"]) == (2, "error")
     assert not [other for other in asked if other.startswith("train backend") and other != subject]
+
+
+def test_a_machine_that_can_train_and_generate_is_fine(areal: Run) -> None:
+    """Exit code 0, whatever else is installed without its engine: a laptop has no NPU."""
+    levels = {subject: one["level"] for subject, one in findings(areal)[1].items() if " backend " in subject}
+
+    assert set(levels.values()) == {"ok"}
+    assert {"train backend ascend (areal-ascend 0.1.0)", "infer backend vllm (areal-vllm 0.1.0)"} <= set(levels)
+
+
+def test_a_role_nobody_can_play_is_a_warning() -> None:
+    """Without any engine for it, a missing one is no choice."""
+    manifest = Manifest(role="train", name="hollow", contract=(1, 2), factory="a:b")
+    hollow = Row(
+        role="train", name="hollow", origin="x 1", manifest=manifest, probe=Probe(missing=("engine",), versions={})
+    )
+    fine = Row(role="train", name="fine", origin="y 1", manifest=manifest, probe=Probe(versions={}, devices=("cpu",)))
+
+    (alone,) = check_rows([hollow], wanted=False)
+    beside = check_rows([hollow, fine], wanted=False)[0]
+    (asked,) = check_rows([hollow], wanted=True)
+
+    assert (alone.level, beside.level, asked.level) == (Severity.WARNING, Severity.OK, Severity.ERROR)
 
 
 def test_a_mismatch_and_a_clash_are_errors(areal: Run, site: Path) -> None:

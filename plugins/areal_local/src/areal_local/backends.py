@@ -1,7 +1,7 @@
 """`areal backends`: what is installed, what it can do, and whether it would run here.
 
-Knows: two tables and their JSON.
-Does not know: how plugins are found or judged (`areal_core.plugins`).
+Knows: tables and their JSON.
+Does not know: how plugins are found or judged (`areal_core.plugins`), what options mean (`areal_config`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from areal_core.contract.errors import ContractMismatch, DuplicateName, ManifestError
+from areal_config.find import class_keys
+from areal_config.show import show_options
+from areal_core.contract.errors import ArealError, ContractMismatch, DuplicateName, ManifestError
 from areal_core.plugins.claims import Claim, Support
 from areal_core.plugins.discovery import Discovery
 from areal_core.plugins.registry import Registry, default_registry
@@ -32,7 +34,7 @@ def backends(
     """List what is installed: backends, schedulers, transports, workflows, objectives, data sets, rewards, devices, ...
 
     Args:
-        name: Show every ability of this one, with the reasons.
+        name: Show every ability of this one, with the reasons, and its options.
         role: Only this role: train, infer, scheduler, ...
         json: Print JSON instead of tables.
     """
@@ -58,17 +60,22 @@ def show(registry: Registry, console: Console, *, name: str | None, role: str | 
     else:
         for row in rows:
             _details(row, console)
+            _options(row, registry, console)
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("role", "name", "distribution", "contract", "devices", "claims", "here"):
-        width = 15 if column == "distribution" else None
-        table.add_column(column, no_wrap=column not in ("distribution", "devices"), min_width=width)
-    for row in rows:
-        contract = ".".join(map(str, row.manifest.contract)) if row.manifest else "?"
+    """Return a table that fits 80 columns: names under their role; `areal backends NAME` has versions and reasons."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for column in ("name", "package", "devices", "claims", "here"):
+        table.add_column(
+            column, no_wrap=column != "package", overflow="fold", max_width=12 if column == "devices" else None
+        )
+    for number, row in enumerate(rows):
+        if not number or rows[number - 1].role != row.role:
+            table.add_row(f"[bold]{row.role}[/]")
         devices = " ".join(row.manifest.devices) if row.manifest else "?"
-        table.add_row(row.role, row.name, row.origin, contract, devices, _claims(row), _state(row))
+        package = row.origin.partition(" ")[0] if row.error is None else row.origin
+        table.add_row(f"  {escape(row.name)}", escape(package), devices, _claims(row), _state(row))
     return table
 
 
@@ -97,8 +104,10 @@ def _footnotes(rows: Sequence[Row], discovery: Discovery, console: Console) -> N
         if row.error is not None:
             console.print(f"\n{type(row.error).__name__}: {row.error}", markup=False, highlight=False, soft_wrap=True)
         elif row.probe is not None and not row.probe.ok and row.role != "device":  # a machine has one kind or none
-            fix = f"; {row.probe.fix}" if row.probe.fix else ""
-            lines.append(f"{row.role} {row.name}: {row.probe.summary}{fix}")
+            lines += [
+                f"{row.role} {row.name}: {row.probe.summary}",
+                *([f"    {row.probe.fix}"] if row.probe.fix else []),
+            ]
     if lines:
         console.print("\n" + "\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     if discovery.hidden:
@@ -128,6 +137,20 @@ def _details(row: Row, console: Console) -> None:
     if row.manifest.claims:
         console.print(_claim_table(row))
     console.print()
+
+
+def _options(row: Row, registry: Registry, console: Console) -> None:
+    """Print the keys that may stand under the plugin's `options`."""
+    if row.manifest is None:
+        return
+    try:
+        known = class_keys(registry.config_class(row.role, row.name))
+    except ArealError as exc:  # the class may need what is not installed
+        console.print(f"options: {exc}\n", markup=False, highlight=False, soft_wrap=True)
+        return
+    if known:
+        show_options("options", known, console)
+        console.print()
 
 
 def _claim_table(row: Row) -> Table:

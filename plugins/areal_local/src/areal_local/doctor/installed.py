@@ -18,10 +18,14 @@ from areal_local.inventory import Row
 def check_rows(rows: Sequence[Row], *, wanted: bool) -> list[Finding]:
     """Return one finding per plugin.
 
+    Without its engine or its device a plugin is a choice where another one of its role can run here, and worth a
+    warning where none can.
+
     Args:
         wanted: these very plugins were asked about, so one that cannot run is an error.
     """
-    return [_check_row(row, wanted) for row in rows]
+    served = {row.role for row in rows if row.probe is not None and row.probe.ok}
+    return [_check_row(row, wanted, row.optional or row.role in served) for row in rows]
 
 
 def check_discovery(discovery: Discovery) -> list[Finding]:
@@ -60,7 +64,7 @@ def check_hooks(failures: Sequence[HookFailure]) -> list[Finding]:
     ]
 
 
-def _check_row(row: Row, wanted: bool) -> Finding:
+def _check_row(row: Row, wanted: bool, optional: bool) -> Finding:
     subject = f"{noun(row.role)} {row.name} ({row.origin})"
     if row.error is not None:
         what = f"{row.error.what}: {row.error.why}" if row.error.why else row.error.what
@@ -78,7 +82,7 @@ def _check_row(row: Row, wanted: bool) -> Finding:
         return Finding(
             code="plugins.probe", level=Severity.OK, subject=subject, what=f"ok{': ' if found else ''}{found}"
         )
-    level = Severity.ERROR if wanted else Severity.OK if row.optional else Severity.WARNING
+    level = Severity.ERROR if wanted else Severity.OK if optional else Severity.WARNING
     absent = row.probe.missing or (row.probe.devices and row.probe.no_environment)
     code = "AREAL-E102" if absent else "plugins.device"
     what = row.probe.summary + (" (optional)" if level is Severity.OK else "")
