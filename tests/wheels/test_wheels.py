@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMES = [name_of(project) for project in PROJECTS]
 LOCAL = ("core", "devices", "algorithms", "config", "torch", "local")
-FIRST_RUN = (*LOCAL, "serving", "tasks", "trainer", "report", "episodes", "reference", "fsdp")
+FIRST_RUN = (*LOCAL, "serving", "tasks", "trainer", "hub", "report", "episodes", "reference", "fsdp")
 """What `areal-core[quickstart]` brings."""
 
 

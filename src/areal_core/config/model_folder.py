@@ -17,6 +17,7 @@ from typing import Any
 from attrs import frozen
 
 from areal_core.contract.errors import ModelError
+from areal_core.plugins.extensions import extension
 
 _MAX_JSON = 100_000_000  # bytes; what safetensors allows a header
 _UNEXPECTED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
@@ -55,11 +56,13 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
         ModelError: not a folder, no config.json, not a causal language model, or no weights.
     """
     folder = Path(os.path.expanduser(path))  # noqa: PTH111  a user who is not here is left as written
+    if path and not os.path.exists(folder) and (hub := extension("hub")) is not None:  # noqa: PTH110  as below
+        folder = hub.folder(path) or folder
     if not path or not os.path.isdir(folder):  # noqa: PTH112  nor does this raise for a name that is too long
         raise ModelError(
             f"model folder {path!r} does not exist" if path else "no model given",
-            why="areal loads models from a local folder in Hugging Face format",
-            fix="set model.path to a folder; `hf download ORGANISATION/NAME --local-dir DIR` makes one",
+            why="a model is a local folder in Hugging Face format, or with areal-hub a name on the hub",
+            fix="set model.path to a folder, or to ORGANISATION/NAME (pip install areal-hub)",
         )
     if not (folder / "config.json").exists():
         raise ModelError(

@@ -27,7 +27,7 @@ from areal_core.config.weight_transport import TransportPlan, claims, plan_trans
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
 from areal_core.contract.train import Head, ObjectiveSpec
 from areal_core.contract.version import ageing
-from areal_core.plugins.extensions import Presets, need
+from areal_core.plugins.extensions import ModelHub, Presets, extension, need
 from areal_core.plugins.registry import Registry
 
 _TIMING = "rollout.max_staleness is above 0: which weights generate a token depends on time; areal replay repeats a run"
@@ -78,6 +78,8 @@ def make_plan(
     """
     for file in config.imports:
         registry.add_file(Path(file))
+    hub: ModelHub | None = extension("hub")
+    config = hub.pinned(config) if hub else config
     if config.kind != RL:
         kind = registry.build("kind", config.kind, config.options, "options")
         assert isinstance(kind, PlansRuns)

@@ -37,7 +37,8 @@ class ModelConfig:
     """The policy's starting point."""
 
     path: str = ""
-    """A folder on this machine in Hugging Face format: config.json, *.safetensors, tokenizer."""
+    """A folder in Hugging Face format (config.json, *.safetensors, tokenizer), or a name on the hub: Qwen/Qwen3-0.6B,
+    with @ and a branch, tag or commit behind it if you like."""
     dtype: str = field(default="float32", validator=_DTYPE)
     """Of the weights in training; a role's own `dtype` goes before it."""
 

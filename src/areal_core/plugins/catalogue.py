@@ -64,6 +64,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "quickstart": TASKS,
         **dict.fromkeys(("episodes", "replay"), EPISODES),
         "evaluate": "areal-evaluate",
+        "push": "areal-hub",
         "report": REPORT,
         **dict.fromkeys(("view", "trace"), "areal-view"),
         "convert": "areal-torch",

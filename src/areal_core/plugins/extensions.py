@@ -136,6 +136,19 @@ class ImageSupport(Protocol):
         """Return the preparer of a model folder, None if the model takes no images."""
 
 
+class ModelHub(Protocol):
+    """Extension `hub`: models that are named as on the Hugging Face hub, where a run could name a folder."""
+
+    def pinned(self, config: object) -> Any:
+        """Return a RunConfig with a commit in every name on the hub, its models fetched. Any: the same class.
+
+        Raises ModelError: one cannot be had.
+        """
+
+    def folder(self, path: str) -> Path | None:
+        """Return the folder with the files of a name, None if it is no such name. Raises ModelError."""
+
+
 class RewardPool(Protocol):
     """One reward function, called where it can be killed. One per run, in the controller."""
 

@@ -161,6 +161,18 @@ class Result:
             ) from None
         return evaluate(self.folder, tasks, **options)
 
+    def push(self, to: str, **options: Any) -> str:
+        """Upload the newest trained model with a model card, and return its address: `areal_hub.push.push`. Any: so.
+
+        Raises:
+            EngineMissing: areal-hub is not installed.
+        """
+        try:
+            from areal_hub.push import push
+        except ImportError as error:
+            raise EngineMissing("push needs areal-hub", why=str(error), fix=pip_install("areal-hub")) from None
+        return push(self.folder, to, **options)
+
     @cached_property
     def _name(self) -> str:
         return self.folder.name
