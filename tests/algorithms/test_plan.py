@@ -75,6 +75,9 @@ def test_an_objective_of_the_users_own_gets_only_what_was_set() -> None:
         ({"kl_loss": {"coefficient": 0.1}}, "kl_loss.coefficient is 0.1 and there is no reference"),
         ({"advantages": {"reward_norm": {"mean": "none", "leave_one_out": True}}}, "leave_one_out without a mean"),
         ({"advantages": {"overlong": {"tokens": 9}}}, "overlong.tokens 9"),
+        ({"objective": {"name": "sft"}}, "objective.name is sft"),
+        ({"objective": {"name": "value"}}, "objective.name is value"),
+        ({"objective": {"name": "linear"}}, "objective.name is linear"),
     ],
 )
 def test_settings_that_cannot_go_together_are_refused(algorithm: dict[str, Any], words: str) -> None:

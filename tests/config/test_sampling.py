@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from areal_core.config.model_folder import ModelFolder, inspect_model
-from areal_core.config.sampling import check_sampling
-from areal_core.config.schema import RoleConfig, RolloutConfig, RunConfig
-from areal_core.contract.errors import PlanError
+from areal_core.config.sampling import check_sampling, evaluation_sampling
+from areal_core.config.schema import EvaluationConfig, EvaluationSetConfig, RoleConfig, RolloutConfig, RunConfig
+from areal_core.contract.errors import ArealError, PlanError
 from areal_core.contract.inference import SamplingParams
 
 from .conftest import MakeFolder
@@ -57,3 +57,38 @@ def test_sampling_from_another_distribution_than_the_trainer_s_is_warned_of(
     (warning,) = check_sampling(RunConfig(rollout=rollout), model)
 
     assert warning.startswith(f"{told}: behaviour log-probs are of the distribution {told} leaves")
+
+
+def with_set(temperature: float = 0.0, **keys: object) -> RunConfig:
+    """Return a run with one further set of held-out prompts."""
+    sets = {"hard": EvaluationSetConfig(**keys)}  # type: ignore[arg-type]
+    rollout = RolloutConfig(sampling=SamplingParams(max_new_tokens=512, temperature=0.9))
+    return RunConfig(rollout=rollout, evaluation=EvaluationConfig(temperature=temperature, sets=sets))
+
+
+def test_a_set_is_sampled_as_the_run_but_for_its_own_keys() -> None:
+    """Its temperature is the evaluation's, unless it has one."""
+    sampling = evaluation_sampling(with_set(sampling={"max_new_tokens": 64}), "hard")
+    warm = evaluation_sampling(with_set(sampling={"temperature": 0.6}), "hard")
+
+    assert sampling == SamplingParams(max_new_tokens=64, temperature=0.0)
+    assert warm == SamplingParams(max_new_tokens=512, temperature=0.6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"sampling": {"temperatur": 1}}, "evaluation.sets.hard.sampling.temperatur"),
+        ({"sampling": {"temperature": -1.0}}, "evaluation.sets.hard.sampling.temperature is -1.0"),
+        ({"sampling": {"top_p": 0.0}}, "evaluation.sets.hard.sampling.top_p is 0.0"),
+        ({"sampling": {"max_new_tokens": 4096}}, "evaluation.sets.hard.sampling.max_new_tokens=4096 leaves no room"),
+        ({"samples": 4}, "evaluation.sets.hard.samples=4 at temperature 0"),
+    ],
+)
+def test_a_set_that_cannot_be_sampled_is_refused_by_its_key(
+    keys: dict[str, object], told: str, model: ModelFolder
+) -> None:
+    with pytest.raises(ArealError) as caught:
+        check_sampling(with_set(**keys), model)
+
+    assert told in str(caught.value)

@@ -31,6 +31,12 @@ _FADING = ("gamma", "lam")
 _STALE = 4
 """Versions from which on an unbounded drift is worth a warning."""
 _WITHOUT_VALUES = ("group_mean", "leave_one_out", "reinforce++", "reinforce++_baseline")
+_NOT_REWARDED = {
+    "sft": "set kind: sft, which imitates the rows of its data; or another objective: areal algorithms",
+    "value": "the critic's is algorithm.critic_objective; set the policy's to ppo: areal algorithms",
+    "linear": "set kind to dpo, ipo or reward_model; or another objective: areal algorithms",
+}
+"""Objectives of other kinds of run and of other roles -> what was probably meant."""
 _DEFAULT = AlgorithmConfig()
 
 
@@ -92,6 +98,12 @@ def check(
 
 
 def _check_objective(config: AlgorithmConfig) -> None:
+    if fix := _NOT_REWARDED.get(config.objective.name):
+        raise PlanError(
+            f"algorithm.objective.name is {config.objective.name}",
+            why="it reads no advantages: rewards would be computed and change nothing",
+            fix=fix,
+        )
     for name in _SHARED:
         if name in config.objective.options:
             raise PlanError(

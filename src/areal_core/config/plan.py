@@ -291,13 +291,18 @@ def _check_names(config: RunConfig, registry: Registry) -> None:
 def _named(config: RunConfig, registry: Registry) -> list[tuple[str, str, Options, str]]:
     """Return role, name, options and key of what a run of any kind names: data, scheduler, loggers."""
     scheduler, evaluation = config.scheduler, config.evaluation
+    held_out = {"evaluation.data": evaluation.data} if evaluation.data else {}
+    held_out |= {f"evaluation.sets.{name}.data": each.data for name, each in evaluation.sets.items()}
+    for key, data in held_out.items():
+        if not data.name:
+            raise _unnamed(key, "dataset", registry)
     if not config.data.name:
         raise _unnamed("data", "dataset", registry)
     return [
         ("scheduler", scheduler.backend, scheduler.options, "scheduler"),
         ("dataset", config.data.name, config.data.options, "data"),
         *(("logger", logger.name, logger.options, f"loggers[{n}]") for n, logger in enumerate(config.loggers)),
-        *([("dataset", evaluation.data.name, evaluation.data.options, "evaluation.data")] if evaluation.data else []),
+        *(("dataset", data.name, data.options, key) for key, data in held_out.items()),
     ]
 
 

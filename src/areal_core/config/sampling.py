@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 
+from attrs import evolve
+
 from areal_core.config.model_folder import ModelFolder
 from areal_core.config.schema import RunConfig
 from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import PlanError
+from areal_core.contract.inference import SamplingParams
+from areal_core.plugins.structure import structure, unstructure
 
 _RESHAPED = (
     "{what}: behaviour log-probs are of the distribution {what} leaves, the trainer's are of the whole one; "
@@ -33,8 +37,9 @@ def check_sampling(config: RunConfig, model: ModelFolder) -> list[str]:
         PlanError: names the key, its value, and what to set.
     """
     sampling = config.rollout.sampling
-    _check_ranges(config)
-    _check_context(config, model)
+    _check_ranges(sampling, "rollout.sampling")
+    _check_context(config, model, sampling.max_new_tokens, "rollout.sampling")
+    _check_evaluation(config, model)
     _check_microbatches(config)
     if sampling.temperature == 0:
         raise PlanError(
@@ -46,8 +51,20 @@ def check_sampling(config: RunConfig, model: ModelFolder) -> list[str]:
     return [_RESHAPED.format(what=reshaped)] if reshaped else []
 
 
-def _check_ranges(config: RunConfig) -> None:
-    sampling = config.rollout.sampling
+def evaluation_sampling(config: RunConfig, name: str = "") -> SamplingParams:
+    """Return how an evaluation samples, or one of its further sets.
+
+    Raises:
+        UnknownKey, WrongType: names the key of the set.
+    """
+    own = evolve(config.rollout.sampling, temperature=config.evaluation.temperature)
+    if not name:
+        return own
+    keys = {**unstructure(own), **config.evaluation.sets[name].sampling}
+    return structure(SamplingParams, keys, f"evaluation.sets.{name}.sampling")
+
+
+def _check_ranges(sampling: SamplingParams, at: str) -> None:
     longest = sampling.max_new_tokens
     wrong = {
         ("max_new_tokens", longest, "at least 1", "256"): longest < 1,
@@ -70,8 +87,11 @@ def _check_ranges(config: RunConfig) -> None:
     }
     for (name, value, allowed, example), is_wrong in wrong.items():
         if is_wrong:
-            key = f"rollout.sampling.{name}"
+            key = f"{at}.{name}"
             raise PlanError(f"{key} is {value}", why=f"it must be {allowed}", fix=f"set {key} to {example}")
+
+
+def _check_evaluation(config: RunConfig, model: ModelFolder) -> None:
     if config.evaluation.temperature < 0:
         raise PlanError(
             f"evaluation.temperature is {config.evaluation.temperature}",
@@ -79,9 +99,20 @@ def _check_ranges(config: RunConfig) -> None:
             fix="set evaluation.temperature to 0, which is greedy",
         )
 
+    for name, each in config.evaluation.sets.items():
+        sampling, at = evaluation_sampling(config, name), f"evaluation.sets.{name}"
+        _check_ranges(sampling, f"{at}.sampling")
+        _check_context(config, model, sampling.max_new_tokens, f"{at}.sampling")
+        if each.samples > 1 and sampling.temperature == 0:
+            raise PlanError(
+                f"{at}.samples={each.samples} at temperature 0",
+                why="greedy answers to a prompt are all alike",
+                fix=f"set {at}.sampling.temperature, for example 0.6, or samples to 1",
+            )
 
-def _check_context(config: RunConfig, model: ModelFolder) -> None:
-    wanted, longest = config.rollout.context_length, config.rollout.sampling.max_new_tokens
+
+def _check_context(config: RunConfig, model: ModelFolder, longest: int, at: str) -> None:
+    wanted = config.rollout.context_length
     if wanted and model.context_length and wanted > model.context_length:
         raise PlanError(
             f"rollout.context_length={wanted} exceeds what the model was made for",
@@ -91,9 +122,9 @@ def _check_context(config: RunConfig, model: ModelFolder) -> None:
     context = wanted or model.context_length
     if context and longest >= context:
         raise PlanError(
-            f"rollout.sampling.max_new_tokens={longest} leaves no room for a prompt",
+            f"{at}.max_new_tokens={longest} leaves no room for a prompt",
             why=f"the context holds {context} tokens",
-            fix=f"set rollout.sampling.max_new_tokens below {context}",
+            fix=f"set {at}.max_new_tokens below {context}",
         )
 
 

@@ -160,6 +160,25 @@ class WeightSyncConfig:
 
 
 @frozen(kw_only=True)
+class EvaluationSetConfig:
+    """A further set of held-out prompts, with its own sampling.
+
+    Example: {data: {name: jsonl, options: {path: hard.jsonl}}, sampling: {temperature: 0.6}, samples: 8}
+    """
+
+    data: DataConfig = DataConfig()
+    sampling: Options = Factory(dict)
+    """Keys of `rollout.sampling` that are others here; without one `temperature` is `evaluation.temperature`."""
+    samples: int = field(default=1, validator=validators.ge(1))
+    """Answers to each prompt: `eval_reward/NAME` is their mean, `eval_pass/NAME` the share of prompts with one that
+    passes."""
+    pass_reward: float = 1.0
+    """An answer passes if its reward is this or more."""
+    max_prompts: int = field(default=256, validator=validators.ge(1))
+    """The first so many rows."""
+
+
+@frozen(kw_only=True)
 class EvaluationConfig:
     """Greedy evaluation on held-out prompts. `every_steps` 0 evaluates only before and after."""
 
@@ -173,6 +192,8 @@ class EvaluationConfig:
     """The first so many held-out prompts."""
     temperature: float = 0.0
     """0 is greedy."""
+    sets: Mapping[str, EvaluationSetConfig] = Factory(dict)
+    """Name -> a further set, scored as `eval_reward/NAME`, with the run's workflow and reward."""
 
 
 @frozen(kw_only=True)

@@ -20,7 +20,8 @@ from areal_core.config.load import dump_config
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
 from areal_core.config.plan_text import describe_plan
-from areal_core.config.schema import RL, DataConfig
+from areal_core.config.sampling import evaluation_sampling
+from areal_core.config.schema import RL, DataConfig, EvaluationSetConfig
 from areal_core.contract.errors import ArealError, DatasetError, WorkerError, storage_errors
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.workflow import RolloutWorkflow, Tokenizer
@@ -29,12 +30,13 @@ from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel, unless_set
 from areal_core.loop.checkpoint import Progress, read_progress, restore, save_beginning
+from areal_core.loop.evaluator import Evaluator, HeldOut
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_group import TrainGroup
-from areal_core.loop.train_loop import Evaluator, Parts, TrainLoop
+from areal_core.loop.train_loop import Parts, TrainLoop
 from areal_core.observe.events import RUN_ENDED, RUN_RESTARTED, RUN_STARTED, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.plugins.blame import told
@@ -276,8 +278,7 @@ class Run:
             self._view.waiting(f"the state of {checkpoint.name}")
             await restore(checkpoint, learner, progress)
             await sync.update(progress.version)
-        sampling = evolve(rollout.sampling, temperature=config.evaluation.temperature)
-        evaluator = Evaluator(executor, held_out, sampling) if held_out else None
+        evaluator = Evaluator(executor, held_out) if held_out else None
         fleet = ElasticFleet(
             pool=pool,
             sync=sync,
@@ -395,18 +396,37 @@ class Run:
             save_beginning(self._folder, executor.state())
         return executor
 
-    async def _data(self, tokenizer: Tokenizer, events: EventLog) -> tuple[RolloutWorkflow, Rows, Rows]:
-        """Return what makes episodes, the rows it makes them of, and those held out; too long ones are left out."""
+    async def _data(self, tokenizer: Tokenizer, events: EventLog) -> tuple[RolloutWorkflow, Rows, list[HeldOut]]:
+        """Return what makes episodes, the rows it makes them of, and sets held out; too long ones are left out."""
         config, chosen = self._config, self._config.rollout.workflow
         workflow = self._registry.build("workflow", chosen.name, chosen.options, "rollout.workflow.options")
         assert isinstance(workflow, RolloutWorkflow)
-        rows, held_out = self._rows(config.data), self._rows(config.evaluation.data)
-        held_out = [held_out[i] for i in range(min(config.evaluation.max_prompts, len(held_out)))]
+        rows, held_out = self._rows(config.data), self._held_out()
         if (fitting := extension("fitting")) is not None:
             longest = self._longest(config.rollout.context_length or self._plan.role("rollout").model.context_length)
             fit = partial(fitting, workflow, tokenizer, longest, events.write, self._view)
-            rows, held_out = await fit("data", rows), await fit("evaluation.data", held_out)
+            rows = await fit("data", rows)
+            held_out = [evolve(each, rows=await fit(each.key, each.rows)) for each in held_out]
         return workflow, rows, held_out
+
+    def _held_out(self) -> list[HeldOut]:
+        """Return the sets of held-out rows, the run's own first."""
+        config, evaluation = self._config, self._config.evaluation
+        own = EvaluationSetConfig(data=evaluation.data, max_prompts=evaluation.max_prompts) if evaluation.data else None
+        sets = {**({"": own} if own else {}), **evaluation.sets}
+        found = []
+        for name, each in sets.items():
+            rows = self._rows(each.data)
+            found.append(
+                HeldOut(
+                    name=name,
+                    rows=[rows[number] for number in range(min(each.max_prompts, len(rows)))],
+                    sampling=evaluation_sampling(config, name),
+                    samples=each.samples,
+                    pass_reward=each.pass_reward,
+                )
+            )
+        return found
 
     def _longest(self, context: int | None) -> int:
         """Return how many tokens a sequence may have: all of it goes into one micro-batch."""

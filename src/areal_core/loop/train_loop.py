@@ -23,7 +23,6 @@ import attrs
 from areal_core.config.schema import RunConfig
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import StorageError
-from areal_core.contract.inference import SamplingParams
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.task_groups import unless_set
 from areal_core.fleet.weight_sync import WeightUpdate
@@ -35,8 +34,7 @@ from areal_core.observe.events import EVALUATED, EventLog
 from areal_core.observe.metrics import MetricsStream
 from areal_core.plugins.episodes import EpisodeStore
 from areal_core.plugins.extensions import RunView, Watch
-from areal_core.rollout.executor import RolloutExecutor
-from areal_core.rollout.groups import EpisodeGroup, episode_reward
+from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.stats import RolloutStats
 
 _NOT_SENT = WeightUpdate(version=-1, num_tensors=0, num_bytes=0, unchanged=0, seconds=0.0, phases={})
@@ -211,20 +209,3 @@ class TrainLoop:
     def _tell_refused(self, version: int, error: StorageError) -> None:
         self._parts.events.write("checkpoint_refused", version=version, error=str(error))
         self._parts.view.note(f"version {version} is not saved yet, it is tried again: {error.why}")
-
-
-class Evaluator:
-    """A fixed set of held-out rows, scored by the run's own workflow and reward."""
-
-    def __init__(self, executor: RolloutExecutor, rows: Sequence[Mapping[str, Any]], sampling: SamplingParams) -> None:
-        self._executor, self._rows, self._sampling = executor, rows, sampling
-
-    async def score(self) -> tuple[Mapping[str, float], int]:
-        """Return the mean `reward`, and how many rows are left out of it; rollouts for training go on meanwhile.
-
-        Raises:
-            RolloutError: too many episodes failed; a failed evaluation is not a low score.
-        """
-        episodes = await self._executor.evaluate(self._rows, self._sampling)
-        mean = sum(map(episode_reward, episodes)) / max(1, len(episodes))
-        return {"reward": mean}, len(self._rows) - len(episodes)

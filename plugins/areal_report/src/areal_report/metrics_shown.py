@@ -18,8 +18,9 @@ from areal_report.rates import OF_FLEET, SECONDS, START, STEPS, Record, idle_sha
 from areal_report.summary import evaluation_points, reward_points, smoothed, staleness_counts
 
 _WINDOW = f"over the last {STEPS} steps, at least {SECONDS:g} s"
+_OF_SETS = "eval_reward/"
 _NO_PARTS = 6
-"""Parts of rewards drawn; a workflow may have any number."""
+"""Parts of rewards drawn, and evaluation sets; a workflow may have any number."""
 
 
 @frozen(kw_only=True)
@@ -150,6 +151,9 @@ def learning_charts(history: History) -> list[Shown]:
     """Return what tells whether the policy learns, and how."""
     records = history.records
     found = _charts(LEARNING, records)
+    if sets := _sets(records):
+        shown = Shown(title="Evaluation sets", chart=Line(series=sets, marks=frozenset(sets)), more="mean rewards")
+        found.insert(0, shown)
     if parts := _parts(records):
         shown = Shown(title="Parts of the reward", chart=Line(series=parts), more="means over the episodes of a step")
         found.insert(0, shown)
@@ -202,6 +206,11 @@ def _of(records: Sequence[Record], name: str) -> list[Point]:
 def _band(records: Sequence[Record], name: str) -> list[tuple[float, float, float]]:
     low, high = dict(_of(records, f"{name}_min")), dict(_of(records, f"{name}_max"))
     return [(step, low[step], high[step]) for step in low if step in high]
+
+
+def _sets(records: Sequence[Record]) -> dict[str, list[Point]]:
+    names = dict.fromkeys(name for record in records for name in record if name.startswith(_OF_SETS))
+    return {name.removeprefix(_OF_SETS): _of(records, name) for name in list(names)[:_NO_PARTS]}
 
 
 def _parts(records: Sequence[Record]) -> dict[str, list[Point]]:

@@ -154,8 +154,9 @@ def _check_keys(config: RunConfig, compares: bool) -> None:
                 why="nothing is generated: the run learns from the rows of its data",
                 fix=f"remove it; options of the kind stand under options: (areal backends {config.kind})",
             )
-    if config.evaluation.temperature != EvaluationConfig().temperature:
-        raise PlanError("evaluation.temperature has no effect", why="nothing is generated", fix="remove it")
+    for key in ("temperature", "sets"):
+        if getattr(config.evaluation, key) != getattr(EvaluationConfig(), key):
+            raise PlanError(f"evaluation.{key} has no effect", why="nothing is generated", fix="remove it")
 
 
 def _first_other(found: object, default: object) -> str:

@@ -84,7 +84,7 @@ class RowLearner:
         return await self._method.measured(self.actor, self.reference, batch)
 
 
-class HeldOut:
+class HeldOutRows:
     """Satisfies `areal_core.loop.train_loop.Scores`: the numbers of rows that are never trained on."""
 
     def __init__(self, learner: RowLearner, episodes: Sequence[Episode], size: int, left_out: int) -> None:

@@ -33,7 +33,7 @@ from areal_core.rollout.tasks import TaskSource
 from areal_core.worker.supervise import Supervisor
 from areal_supervised.batches import RowBatches
 from areal_supervised.config import SupervisedConfig
-from areal_supervised.learning import HeldOut, Method, RowLearner
+from areal_supervised.learning import HeldOutRows, Method, RowLearner
 from areal_supervised.rows import Encode, Encoder, named
 
 _OF_ROLLOUTS = frozenset(
@@ -95,7 +95,7 @@ class RowRun(Run):
             source.restore(progress.tasks["tasks"])
         if progress.version == 0:
             save_beginning(self._folder, batches.state())
-        held_out = self._held_out(encoder)
+        held_out = self._encoded(encoder)
         metrics = self._metrics(stack, events, progress)
         self._view.waiting("workers to start: " + ", ".join(f"{role.role} {role.backend}" for role in self._plan.roles))
         groups = await self._train_groups(scheduler)
@@ -110,13 +110,13 @@ class RowRun(Run):
             executor=batches,
             meter=FleetMeter(InferencePool([])),
             sync=Nowhere(),
-            evaluator=HeldOut(learner, kept, options.batch_size, len(held_out) - len(kept)) if kept else None,
+            evaluator=HeldOutRows(learner, kept, options.batch_size, len(held_out) - len(kept)) if kept else None,
             metrics=metrics,
             events=events,
             view=self._view,
         )
 
-    def _held_out(self, encoder: Encoder) -> list[Any]:  # Any: an episode, or None for a row that is too long
+    def _encoded(self, encoder: Encoder) -> list[Any]:  # Any: an episode, or None for a row that is too long
         config = self._config.evaluation
         rows = self._rows(config.data)
         return [encoder.episode(named(number, rows[number])) for number in range(min(config.max_prompts, len(rows)))]

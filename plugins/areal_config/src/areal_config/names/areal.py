@@ -44,7 +44,7 @@ NAMES: Names = {
     "gconfig.ignore_eos": to("rollout.sampling.ignore_eos"),
     "gconfig.frequency_penalty": to("rollout.sampling.frequency_penalty"),
     "eval_gconfig.temperature": to("evaluation.temperature"),
-    "eval_gconfig.n_samples": nothing("an evaluation inside a run has one answer per prompt; areal evaluate has more"),
+    "eval_gconfig.n_samples": nothing("evaluation.sets.NAME.samples: answers to each prompt of a further set"),
     "rollout.max_head_offpolicyness": to("rollout.max_staleness"),
     "rollout.max_concurrent_rollouts": to("rollout.max_concurrent"),
     "rollout.consumer_batch_size": to("rollout.prompts_per_step"),

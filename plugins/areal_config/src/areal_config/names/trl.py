@@ -37,7 +37,7 @@ NAMES: Names = {
     "steps_per_generation": to("algorithm.minibatches"),
     "num_iterations": to("algorithm.epochs"),
     "num_generations": to("rollout.group_size"),
-    "num_generations_eval": nothing("an evaluation inside a run is greedy; areal evaluate has samples"),
+    "num_generations_eval": nothing("evaluation.sets.NAME.samples: answers to each prompt of a further set"),
     "max_completion_length": to("rollout.sampling.max_new_tokens"),
     "max_prompt_length": to("rollout.context_length", note="prompt and answer together"),
     "temperature": to("rollout.sampling.temperature"),
