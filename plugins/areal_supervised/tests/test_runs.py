@@ -15,10 +15,12 @@ import torch
 
 from areal_core.cli.train import train
 from areal_core.config.load import load_config
+from areal_core.contract.errors import ModelError
 from areal_core.loop.run_folder import RunFolder
 from areal_report.history import History
 from areal_report.journal import Journal
 from areal_report.summary import summarize
+from areal_supervised.scored import Scored, ScoredConfig
 from areal_tasks.tiny import make_spell_model
 
 KINDS = ("sft", "dpo", "ipo", "reward_model")
@@ -101,6 +103,9 @@ def test_a_reward_model_is_loaded_by_transformers_and_prefers_what_it_learned(fo
 
     right = sum(reward(row["prompt"] + row["chosen"]) > reward(row["prompt"] + row["rejected"]) for row in rows)
     assert right / len(rows) > 0.8
+    scored = Scored(ScoredConfig(path=str(tmp_path / "run")))
+    for row in rows[:5]:
+        assert scored(row["chosen"], row) == pytest.approx(reward(row["prompt"] + row["chosen"]), abs=1e-5)
 
 
 @pytest.mark.slow
@@ -127,3 +132,10 @@ def test_twenty_steps_have_the_losses_of_trls_own_trainers(folder: Path, tmp_pat
 
     assert len(expected) == TRL_STEPS
     assert [record["loss"] for record in records] == pytest.approx(expected, rel=0, abs=1e-4)
+
+
+def test_what_is_no_reward_model_is_refused(folder: Path) -> None:
+    with pytest.raises(ModelError, match="Qwen3ForCausalLM, which has no scalar head"):
+        Scored(ScoredConfig(path=str(folder / "m")))
+    with pytest.raises(ModelError, match="does not exist"):
+        Scored(ScoredConfig(path=str(folder / "nothing")))

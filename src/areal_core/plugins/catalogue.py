@@ -45,7 +45,10 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "dataset": dict.fromkeys(
             ("spell", "long_spell", "chain_sum", "jsonl", "hub", "reasoning_gym", "mixture"), TASKS
         ),
-        "reward": {**dict.fromkeys(("exact_match", "reasoning_gym", "math_verify"), TASKS), "nothing": SUPERVISED},
+        "reward": {
+            **dict.fromkeys(("exact_match", "reasoning_gym", "math_verify", "judge"), TASKS),
+            **dict.fromkeys(("nothing", "reward_model"), SUPERVISED),
+        },
         "logger": dict.fromkeys(("tensorboard", "prometheus", "trackio", "wandb", "swanlab"), REPORT),
         "kind": dict.fromkeys(("sft", "dpo", "ipo", "reward_model", "distill"), SUPERVISED),
     }

@@ -53,6 +53,17 @@ NOTHING = Manifest(
     summary="0 for every answer: for runs that learn from something else",
 )
 
+SCORED = Manifest(
+    role="reward",
+    name="reward_model",
+    contract=(1, 0),
+    factory="areal_supervised.scored:Scored",
+    config="areal_supervised.scored:ScoredConfig",
+    requires=("torch>=2.11", "transformers>=5"),
+    devices=_DEVICES,
+    summary="the scalar that a trained reward model gives to an answer",
+)
+
 LINEAR = Manifest(
     role="objective",
     name="linear",

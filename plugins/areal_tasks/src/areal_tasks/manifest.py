@@ -111,6 +111,14 @@ REASONING_GYM = Manifest(
     summary="reasoning-gym's own score of its own items",
 )
 
+JUDGE = Manifest(
+    role="reward",
+    name="judge",
+    contract=(1, 0),
+    factory="areal_tasks.rewards.judge:Judge",
+    config="areal_tasks.rewards.judge:JudgeConfig",
+    summary="what a language model behind an OpenAI-compatible URL says the answer is worth",
+)
 MATH_VERIFY = Manifest(
     role="reward",
     name="math_verify",
