@@ -18,6 +18,7 @@ from attrs import frozen
 
 from areal_core.contract.errors import ModelError
 from areal_core.plugins.extensions import extension
+from areal_core.plugins.install import pip_install
 
 _MAX_JSON = 100_000_000  # bytes; what safetensors allows a header
 _UNEXPECTED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
@@ -62,7 +63,7 @@ def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
         raise ModelError(
             f"model folder {path!r} does not exist" if path else "no model given",
             why="a model is a local folder in Hugging Face format, or with areal-hub a name on the hub",
-            fix="set model.path to a folder, or to ORGANISATION/NAME (pip install areal-hub)",
+            fix=f"set model.path to a folder, or to ORGANISATION/NAME ({pip_install('areal-hub')})",
         )
     if not (folder / "config.json").exists():
         raise ModelError(

@@ -59,7 +59,6 @@ SCORED = Manifest(
     contract=(1, 0),
     factory="areal_supervised.scored:Scored",
     config="areal_supervised.scored:ScoredConfig",
-    requires=("torch>=2.11", "transformers>=5"),
     devices=_DEVICES,
     summary="the scalar that a trained reward model gives to an answer",
 )
