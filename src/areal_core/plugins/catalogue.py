@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "algorithms": ALGORITHMS,
         "backends": LOCAL,
-        "config": CONFIG,
+        **dict.fromkeys(("config", "migrate-config"), CONFIG),
         "doctor": LOCAL,
         "scale": LOCAL,
         "quickstart": TASKS,

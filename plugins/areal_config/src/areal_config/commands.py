@@ -7,11 +7,16 @@ from areal_core.plugins.hooks import Command, hookimpl
 
 @hookimpl
 def areal_cli_commands() -> list[Command]:
-    """Add `areal config`."""
+    """Add `areal config` and `areal migrate-config`."""
     return [
         Command(
             name="config",
             target="areal_config.command:config_command",
             help="Show the keys of a run's yaml: type, default, meaning; or their JSON schema.",
-        )
+        ),
+        Command(
+            name="migrate-config",
+            target="areal_config.migrate.command:migrate_command",
+            help="Convert a yaml of AReaL into a run's.",
+        ),
     ]
