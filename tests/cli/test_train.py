@@ -34,9 +34,9 @@ def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     seen: list[RunConfig] = []
     make_plan = train_command.make_plan
 
-    def noting(run: RunConfig, *rest: Any) -> Any:  # Any: as make_plan
+    def noting(run: RunConfig, *rest: Any, **named: Any) -> Any:  # Any: as make_plan
         seen.append(run)
-        return make_plan(run, *rest)
+        return make_plan(run, *rest, **named)
 
     monkeypatch.setattr(train_command, "make_plan", noting)
 
@@ -143,6 +143,7 @@ def test_a_resume_with_what_must_not_change_is_refused_before_anything_starts(
             ["run folder nowhere has nothing to resume", "why: there is no such folder"],
         ),
         (["train", "--resume", "."], ["has nothing to resume", "why: it holds no config.yaml"]),
+        (["quickstart", "smollm2"], ["override 'smollm2' is not key=value", "--model"]),
         (["quickstart", "--model", "nonsense"], ["--model 'nonsense' is neither a preset nor a folder", "smollm2"]),
         (["quickstart", "--model", "."], ["model folder '.' has no config.json"]),
     ],
@@ -181,6 +182,13 @@ def test_quickstart_takes_the_places_of_the_presets_values(planned: Any, model: 
     assert (run.seed, run.steps, run.rollout.max_staleness, run.out) == (3, 5, 0, "somewhere")
     assert (run.actor.backend, run.rollout.backend, run.model.path) == ("fsdp:d2", "reference:d2", str(model))
     assert (run.data.options["seed"], run.data.options["split"]) == (3, "train")
+
+
+def test_quickstart_takes_overrides_as_train_does(planned: Any, model: Path) -> None:  # Any: as above
+    """Any key of the run, over the preset and over options of the command."""
+    run = planned("quickstart", "--dry-run", "--model", str(model), "rollout.group_size=5", "steps=7", "--steps", "3")
+
+    assert (run.rollout.group_size, run.steps) == (5, 7)
 
 
 def test_quickstart_keeps_the_presets_values_otherwise(planned: Any, model: Path) -> None:  # Any: as above

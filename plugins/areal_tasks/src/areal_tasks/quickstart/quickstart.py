@@ -25,7 +25,7 @@ PRESETS = ("spell", "long_spell", "smollm2")
 
 
 def quickstart(
-    *,
+    *overrides: str,
     model: Annotated[str, Parameter(help=f"What to train: {', '.join(PRESETS)}, or a model folder.")] = "spell",
     out: Annotated[Path, Parameter(help="The run folder; an earlier run in it is moved aside.")] = Path(
         "runs/quickstart"
@@ -42,12 +42,23 @@ def quickstart(
     """Train a small model on this machine, now: asynchronous GRPO with a real FSDP trainer.
 
     The default teaches a 101k-parameter model to spell words backward; about a minute on two cores.
+
+    Parameters
+    ----------
+    overrides:
+        Values that replace those of the run, as of `areal train`: algorithm.preset=rloo rollout.group_size=16
     """
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(
+                f"override {override!r} is not key=value",
+                fix="for example rollout.group_size=16; --model names a model",
+            )
     preset = model if model in PRESETS else "spell"
     console = Console(quiet=quiet)
     registry = default_registry()
     path = _model_path(model, registry, console)
-    overrides = [f"model.path={path}", f"out={out}", f"device={device}"]
+    given = [f"model.path={path}", f"out={out}", f"device={device}"]
     choices: Mapping[str, Any] = {  # Any: whatever the command line gave
         "seed": seed,
         "steps": steps,
@@ -55,8 +66,8 @@ def quickstart(
         "actor.backend": train,
         "rollout.backend": infer,
     }
-    overrides += [f"{key}={value}" for key, value in choices.items() if value is not None]
-    run = load_config(preset_path(preset), overrides)
+    given += [f"{key}={value}" for key, value in choices.items() if value is not None]
+    run = load_config(preset_path(preset), [*given, *overrides])
     return start(run, registry, dry_run=dry_run, archive=True, quiet=quiet)
 
 
