@@ -11,6 +11,7 @@ import pytest
 from areal_core.cli.main import main
 from areal_core.config.load import dump_config, load_config
 from areal_tasks.quickstart.quickstart import preset_path
+from areal_torch.tokenizers import save_character_tokenizer
 
 pytest.importorskip("areal_reference")
 
@@ -24,7 +25,7 @@ def run(tmp_path: Path) -> Path:
     (model / "config.json").write_text(json.dumps(facts))
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
-    (model / "tokenizer.json").write_text("{}")
+    save_character_tokenizer(model)
     made = load_config(
         preset_path("spell"), [f"model.path={model}", "actor.backend=reference:d1", "steps=30", "seed=1"]
     )

@@ -29,7 +29,7 @@ from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError, RunFolderError
 from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.devices import count_visible
-from areal_core.plugins.extensions import RunReport, extension
+from areal_core.plugins.extensions import Preview, RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def train_command(
     config: Path | None = None,
     *overrides: str,
     resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last state.")] = None,
-    dry_run: Annotated[bool, Parameter(help="Print the resolved plan and stop; no model is loaded.")] = False,
+    dry_run: Annotated[
+        bool, Parameter(help="Print the resolved plan and what the first row becomes, and stop; no model is loaded.")
+    ] = False,
     assume: Annotated[
         str, Parameter(help="With --dry-run: plan for another machine, such as cuda:8x80GB or cpu:64GB.")
     ] = "",
@@ -109,7 +111,7 @@ def train(
     Args:
         registry: where plugins are looked up; the process's own if None.
         resume: continue the run in `run.out` from its last checkpoint, or from its beginning.
-        dry_run: print the plan and stop.
+        dry_run: print the plan and what the first row becomes, and stop.
         assume: of a dry run: the machine to plan for, such as `cuda:8x80GB`; this one if empty.
         archive: move an earlier run in the folder aside instead of refusing.
         quiet: print nothing; errors are raised.
@@ -124,10 +126,13 @@ def train(
     machine = described(assume, registry) if assume else Machine(devices=count_visible(registry, os.environ))
     plan = make_plan(run, registry, machine.devices, installed=not assume)
     plan = attrs.evolve(plan, warnings=(*plan.warnings, *memory_warnings(plan, machine.memory)))
+    preview: Preview | None = extension("preview") if dry_run and not assume else None
+    first = preview(plan, registry) if preview else ""
     console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         if resume and (tell := extension("changes")) and (changed := tell(RunFolder.of(run).config, run)):
             console.print(changed, highlight=False, markup=False, soft_wrap=True)
+        console.print(first, highlight=False, markup=False, soft_wrap=True, end="\n" if first else "")
         return 0
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:

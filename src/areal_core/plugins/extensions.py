@@ -237,6 +237,9 @@ MakeWatch = Callable[[Mapping[str, Any], Callable[..., None], Callable[[str], No
 TellChanges = Callable[[Path, object], str]
 """Extension `changes`, of a run's config.yaml and a configuration: what a resume changes. Raises RunFolderError."""
 
+Preview = Callable[[Any, "Registry"], str]
+"""Extension `preview`, of a Plan: what the first row becomes. Raises ConfigError. Any: the plan."""
+
 ForeignNames = Callable[[str, object], str]
 """Extension `foreign_names`, of an unknown key and what stands there: what it is called here, or nothing."""
 

@@ -41,6 +41,8 @@ class Planned:
     """A plan; printed, it reads as `areal train --dry-run` shows it."""
 
     plan: Plan
+    first: str = ""
+    """What the first row becomes: the prompt as the model reads it, and the call of the reward function."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ class Planned:
         return self.plan.warnings
 
     def __repr__(self) -> str:
-        return describe_plan(self.plan)
+        return "\n\n".join(part for part in (describe_plan(self.plan), self.first) if part)
 
 
 class Trainer:
@@ -144,8 +146,10 @@ class Trainer:
         """
         with TemporaryDirectory(prefix="areal-") as scratch:
             self._task.write(Path(scratch))
-            plan, _ = _planned(self._load(Path(scratch)))
-        return Planned(evolve(plan, config=self.config))
+            plan, registry = _planned(self._load(Path(scratch)))
+            preview = extension("preview")
+            first = preview(plan, registry) if preview else ""
+        return Planned(evolve(plan, config=evolve(self.config, model=plan.config.model)), first)
 
     def train(self, *, resume: bool = False, archive: bool = False, quiet: bool = False) -> Result:
         """Run to the last step. A Ctrl-C, or an interrupt of the kernel, ends the run after its step and saves it.
