@@ -59,7 +59,10 @@ def run(folder: Path, kind: str, out: Path, *overrides: str, resume: bool = Fals
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    ["sft", "dpo", pytest.param("ipo", marks=pytest.mark.slow), pytest.param("reward_model", marks=pytest.mark.slow)],
+)
 def test_a_kind_learns_and_is_shown_like_any_run(folder: Path, tmp_path: Path, kind: str) -> None:
     records = run(folder, kind, tmp_path / "run")
 
@@ -75,7 +78,8 @@ def test_a_kind_learns_and_is_shown_like_any_run(folder: Path, tmp_path: Path, k
     assert (tmp_path / "run/report.html").is_file() and (tmp_path / "run/reward.png").is_file()
 
 
-@pytest.mark.parametrize("kind", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_a_run_that_stopped_goes_on_bit_for_bit(folder: Path, tmp_path: Path, kind: str) -> None:
     """Rows, optimizer and reference model are where they were: 24 steps are 12 and 12."""
     whole = run(folder, kind, tmp_path / "whole")
