@@ -21,6 +21,7 @@ IMPORTED_AS = {
     "math-verify": "math_verify",
     "reasoning-gym": "reasoning_gym",
     "pyzmq": "zmq",
+    "ipython": "IPython",
     "vl-convert-python": "vl_convert",
 }
 FROM_THE_ENGINE = {
