@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import attrs
@@ -20,10 +21,12 @@ from areal_core.loop.step_record import StepTimes, Totals, step_record
 from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.stats import RolloutStats
 from areal_core.rollout.tasks import Task
+from areal_report.glossary.entries import METRICS
 from areal_report.watch.judge import make_watch
 from areal_torch.testing.batches import make_batch, make_episode
 
-PAGE = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/reference/metrics.md").read_text()
 
 
 def test_every_number_is_on_the_page() -> None:
@@ -52,3 +55,11 @@ def test_every_number_is_on_the_page() -> None:
     names = {name: re.sub("_(std|min|max)$", "", name) for name in record}
     missing = [name for name, base in names.items() if f"`{name}`" not in PAGE and f"`{base}`" not in PAGE]
     assert not missing, f"docs/reference/metrics.md does not say what these are: {missing}"
+
+
+def test_the_tables_are_those_of_the_glossary() -> None:
+    """Made again, the page does not change; `python docs/metrics_page.py` renews it."""
+    made = runpy.run_path(str(ROOT / "docs/metrics_page.py"))
+
+    assert made["page"](PAGE) == PAGE
+    assert {metric.section for metric in METRICS} == set(re.findall(r"<!-- metrics: (?!end)([^>]+) -->", PAGE))

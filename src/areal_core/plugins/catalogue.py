@@ -68,7 +68,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("episodes", "replay"), EPISODES),
         "evaluate": "areal-evaluate",
         "push": "areal-hub",
-        "report": REPORT,
+        **dict.fromkeys(("report", "explain"), REPORT),
         **dict.fromkeys(("view", "trace"), "areal-view"),
         "convert": "areal-torch",
         "env": "areal-serving",
