@@ -23,7 +23,7 @@ from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import Progress, restore, save_beginning
 from areal_core.loop.learner import Update
 from areal_core.loop.run import Run
-from areal_core.loop.step_record import StepTimes
+from areal_core.loop.step_record import PARTS, StepTimes
 from areal_core.loop.train_loop import Parts, TrainLoop
 from areal_core.observe.events import EventLog
 from areal_core.plugins.extensions import RunView
@@ -113,7 +113,7 @@ class RowRun(Run):
             evaluator=HeldOutRows(learner, kept, options.batch_size, len(held_out) - len(kept)) if kept else None,
             metrics=metrics,
             events=events,
-            view=self._view,
+            view=RowView(self._view),
         )
 
     def _encoded(self, encoder: Encoder) -> list[Any]:  # Any: an episode, or None for a row that is too long
@@ -127,6 +127,18 @@ class RowRun(Run):
             self._view.note(f"warning: {fields['says']}; try: {fields['advice']}")
 
         return tell
+
+
+class RowView:
+    """Satisfies `areal_core.plugins.extensions.RunView`: what a step waits for are rows."""
+
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+        self.step, self.note = view.step, view.note
+
+    def waiting(self, what: str) -> None:
+        """Tell it in the words of this kind of run."""
+        self._view.waiting("rows" if what == PARTS["wait_s"] else what)
 
 
 class Nowhere:
