@@ -123,6 +123,7 @@ def test_of_a_row_to_learn_from_it_is_shown_what_is_learned(
         ("text", "raises", {}, PlanError, "reward 'raises' cannot be built"),
         ("breaks", "right", {}, DatasetError, "data set 'breaks' cannot be read"),
         ("none", "right", {}, DatasetError, "the data set of data has no rows"),
+        ("pair", "lists", {}, PlanError, "pair of answers, and kind is rl"),
         ("pair", "", {"kind": "sft"}, DatasetError, "the first row: the row lacks columns"),
         ("text", "", {"kind": "dpo"}, DatasetError, "wanted: chosen and rejected"),
         (

@@ -25,6 +25,7 @@ FIRST = "the first row"
 _SHOWN = 600
 """Characters of a prompt that are shown: its beginning and its end."""
 _COMPLETION = "..."
+_OF_PAIRS = frozenset({"prompt", "chosen", "rejected", "system", "tools", "chat_template_kwargs"})
 
 
 def preview(plan: Plan, registry: Registry) -> str:
@@ -45,6 +46,12 @@ def preview(plan: Plan, registry: Registry) -> str:
     lesson = None if config.kind == "rl" else registry.build("kind", config.kind, config.options, "options")
     if hasattr(lesson, "lesson"):
         return "\n".join([*lines, *_learned(rows[0], tokenizer, lesson.lesson())])
+    if config.kind == "rl" and {"chosen", "rejected"} <= set(rows[0]) <= _OF_PAIRS:
+        raise PlanError(
+            f"{FIRST} of data is a pair of answers, and kind is rl",
+            why="a run of reinforcement learning generates its answers, and nothing here tells what they are worth",
+            fix="set kind to dpo, ipo or reward_model; or give the reward a column to compare with, such as 'answer'",
+        )
     prompt, told_of_prompt = _prompt(plan, rows[0], tokenizer, registry)
     lines += told_of_prompt
     if config.rollout.reward.name:
