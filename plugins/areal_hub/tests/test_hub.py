@@ -116,7 +116,11 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(tmp_path: Path, hub: LocalHub)
         ("org/tiny@none", {}, ("'org/tiny@none' cannot be fetched", "it has no revision 'none'")),
         ("org/gated", {}, ("'org/gated' cannot be fetched", "ask for access")),
         ("org/tiny", {"HF_HUB_OFFLINE": "1"}, ("HF_HUB_OFFLINE is set", "hf download org/tiny")),
-        ("org/tiny", {"HF_ENDPOINT": "CLOSED"}, ("cannot be reached", "--local-dir DIR")),
+        (
+            "org/tiny",
+            {"HF_ENDPOINT": "CLOSED"},
+            ("no folder of that name here", "cannot be reached", "--local-dir DIR"),
+        ),
     ],
 )
 def test_a_model_that_cannot_be_had_is_told_before_anything_starts(

@@ -70,14 +70,15 @@ def _told(name: HubName, error: Exception) -> ModelError:
     if settings.HF_HUB_OFFLINE or isinstance(error, OfflineModeIsEnabled):
         return ModelError(
             what,
-            why="HF_HUB_OFFLINE is set, and the cache does not have all of it",
+            why="there is no folder of that name here, HF_HUB_OFFLINE is set, and the cache does not have all of it",
             fix=f"on a machine with a network: hf download {name.repo}{_revision(name)}; or name a folder",
         )
     if isinstance(error, HfHubHTTPError) and not isinstance(error, LocalEntryNotFoundError):
         return ModelError(what, why=why, fix="try again; or name a folder: model.path=DIR")
     return ModelError(
         what,
-        why=f"{settings.ENDPOINT} cannot be reached, and the cache {settings.HF_HUB_CACHE} does not have all of it",
+        why=f"there is no folder of that name here, {settings.ENDPOINT} cannot be reached, and the cache "
+        f"{settings.HF_HUB_CACHE} does not have all of it",
         fix=f"mend the network (HF_ENDPOINT names a mirror), or copy the model here: hf download {name.repo}"
         f"{_revision(name)} --local-dir DIR on a machine that has one, then model.path=DIR",
     )
