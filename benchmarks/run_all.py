@@ -22,6 +22,7 @@ SCRIPTS = (
     "episode_store",
     "reader_memory",
     "generation",
+    "algorithms",
     "async_vs_sync",
     "time_to_reward",
 )

@@ -76,9 +76,15 @@ def preset(task: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def areal_train(
-    task: str, model: Path, folder: Path, overrides: Sequence[str], *, evaluate_every: int = 0
+    task: str,
+    model: Path,
+    folder: Path,
+    overrides: Sequence[str],
+    *,
+    evaluate_every: int = 0,
+    path: Path | None = None,
 ) -> RunFigures:
-    """Run the preset in a process of its own, exactly as a user would, and read its figures.
+    """Run the preset, or another yaml, in a process of its own, exactly as a user would, and read its figures.
 
     Raises:
         SystemExit: the run failed; its last lines are shown.
@@ -93,7 +99,7 @@ def areal_train(
     ]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     environment.pop("OMP_NUM_THREADS", None)  # a run gives each worker the threads its plan says
-    command = [areal, "train", str(preset_path(task)), *settings]
+    command = [areal, "train", str(path or preset_path(task)), *settings]
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S
     )
