@@ -80,8 +80,8 @@ def main() -> int:
     parser = frame.parser(__doc__)
     names = [each.name for each in presets()]
     parser.add_argument("--presets", nargs="+", default=names, choices=names)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--every", type=int, default=10, help="steps from one evaluation to the next")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--every", type=int, default=5, help="steps from one evaluation to the next")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--max-staleness", type=int, default=2)
     options = parser.parse_args()

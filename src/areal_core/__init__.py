@@ -33,7 +33,7 @@ _ELSEWHERE = {
     "contract.workflow": ("require_ok",),
     "plugins.claims": ("Claim", "full", "not_yet", "unsupported", "when"),
     "plugins.manifest": ("Manifest",),
-    "plugins.marks": ("backend", "dataset", "device", "estimator", "objective", "reward", "workflow"),
+    "plugins.marks": ("accept", "backend", "dataset", "device", "estimator", "objective", "reward", "workflow"),
     "plugins.registry": ("Registry", "default_registry"),
     "config.schema": ("RunConfig",),
     "config.load": ("load_config",),

@@ -24,6 +24,7 @@ from areal_core.plugins.claims import not_yet as not_yet
 from areal_core.plugins.claims import unsupported as unsupported
 from areal_core.plugins.claims import when as when
 from areal_core.plugins.manifest import Manifest as Manifest
+from areal_core.plugins.marks import accept as accept
 from areal_core.plugins.marks import backend as backend
 from areal_core.plugins.marks import dataset as dataset
 from areal_core.plugins.marks import device as device

@@ -12,7 +12,8 @@ import pytest
 from areal_algorithms.manifest import PPO, SFT, VALUE
 from areal_algorithms.objectives.ppo import PPOConfig
 from areal_core.algorithms.config import AlgorithmConfig
-from areal_core.algorithms.plan import check, critic_spec, objective_spec
+from areal_algorithms.checks import check
+from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.contract.errors import ConfigError, PlanError
 from areal_core.plugins.structure import structure, unstructure
 
@@ -183,7 +184,7 @@ def test_a_config_round_trips_as_plain_data() -> None:
 def test_manifests_and_plan_import_without_torch() -> None:
     """Describing objectives and checking a run cost no torch import."""
     code = (
-        "import sys, areal_algorithms.manifest, areal_core.algorithms.plan; "
+        "import sys, areal_algorithms.manifest, areal_algorithms.checks, areal_core.algorithms.plan; "
         "sys.exit(any(name.split('.')[0] in {'torch', 'tensordict', 'transformers'} for name in sys.modules))"
     )
 

@@ -114,6 +114,8 @@ def test_all_roles_are_planned_and_described(model: Path) -> None:
     [
         ("actor.backend=fsdpp:d1", BackendNotFound, r"'fsdpp'(.|\n)*did you mean 'fsdp'"),
         ("rollout.backend=referense:d1", BackendNotFound, r"'referense'(.|\n)*did you mean 'reference'"),
+        ("rollout.accept=mixd", BackendNotFound, r"'mixd'(.|\n)*did you mean 'mixed'"),
+        ("algorithm.advantages.estimator.name=gea", BackendNotFound, r"'gea'(.|\n)*did you mean 'gae'"),
         ("scheduler.backend=slurm", BackendNotFound, r"'slurm'(.|\n)*it does not exist yet"),
         ("data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
         ("evaluation.data.name=spel", BackendNotFound, r"dataset named 'spel'(.|\n)*did you mean 'spell'"),
@@ -431,6 +433,9 @@ def test_a_backend_that_does_not_know_the_device_is_refused(model: Path) -> None
     [
         (["algorithm.advantages.kl.coefficient=0.1"], r"kl\.coefficient is 0\.1 and there is no reference model"),
         (["rollout.group_size=1"], r"group_size=1 with(.|\n)*no baseline"),
+        (["rollout.group_size=1", "rollout.accept=mixed"], r"group_size=1 with rollout.accept=mixed"),
+        (["rollout.group_size=1", "algorithm.preset=rloo"], r"group_size=1 with(.|\n)*leave_one_out"),
+        (["algorithm.preset=ppo"], r"preset is ppo and there is no critic"),
         (["rollout.sampling.temperature=0"], r"temperature=0 cannot be trained on"),
         (["rollout.sampling.temperature=-1"], r"temperature is -1"),
         (["evaluation.temperature=-1"], r"evaluation\.temperature is -1"),

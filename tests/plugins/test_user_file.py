@@ -42,11 +42,11 @@ def test_a_marked_reward_function_is_built_as_itself(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(function)) is function
 
 
-def test_the_five_marks_build_what_they_mark(tmp_path: Path) -> None:
+def test_the_six_marks_build_what_they_mark(tmp_path: Path) -> None:
     """Classes are built, with a config if they name one; data sets and estimators are functions."""
     source = """
         from attrs import frozen
-        from areal_core.plugins.marks import dataset, estimator, objective, workflow
+        from areal_core.plugins.marks import accept, dataset, estimator, objective, workflow
 
         @frozen(kw_only=True)
         class Turns:
@@ -69,6 +69,10 @@ def test_the_five_marks_build_what_they_mark(tmp_path: Path) -> None:
         def half(batch, rewards):
             return rewards / 2
 
+        @accept("some")
+        def some(episodes):
+            return len(episodes) > 1
+
         @estimator("scaled", config=Turns)
         class Scaled:
             def __init__(self, config):
@@ -87,6 +91,7 @@ def test_the_five_marks_build_what_they_mark(tmp_path: Path) -> None:
     assert registry.build("workflow", "plain").turns == 1  # type: ignore[attr-defined]
     assert registry.build("workflow", "configured", {"max_turns": 5}).turns == 5  # type: ignore[attr-defined]
     assert type(registry.build("objective", "steady")).__name__ == "Steady"
+    assert registry.build("accept", "some")([1, 2]) is True  # type: ignore[operator]
     assert registry.build("estimator", "half")(None, 3.0) == 1.5  # type: ignore[operator]
     assert registry.build("estimator", "scaled", {"max_turns": 5})(None, 3.0) == 15.0  # type: ignore[operator]
     assert registry.build("dataset", "numbers", {"start": 4}) == [{"n": 4}, {"n": 5}]

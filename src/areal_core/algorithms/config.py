@@ -156,6 +156,8 @@ class EstimatorConfig:
     """The estimator's own keys: `areal backends NAME` shows them."""
 
 
+GROUP_ESTIMATORS = ("group_mean", "leave_one_out", "reinforce++_baseline")
+"""Estimators that compare the answers to one prompt."""
 SCALED_BY_NORM = ("gae", "per_turn")
 """Estimators that take rewards as they are: without `reward_norm` these get the mean and std of their group."""
 

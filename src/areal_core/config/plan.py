@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
-from areal_core.algorithms.config import NormLevel
-from areal_core.algorithms.plan import check as check_algorithm
+from areal_core.algorithms.config import GROUP_ESTIMATORS, NormLevel
 from areal_core.algorithms.plan import critic_spec, estimator_spec, objective_spec
 from areal_core.config.backend import parse_backend
 from areal_core.config.devices import check_enough, choose_device, stand_in_warnings
@@ -27,7 +26,7 @@ from areal_core.config.weight_transport import TransportPlan, claims, plan_trans
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
 from areal_core.contract.train import Head, ObjectiveSpec
 from areal_core.contract.version import ageing
-from areal_core.plugins.extensions import ModelHub, Presets, extension, need
+from areal_core.plugins.extensions import CheckAlgorithm, ModelHub, extension, need
 from areal_core.plugins.registry import Registry
 
 _TIMING = "rollout.max_staleness is above 0: which weights generate a token depends on time; areal replay repeats a run"
@@ -101,6 +100,7 @@ def make_plan(
     _check_vocabularies(roles)
     _check_routes(config, registry, roles)
     _check_watch(config)
+    check_algorithm: CheckAlgorithm = need("algorithm_checks", "a run")
     warnings = [
         *stand_in_warnings(device, registry),
         *engine_warnings,
@@ -114,9 +114,6 @@ def make_plan(
             max_staleness=config.rollout.max_staleness,
         ),
     ]
-    if config.algorithm.preset:
-        presets: Presets = need("presets", f"algorithm.preset {config.algorithm.preset}")
-        presets.check_roles(config.algorithm.preset, frozenset(config.train_roles))
     objective = objective_spec(config.algorithm, config.rollout.sampling.max_new_tokens)
     critic = critic_spec(config.algorithm) if config.critic else None
     for path, spec in (("objective", objective), ("critic_objective", critic)):
@@ -275,6 +272,7 @@ def _check_names(config: RunConfig, registry: Registry) -> None:
     named = [
         *_named(config, registry),
         ("reward", rollout.reward.name, rollout.reward.options, "rollout.reward"),
+        *([("accept", rollout.accept, {}, "rollout.accept")] if rollout.accept else []),
         ("workflow", rollout.workflow.name, rollout.workflow.options, "rollout.workflow"),
     ]
     if sync.transport != AUTO:
@@ -318,6 +316,22 @@ def _unnamed(key: str, role: str, registry: Registry) -> PlanError:
     )
 
 
+def _check_groups(config: RunConfig) -> None:
+    """Refuse groups of one where something compares the members of a group."""
+    rollout, estimator = config.rollout, config.algorithm.advantages.estimator.name
+    if rollout.group_size > 1:
+        return
+    comparing = [f"rollout.accept={rollout.accept}"] if rollout.accept == "mixed" else []
+    if estimator in GROUP_ESTIMATORS:
+        comparing.append(f"algorithm.advantages.estimator.name={estimator}")
+    if comparing:
+        raise PlanError(
+            f"rollout.group_size=1 with {comparing[0]}",
+            why="it compares the answers to one prompt, and there is only one: nothing would be learned",
+            fix="set rollout.group_size to 2 or more",
+        )
+
+
 def _check_rollout(config: RunConfig, model: ModelFolder) -> None:
     if not model.has_tokenizer:
         raise _no_tokenizer(model)
@@ -327,6 +341,7 @@ def _check_rollout(config: RunConfig, model: ModelFolder) -> None:
             why="a group of samples is never cut, so a minibatch holds at least one prompt",
             fix=f"set algorithm.minibatches to {config.rollout.prompts_per_step} or less",
         )
+    _check_groups(config)
     if config.rollout.group_size == 1 and config.algorithm.advantages.reward_norm.mean is NormLevel.GROUP:
         raise PlanError(
             "rollout.group_size=1 with algorithm.advantages.reward_norm.mean=group",

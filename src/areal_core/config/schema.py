@@ -99,6 +99,11 @@ class RolloutConfig:
     """Of each inference worker."""
     workflow: WorkflowConfig = WorkflowConfig()
     reward: RewardConfig = RewardConfig()
+    accept: str = ""
+    """Which finished groups are trained on: `mixed`, those whose rewards differ (dynamic sampling), or your own
+    function by its name. Another prompt takes the place of a group that is left out. Empty takes all."""
+    accept_tries: int = field(default=10, validator=validators.ge(1))
+    """How many groups `accept` may leave out between two batches, for each that may be in flight, until a run stops."""
     prompts_per_step: int = field(default=16, validator=validators.ge(1))
     """Prompts whose groups make the batch of one step."""
     group_size: int = field(default=8, validator=validators.ge(1))

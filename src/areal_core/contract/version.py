@@ -18,6 +18,7 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
         "workflow": (1, 2),
         "objective": (1, 0),
         "estimator": (1, 0),
+        "accept": (1, 0),
         "dataset": (1, 0),
         "reward": (1, 0),
         "logger": (1, 0),

@@ -59,6 +59,7 @@ from areal_core.plugins.hooks import Hooks
 from areal_core.plugins.redact import redact
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
+from areal_core.rollout.acceptance import Accept
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
@@ -387,6 +388,7 @@ class Run:
             config=config.rollout,
             version=progress.version,
             on_event=events.write,
+            accept=self._acceptance(),
             prepare=None if images is None else images.prepare,
             store=store,
         )
@@ -395,6 +397,13 @@ class Run:
         if progress.version == 0:
             save_beginning(self._folder, executor.state())
         return executor
+
+    def _acceptance(self) -> Accept | None:
+        """Return what decides which groups are trained on, None if all are."""
+        name = self._config.rollout.accept
+        built = self._registry.build("accept", name, {}, "rollout.accept") if name else None
+        assert built is None or callable(built)
+        return built
 
     async def _data(self, tokenizer: Tokenizer, events: EventLog) -> tuple[RolloutWorkflow, Rows, list[HeldOut]]:
         """Return what makes episodes, the rows it makes them of, and sets held out; too long ones are left out."""

@@ -167,6 +167,7 @@ def step_record(
         "failed": rollout.failed,
         "dropped": rollout.dropped,
         "rejected": rollout.rejected,
+        "filtered": rollout.filtered,
         "sync_bytes": weights.num_bytes,
         "sync_unchanged": weights.unchanged,
         "weights": weights.fingerprint,

@@ -37,6 +37,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
         "workflow": {"single_turn": TASKS},
         "objective": {**dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS), "linear": SUPERVISED},
+        "accept": {"mixed": ALGORITHMS},
         "estimator": {
             **dict.fromkeys(("gae", "group_mean", "leave_one_out", "per_turn"), ALGORITHMS),
             **dict.fromkeys(("reinforce++", "reinforce++_baseline"), ALGORITHMS),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 GROUP = "areal.extension"
 _OFFERED_BY = {
+    "algorithm_checks": "areal-algorithms",
     "columns": "areal-algorithms",
     "presets": "areal-algorithms",
     "environments": "areal-serving",
@@ -264,14 +265,16 @@ MakeColumns = Callable[..., Columns]
 """Extension `columns`, of `algorithm:`, the registry that knows its pieces, and `max_new_tokens`."""
 
 
+CheckAlgorithm = Callable[..., list[str]]
+"""Extension `algorithm_checks`, of `algorithm:`, `has_reference`, `has_critic`, `max_new_tokens` and `max_staleness`:
+returns warnings; raises PlanError for settings that cannot go together. Loads no torch."""
+
+
 class Presets(Protocol):
     """Extension `presets`: published algorithms by name, for `algorithm.preset`."""
 
     def keys(self, name: str) -> Mapping[str, Any]:
         """Return the part of a run's yaml that a preset is. Any: plain. Raises ConfigError: there is none."""
-
-    def check_roles(self, name: str, roles: frozenset[str]) -> None:
-        """Raise PlanError where a run lacks a role that a preset cannot do without."""
 
 
 class RunFiles(Protocol):

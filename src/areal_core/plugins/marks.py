@@ -58,6 +58,11 @@ def estimator(name: str, *, config: type | None = None) -> Callable[[Marked], Ma
     return _leave(Mark("estimator", name, config))
 
 
+def accept(name: str) -> Callable[[Marked], Marked]:
+    """Mark a function of the episodes of a finished group that tells whether it is trained on: `rollout.accept`."""
+    return _leave(Mark("accept", name))
+
+
 def device(name: str) -> Callable[[Marked], Marked]:
     """Mark a function without arguments that returns a `Device` of that name."""
     return _leave(Mark("device", name))

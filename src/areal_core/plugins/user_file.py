@@ -99,7 +99,7 @@ def _defined(module: ModuleType) -> Iterator[object]:
 def _provider(mark: Mark, obj: object, path: Path) -> Provider:
     assert callable(obj)
     # A marked function that is the thing itself needs no building: its factory returns it.
-    function = mark.role == "reward" or (mark.role == "estimator" and not isinstance(obj, type))
+    function = mark.role == "reward" or (mark.role in ("estimator", "accept") and not isinstance(obj, type))
     factory: Factory = (lambda: obj) if function and mark.config is None else obj
     manifest = _described(mark, obj, path)
     keywords = mark.role == "dataset" and mark.config is None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import asdict
@@ -26,6 +26,7 @@ from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
 from areal_core.plugins.episodes import EpisodeStore, Fate, KeptGroup
+from areal_core.rollout.acceptance import Accept, Acceptance
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare, too_many
 from areal_core.rollout.groups import EpisodeGroup, kept_group, run_group, stamped
 from areal_core.rollout.session import PoolSessions
@@ -51,7 +52,7 @@ class RolloutExecutor:
         config: RolloutConfig,
         version: int = 0,
         on_event: EventSink = ignore_event,
-        accept: Callable[[Sequence[Episode]], bool] | None = None,
+        accept: Accept | None = None,
         prepare: Prepare | None = None,
         store: EpisodeStore | None = None,
     ) -> None:
@@ -59,14 +60,13 @@ class RolloutExecutor:
 
         Args:
             version: the policy version the run starts or resumes at.
-            accept: called with each finished group; False rejects it (dynamic sampling).
+            accept: called with each finished group; False leaves it out (dynamic sampling).
             prepare: called in a thread with each trajectory to be trained on, for its images.
             store: hears of every episode, and gives back on resume what was not trained on.
         """
         self._tasks = tasks
         self._config = config
         self._on_event = on_event
-        self._accept = accept
         self._store = store
         self._runner = EpisodeRunner(
             workflow=workflow,
@@ -85,6 +85,7 @@ class RolloutExecutor:
             max_concurrent=config.max_concurrent,
             version=version,
         )
+        self._acceptance = Acceptance(accept, tries=config.accept_tries, capacity=self._gate.capacity)
         self._buffer: Buffer[EpisodeGroup] = Buffer(self._gate.max_concurrent + self._gate.capacity)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._evaluations: set[asyncio.Task[Episode | None]] = set()
@@ -125,7 +126,10 @@ class RolloutExecutor:
         """Buffer groups that finished before a resume, as far as the gate admits them; the others are issued again."""
         groups = [kept_group(group, self._tasks.task(group.task_index, group.attempt)) for group in kept]
         for group in sorted(groups, key=lambda group: (group.oldest_version or 0, group.task.index)):
-            if self._gate.readmit(group.task.index, group.oldest_version):
+            if not self._acceptance.takes(group):  # lost between its end and this very question
+                self._counts.admitted += 1
+                self._leave_out(group.task, "accept")
+            elif self._gate.readmit(group.task.index, group.oldest_version):
                 self._tasks.hold(group.task)
                 self._buffer.put(group.task.index, group)
                 self._counts.admitted += 1
@@ -260,10 +264,10 @@ class RolloutExecutor:
         """Run one group to its end, whatever that is."""
         try:
             group = await run_group(self._runner, task, self._config.group_size)
-            if group is not None and self._accept is not None and not self._accept(group.episodes):
-                group = None
             if group is None:
                 self._reject(task)
+            elif not self._acceptance.takes(group):
+                self._filter(task)
             else:
                 self._finish(group)
         except EpisodeFailed as error:
@@ -299,13 +303,24 @@ class RolloutExecutor:
         if self._store is not None:
             self._store.settled(task.index, task.attempt, fate, step)
 
-    def _reject(self, task: Task) -> None:
+    def _filter(self, task: Task) -> None:
         self._gate.remove(task.index)
+        self._leave_out(task, "accept")
+        if (error := self._acceptance.left_out()) is not None:
+            self._stop(error)
+
+    def _leave_out(self, task: Task, by: str) -> None:
         self._settle(task, Fate.REJECTED)
         self._tasks.use(task.index)
         self._counts.rejected += 1
+        if by == "accept":
+            self._counts.filtered += 1
+        self._on_event("group_rejected", task_id=task.task_id, by=by)
+
+    def _reject(self, task: Task) -> None:
+        self._gate.remove(task.index)
+        self._leave_out(task, "workflow")
         self._rejected_in_a_row += 1
-        self._on_event("group_rejected", task_id=task.task_id)
         if self._rejected_in_a_row >= max(len(self._tasks), 10 * self._config.prompts_per_step):
             self._stop(
                 RolloutError(
@@ -327,6 +342,7 @@ class RolloutExecutor:
         self._on_event("group_failed", task_id=task.task_id, error=str(error))
 
     def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
+        self._acceptance.batch()
         groups = [stamped(group, self._gate.version) for group in self._buffer.take(indices)]
         for group in groups:
             self._settle(group.task, Fate.TRAINED, self._gate.version + 1)

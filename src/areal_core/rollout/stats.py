@@ -50,6 +50,8 @@ class RolloutStats:
     """Generated tokens of each group of the last batch."""
     failures: tuple[EpisodeFailed, ...] = ()
     """The last of them."""
+    filtered: int = 0
+    """Of the rejected, those that `rollout.accept` left out."""
 
 
 @define
@@ -59,6 +61,7 @@ class Counts:
     admitted: int = 0
     consumed: int = 0
     rejected: int = 0
+    filtered: int = 0
     dropped: int = 0
     evaluated: int = 0
     evaluations_rejected: int = 0

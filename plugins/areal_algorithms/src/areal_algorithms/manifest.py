@@ -49,3 +49,11 @@ REINFORCE_PP_BASELINE = _piece(
     None,
     "reward less the group's mean, normalised over the batch",
 )
+MIXED = Manifest(
+    role="accept",
+    name="mixed",
+    contract=(1, 0),
+    factory="areal_algorithms.acceptance:make_mixed",
+    devices=("cpu", "cuda", "npu"),
+    summary="groups whose rewards differ: dynamic sampling",
+)

@@ -171,6 +171,13 @@ METRICS: tuple[Metric, ...] = (
         act="failed: logs/rollout-0.log; dropped: staleness_policy wait, or a larger bound",
     ),
     Metric(
+        names=("filtered",),
+        unit="groups",
+        section="The step",
+        meaning="of the rejected, those that `rollout.accept` left out",
+        source="controller",
+    ),
+    Metric(
         names=("sync_bytes",),
         section="The step",
         unit="bytes",
