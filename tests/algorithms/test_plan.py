@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from areal_algorithms.checks import check
 from areal_algorithms.manifest import PPO, SFT, VALUE
 from areal_algorithms.objectives.ppo import PPOConfig
 from areal_core.algorithms.config import AlgorithmConfig
-from areal_algorithms.checks import check
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.contract.errors import ConfigError, PlanError
 from areal_core.plugins.structure import structure, unstructure
