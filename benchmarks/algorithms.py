@@ -110,7 +110,7 @@ def draw(found: Mapping[str, Sequence[Curve]]) -> None:
     """Write the picture."""
     import vl_convert
 
-    PICTURE.write_bytes(vl_convert.vegalite_to_png(picture(found), scale=1.5))
+    PICTURE.write_bytes(vl_convert.vegalite_to_png(picture(found), scale=1.0))
 
 
 if __name__ == "__main__":
