@@ -116,7 +116,7 @@ def index() -> str:
         "\nThe keys are explained in [Asynchronous PPO](../explanation/async-ppo.md).\n\n"
         "## On one task\n\n"
         "Each example for 40 steps from the same starting model: the greedy reward on 256 held-out words, the other "
-        "presets in grey. It is one seed: small differences mean nothing, and what it shows is that each of them learns "
+        "presets in grey. It is one seed: small differences mean nothing, and what it shows is that each learns "
         "at `rollout.max_staleness` 2. The three that take longer are those whose loss keeps a gradient where PPO's "
         "clip ends it. `python benchmarks/algorithms.py` draws it again, also with `--seeds 1 2 3` or another "
         "`--max-staleness`.\n\n"
