@@ -74,7 +74,7 @@ def _run(words: list[str]) -> int:
     first = words[0] if words else "--help"
     # Hook plugins are asked only where they could matter, so that they cannot slow or break the core's commands.
     extra = {} if first in COMMANDS or first == "--version" else plugin_commands()
-    if not first.startswith("-") and first not in {*COMMANDS, *extra}:
+    if not first.startswith(("-", "__")) and first not in {*COMMANDS, *extra}:
         raise _unknown_command(first, [*COMMANDS, *extra])
     app = make_app(extra)
     from cyclopts import CycloptsError

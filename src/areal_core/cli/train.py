@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -29,16 +29,22 @@ from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError, RunFolderError
 from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.devices import count_visible
-from areal_core.plugins.extensions import Preview, RunReport, extension
+from areal_core.plugins.extensions import CompleteOverrides, Preview, RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
 
 if TYPE_CHECKING:
     from areal_core.loop.run import RunOutcome
 
 
+def complete_overrides(context: object) -> Sequence[str]:
+    """Return what a shell may complete an override with, none without the package that knows the keys."""
+    found: CompleteOverrides | None = extension("complete_overrides")
+    return found(context) if found else ()
+
+
 def train_command(
     config: Path | None = None,
-    *overrides: str,
+    *overrides: Annotated[str, Parameter(completer=complete_overrides)],
     resume: Annotated[Path | None, Parameter(help="Continue the run in this folder from its last state.")] = None,
     dry_run: Annotated[
         bool, Parameter(help="Print the resolved plan and what the first row becomes, and stop; no model is loaded.")

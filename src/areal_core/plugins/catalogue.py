@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "algorithms": ALGORITHMS,
         "backends": LOCAL,
-        **dict.fromkeys(("config", "migrate-config"), CONFIG),
+        **dict.fromkeys(("config", "completion", "migrate-config"), CONFIG),
         "doctor": LOCAL,
         "scale": LOCAL,
         "quickstart": TASKS,

@@ -244,6 +244,9 @@ Preview = Callable[[Any, "Registry"], str]
 ForeignNames = Callable[[str, object], str]
 """Extension `foreign_names`, of an unknown key and what stands there: what it is called here, or nothing."""
 
+CompleteOverrides = Callable[[object], Sequence[str]]
+"""Extension `complete_overrides`, of cyclopts' context: what a shell may complete `a.b=c` with."""
+
 ProfileVariables = Callable[[Mapping[str, Any], int, Path, str], Mapping[str, str]]
 """Extension `profile`: what stands there, a run's steps and folder, a role -> its workers' variables. Any: plain."""
 

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from areal_config import find, show
+from areal_config.completion import complete_keys
 from areal_config.keys import Key
 from areal_config.schema import run_schema
 from areal_core.contract.errors import ConfigError
@@ -20,7 +21,7 @@ from areal_core.plugins.registry import Registry, default_registry
 
 
 def config_command(
-    key: str | None = None,
+    key: Annotated[str | None, Parameter(completer=complete_keys)] = None,
     *,
     backend: Annotated[str | None, Parameter(help="Whose options, for a key such as actor.options.")] = None,
     schema: Annotated[bool, Parameter(negative=(), help="Print a JSON schema of a run's yaml, for editors.")] = False,

@@ -7,12 +7,17 @@ from areal_core.plugins.hooks import Command, hookimpl
 
 @hookimpl
 def areal_cli_commands() -> list[Command]:
-    """Add `areal config` and `areal migrate-config`."""
+    """Add `areal config`, `areal completion` and `areal migrate-config`."""
     return [
         Command(
             name="config",
             target="areal_config.command:config_command",
             help="Show the keys of a run's yaml: type, default, meaning; or their JSON schema.",
+        ),
+        Command(
+            name="completion",
+            target="areal_config.completion:completion_command",
+            help="Print what lets bash, zsh or fish complete commands and keys.",
         ),
         Command(
             name="migrate-config",
