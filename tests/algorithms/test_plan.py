@@ -202,3 +202,8 @@ def test_manifests_name_classes_that_exist() -> None:
         config = str(manifest.config).partition(":")[2]
         loaded = importlib.import_module(module)
         assert getattr(loaded, factory)(getattr(loaded, config)()).outputs
+
+
+def test_options_of_the_critics_objective_need_no_name() -> None:
+    """They are the value objective's, as the default is."""
+    assert critic_spec(_config(critic_objective={"options": {"clip": 0.5}})).name == "value"

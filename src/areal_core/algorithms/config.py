@@ -232,6 +232,14 @@ class ObjectiveConfig:
 
 
 @frozen(kw_only=True)
+class CriticObjectiveConfig(ObjectiveConfig):
+    """The same for the critic: options without a name are those of `value`."""
+
+    name: str = "value"
+    """Registered name."""
+
+
+@frozen(kw_only=True)
 class AlgorithmConfig:
     """Everything under `algorithm:`."""
 
@@ -248,7 +256,7 @@ class AlgorithmConfig:
     """Into how many parts a batch of rollouts is cut, an optimizer step each; the policy version counts batches."""
     epochs: int = field(default=1, validator=validators.ge(1))
     """How often a batch is gone through; the proximal policy stays that of the first pass."""
-    critic_objective: ObjectiveConfig = ObjectiveConfig(name="value")
+    critic_objective: CriticObjectiveConfig = CriticObjectiveConfig()
     """What the critic minimises."""
 
     @property
