@@ -77,6 +77,7 @@ def test_a_name_is_one_where_no_folder_is(tmp_path: Path, monkeypatch: pytest.Mo
         assert hub_name(path) is None, path
 
 
+@pytest.mark.slow
 def test_a_run_fetches_its_model_once_and_records_its_commit(tmp_path: Path, hub: LocalHub) -> None:
     """No pickle, no code, no folder beside; the run's config.yaml goes on with the commit, without a network."""
     done = areal(tmp_path, hub.address, "train", run_file(tmp_path, "org/tiny"), "--quiet")

@@ -27,11 +27,16 @@ WORDS = ["abc", "bcd", "cde", "def", "efa", "fab", "ace", "bdf"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a student, a teacher that was fine-tuned from it, and prompts."""
+    """Return a folder with a student and prompts."""
     folder = tmp_path_factory.mktemp("distill")
     rows = [{"prompt": f"{word}>", "completion": word[::-1]} for word in WORDS] * 8
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     make_spell_model(folder / "student", 1)
+    return folder
+
+
+def teacher(folder: Path) -> str:
+    """Fine-tune a teacher from the student, and return its folder."""
     base = {
         **shared(folder, "student", folder / "taught"),
         "kind": "sft",
@@ -40,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "actor": {"optimizer": {"lr": 5e-3}},
     }
     assert train(load_config(None, (), base), quiet=True) == 0
-    return folder
+    return str(folder / "taught/checkpoints/step-000060/model")
 
 
 def shared(folder: Path, model: str, out: Path) -> dict[str, Any]:
@@ -53,14 +58,16 @@ def distillation(folder: Path, out: Path) -> dict[str, Any]:
         **shared(folder, "student", out),
         "kind": "distill",
         "steps": 30,
-        "options": {"teacher": {"path": str(folder / "taught/checkpoints/step-000060/model")}},
+        "options": {"teacher": {"path": str(folder / "student")}},
         "rollout": {"prompts_per_step": 8, "group_size": 8, "sampling": {"max_new_tokens": 6}},
         "actor": {"optimizer": {"lr": 5e-3}},
     }
 
 
+@pytest.mark.slow
 def test_the_student_comes_closer_to_its_teacher(folder: Path, tmp_path: Path) -> None:
-    assert train(load_config(None, (), distillation(folder, tmp_path / "run")), quiet=True) == 0
+    chosen = f"options.teacher.path={teacher(folder)}"
+    assert train(load_config(None, (chosen,), distillation(folder, tmp_path / "run")), quiet=True) == 0
 
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     distances = [record["train/reference_kl"] for record in records]

@@ -61,7 +61,7 @@ def run(folder: Path, kind: str, out: Path, *overrides: str, resume: bool = Fals
 
 @pytest.mark.parametrize(
     "kind",
-    ["sft", "dpo", pytest.param("ipo", marks=pytest.mark.slow), pytest.param("reward_model", marks=pytest.mark.slow)],
+    ["sft", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dpo", "ipo", "reward_model"))],
 )
 def test_a_kind_learns_and_is_shown_like_any_run(folder: Path, tmp_path: Path, kind: str) -> None:
     records = run(folder, kind, tmp_path / "run")

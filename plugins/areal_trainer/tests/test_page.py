@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from areal_torch.testing.models import make_tiny_model
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/python.md"
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     """Every block of Python after the other; only the model is another."""
     make_tiny_model(tmp_path / "path/of/a/model")

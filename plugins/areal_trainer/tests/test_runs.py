@@ -55,6 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_script_trains_without_a_guard_and_its_yaml_is_the_same_run(folder: Path) -> None:
     """A function of lists that reads a class of the script, twice: by `train`, and by `areal train` on what it left."""
     after = ["result = trainer.train()", "trainer.to_yaml('run.yaml')", "print(result.model, len(result.metrics))"]
@@ -73,6 +74,7 @@ def test_a_script_trains_without_a_guard_and_its_yaml_is_the_same_run(folder: Pa
     assert len({str(each.result.metrics.column("reward")[:1]) for each in rewards}) == 1
 
 
+@pytest.mark.slow
 def test_a_run_works_inside_a_running_loop_and_refuses_its_folder_twice(folder: Path) -> None:
     """As in a notebook; an earlier run is moved aside on request, with the files of its task."""
 

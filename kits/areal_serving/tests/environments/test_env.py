@@ -46,7 +46,7 @@ def test_without_an_environment_every_command_says_what_to_do(areal: Run, plugin
     assert f"fix: {command}" in path.stderr
     assert listed.stdout == f"none in {plugin}; make one with: areal env create NAME\n"
     assert (removed.returncode, removed.stdout) == (1, "")
-    assert f"infer tiny: tiny has no environment for cpu; {command}" in shown.stdout
+    assert f"infer tiny: tiny has no environment for cpu\n    {command}\n" in shown.stdout
     assert doctor.returncode == 2 and f"fix: {command}" in doctor.stdout
 
 
