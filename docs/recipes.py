@@ -90,7 +90,7 @@ def page(each: Preset) -> str:
         "Each key can be set beside `preset:`, or by an override, and then counts; `config.yaml` in the run folder has "
         "what resulted. From Python it is `areal_core.Trainer(..., "
         f'algorithm="{each.name}")`.\n',
-        f"[An example](../../examples/algorithms/{file}.yaml) trains the quickstart's task:\n",
+        f"`examples/algorithms/{file}.yaml` trains the quickstart's task:\n",
         f"```sh\nareal algorithms {each.name}\n"
         f"areal train examples/algorithms/{file}.yaml model.path=path/to/model --dry-run\n```\n",
         "[All symbols](../explanation/async-ppo.md) · [all recipes](index.md)\n",
