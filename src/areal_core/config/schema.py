@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import Factory, field, frozen, validators
 
@@ -260,6 +260,9 @@ class LoggerConfig:
 @frozen(kw_only=True)
 class RunConfig:
     """One run. `areal train run.yaml a.b=c` reads it; `config.yaml` in the run folder is it, resolved."""
+
+    TOLD_BY: ClassVar[str] = "areal config"
+    """The command that tells of a key."""
 
     name: str = "run"
     """What the run is called, in its folder and in loggers."""

@@ -104,18 +104,18 @@ def _translate(error: Exception, cls: type, path: str, mapping: Mapping[str, Any
     return WrongType(
         f"{here or _name(owner)}: {told}",
         why="the value is out of range" if outside else "values are not converted: they have the type yaml gave them",
-        fix=_example(owner, here),
+        fix=_example(owner, here, getattr(cls, "TOLD_BY", "")),
     )
 
 
-def _example(owner: type, path: str) -> str:
-    """Return the key with its default, where it has a plain one."""
+def _example(owner: type, path: str, told_by: str) -> str:
+    """Return the key with its default, where it has a plain one; or else the command that tells of it, if there is."""
     field = attrs.fields_dict(owner).get(path.rpartition(".")[2]) if attrs.has(owner) else None
     default = getattr(field, "default", None)
     if isinstance(default, (bool, int, float, str, tuple)) and default != "":
         shown = str(default).lower() if isinstance(default, bool) else unstructure(default)
         return f"for example {path}={shown}, its default"
-    return f"see the fields of {_name(owner)}"
+    return f"{told_by} {path} tells what it may be" if told_by and path else f"see the fields of {_name(owner)}"
 
 
 def _unknown_key(key: str, cls: type, path: str, mapping: object) -> UnknownKey:
