@@ -9,7 +9,7 @@ import attrs
 import pytest
 import yaml
 from attrs import frozen
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from areal_core.config.load import dump_config, load_config
@@ -95,6 +95,7 @@ def test_words_and_dates_of_yaml_are_read_as_documented(text: str, value: object
 
 @given(st.dictionaries(st.text(min_size=1), st.text() | st.floats(allow_nan=False) | st.integers() | st.booleans()))
 @example({"a": "1e5", "b": "yes", "c": "${steps}", "d": "\\\\${steps}", "e": "1:30", "f": "2026-11-22", "g": "0x1"})
+@settings(max_examples=30)
 def test_whatever_options_hold_reads_back_equal(options: dict[str, object]) -> None:
     """Texts that look like numbers, words or interpolations stay texts in config.yaml."""
     assume(options == redact(options))
