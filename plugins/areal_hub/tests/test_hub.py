@@ -15,6 +15,7 @@ import yaml
 
 from areal_core.config.load import load_config
 from areal_hub.card import Trained, card
+from areal_hub.hub import HUB
 from areal_hub.names import HubName, hub_name
 from areal_hub.testing import COMMIT, OLDER, LocalHub, serving
 from areal_torch.testing.models import make_tiny_model
@@ -208,3 +209,16 @@ def test_a_push_that_cannot_be_is_told(tmp_path: Path, trained: Path, hub: Local
     ):
         done = areal(trained.parent, hub.address, *arguments)
         assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
+def test_every_data_set_of_a_run_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own, the held-out ones and those of further sets."""
+    monkeypatch.setattr("areal_hub.download.data_commit", lambda _name: COMMIT)
+    data = {"name": "hub", "options": {"path": "org/rows"}}
+    base = {"data": data, "evaluation": {"data": data, "sets": {"hard": {"data": data}}}}
+
+    run = HUB.pinned(load_config(None, (), base))
+
+    assert run.evaluation.data is not None
+    pinned = [run.data, run.evaluation.data, run.evaluation.sets["hard"].data]
+    assert [each.options.get("revision") for each in pinned] == [COMMIT] * 3

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from areal_core.cli.train import train
 from areal_core.config.load import load_config
 from areal_core.config.plan import make_plan
+from areal_core.config.schema import RunConfig
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Head
+from areal_core.plugins.extensions import extension
 from areal_core.plugins.registry import Registry
 from areal_supervised.discounted import Discounted, DiscountedConfig
 from areal_tasks.tiny import make_spell_model
@@ -86,6 +89,27 @@ def test_a_resolved_run_plans_to_itself(folder: Path, tmp_path: Path) -> None:
     assert [role.role for role in plan.roles] == ["actor", "reference", "rollout"]
     assert plan.role("reference").head is Head.CAUSAL_LM and plan.warnings == ()
     assert make_plan(plan.config, registry, {}).config == plan.config
+
+
+def test_a_teacher_is_recorded_as_it_was_pinned(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name on the hub gets its commit while planning; a resume finds the same under both keys."""
+
+    class Pins:
+        def pinned(self, config: RunConfig) -> RunConfig:
+            if config.reference is None:
+                return config
+            return attrs.evolve(config, reference=attrs.evolve(config.reference, path=str(folder / "student")))
+
+    (tmp_path / "moving").symlink_to(folder / "student")
+    monkeypatch.setattr("areal_core.config.plan.extension", lambda name: Pins() if name == "hub" else extension(name))
+    chosen = f"options.teacher.path={tmp_path / 'moving'}"
+    config = load_config(None, (chosen,), distillation(folder, tmp_path / "run"))
+
+    plan = make_plan(config, Registry(environ={}), {})
+
+    assert plan.config.reference is not None
+    assert plan.config.options["teacher"]["path"] == plan.config.reference.path == str(folder / "student")
+    assert make_plan(plan.config, Registry(environ={}), {}).config == plan.config
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,17 @@ SCRIPT = """
         counter += 1
         return counter
 
+    API_KEY, COLUMN_KEY = "correct horse battery", "answer"
+
+    def reads_a_secret(completion):
+        return float(API_KEY in completion)
+
+    def holds_a_secret(completion):
+        return float("sk-abcdefghij0123456789abcd" in completion)
+
+    def reads_a_column(completion):
+        return float(COLUMN_KEY in completion)
+
     async def waits(completion):
         return 0.0
 
@@ -113,6 +124,7 @@ def again(function: Any, **given: Any) -> Any:
         ("reward", {"completion": "none", "answer": "4"}, -0.5),
         ("imported", {"completion": '["a", "a"]'}, 5),
         ("recursive", {"completion": ""}, 1.0),
+        ("reads_a_column", {"completion": "the answer"}, 1.0),
         ("annotated", {"completion": "abc"}, 3),
         ("decorated", {"completion": "sun"}, 1.0),
         ("alone", {"completion": "abc"}, 3.0),
@@ -136,6 +148,8 @@ def test_a_copy_does_what_the_function_does(
         ("with_default", "reads 'secret' where 'with_default' is defined"),
         ("reads_an_iterator", "reads the global variable 'handle', which does not travel"),
         ("counts", "writes the global variable 'counter'"),
+        ("reads_a_secret", "reads a secret: the global variable 'API_KEY' holds what looks like one"),
+        ("holds_a_secret", "reads a secret: the source of 'holds_a_secret' holds what looks like one"),
         ("waits", "is a coroutine"),
         ("judge", "is a Judge, and no function"),
         ("judged", "reads the global variable 'judge', which does not travel"),

@@ -31,10 +31,13 @@ class Hub:
             role = getattr(config, name)
             if role is not None and role.path:
                 config = evolve(config, **{name: evolve(role, path=self._pinned(role.path))})
-        held_out = config.evaluation.data
-        if held_out is not None:
-            config = evolve(config, evaluation=evolve(config.evaluation, data=_pinned_data(held_out)))
-        return evolve(config, data=_pinned_data(config.data))
+        held_out, sets = config.evaluation.data, config.evaluation.sets
+        evaluation = evolve(
+            config.evaluation,
+            data=None if held_out is None else _pinned_data(held_out),
+            sets={name: evolve(each, data=_pinned_data(each.data)) for name, each in sets.items()},
+        )
+        return evolve(config, data=_pinned_data(config.data), evaluation=evaluation)
 
     def folder(self, path: str) -> Path | None:
         """Return the folder with the files of a name, None if it is no name on the hub.

@@ -53,7 +53,10 @@ class Distill:
         """
         whole = self._whole(config)
         plan = make_plan(evolve(whole, kind=RL, options={}), registry, devices)
-        return evolve(plan, config=whole)
+        teacher = plan.config.reference
+        assert teacher is not None
+        options = {**config.options, "teacher": {**config.options["teacher"], "path": teacher.path}}  # maybe pinned
+        return evolve(plan, config=evolve(plan.config, kind=config.kind, options=options))
 
     def run(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> Run:
         """Return the run of a plan."""

@@ -25,9 +25,12 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from areal_core.contract.errors import ConfigError
+from areal_core.plugins.redact import names_secret, redact
 
 _MAX_LITERAL = 100_000
 """Characters a plain value may have in the file; more is data."""
+_SECRET_CHARACTERS = 8
+"""Of a text under the name of a secret; a shorter one is the name of a column, say."""
 
 
 class Source:
@@ -89,7 +92,7 @@ class Source:
         self._seen[name] = function
         text = f"{name} = {_lambda(function, self._what)}\n" if is_lambda else _definition(function, self._what)
         self._read(text, name, function.__globals__)
-        self._parts.append(f"\n{text}")
+        self._keep(f"\n{text}", f"the source of {name!r}")
         return name
 
     def _read(self, text: str, name: str, known: dict[str, Any]) -> None:  # Any: a module's names
@@ -111,7 +114,9 @@ class Source:
             self._root(value)
             self._imports.append(f"import {value.__name__} as {name}")
         elif (literal := _literal(value)) is not None and len(literal) <= _MAX_LITERAL:
-            self._parts.append(f"{name} = {literal}\n")
+            if isinstance(value, str) and len(value) >= _SECRET_CHARACTERS and names_secret(name):
+                raise self._secret(f"the global variable {name!r}")
+            self._keep(f"{name} = {literal}\n", f"the global variable {name!r}")
             if literal.startswith("re."):
                 self._imports.append("import re")
         elif (module := _importable(value)) is not None:
@@ -122,7 +127,7 @@ class Source:
             self._seen[name] = value
             text = _definition(value, self._what)
             self._read(text, name, known)
-            self._parts.append(f"\n{text}")
+            self._keep(f"\n{text}", f"the source of {name!r}")
         else:
             raise ConfigError(
                 f"{self._what} reads the global variable {name!r}, which does not travel",
@@ -132,6 +137,19 @@ class Source:
                 "imports=['rewards.py'], reward='its name'",
             )
         self._seen[name] = value
+
+    def _keep(self, text: str, where: str) -> None:
+        """Add a part of the file, which lies in the run folder for good."""
+        if redact(text) != text:
+            raise self._secret(where)
+        self._parts.append(text)
+
+    def _secret(self, where: str) -> ConfigError:
+        return ConfigError(
+            f"{self._what} reads a secret: {where} holds what looks like one",
+            why="its source is written into the run folder, and secrets are never written to disk",
+            fix="read it inside the function from the environment: os.environ['NAME']",
+        )
 
     def _import(self, module: ModuleType, qualified: str, name: str) -> str:
         self._root(module)
