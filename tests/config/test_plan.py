@@ -477,6 +477,53 @@ def test_values_that_cannot_go_together_are_refused(model: Path, overrides: list
     assert caught.value.why and caught.value.fix
 
 
+ADAPTER = "actor.lora={rank: 4, alpha: 8, targets: [q_proj]}"
+
+
+def test_an_adapter_travels_alone_where_both_engines_can(model: Path) -> None:
+    """The plan says what travels, and each side is told; merged weights where they are asked for or a side cannot."""
+    alone = plan(model, ADAPTER)
+    merged = plan(model, ADAPTER, "weight_sync.lora=merged")
+    overlay = fake("infer", INFER)
+    unable = plan(model, ADAPTER, "rollout.backend=fake:d1", overlay=overlay)
+
+    assert "the adapter by shm" in describe_plan(alone)
+    assert alone.role("rollout").lora == alone.role("actor").lora is not None
+    for one in (merged, unable):
+        assert "the adapter" not in describe_plan(one) and "weights by shm" in describe_plan(one)
+        assert one.role("rollout").lora is None and one.role("actor").lora is not None
+
+
+def test_an_adapter_asked_to_travel_alone_is_refused_where_it_cannot(model: Path, tmp_path: Path) -> None:
+    """By name, with the engines that can; one that begins as a folder must."""
+    overlay = fake("infer", INFER)
+    begun = tmp_path / "adapter"
+    begun.mkdir()
+    (begun / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}'
+    )
+
+    with pytest.raises(CapabilityError, match=r"weights\.adapter"):
+        plan(model, ADAPTER, "weight_sync.lora=adapter", "rollout.backend=fake:d1", overlay=overlay)
+    with pytest.raises(PlanError, match=r"weight_sync\.lora=adapter") as caught:
+        plan(model, "weight_sync.lora=adapter")
+    assert caught.value.fix == "set actor.lora"
+    with pytest.raises(CapabilityError, match=r"weights\.adapter") as told:
+        plan(model, f"actor.lora={{path: {begun}}}", "rollout.backend=fake:d1", overlay=overlay)
+    assert "first token" in told.value.why
+    with pytest.raises(PlanError, match=r"merged with actor\.lora\.path"):
+        plan(model, f"actor.lora={{path: {begun}}}", "weight_sync.lora=merged")
+    lora = plan(model, f"actor.lora={{path: {begun}}}").role("actor").lora
+    assert lora is not None and (lora.rank, lora.alpha, lora.targets) == (4, 8.0, ("q_proj",))
+
+
+def test_an_adapter_s_role_needs_no_optimizer_states_of_the_model(model: Path) -> None:
+    """The plan's memory counts the weights alone."""
+    whole, alone = (plan(model, *words).role("actor").memory_per_worker for words in ((), (ADAPTER,)))
+
+    assert 4 * alone == whole
+
+
 def test_a_group_of_one_is_fine_without_a_group_baseline(model: Path) -> None:
     """The refusal is about the baseline, not about the number."""
     norm = "algorithm.advantages.reward_norm"

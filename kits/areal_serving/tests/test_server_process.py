@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import subprocess
@@ -82,7 +83,7 @@ def test_the_trainers_python_does_not_reach_into_the_server(model, monkeypatch):
         await process.end()
         return process.tail()
 
-    names = asyncio.run(run())
+    names = ast.literal_eval(asyncio.run(run()).removeprefix("[toy] "))
 
     assert "KEPT" in names
     assert not any(name in names for name in ("PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV", "PYTHONHOME"))

@@ -16,10 +16,13 @@ from aiohttp import web
 from attrs import define, field
 
 from areal_core.contract.inference import GenerationRequest, InferenceSpec, VersionSpan
+from areal_core.contract.train import LoraSpec
+from areal_serving.adapter_routes import AdapterRoutes
 from areal_serving.dialect import Call, Command, Gauges, Launch, Reply, ServerFacts
 from areal_serving.engine import ServedEngine
 from areal_serving.http import Api
 from areal_serving.options import ServedOptions
+from areal_serving.policy_adapter import PolicyRoutes
 from areal_serving.server import free_port
 from areal_torch.testing.serving import FolderWeights
 
@@ -62,6 +65,7 @@ class ToyDialect:
             "end_ids": call.end_ids,
             "space": call.cache_space,
             "seed": call.seed,
+            "adapter": call.request.adapter,
         }
         answer = await api.post("/generate", body, timeout_s=None)
         spans = [VersionSpan(start=n, stop=n + 1, version=version) for n, version in enumerate(answer["versions"])]
@@ -92,6 +96,19 @@ class ToyDialect:
     async def gauges(self, api: Api) -> Gauges:
         found = await api.get("/gauges")
         return Gauges(num_running=found["running"], num_waiting=found["waiting"], tokens_generated=found["tokens"])
+
+
+ROUTES = AdapterRoutes(
+    engine="toy",
+    load_path="/load_adapter",
+    unload_path="/unload_adapter",
+    is_there=lambda error: "already" in error.text,
+    is_gone=lambda error: error.status == 404,
+)
+
+
+async def stamp(api: Api, version: int) -> None:
+    await api.post("/stamp", {"version": version})
 
 
 class ToyProfiler:
@@ -136,7 +153,9 @@ class ToyEngine(ServedEngine):
         self.toy = dialect or ToyDialect()
         self.looks = Looks()
         served = ServedOptions(**{"hang_timeout_s": 1e6, **options})
-        super().__init__(self.toy, served, direct=dialect_of_ranks, profiler=profiler, clock=clock, patience=self.looks)
+        parts = {"direct": dialect_of_ranks, "profiler": profiler, "clock": clock, "patience": self.looks}
+        policy = PolicyRoutes(load=ROUTES.load, unload=ROUTES.unload, stamp=stamp)
+        super().__init__(self.toy, served, policy=policy, **parts)
 
     def interpreter(self, spec):
         return sys.executable
@@ -171,10 +190,12 @@ class ToyEngine(ServedEngine):
 
 
 @contextlib.asynccontextmanager
-async def started(model: Path, dialect: ToyDialect | None = None, *, concurrent: int = 8, **options):
+async def started(
+    model: Path, dialect: ToyDialect | None = None, *, concurrent: int = 8, lora: LoraSpec | None = None, **options
+):
     """Run an engine with a server process of its own."""
     engine = ToyEngine(dialect, **options)
-    await engine.start(InferenceSpec(model_path=str(model), max_concurrent=concurrent))
+    await engine.start(InferenceSpec(model_path=str(model), max_concurrent=concurrent, lora=lora))
     try:
         yield engine
     finally:

@@ -49,7 +49,7 @@ def mark_of(prints: dict[str, str]) -> int:
 
 def token(mark: int, position: int) -> int:
     """Return the token at a position of the whole sequence; never 0 or 1, the pad and end tokens."""
-    return 2 + (31 * mark + 17 * position) % (VOCABULARY - 2)
+    return 2 + (29 * mark + 17 * position) % (VOCABULARY - 2)
 
 
 class Request:
@@ -73,6 +73,7 @@ class Toy:
         self.auto = auto
         self.mark = mark_of(fingerprints(model))
         self.version = 0
+        self.adapters: dict[str, int] = {}
         self.paused: str | None = None
         self.requests: dict[str, Request] = {}
         self.cache: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -83,7 +84,7 @@ class Toy:
         self.app = web.Application(middlewares=[self._door])
         self.app.add_routes([web.get(f"/{n}", getattr(self, n)) for n in ("health", "facts", "gauges", "story")])
         posts = ("generate", "abort", "pause", "resume", "prove", "load", "step", "misbehave")
-        posts = (*posts, "start_profile", "stop_profile")
+        posts = (*posts, "start_profile", "stop_profile", "load_adapter", "unload_adapter", "stamp")
         self.app.add_routes([web.post(f"/{name}", getattr(self, name)) for name in posts])
 
     @web.middleware
@@ -128,6 +129,8 @@ class Toy:
         body = await request.json()
         if 63 in body["ids"]:
             return web.Response(status=400, text="63 is no token")
+        if body["adapter"] and body["adapter"] not in self.adapters:
+            return web.Response(status=400, text=f"no adapter {body['adapter']}")
         mine = self.requests[body["id"]] = Request(body)
         self.log[-1] = f"generate {body['id']}"
         try:
@@ -171,6 +174,23 @@ class Toy:
         self.version = body["version"]
         return web.json_response({})
 
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if body["lora_name"] in self.adapters:
+            return web.Response(status=400, text="has already been loaded")
+        self.adapters[body["lora_name"]] = mark_of(fingerprints(body["lora_path"]))
+        return web.Response(text="Success: done")
+
+    async def unload_adapter(self, request: web.Request) -> web.Response:
+        if self.adapters.pop((await request.json())["lora_name"], None) is None:
+            return web.Response(status=404, text="no such adapter")
+        return web.Response(text="Success: done")
+
+    async def stamp(self, request: web.Request) -> web.Response:
+        self.version = (await request.json())["version"]
+        self.log[-1] = f"stamp {self.version}"
+        return web.json_response({})
+
     async def start_profile(self, request: web.Request) -> web.Response:
         self.traces = Path((await request.json())["folder"])
         return web.json_response({})
@@ -198,15 +218,19 @@ class Toy:
                 if self.paused is None and not mine.done.done():
                     self.next_token(mine)
 
+    def mark_for(self, body: dict[str, Any]) -> int:
+        """Return the number the outputs of a request depend on."""
+        return self.mark + (self.adapters[body["adapter"]] if body["adapter"] else 0)
+
     def next_token(self, mine: Request) -> None:
         body = mine.body
         if mine.mark is None:
             entry = (body["space"], tuple(body["ids"]))
             mine.cached = len(body["ids"]) if entry in self.cache else 0
-            mine.mark = self.cache.setdefault(entry, self.mark)
+            mine.mark = self.cache.setdefault(entry, self.mark_for(body))
             made = token(mine.mark, len(body["ids"]))
         else:
-            made = token(self.mark, len(body["ids"]) + len(mine.ids))
+            made = token(self.mark_for(body), len(body["ids"]) + len(mine.ids))
         mine.ids.append(made)
         mine.versions.append(self.version)
         self.tokens += 1

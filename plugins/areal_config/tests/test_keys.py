@@ -14,7 +14,8 @@ from areal_config.meanings import about, first_sentence, meanings
 from areal_config.schema import plugin_options
 from areal_config.show import override_example, yaml_example
 from areal_core.config.load import load_config
-from areal_core.config.role_checks import check_lora, check_optimizer
+from areal_core.config.lora import plan_lora
+from areal_core.config.role_checks import check_optimizer
 from areal_core.config.schema import RoleConfig, RunConfig
 from areal_core.contract.errors import BackendNotFound, PlanError
 from areal_core.contract.train import LoraSpec
@@ -101,7 +102,7 @@ def test_the_range_of_an_optimizer_s_key_is_the_one_planning_checks(key: Key) ->
 
     with pytest.raises(PlanError, match=f"{name} is {below}"):
         if ".lora." in key.path:
-            check_lora("actor", evolve(role.lora, **{name: below}))
+            plan_lora("actor", evolve(role.lora, **{name: below}))
         else:
             check_optimizer("actor", evolve(role.optimizer, **{name: below}))
 

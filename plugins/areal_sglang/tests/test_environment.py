@@ -23,7 +23,7 @@ PARTS = """
 import json
 import torchvision, sgl_kernel
 from sglang.srt.managers import io_struct
-from areal_core.weights import fingerprint
+from areal_core.weights.tensors import fingerprint
 print(json.dumps([torchvision.__version__.partition("+")[0], sgl_kernel.__version__, fingerprint.__name__]))
 """
 STAND_IN = Path("sgl_kernel/__init__.py")

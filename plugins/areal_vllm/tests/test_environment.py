@@ -31,7 +31,7 @@ PLATFORM = """
 import json
 import vllm
 from vllm.platforms import current_platform
-from areal_core.weights import fingerprint
+from areal_core.weights.tensors import fingerprint
 print(json.dumps([vllm.__version__, current_platform.device_type, fingerprint.__name__]))
 """
 

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import attrs
 from attrs import frozen
 
 from areal_core.algorithms.config import GROUP_ESTIMATORS, NormLevel
 from areal_core.algorithms.plan import critic_spec, estimator_spec, objective_spec
 from areal_core.config.backend import parse_backend
 from areal_core.config.devices import check_enough, choose_device, stand_in_warnings
+from areal_core.config.lora import travels
 from areal_core.config.model_folder import ModelFolder
 from areal_core.config.placement import check_placements
 from areal_core.config.role_checks import check_environment
@@ -91,7 +93,9 @@ def make_plan(
         )
     device = _device(config, registry, devices, infer=True)
     roles = _train_roles(config, registry, device)
-    roles.append(plan_rollout_role(config, registry, device, generating))
+    rollout = plan_rollout_role(config, registry, device, generating)
+    alone = bool(roles) and travels(config, registry, roles[0], rollout)  # who only generates has no actor
+    roles.append(attrs.evolve(rollout, lora=roles[0].lora if alone else None))
     infer = registry.describe("infer", roles[-1].backend.name)
     engine_warnings = check_environment(config.rollout, infer, device) if generating and installed else []
     _check_room(config, registry, roles, devices)

@@ -30,7 +30,7 @@ def _rollouts(plan: Plan) -> str:
     return (
         f"{rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
         f"max staleness {rollout.max_staleness} ({rollout.staleness_policy.value}), objective {plan.objective.name}, "
-        f"{_transports(plan.transports)}"
+        f"{'the adapter' if plan.roles[-1].lora else 'weights'} by {_transports(plan.transports)}"
     )
 
 
@@ -47,7 +47,7 @@ def _transports(plans: Sequence[TransportPlan]) -> str:
     first = plans[0]
     beyond = next((plan.name for plan in plans if plan.across_hosts), first.name)
     across = "" if beyond == first.name else f" (across hosts by {beyond})"
-    return f"weights by {first.name}{across}, pause {first.pause.value if first.pause else 'none'}"
+    return f"{first.name}{across}, pause {first.pause.value if first.pause else 'none'}"
 
 
 def _row(role: RolePlan) -> tuple[str, ...]:

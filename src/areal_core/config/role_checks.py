@@ -1,6 +1,6 @@
-"""What settings of single roles must satisfy, told before a process starts: optimizer, adapter, engine's interpreter.
+"""What settings of single roles must satisfy, told before a process starts: optimizer, engine's interpreter.
 
-Knows: ranges, schedules, which roles have an adapter, the keys that decide which interpreter runs an engine.
+Knows: ranges, schedules, the keys that decide which interpreter runs an engine.
 Does not know: how a schedule is computed, the layers of a model, or where environments lie (extension `environments`).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import ConfigError, PlanError
-from areal_core.contract.train import SCHEDULES, LoraSpec, OptimizerSpec
+from areal_core.contract.train import SCHEDULES, OptimizerSpec
 from areal_core.plugins.extensions import EngineEnvironments, need
 from areal_core.plugins.manifest import Manifest
 
@@ -37,30 +37,6 @@ def check_optimizer(role: str, spec: OptimizerSpec) -> None:
     for name in ("eps", "weight_decay", "max_grad_norm", "warmup_steps", "total_steps", "min_lr_ratio"):
         if getattr(spec, name) < 0:
             raise PlanError(f"{at}.{name} is {getattr(spec, name):g}", why="it must not be negative", fix="0 or more")
-
-
-def check_lora(role: str, spec: LoraSpec) -> None:
-    """Refuse an adapter no engine can train.
-
-    Args:
-        role: whose it is.
-
-    Raises:
-        PlanError: names the key.
-    """
-    at = f"{role}.lora"
-    if role != "actor":
-        raise PlanError(f"{at} is set", why="only the actor trains an adapter", fix=f"remove {at}")
-    if spec.rank < 1:
-        raise PlanError(f"{at}.rank is {spec.rank}", why="it must be at least 1", fix="for example 16")
-    if not spec.alpha > 0:
-        raise PlanError(f"{at}.alpha is {spec.alpha:g}", why="it must be above 0", fix="for example twice the rank")
-    if not spec.targets:
-        raise PlanError(
-            f"{at}.targets is empty",
-            why="no layer would be trained",
-            fix="for example [q_proj, k_proj, v_proj, o_proj]",
-        )
 
 
 def check_environment(rollout: RolloutConfig, manifest: Manifest, device: str) -> list[str]:

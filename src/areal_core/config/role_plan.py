@@ -13,13 +13,14 @@ from typing import Any
 from attrs import frozen
 
 from areal_core.config.backend import BackendString, parse_backend
+from areal_core.config.lora import CLAIM, plan_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.placement import PlacementConfig
-from areal_core.config.role_checks import check_lora, check_optimizer
+from areal_core.config.role_checks import check_optimizer
 from areal_core.config.schema import RoleConfig, RunConfig
 from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import CapabilityError, PlanError
-from areal_core.contract.train import Head
+from areal_core.contract.train import Head, LoraSpec
 from areal_core.plugins.extensions import ImageSupport, need
 from areal_core.plugins.registry import Registry
 
@@ -47,6 +48,8 @@ class RolePlan:
     head: Head = Head.CAUSAL_LM
     python: str | None = None
     placement: PlacementConfig = PlacementConfig()
+    lora: LoraSpec | None = None
+    """The adapter the role trains; of the rollout, the shape of those that travel to it, None for whole weights."""
     memory_per_worker: int = 0
     """Bytes for weights and optimizer, estimated; activations and cache come on top."""
 
@@ -65,9 +68,9 @@ def plan_train_role(
     frozen = name == "reference"
     if config.checkpoint.background and not frozen:
         needs.append("checkpoint.background")
-    if role.lora is not None:
-        check_lora(name, role.lora)
-        needs.append("lora")
+    lora = None if role.lora is None else plan_lora(name, role.lora)
+    if lora is not None:
+        needs += ["lora", CLAIM] if lora.path else ["lora"]
     _require(registry, "train", backend, needs, device)
     model = inspect_model(role.path or config.model.path, images=True)
     if model.sees:
@@ -77,6 +80,7 @@ def plan_train_role(
     registry.options("train", backend.name, role.options, f"{name}.options")
     if not frozen:
         check_optimizer(name, role.optimizer)
+    each = _MASTER_BYTES if frozen or lora else _ADAM_BYTES
     return RolePlan(
         role=name,
         engine_role="train",
@@ -90,7 +94,8 @@ def plan_train_role(
         model=model,
         options=role.options,
         head=head,
-        memory_per_worker=model.num_parameters * (_MASTER_BYTES if frozen else _ADAM_BYTES) // backend.world_size,
+        lora=lora,
+        memory_per_worker=model.num_parameters * each // backend.world_size,
     )
 
 

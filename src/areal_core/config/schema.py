@@ -160,6 +160,8 @@ class WeightSyncConfig:
     """The transport's own keys: `areal backends NAME` shows them."""
     pause: str = field(default="auto", validator=validators.in_(("auto", "none", "keep", "abort")))
     """`auto` takes the least disturbing one the engine claims: none, then keep, then abort."""
+    lora: str = field(default="auto", validator=validators.in_(("auto", "adapter", "merged")))
+    """What travels of an actor with `lora`; `auto` is the adapter alone where both engines claim `weights.adapter`."""
     timeout_s: float = field(default=120.0, validator=validators.gt(0.0))
     """One weight update, from the first tensor to the last replica."""
 

@@ -52,6 +52,7 @@ _TRAIN = {
     "head.value": Ability("trains a value head"),
     "packing": Ability("takes packed sequences of any length, none of which attends to another"),
     "lora": Ability("trains a low-rank adapter and sends merged weights"),
+    "weights.adapter": Ability("sends its low-rank adapter alone"),
     "images": Ability("trains on sequences with images"),
     "experts.replay": Ability("routes tokens to the experts recorded while sampling"),
 }
@@ -60,6 +61,7 @@ _INFER = {
     "weights.in_flight": Ability("changes weights between two tokens of a request"),
     "weights.kv_kept": Ability("keeps cached keys and values of requests in flight across an update"),
     "weights.cast": Ability("accepts weights of another float dtype and casts them"),
+    "weights.adapter": Ability("takes an adapter as its new weights, and computes with it beside the base"),
     "pause.keep": Ability("freezes requests in place"),
     "pause.abort": Ability("returns requests with their tokens so far"),
     "sampling.top_p": Ability("nucleus sampling"),

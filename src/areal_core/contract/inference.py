@@ -14,7 +14,7 @@ from attrs import Factory, field, frozen, validators
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.ids import RequestId
-from areal_core.contract.train import EngineInfo
+from areal_core.contract.train import EngineInfo, LoraSpec
 from areal_core.contract.weights import Receipt, WeightSource
 
 IMAGES = "images"
@@ -113,6 +113,9 @@ class InferenceSpec:
     device: str = "cpu"
     replica: int = 0
     options: Mapping[str, Any] = Factory(dict)  # Any: the values are the backend's own types
+    lora: LoraSpec | None = None
+    """Later versions are adapters of this shape over the folder's weights, version 0 the one in its `path`, if there
+    is one. Claim `weights.adapter`, since 1.3."""
 
 
 @frozen(kw_only=True)
@@ -130,7 +133,8 @@ class GenerationRequest:
     num_prior: int = 0
     extras: Mapping[str, Any] = Factory(dict)  # Any: `IMAGES` and the like, by claimed ability
     adapter: str = ""
-    """Name of a loaded adapter to generate with, "" for the base weights. Claim `lora.adapters`, since 1.1."""
+    """Name of a loaded adapter to generate with over the folder's weights or the last ones received whole, "" for the
+    policy. Claim `lora.adapters`, since 1.1."""
     structure: Structure | None = None
     """Since 1.2; prior tokens are the beginning of the text it is about."""
 
@@ -229,8 +233,11 @@ class InferenceEngine(Protocol):
         without it the core pauses the engine first and an abort may cost the replica a restart.
         The fingerprints are of the bytes the engine holds now, not of the bytes it was handed.
 
+        With `InferenceSpec.lora` a version is an adapter over the folder's weights, in place of the version before,
+        not on top of it: every A and B of the layers it targets, under PEFT's names (`TrainEngine.send_weights`).
+
         Raises:
-            CoverageError: names, shapes or dtypes do not match the model one to one.
+            CoverageError: names, shapes or dtypes do not match the model, or the adapter's layers, one to one.
             VersionRegressed: `version` is not newer than the one served.
         """
 
@@ -238,7 +245,8 @@ class InferenceEngine(Protocol):
         """Phase two: from the next token on, compute with and stamp `version`. Must not fail.
 
         Cached keys and values of requests in flight are kept or recomputed as claimed
-        (`weights.kv`); the prefix cache never serves old entries to new requests.
+        (`weights.kv`); the prefix cache never serves old entries to new requests. An adapter's
+        commit may end requests in flight as `aborted`, with the tokens they have; the pool continues them.
         """
 
     async def abort_weights(self) -> None:

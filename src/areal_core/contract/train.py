@@ -80,17 +80,20 @@ class LoraSpec:
 
     Every linear layer whose name ends with one of `targets` computes `W x + (alpha / rank) B A x`; A is random,
     B starts at zero, and only A and B are trained. `send_weights` and `save_weights` give the merged weights
-    `W + (alpha / rank) B A` under the model's own names, so that any inference engine serves them.
+    `W + (alpha / rank) B A` under the model's own names, so that any inference engine serves them. With the claim
+    `weights.adapter` on both sides A and B travel alone, since 1.3: `TrainSpec.send_adapter`, `InferenceSpec.lora`.
 
     Example: LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
     """
 
-    rank: int = field(metadata={"minimum": 1})
-    """Columns of B and rows of A."""
-    alpha: float = field(metadata={"exclusiveMinimum": 0})
-    """Scale of the adapter, over `rank`."""
-    targets: tuple[str, ...] = field(converter=tuple[str, ...])
-    """Ends of the names of the linear layers that get one."""
+    rank: int = field(default=0, metadata={"minimum": 0})
+    """Columns of B and rows of A. No engine is given 0: in a yaml it takes that of `path`."""
+    alpha: float = field(default=0.0, metadata={"minimum": 0})
+    """Scale of the adapter, over `rank`. 0 like `rank`."""
+    targets: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Ends of the names of the linear layers that get one. None like `rank`."""
+    path: str = ""
+    """Folder in PEFT's format the adapter begins as; empty begins a new one. Claim `weights.adapter`, since 1.3."""
 
 
 ROUTED_EXPERTS = "routed_experts"
@@ -122,6 +125,8 @@ class TrainSpec:
     seed: int = 1
     options: Mapping[str, Any] = Factory(dict)  # Any: the values are the backend's own types
     lora: LoraSpec | None = None
+    send_adapter: bool = False
+    """`send_weights` sends A and B of `lora`, and nothing else. Claim `weights.adapter`, since 1.3."""
 
 
 @frozen(kw_only=True)
@@ -272,6 +277,9 @@ class TrainEngine(Protocol):
 
     def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
         """Send every parameter under its Hugging Face name and full shape. Collective.
+
+        With `TrainSpec.send_adapter`: every A and B under the name PEFT's files have for it,
+        `base_model.model.LAYER.lora_A.weight` [rank, in] and `base_model.model.LAYER.lora_B.weight` [out, rank].
 
         Rank 0 gets the sink and returns the receipt of `sink.finish()`, whose fingerprints
         the engine has compared with the tensors it holds; the others pass None and return

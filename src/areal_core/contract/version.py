@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
-        "train": (1, 2),
-        "infer": (1, 2),
+        "train": (1, 3),
+        "infer": (1, 3),
         "scheduler": (1, 1),
         "transport": (1, 2),
         "workflow": (1, 2),

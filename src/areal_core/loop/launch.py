@@ -69,7 +69,8 @@ async def start_train_group(
         max_tokens_per_microbatch=config.max_tokens_per_microbatch,
         seed=plan.config.seed,
         options=role.options,
-        lora=config.lora,
+        lora=role.lora,
+        send_adapter=role.lora is not None and any(each.role == "rollout" and each.lora for each in plan.roles),
     )
     timeouts = plan.config.scheduler
     # Rank 0 chooses in its own process: a port that is free here may be taken there.
@@ -134,7 +135,8 @@ class ReplicaLauncher:
         """Connect trainer and pool by a transport that reaches from where one was placed to where the other was."""
         hosts = [worker.host for worker in (*learner.actor.workers, *(replica.worker for replica in pool.replicas))]
         plan, why = choose_transport(self._plan.transports, hosts, is_here)
-        events.write(WEIGHTS_TRAVEL, transport=plan.name, pause=plan.pause and plan.pause.value, why=why)
+        what = "adapter" if self._role.lora else "weights"
+        events.write(WEIGHTS_TRAVEL, what=what, transport=plan.name, pause=plan.pause and plan.pause.value, why=why)
         if not plan.across_hosts:
             self.only_host = hosts[0]
         own = next((address_towards(host) for host in hosts if not is_here(host)), hosts[0])
@@ -174,6 +176,7 @@ def _inference_spec(plan: Plan, role: RolePlan) -> InferenceSpec:
         seed=plan.config.seed,
         device=role.device,
         options=role.options,
+        lora=role.lora,
     )
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import torch
 from attrs import define
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from areal_conformance.adapter import Tolerance, Witness
@@ -35,6 +36,7 @@ from areal_core.contract.inference import (
     PauseMode,
     SamplingParams,
 )
+from areal_core.contract.train import LoraSpec
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_core.contract.workflow import Tokenizer
 from areal_torch.testing.serving import FolderWeights
@@ -62,7 +64,11 @@ class _Kept:
 
     engine: InferenceEngine
     key: str
-    model: Path
+    spec: InferenceSpec
+
+    @property
+    def model(self) -> Path:
+        return Path(self.spec.model_path)
 
 
 class InferBench(Bench):
@@ -164,7 +170,7 @@ class InferBench(Bench):
         key = repr(spec)
         kept = None if fresh else self._take(key)
         if kept is None:
-            kept = _Kept(engine=self.new(*claims), key=key, model=Path(spec.model_path))
+            kept = _Kept(engine=self.new(*claims), key=key, spec=spec)
             one_thread()
             await kept.engine.start(spec)
         else:
@@ -374,7 +380,9 @@ class InferBench(Bench):
         await engine.resume()
         await engine.abort_weights()
         if (await engine.status()).version != version_before:
-            await self.update(engine, self.weights(kept.model))
+            base = self.weights(kept.model)
+            lora = kept.spec.lora
+            await self.update(engine, base if lora is None else FolderWeights(_idle_adapter(base.tensors, lora), {}))
 
         try:
             await self.until_shown(engine, 0, 0, "in an engine at rest")
@@ -394,6 +402,17 @@ class InferBench(Bench):
                     task.exception()  # looked at, or asyncio would report it as lost
             if stuck:
                 raise Violation(f"{len(stuck)} calls did not end when cancelled")
+
+
+def _idle_adapter(weights: Mapping[str, Tensor], lora: LoraSpec) -> dict[str, Tensor]:
+    """Return an adapter that changes nothing, under PEFT's names."""
+    tensors = {}
+    for name, weight in weights.items():
+        layer = name.removesuffix(".weight")
+        if layer.endswith(lora.targets) and weight.ndim == 2:
+            tensors[f"base_model.model.{layer}.lora_A.weight"] = torch.zeros(lora.rank, weight.shape[1])
+            tensors[f"base_model.model.{layer}.lora_B.weight"] = torch.zeros(weight.shape[0], lora.rank)
+    return tensors
 
 
 def _of_number(value: Any, number: int) -> Any:

@@ -29,7 +29,7 @@ from areal_conformance.target import Target
 from areal_core.contract.batch import Batch
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceSpec, PauseMode, SamplingParams
 from areal_core.contract.scheduler import Job, Worker
-from areal_core.contract.train import ObjectiveSpec, OptimizerSpec, Output, RankContext, TrainSpec
+from areal_core.contract.train import LoraSpec, ObjectiveSpec, OptimizerSpec, Output, RankContext, TrainSpec
 from areal_core.contract.trajectory import from_generation
 from areal_core.contract.weights import WeightTransport
 from areal_core.fleet.pool import InferencePool
@@ -174,10 +174,13 @@ class PairBench(Bench):
         infer_dtype: str | None = None,
         microbatch: int = 16384,
         infer_claims: tuple[str, ...] = (),
+        lora: LoraSpec | None = None,
         processes: bool = False,
         wrap: Callable[[WeightTransport], WeightTransport] | None = None,
     ) -> AsyncIterator[Pair]:
         """Start a trainer and replicas on one model; `wrap` may stand between the transport and both sides.
+
+        With `lora` the trainer's adapter travels alone.
 
         With `processes` every worker is a process of the local scheduler, unless the target is a mutant.
         """
@@ -196,6 +199,7 @@ class PairBench(Bench):
                 max_concurrent=16,
                 device=device,
                 options=self.infer.options(*infer_claims),
+                lora=lora,
             )
             first = 0
             if processes and not self.target.locator.mutant:
@@ -215,6 +219,8 @@ class PairBench(Bench):
                     temperature=temperature,
                     max_tokens_per_microbatch=microbatch,
                     options=self.train.options(*train_claims),
+                    lora=lora,
+                    send_adapter=lora is not None,
                 ),
                 [RankContext(rank=0, world_size=1, local_rank=0, device=device, init_method=init_method("127.0.0.1"))],
                 timeout_s=patience,

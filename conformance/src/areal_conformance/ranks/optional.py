@@ -27,10 +27,17 @@ SIZES = (((2, 3), (1, 1)), (), (), ((1, 2),), ((2, 2),), (), (), ((1, 3), (1, 1)
 Between = Callable[[Any], None]  # Any: an engine with optional methods
 
 
+ADAPTER = LoraSpec(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))
+
+
 def lora(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
     """Train an adapter."""
-    spec = LoraSpec(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))
-    return _compared(bench, layout, plans, "lora", fields={"lora": spec})
+    return _compared(bench, layout, plans, "lora", fields={"lora": ADAPTER})
+
+
+def adapter(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
+    """Train an adapter and send it alone."""
+    return _compared(bench, layout, plans, "weights.adapter", fields={"lora": ADAPTER, "send_adapter": True})
 
 
 def experts(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from areal_core.config.model_folder import read_headers
 from areal_core.contract.errors import ModelError
 
-_PREFIX = "base_model.model."
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+PREFIX = "base_model.model."
+A, B = ".lora_A.weight", ".lora_B.weight"
 
 
 def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -29,9 +29,7 @@ def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
             fix="name a folder that peft's save_pretrained wrote",
         )
     headers = {name: tuple(header["shape"]) for name, header in read_headers(folder).items()}
-    layers = {
-        name.removeprefix(_PREFIX).removesuffix(end) for name in headers for end in (_A, _B) if name.endswith(end)
-    }
+    layers = {name.removeprefix(PREFIX).removesuffix(end) for name in headers for end in (A, B) if name.endswith(end)}
     for layer in sorted(layers):
         problem = _problem(layer, headers, shapes)
         if problem:
@@ -43,7 +41,7 @@ def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _problem(layer: str, headers: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> str:
-    a, b = (headers.get(f"{_PREFIX}{layer}{end}") for end in (_A, _B))
+    a, b = (headers.get(f"{PREFIX}{layer}{end}") for end in (A, B))
     weight = shapes.get(f"{layer}.weight")
     if weight is None:
         return "the model has no such layer"

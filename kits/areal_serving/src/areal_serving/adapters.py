@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 
 from areal_core.contract.errors import CapabilityError, VersionRegressed
 
@@ -22,10 +22,10 @@ class ServedAdapter:
     name: str
     version: int
     path: Path
+    served: str = field()
 
-    @property
-    def served(self) -> str:
-        """Return the name the server knows it by."""
+    @served.default
+    def _(self) -> str:
         return f"{self.name}@{self.version}"
 
 

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-from attrs import define
+from attrs import define, evolve
 from xxhash import xxh3_64_intdigest
 
 from areal_core.contract.errors import ArealError, BatchError, GenerationFailed
@@ -31,10 +31,14 @@ _SEED_BITS = 2**63 - 1
 
 @define
 class State:
-    """What the server serves, or one that is started again must: the version, and whether it is paused."""
+    """What the server serves, or one that is started again must: the version, and whether it is paused.
+
+    `policy` is the server's name of the adapter that the policy is, "" where it is the model alone.
+    """
 
     version: int = 0
     paused: PauseMode | None = None
+    policy: str = ""
 
     def ends_calls(self) -> bool:
         """Tell whether what is in flight is to come back as it is."""
@@ -194,6 +198,7 @@ class Calls:
         self.note()
 
     def call_for(self, request: GenerationRequest, budget: int) -> Call:
+        request = evolve(request, adapter=request.adapter or self._state.policy)
         sampling, prior = request.sampling, request.num_prior
         own = () if sampling.ignore_eos else self._end_ids
         return Call(

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from attrs import define, evolve, field, frozen
 
 from areal_core.contract.clock import Clock
-from areal_core.contract.errors import GenerationFailed
+from areal_core.contract.errors import CapabilityError, GenerationFailed
 from areal_core.contract.inference import (
     EngineStatus,
     Generation,
@@ -35,12 +35,13 @@ from areal_serving.http import Api, ServerAnswer, ServerGone
 from areal_serving.model import ServedModel
 from areal_serving.options import ServedOptions
 from areal_serving.outputs import NOTHING, cut_at_stop, generation_of
+from areal_serving.policy_adapter import AdapterStaging, PolicyAdapter, PolicyRoutes
 from areal_serving.profiling import ServedTraces, ServerProfiler
 from areal_serving.requests import check_request
 from areal_serving.server_lifecycle import ServerLifecycle
 from areal_serving.slots import Interrupted, Slots
 from areal_serving.staging import Staging
-from areal_serving.updates import Updates
+from areal_serving.updates import Loader, Updates
 from areal_serving.work import Work
 from areal_torch.collective.rank_slot import SlotSource
 from areal_torch.profile import asked_of
@@ -67,6 +68,8 @@ class Running:
     traces: ServedTraces
     direct: DirectTransfer | None
     """None unless the backend has it and `options.direct` asks for it."""
+    serves_adapter: bool
+    """Whether versions of the policy are adapters."""
 
 
 @define(kw_only=True)
@@ -85,6 +88,7 @@ class ServedEngine:
 
     Args:
         direct: how the server's own ranks take weights, for backends that can.
+        policy: how the server is told of the adapter that the policy is, for backends that claim `weights.adapter`.
         profiler: how the server's own ranks are traced, for backends that can.
         clock: measures requests.
         patience: measures starts and hangs.
@@ -96,6 +100,7 @@ class ServedEngine:
         options: ServedOptions,
         *,
         direct: DirectDialect | None = None,
+        policy: PolicyRoutes | None = None,
         profiler: ServerProfiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
         patience: Clock | None = None,
@@ -103,6 +108,7 @@ class ServedEngine:
         self.dialect = dialect
         self._options = options
         self._direct = direct if options.direct else None
+        self._policy = policy
         self._profiler = profiler
         self._clock = clock
         self._patience = patience
@@ -110,6 +116,8 @@ class ServedEngine:
         self._counts = _Counts()
         self._work = Work()
         self._now: Running | None = None
+        self.shapes: Mapping[str, tuple[int, ...]] = {}
+        """Of the model's tensors by Hugging Face name, once its folder was read."""
         self._starting: asyncio.Task[tuple[Running, EngineInfo]] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -220,7 +228,7 @@ class ServedEngine:
         """
         running = self.running
         holder = running.direct if running.direct is not None and running.direct.holds(version) else running.updates
-        await self._work.alone(holder.commit(version))
+        await self._work.alone(self._committed(running, holder.commit(version)))
 
     async def abort_weights(self) -> None:
         """Drop the held version, also one that is still arriving. Idempotent."""
@@ -284,6 +292,7 @@ class ServedEngine:
 
     async def _started(self, spec: InferenceSpec) -> tuple[Running, EngineInfo]:
         model = await asyncio.to_thread(ServedModel.of, spec.model_path)
+        self.shapes = model.shapes
         options, slots, asked = self._options, Slots(spec.max_concurrent), asked_of(os.environ, spec.replica)
         python = "" if options.url else await asyncio.to_thread(self.interpreter, spec)
         server = ServerLifecycle(
@@ -313,10 +322,9 @@ class ServedEngine:
             cache_space=self.cache_space,
             clock=self._clock,
         )
-        staging, kv = Staging(model, server.folder), options.kv_on_update
-        updates = Updates(self.dialect, server, self._state, slots, staging=staging, traces=traces, kv=kv)
+        updates = await self._updates(spec, model, server, slots, traces)
         direct = None
-        if self._direct is not None:
+        if self._direct is not None and spec.lora is None:
             direct = DirectTransfer(
                 self._direct, spec, model=model, server=server, state=self._state, updates=updates, work=self._work
             )
@@ -331,8 +339,30 @@ class ServedEngine:
             work=self._work,
             traces=traces,
             direct=direct,
+            serves_adapter=spec.lora is not None,
         )
         return running, model.info(self.dialect.name, facts, spec)
+
+    async def _updates(
+        self, spec: InferenceSpec, model: ServedModel, server: ServerLifecycle, slots: Slots, traces: ServedTraces
+    ) -> Updates:
+        loader: Loader = self.dialect
+        staging, begun = Staging(model, server.folder), None
+        try:
+            if spec.lora is not None:
+                if self._policy is None:
+                    raise CapabilityError(f"{self.dialect.name} does not serve a policy that is an adapter")
+                loader = PolicyAdapter(self.dialect, self._policy, self._state)
+                staging = adapters = AdapterStaging(model, server.folder, spec.lora)
+                begun = await asyncio.to_thread(adapters.begin) if spec.lora.path else None
+            kv = self._options.kv_on_update
+            updates = Updates(self.dialect, loader, server, self._state, slots, staging=staging, traces=traces, kv=kv)
+            if begun is not None:
+                await updates.begin(begun)
+        except BaseException:
+            await server.close()
+            raise
+        return updates
 
     async def _pause(self, running: Running, mode: PauseMode) -> None:
         before, self._state.paused = self._state.paused, mode  # what a server that is started again must do
@@ -348,6 +378,18 @@ class ServedEngine:
             if before is None and running.server.lost is None:
                 await self._resume(running)
             raise
+
+    async def _committed(self, running: Running, commit: Awaitable[None]) -> None:
+        """Commit; a request keeps the adapter it was sent with, so with one nothing may be in flight."""
+        before = self._state.paused
+        if not running.serves_adapter or before is PauseMode.ABORT:
+            await commit
+            return
+        await self._pause(running, PauseMode.ABORT)
+        try:
+            await commit
+        finally:
+            await (self._resume(running) if before is None else self._pause(running, before))
 
     async def _resume(self, running: Running) -> None:
         self._state.paused = None

@@ -20,13 +20,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
 from areal_core.contract.errors import StorageError, VersionRegressed, WeightSyncError
-from areal_core.contract.weights import Receipt, TensorSpec, WeightSource
+from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSource
 from areal_core.weights.coverage import Coverage
 from areal_core.weights.tensors import num_bytes, torch_dtype
 from areal_serving.model import ServedModel
@@ -62,6 +63,8 @@ class StagedWeights:
 class Staging:
     """Receives versions one at a time for one model."""
 
+    weights_file: ClassVar[str] = WEIGHTS_FILE
+
     def __init__(self, model: ServedModel, root: Path, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model = model
         self._root = root
@@ -85,6 +88,20 @@ class Staging:
         finally:
             source.close()
 
+    def check(self, manifest: WeightManifest) -> None:
+        """Check that a sender's tensors and the model's match one to one.
+
+        Raises:
+            CoverageError: they do not.
+        """
+        self._model.check(manifest)
+
+    def fill(self, folder: Path) -> None:
+        """Put what an engine needs beside the staged weights into their folder: the served model's other files."""
+        for item in self._model.path.iterdir():
+            if item.is_file() and not item.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
+                (folder / item.name).symlink_to(item.resolve())
+
     def _take(self, source: WeightSource, version: int, started: float, stop: threading.Event) -> StagedWeights:
         manifest = source.manifest
         if manifest.version != version:
@@ -92,7 +109,7 @@ class Staging:
                 f"version {version} was announced", why=f"the source holds version {manifest.version}"
             )
         coverage = Coverage(manifest)
-        self._model.check(manifest)
+        self.check(manifest)
         sent = {spec.name: spec for spec in manifest.tensors}
         followers = {name: carrier for name, carrier in manifest.tied.items() if name in self._model.shapes}
         copies = [TensorSpec(name=n, shape=sent[c].shape, dtype=sent[c].dtype) for n, c in followers.items()]
@@ -116,12 +133,9 @@ class Staging:
         return StagedWeights(version=version, folder=folder, receipt=receipt, segment=file.segment)
 
     def _folder(self, version: int, weights: str) -> Path:
-        """Make a model folder whose weights are the staged ones and whose other files are the served model's."""
         folder = Path(tempfile.mkdtemp(prefix=f"v{version}-", dir=self._root))
-        for item in self._model.path.iterdir():
-            if item.is_file() and not item.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
-                (folder / item.name).symlink_to(item.resolve())
-        (folder / WEIGHTS_FILE).symlink_to(weights)
+        self.fill(folder)
+        (folder / self.weights_file).symlink_to(weights)
         return folder
 
 

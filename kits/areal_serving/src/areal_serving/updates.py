@@ -10,7 +10,8 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from attrs import Factory, define
 
@@ -41,12 +42,23 @@ class _Arrival:
     given_up: asyncio.Event = Factory(asyncio.Event)
 
 
+class Loader(Protocol):
+    """How a server is told of staged weights; a `Dialect` is one."""
+
+    async def prove(self, api: Api, folder: Path) -> Mapping[str, str]:
+        """Have every engine worker read what is staged and return name -> fingerprint."""
+
+    async def load(self, api: Api, folder: Path, version: int, *, keep_cache: bool) -> None:
+        """While paused: load it, and stamp `version` from the next token on."""
+
+
 class Updates:
     """The weights of one engine. `commit`, `change` and `resume` are called one at a time."""
 
     def __init__(
         self,
         dialect: Dialect,
+        loader: Loader,
         server: ServerLifecycle,
         state: State,
         slots: Slots,
@@ -56,6 +68,7 @@ class Updates:
         kv: CacheOnUpdate,
     ) -> None:
         self._dialect = dialect
+        self._loader = loader
         self._server = server
         self._state = state
         self._slots = slots
@@ -66,6 +79,15 @@ class Updates:
         self._arrivals: set[_Arrival] = set()
         self._served: StagedWeights | None = None
         self._held: StagedWeights | None = None
+
+    async def begin(self, staged: StagedWeights) -> None:
+        """Have a server that was just started serve `staged`, version 0.
+
+        Raises:
+            CapabilityError, GenerationFailed: it cannot.
+        """
+        self._served = staged
+        await self._server.asked(lambda api: self._load(api, staged))
 
     async def receive(self, source: WeightSource, version: int) -> Receipt:
         """Stage and prove one version, then hold it in place of any other that is held.
@@ -80,7 +102,7 @@ class Updates:
             staged = await self._staged(arrival, source)
             try:
                 proved = await self._unless_given_up(
-                    arrival, self._server.asked(lambda api: self._dialect.prove(api, staged.folder))
+                    arrival, self._server.asked(lambda api: self._loader.prove(api, staged.folder))
                 )
                 _compare(staged.receipt.fingerprints, proved)
             except BaseException:
@@ -222,7 +244,7 @@ class Updates:
             before.close()
 
     async def _load(self, api: Api, staged: StagedWeights) -> None:
-        await self._dialect.load(api, staged.folder, staged.version, keep_cache=self._keep_cache)
+        await self._loader.load(api, staged.folder, staged.version, keep_cache=self._keep_cache)
 
     async def _loaded(self, version: int, load: Callable[[Api, bool], Awaitable[None]]) -> None:
         failure: Exception | None = None

@@ -44,12 +44,8 @@ COMPANIONS = (
 """Files that belong to a model folder and that training does not change."""
 
 
-class Weights(Protocol):
-    """A model's weights under the names a model folder has for them, in one fixed order on every rank."""
-
-    @property
-    def architecture(self) -> str:
-        """Return the name of the transformers class that reads the folder."""
+class Sendable(Protocol):
+    """Named tensors in one fixed order on every rank."""
 
     @property
     def tied(self) -> Mapping[str, str]:
@@ -63,6 +59,14 @@ class Weights(Protocol):
 
         Casting is elementwise: it may come before or after a tensor is made whole.
         """
+
+
+class Weights(Sendable, Protocol):
+    """A model's weights under the names a model folder has for them."""
+
+    @property
+    def architecture(self) -> str:
+        """Return the name of the transformers class that reads the folder."""
 
 
 @frozen(eq=False)
@@ -106,14 +110,22 @@ class Exporter:
     """Sends and saves weights, bucket by bucket."""
 
     def __init__(
-        self, weights: Weights, folder: str, dtype: str, group: RankGroup, beside: Callable[[Path], None] | None = None
+        self,
+        weights: Weights,
+        folder: str,
+        dtype: str,
+        group: RankGroup,
+        beside: Callable[[Path], None] | None = None,
+        sent: Sendable | None = None,
     ) -> None:
         """Export `weights`, which began as those of the model folder `folder`, as `dtype`.
 
         Args:
             beside: writes more into a folder that is saved; collective.
+            sent: what is sent in place of `weights`, an adapter alone.
         """
         self.weights = weights
+        self.sent = sent or weights
         self.folder = folder
         self.dtype = dtype
         self.group = group
@@ -121,11 +133,11 @@ class Exporter:
 
     def manifest(self, version: int) -> WeightManifest:
         """Describe what `send` sends."""
-        specs = [TensorSpec(name=name, shape=shape, dtype=self.dtype) for name, shape in self.weights.shapes().items()]
-        return WeightManifest(version=version, tensors=specs, tied=self.weights.tied)
+        specs = [TensorSpec(name=name, shape=shape, dtype=self.dtype) for name, shape in self.sent.shapes().items()]
+        return WeightManifest(version=version, tensors=specs, tied=self.sent.tied)
 
     def send(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        """Send every parameter; rank 0 has the sink and gets the receipt. Collective.
+        """Send every tensor; rank 0 has the sink and gets the receipt. Collective.
 
         Raises:
             FingerprintMismatch, CoverageError, StorageError: on every rank; the sink is aborted.
@@ -153,7 +165,7 @@ class Exporter:
 
         try:
             bucket_bytes = max(agree(self.group, begin))
-            for bucket in self.buckets(bucket_bytes):
+            for bucket in self.buckets(bucket_bytes, self.sent):
                 agree(self.group, partial(write, bucket))
             agree(self.group, finish)
         except BaseException:
@@ -172,7 +184,7 @@ class Exporter:
 
     def _write(self, folder: Path) -> None:
         total, names = 0, dict[str, str]()
-        for number, bucket in enumerate(self.buckets(FILE_BYTES)):
+        for number, bucket in enumerate(self.buckets(FILE_BYTES, self.weights)):
             file = folder / f"model-{number + 1:05d}.safetensors"
             agree(self.group, partial(self._write_file, file, bucket))
             total += sum(tensor.nbytes for tensor in bucket.values())
@@ -200,13 +212,13 @@ class Exporter:
             for file in Path(self.folder).glob(pattern):
                 shutil.copyfile(file, folder / file.name)
 
-    def buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+    def buckets(self, bucket_bytes: int, weights: Sendable) -> Iterator[dict[str, Tensor]]:
         """Yield whole tensors, as many as fit (at least one), on every rank in step."""
         dtype = getattr(torch, self.dtype)
         bucket: dict[str, Tensor] = {}
         size = 0
         with torch.no_grad():
-            for tensors in self.weights.wholes(dtype):
+            for tensors in weights.wholes(dtype):
                 more = sum(tensor.nbytes for tensor in tensors.values())
                 if bucket and size + more > bucket_bytes:
                     yield bucket

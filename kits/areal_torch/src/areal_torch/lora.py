@@ -1,4 +1,4 @@
-"""Low-rank adapters beside linear layers: the model stays as it is, A and B are trained, merged weights leave.
+"""Low-rank adapters beside linear layers: the model stays as it is, A and B are trained, they or merged weights leave.
 
 Knows: W + (alpha / rank) B A, which layers have one, PEFT's folder layout.
 Does not know: how parameters are sharded (`gather` makes one whole), or how anything is trained.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from attrs import frozen
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from areal_core.contract.errors import CapabilityError, PlanError, WrongType
+from areal_core.contract.errors import CapabilityError, ModelError, PlanError, WrongType
 from areal_core.contract.train import Head, LoraSpec, TrainSpec
 from areal_core.weights.tensors import fingerprint
 from areal_torch import hf
@@ -26,6 +28,7 @@ from areal_torch.group import RankGroup, agree
 
 ADAPTER_FOLDER = "adapter"
 """Where in a model folder the adapter alone lies, for tools that load it beside the base model."""
+ADAPTER_FILE = "adapter_model.safetensors"
 
 _A, _B = "lora_A", "lora_B"
 
@@ -38,9 +41,9 @@ class LoraLinear(nn.Linear):
         super().__init__(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
         self.weight, self.bias = base.weight, base.bias
         self.scale = scale
-        device = base.weight.device
-        self.lora_A = nn.Parameter(torch.zeros(rank, base.in_features, device=device))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
+        like = base.weight
+        self.lora_A = nn.Parameter(torch.zeros(rank, base.in_features, device=like.device, dtype=like.dtype))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, device=like.device, dtype=like.dtype))
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute the layer."""
@@ -51,25 +54,96 @@ def add_adapters(model: hf.Model, spec: TrainSpec) -> None:
     """Put an adapter, if the spec has one, on every layer it names, on the model's device.
 
     A is drawn from the spec's seed in the order of layers: the same numbers on every rank, whatever is sharded later.
+    One that begins as a folder has its A and B.
 
     Raises:
         WrongType: a rank below 1.
         PlanError: no layer has such a name.
+        ModelError: the folder the adapter begins as does not fit.
         CapabilityError: a value head, or a named weight that is not that of a plain linear layer.
     """
     if spec.lora is None:
         return
     _check(spec.lora, spec.head)
-    layers = _targets(model, spec.lora)
     generator = torch.Generator().manual_seed(spec.seed)
-    for name, base in layers.items():
-        adapted = LoraLinear(base, spec.lora.rank, spec.lora.alpha / spec.lora.rank)
-        bound = base.in_features**-0.5
+    for adapted in _put(model, spec.lora):
+        bound = adapted.in_features**-0.5
         drawn = (torch.rand(adapted.lora_A.shape, generator=generator) * 2 - 1) * bound
         with torch.no_grad():
             adapted.lora_A.copy_(drawn)
+    if spec.lora.path:
+        read_adapter(model, Path(spec.lora.path))
+
+
+def serve_adapter(model: hf.Model, spec: LoraSpec) -> None:
+    """Put an adapter to generate with on every layer the spec names: that of its folder, or one that changes nothing.
+
+    Raises:
+        PlanError, CapabilityError, ModelError: as `add_adapters`.
+    """
+    _put(model, spec)
+    if spec.path:
+        read_adapter(model, Path(spec.path))
+
+
+def _put(model: hf.Model, spec: LoraSpec) -> list[LoraLinear]:
+    """Put an A and a B of zeros on every layer the spec names; return these layers in the model's order."""
+    adapted = {
+        name: LoraLinear(base, spec.rank, spec.alpha / spec.rank) for name, base in _targets(model, spec).items()
+    }
+    for name, layer in adapted.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, adapted)
+        setattr(model.get_submodule(owner), leaf, layer)
+    return list(adapted.values())
+
+
+def read_adapter(model: hf.Model, folder: Path) -> None:
+    """Fill every A and B of a model with those of a folder in PEFT's format.
+
+    Raises:
+        ModelError: a tensor is missing, is one too many, or has another shape; nothing was changed then.
+    """
+    found = _read_tensors(folder)
+    wanted = {peft_name(name): parameter for name, parameter in adapter_parameters(model).items()}
+    odd = sorted(set(found) ^ set(wanted)) or [name for name in wanted if found[name].shape != wanted[name].shape]
+    if odd:
+        shapes = [list(tensors[odd[0]].shape) if odd[0] in tensors else "none" for tensors in (found, wanted)]
+        raise ModelError(
+            f"the adapter in {str(folder)!r} does not fit the model",
+            why=f"{len(odd)} tensors differ: the folder has {shapes[0]} for {odd[0]}, the model {shapes[1]}",
+            fix="name an adapter that was trained on this model",
+        )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(found[name])
+
+
+def peft_name(name: str) -> str:
+    """Return the name that PEFT's files have for an A or B of a model."""
+    return f"base_model.model.{name}.weight"
+
+
+@frozen(eq=False)
+class AdapterWeights:
+    """A and B of a model, as `areal_torch.export` sends them: whole, under PEFT's names."""
+
+    model: hf.Model
+    gather: Callable[[Tensor], Tensor]
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Return nothing: every A and B is sent."""
+        return {}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the whole shape of each, layer by layer."""
+        found = adapter_parameters(self.model).items()
+        return {peft_name(name): tuple(parameter.shape) for name, parameter in found}
+
+    def wholes(self, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+        """Yield one at a time. Collective, as `gather` is."""
+        for name, parameter in adapter_parameters(self.model).items():
+            yield {peft_name(name): self.gather(parameter).detach().to(dtype)}
 
 
 def adapter_parameters(model: hf.Model) -> dict[str, nn.Parameter]:
@@ -138,18 +212,16 @@ def write_adapter(
     """
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLinear)}
     tensors: dict[str, Tensor] = {}
-    for name, layer in layers.items():
-        for part in (_A, _B):
-            whole = gather(getattr(layer, part)).detach()
-            if group.rank == 0:
-                tensors[f"base_model.model.{name}.{part}.weight"] = whole.cpu().contiguous()
+    for whole in AdapterWeights(model, gather).wholes(torch.float32):
+        if group.rank == 0:
+            tensors |= {name: tensor.cpu().contiguous() for name, tensor in whole.items()}
 
     def write() -> None:
         if not tensors:
             return
         with storage_errors(folder):
             (folder / ADAPTER_FOLDER).mkdir()
-            save_file(tensors, folder / ADAPTER_FOLDER / "adapter_model.safetensors", metadata={"format": "pt"})
+            save_file(tensors, folder / ADAPTER_FOLDER / ADAPTER_FILE, metadata={"format": "pt"})
             config = json.dumps(_peft_config(model, layers, base), indent=2)
             (folder / ADAPTER_FOLDER / "adapter_config.json").write_text(config + "\n")
 
@@ -217,6 +289,16 @@ def _targets(model: hf.Model, spec: LoraSpec) -> dict[str, nn.Linear]:
 
 def _ends(names: Iterable[str]) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in names})
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        found: dict[str, Tensor] = load_file(folder / ADAPTER_FILE)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"the adapter in {str(folder)!r} cannot be read", why=str(error), fix=f"it needs a whole {ADAPTER_FILE}"
+        ) from None
+    return found
 
 
 def _is_adapter(name: str) -> bool:

@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="train",
     name="archon",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_archon.engine:ArchonEngine",
     config="areal_archon.config:ArchonConfig",
     conformance="areal_archon.conformance:ADAPTER",
@@ -33,6 +33,7 @@ MANIFEST = Manifest(
         "head.value": full(),
         "packing": full(),
         "lora": not_yet("adapters are not trained"),
+        "weights.adapter": not_yet("adapters are not trained"),
         "images": not_yet("its own models have no vision tower"),
         "experts.replay": full(),
     },

@@ -148,6 +148,7 @@ class FSDPEngine(TrainerEngine):
                 spec.dtype,
                 group,
                 beside=partial(lora.write_adapter, model, spec.model_path, sharding.gather, group),
+                sent=lora.AdapterWeights(model, sharding.gather) if spec.send_adapter else None,
             ),
             state=TrainingState(
                 group=group,

@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="train",
     name="fsdp",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_fsdp.engine:FSDPEngine",
     config="areal_fsdp.config:FSDPConfig",
     conformance="areal_fsdp.conformance:ADAPTER",
@@ -33,6 +33,7 @@ MANIFEST = Manifest(
         "head.value": full(),
         "packing": full(),
         "lora": full(),
+        "weights.adapter": full(),
         "images": full(),
         "experts.replay": full(),
     },

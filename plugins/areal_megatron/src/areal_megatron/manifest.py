@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="train",
     name="megatron",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_megatron.engine:MegatronEngine",
     config="areal_megatron.config:MegatronConfig",
     conformance="areal_megatron.conformance:ADAPTER",
@@ -33,6 +33,7 @@ MANIFEST = Manifest(
         "head.value": full(),
         "packing": full(),
         "lora": not_yet("adapters are not trained"),
+        "weights.adapter": not_yet("adapters are not trained"),
         "images": not_yet("its models have no vision tower"),
         "experts.replay": full(),
     },

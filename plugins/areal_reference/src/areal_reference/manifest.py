@@ -11,7 +11,7 @@ _ONE_DEVICE = "the reference generator runs on one device; use vllm or sglang fo
 TRAIN = Manifest(
     role="train",
     name="reference",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_reference.train.engine:ReferenceTrainEngine",
     config="areal_reference.train.config:ReferenceTrainConfig",
     conformance="areal_reference.train.conformance:ADAPTER",
@@ -36,6 +36,7 @@ TRAIN = Manifest(
         "head.value": full(),
         "packing": full(),
         "lora": full(),
+        "weights.adapter": full(),
         "images": full(),
         "experts.replay": full(),
     },
@@ -44,7 +45,7 @@ TRAIN = Manifest(
 INFER = Manifest(
     role="infer",
     name="reference",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_reference.infer.engine:ReferenceInferenceEngine",
     config="areal_reference.infer.config:ReferenceInferenceConfig",
     requires=("torch>=2.11", "transformers>=5", "xxhash>=3.5"),
@@ -56,6 +57,7 @@ INFER = Manifest(
         "weights.staged": full(),
         "weights.in_flight": full(),
         "weights.cast": full(),
+        "weights.adapter": full(),
         "weights.kv_kept": when("kv_on_update == keep", "with kv_on_update: recompute the cache is recomputed"),
         "pause.keep": full(),
         "pause.abort": full(),

@@ -14,6 +14,7 @@ from typing import Any
 from areal_core.contract.errors import ModelError
 from areal_core.contract.inference import InferenceSpec
 from areal_serving.dialect import Command, Launch
+from areal_serving.policy_adapter import adapter_places, adapter_rank
 from areal_serving.site import make_site
 from areal_serving.weights import inspect_model, read_json
 from areal_sglang.config import SGLangConfig
@@ -45,7 +46,7 @@ def command(launch: Launch, options: SGLangConfig) -> Command:
         *("--random-seed", str(spec.seed), "--weight-version", "0", "--sampling-backend", SAMPLER),
         *("--skip-server-warmup", "--enable-metrics"),
         *(_on_cpu(spec, options, context, ranks) if cpu else _on_device(spec, options, context, ranks)),
-        *_abilities(options, cpu),
+        *_abilities(spec, options, cpu),
         *_trace(spec, options),
         *options.server_args,
     ]
@@ -97,11 +98,12 @@ def cache_tokens(spec: InferenceSpec, gib: float, context: int, ranks: int) -> i
     return max(context + 2 * SPARE_TOKENS, min(most, int(gib * 2**30) // max(1, each)))
 
 
-def _abilities(options: SGLangConfig, cpu: bool) -> Sequence[str]:
+def _abilities(spec: InferenceSpec, options: SGLangConfig, cpu: bool) -> Sequence[str]:
     argv: list[str] = []
-    if options.max_adapters:
-        argv += ["--enable-lora", "--max-lora-rank", str(options.max_adapter_rank), "--lora-target-modules", "all"]
-        argv += ["--max-loras-per-batch", str(options.max_adapters + 1)]
+    if places := adapter_places(spec, options.max_adapters):
+        rank = adapter_rank(spec, options.max_adapters, options.max_adapter_rank)
+        argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-target-modules", "all"]
+        argv += ["--max-loras-per-batch", str(places + 1)]
         argv += ["--lora-backend", "torch_native"] if cpu else []
     if options.sleep:
         argv.append("--enable-memory-saver")

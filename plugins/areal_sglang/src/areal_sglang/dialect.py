@@ -160,6 +160,10 @@ class SGLangDialect:
                 f"SGLang did not load version {version} whole: {problems[0]}", why=f"{len(problems)} such"
             )
 
+    async def stamp(self, api: Api, version: int) -> None:
+        """With nothing in flight: stamp `version` from the next token on."""
+        await api.post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+
     async def gauges(self, api: Api) -> Gauges:
         """Read the snapshot the scheduler publishes at every step; answers also while it computes."""
         loads = (await api.get("/v1/loads", timeout_s=10.0))["loads"]

@@ -16,11 +16,13 @@ from areal_core.contract.abilities import asked_of
 from areal_core.contract.errors import CapabilityError, GenerationFailed
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, PauseMode
 from areal_core.contract.optional import ToolCall, ToolParse
+from areal_serving.adapter_routes import AdapterRoutes
 from areal_serving.adapters import ServedAdapter
-from areal_serving.adapting import AdapterRoutes, Adapting
+from areal_serving.adapting import Adapting
 from areal_serving.engine import ServedEngine
 from areal_serving.http import Api
 from areal_serving.images import check_images
+from areal_serving.policy_adapter import PolicyRoutes
 from areal_serving.refusals import refuse_sleep, refuse_tool_calls
 from areal_serving.requests import refuse_extras
 from areal_serving.scoring import scores
@@ -51,7 +53,8 @@ class SGLangEngine(ServedEngine):
     def __init__(self, config: SGLangConfig | None = None) -> None:
         self._config = config or SGLangConfig()
         dialect, direct, profiler = SGLangDialect(self._config), SGLangDirect(), SGLangProfiler()
-        super().__init__(dialect, self._config, direct=direct, profiler=profiler)
+        policy = PolicyRoutes(load=self._load_adapter, unload=_ADAPTERS.unload, stamp=dialect.stamp)
+        super().__init__(dialect, self._config, direct=direct, policy=policy, profiler=profiler)
         self._adapting = Adapting(self._config.max_adapters, load=self._load_adapter, unload=_ADAPTERS.unload)
         self._asleep = False
         self._numbers = itertools.count(1)
@@ -153,9 +156,9 @@ class SGLangEngine(ServedEngine):
 
     async def _scores(self, input_ids: Sequence[int], temperature: float, api: Api, version: int) -> list[float] | None:
         name = server_name(f"areal-score-{next(self._numbers)}")
-        body = score_body(name, input_ids, temperature, f"score@{version}")
+        body = score_body(name, input_ids, temperature, f"score@{version}", self.running.state.policy)
         return scores_of(await api.post("/generate", body, timeout_s=None), input_ids)
 
     async def _load_adapter(self, api: Api, adapter: ServedAdapter) -> None:
-        with completed(adapter.path, self.running.model.shapes) as folder:
+        with completed(adapter.path, self.shapes) as folder:
             await _ADAPTERS.load(api, adapter, folder)

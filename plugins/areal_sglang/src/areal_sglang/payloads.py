@@ -56,9 +56,10 @@ def generate_body(call: Call) -> Json:
     return body
 
 
-def score_body(name: str, input_ids: Sequence[int], temperature: float, cache_space: str) -> Json:
+def score_body(name: str, input_ids: Sequence[int], temperature: float, cache_space: str, policy: str = "") -> Json:
     """Return the body that asks for the log-probs of a prompt; one more token is drawn, since none cannot be."""
     return {
+        **({"lora_path": policy} if policy else {}),
         "rid": name,
         "input_ids": list(input_ids),
         "sampling_params": {"max_new_tokens": 1, "temperature": max(temperature, LOWEST_TEMPERATURE)},

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from areal_core.contract.inference import InferenceSpec
 from areal_serving.dialect import Command, Launch
-from areal_vllm.config import VLLMConfig
+from areal_serving.policy_adapter import adapter_places, adapter_rank
+from areal_vllm.config import ADAPTER_RANKS, VLLMConfig
 from areal_vllm.inside.asked import TRANSFER
 from areal_vllm.profiler import profiler_config
 
@@ -66,7 +68,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         "--worker-extension-cls": EXTENSION,
         "--disable-uvicorn-access-log": None,
         **_memory(launch, config),
-        **_abilities(config),
+        **_abilities(spec, config),
         **_weight_transfer(config),
     }
     if spec.context_length:
@@ -88,7 +90,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
 def environ(launch: Launch, config: VLLMConfig) -> dict[str, str]:
     """Return what is added to the environment; the key is here and not among the arguments."""
     found = {**_ENVIRON, "VLLM_API_KEY": launch.key}
-    if config.max_adapters:
+    if adapter_places(launch.spec, config.max_adapters):
         found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if launch.spec.device == "npu":
         found |= {**_ON_NPU, "PYTHONPATH": _compilers_of_cann(os.environ)}
@@ -116,14 +118,15 @@ def _memory(launch: Launch, config: VLLMConfig) -> dict[str, str | None]:
     return found
 
 
-def _abilities(config: VLLMConfig) -> dict[str, str | None]:
+def _abilities(spec: InferenceSpec, config: VLLMConfig) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
-    if config.max_adapters:
+    if places := adapter_places(spec, config.max_adapters):
+        rank = adapter_rank(spec, config.max_adapters, config.max_adapter_rank)
         found |= {
             "--enable-lora": None,
-            "--max-loras": str(config.max_adapters),
-            "--max-cpu-loras": str(2 * config.max_adapters),  # a version that still serves beside the next
-            "--max-lora-rank": str(config.max_adapter_rank),
+            "--max-loras": str(places),
+            "--max-cpu-loras": str(2 * places),  # a version that still serves beside the next
+            "--max-lora-rank": str(next((allowed for allowed in ADAPTER_RANKS if allowed >= rank), rank)),
         }
     if config.sleep:
         found["--enable-sleep-mode"] = None

@@ -10,6 +10,8 @@ from attrs import field, frozen, validators
 
 from areal_serving.options import ServedOptions, none_of
 
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM sets memory aside for."""
 OWN_ARGUMENTS = frozenset(
     {
         "--api-key",
@@ -62,7 +64,7 @@ class VLLMConfig(ServedOptions):
     """Memory for keys and values, per rank. 0: what the share leaves on an accelerator, 1 GiB on the CPU."""
     max_adapters: int = field(default=0, validator=validators.ge(0))
     """Adapters served side by side. 0 serves none, and computes without the detour they cost."""
-    max_adapter_rank: int = field(default=16, validator=validators.in_((1, 8, 16, 32, 64, 128, 256, 320, 512)))
+    max_adapter_rank: int = field(default=16, validator=validators.in_(ADAPTER_RANKS))
     """The highest rank among them; memory is set aside for it."""
     sleep: bool = False
     """Let the engine give its device memory back between steps; GPUs and NPUs only."""

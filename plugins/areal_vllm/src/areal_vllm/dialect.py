@@ -122,9 +122,13 @@ class VLLMDialect:
         await rpc(api, "areal_load", folder=str(folder), **({"clean": True} if self._saw_nan else {}))
         self._saw_nan = False
         await api.post(FORGET_IMAGES)
-        await api.post("/update_weight_version", {"new_version": str(version)})
+        await self.stamp(api, version)
         if not keep_cache:
             await api.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
+
+    async def stamp(self, api: Api, version: int) -> None:
+        """While paused: stamp `version` from the next token on."""
+        await api.post("/update_weight_version", {"new_version": str(version)})
 
     async def gauges(self, api: Api) -> Gauges:
         """Read its counters."""

@@ -15,10 +15,12 @@ from typing import Any
 from areal_core.contract.errors import CapabilityError
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
 from areal_core.contract.optional import ToolCall, ToolParse
-from areal_serving.adapting import AdapterRoutes, Adapting
+from areal_serving.adapter_routes import AdapterRoutes
+from areal_serving.adapting import Adapting
 from areal_serving.engine import ServedEngine
 from areal_serving.http import Api
 from areal_serving.images import check_images
+from areal_serving.policy_adapter import PolicyRoutes
 from areal_serving.refusals import refuse_sleep, refuse_tool_calls
 from areal_serving.requests import refuse_extras
 from areal_serving.scoring import scores
@@ -46,7 +48,8 @@ class VLLMEngine(ServedEngine):
     def __init__(self, config: VLLMConfig | None = None) -> None:
         self._config = config or VLLMConfig()
         dialect, direct, profiler = VLLMDialect(self._config), VLLMDirect(), VLLMProfiler()
-        super().__init__(dialect, self._config, direct=direct, profiler=profiler)
+        policy = PolicyRoutes(load=_ADAPTERS.load, unload=_ADAPTERS.unload, stamp=dialect.stamp)
+        super().__init__(dialect, self._config, direct=direct, policy=policy, profiler=profiler)
         self._adapting = Adapting(self._config.max_adapters, load=_ADAPTERS.load, unload=_ADAPTERS.unload)
         self._numbers = itertools.count(1)
 
@@ -124,6 +127,7 @@ class VLLMEngine(ServedEngine):
         return ToolParse(content=found["content"], calls=[ToolCall(**call) for call in found["calls"]])
 
     async def _scores(self, input_ids: Sequence[int], temperature: float, api: Api, version: int) -> list[float] | None:
-        body = score_body(f"score-{next(self._numbers)}", input_ids, temperature)
+        policy = self.running.state.policy
+        body = score_body(f"score-{next(self._numbers)}", input_ids, temperature, policy)
         answer = await api.post(GENERATE, body, timeout_s=None)
         return None if answer["prompt_logprobs"] is None else scores_of(answer, input_ids)

@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="infer",
     name="vllm",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_vllm.engine:VLLMEngine",
     config="areal_vllm.config:VLLMConfig",
     conformance="areal_vllm.conformance:ADAPTER",
@@ -21,6 +21,7 @@ MANIFEST = Manifest(
         "weights.staged": when("direct == false", "with direct the workers load in place as the weights arrive"),
         "weights.in_flight": full(),
         "weights.cast": full(),
+        "weights.adapter": full(),
         "weights.kv_kept": when("kv_on_update == keep", "with kv_on_update: recompute the cache is recomputed"),
         "pause.keep": full(),
         "pause.abort": full(),

@@ -82,9 +82,10 @@ def version_of(stamp: str) -> int:
     return 0 if stamp == UNSTAMPED else int(stamp)
 
 
-def score_body(server_id: str, input_ids: Sequence[int], temperature: float) -> dict[str, Any]:
+def score_body(server_id: str, input_ids: Sequence[int], temperature: float, policy: str = "") -> dict[str, Any]:
     """Return the body that asks for the log-probs of a prompt; one more token is drawn, since none cannot be."""
     return {
+        **({"model": policy} if policy else {}),
         "request_id": server_id,
         "token_ids": list(input_ids),
         "sampling_params": {

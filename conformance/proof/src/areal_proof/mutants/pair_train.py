@@ -64,7 +64,7 @@ class _Resending(ReferenceTrainEngine):
 breaks_resending = breaking(_OF, _Resending, side="train")
 
 
-@breaks_resending("choose", "pair.update.witness", row="served-policy-changes", last=None)
+@breaks_resending("choose", "pair.update.witness", "pair.update.adapter", row="served-policy-changes", last=None)
 def SendsOneStepLate(self: Any, kept: MemorySink) -> Any:
     """An update sends what the update before should have sent."""
     sent, self.last = self.last or kept.tensors, kept.tensors

@@ -210,6 +210,7 @@ ROWS = breaks.rows(
         "train.lora.targets", "train.lora.sent_is_used", incident="verl#7495", row="served-policy-changes",
         exported=lambda here: {name: tensor.detach() for name, tensor in here.weights.items()}),
     row("AdapterDrawnPerRank", "Draws another A on every rank, and adds up their gradients.", "train.lora.ranks",
+        "train.adapter.ranks",
         base=Misread, ranks=2, reseed=lambda seed, ranks: seed + ranks.rank),
     row("CountsTheBaseInTheNorm", "Reports, and clips by, a norm in which the frozen base has a part.",
         "train.lora.gradient",

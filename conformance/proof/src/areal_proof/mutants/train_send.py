@@ -21,7 +21,7 @@ from areal_proof.mutants.rows import Original, before, breaking, catches, gives,
 from areal_proof.mutants.train_parts import OtherExporter, parameters
 from areal_proof.mutants.weight_parts import PassingSink
 from areal_reference.train.engine import ReferenceTrainEngine
-from areal_torch.export import Exporter, FolderWeights
+from areal_torch.export import Exporter, FolderWeights, Sendable
 
 ENGINE = "train/reference"
 breaks = breaking(ENGINE, ReferenceTrainEngine)
@@ -49,8 +49,8 @@ class TiedSentTwice(OtherExporter):
             more = [attrs.evolve(by_name[carrier], name=name) for name, carrier in told.tied.items()]
             return attrs.evolve(told, tensors=(*told.tensors, *more))
 
-        def buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-            yield from super().buckets(bucket_bytes)
+        def buckets(self, bucket_bytes: int, weights: Sendable) -> Iterator[dict[str, Tensor]]:
+            yield from super().buckets(bucket_bytes, weights)
             own = _parameters(self)
             for name, carrier in super().manifest(0).tied.items():
                 yield {name: own[carrier].detach().to(getattr(torch, self.dtype))}
@@ -66,8 +66,8 @@ class _Without(Exporter):
         told = super().manifest(version)
         return attrs.evolve(told, tensors=[spec for spec in told.tensors if not spec.name.endswith(self.ending)])
 
-    def buckets(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-        for bucket in super().buckets(bucket_bytes):
+    def buckets(self, bucket_bytes: int, weights: Sendable) -> Iterator[dict[str, Tensor]]:
+        for bucket in super().buckets(bucket_bytes, weights):
             yield {name: tensor for name, tensor in bucket.items() if not name.endswith(self.ending)}
 
 

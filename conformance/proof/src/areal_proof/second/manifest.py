@@ -14,7 +14,7 @@ _CONFORMANCE = "areal_proof.second.conformance"
 TRAIN = Manifest(
     role="train",
     name="second",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_proof.second.train.engine:SecondTrainEngine",
     config="areal_proof.second.train.config:SecondTrainConfig",
     requires=("torch>=2.11", "safetensors>=0.5", "tensordict>=0.10"),
@@ -38,6 +38,7 @@ TRAIN = Manifest(
         "head.value": full(),
         "packing": full(),
         "lora": full(),
+        "weights.adapter": full(),
         "images": full(),
         "experts.replay": full(),
     },
@@ -47,7 +48,7 @@ TRAIN = Manifest(
 INFER = Manifest(
     role="infer",
     name="second",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_proof.second.infer.engine:SecondInferenceEngine",
     config="areal_proof.second.infer.config:SecondInferenceConfig",
     requires=("torch>=2.11", "safetensors>=0.5", "regex>=2024.5", "pillow>=11"),
@@ -58,6 +59,7 @@ INFER = Manifest(
         "weights.staged": full(),
         "weights.in_flight": full(),
         "weights.cast": full(),
+        "weights.adapter": full(),
         "weights.kv_kept": unsupported("nothing is cached: every token is computed anew from its whole sequence"),
         "pause.keep": full(),
         "pause.abort": full(),

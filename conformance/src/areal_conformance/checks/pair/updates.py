@@ -14,6 +14,7 @@ from areal_conformance.checks.pair.judging import atol, changed, expect_serves, 
 from areal_conformance.oracles.infer_judging import raises
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import VersionRegressed
+from areal_core.contract.train import LoraSpec
 from areal_core.weights.tensors import fingerprint
 
 rule = partial(check, level=Level.LOOP, law=7, spec="weights")
@@ -164,6 +165,32 @@ async def cast(bench: PairBench) -> None:
             bench.numbers[f"gap_{version}"] = difference
             told = f"log-probs are {difference:.2e} from those of the saved weights"
             expect(difference <= 0.15, f"version {version}: {told}")
+
+
+@rule(
+    "pair.update.adapter",
+    requires=("train.weights.adapter", "infer.weights.adapter"),
+    since=(1, 3),
+    deadline_s=180.0,
+)
+async def adapter(bench: PairBench) -> None:
+    """An adapter that travels alone is served as the merged model the trainer saves, update after update."""
+    lora = LoraSpec(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "down_proj"))
+    for transport in bench.transports:
+        async with bench.pair(transport=transport, lora=lora, lr=0.05) as pair:
+            whole = sum(tensor.numel() for tensor in tensors_of(pair.model).values())
+            before = pair.sync.version
+            for number in range(2):
+                generations = await pair.generate(temperature=1.0)
+                batch = pair.batch(generations)
+                difference = gap(said(generations), (await pair.logprobs(batch)).tolist())
+                told = f"version {pair.sync.version} over {transport}: the trainer rates samples {difference:.1e} apart"
+                expect(difference <= atol(bench), told)
+                await pair.step(batch)
+                update = await pair.update()
+                saved = await pair.saved(bench.folder / f"{transport}-{number}")
+                await expect_serves(bench, pair, saved, before + number + 1, f"update {number + 1} over {transport}")
+                expect(update.num_bytes < whole, f"{update.num_bytes} bytes travelled of a model of {whole} numbers")
 
 
 runs = partial(check, level=Level.LOOP, law=3, spec="train")

@@ -38,6 +38,13 @@ rule = partial(check, level=Level.DISTRIBUTED, since=(1, 1), ranks=2)
             "the same A everywhere, the gradient of the whole batch, one merged model.",
             requires=("lora", _DATA),
         ),
+        "adapter": Row(
+            "An adapter sent alone is whole, whatever ranks share it, and the one that a single rank sends.",
+            law=7,
+            spec="train#lora",
+            requires=("weights.adapter", _DATA),
+            since=(1, 3),
+        ),
         "experts": Row(
             "Recorded routes travel with the shards: scores and steps of several ranks are those of one.",
             requires=("experts.replay", _DATA),

@@ -35,9 +35,10 @@ from areal_reference.infer.loop import GenerationLoop, Outcome
 from areal_reference.infer.rows import Ticket
 from areal_reference.infer.runner import ModelRunner
 from areal_reference.infer.sampling import request_key
-from areal_reference.infer.weights import WeightStage
+from areal_reference.infer.weights import AdapterStage, WeightStage
 from areal_serving.requests import check_request
 from areal_serving.stopping import StopStrings
+from areal_torch import lora
 from areal_torch.traces import StepTraces
 
 
@@ -85,7 +86,8 @@ class ReferenceInferenceEngine:
             dtype=loaded.dtype,
             device=loaded.device,
         )
-        stage = WeightStage(model=loaded.model, clock=self._clock)
+        staging = WeightStage if spec.lora is None else AdapterStage
+        stage = staging(model=loaded.model, clock=self._clock)
         loop = GenerationLoop(
             runner=ModelRunner(loaded, cache),
             stage=stage,
@@ -104,7 +106,7 @@ class ReferenceInferenceEngine:
             engine="reference",
             engine_version=f"transformers {transformers.__version__}, torch {torch.__version__}",
             device=str(loaded.device),
-            num_parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+            num_parameters=lora.num_parameters(loaded.model),
             context_length=loaded.context_length,
             details={
                 "architecture": type(loaded.model).__name__,

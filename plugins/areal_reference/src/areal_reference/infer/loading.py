@@ -20,7 +20,7 @@ from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.train import Head
 from areal_core.contract.workflow import Tokenizer
 from areal_reference.infer.attention import ATTENTION_NAME, LayerShape, ProbeStep, slab_attention
-from areal_torch import hf
+from areal_torch import hf, lora
 from areal_torch.device import open_device
 from areal_torch.folder_checks import check_number, refusing
 
@@ -50,7 +50,8 @@ def load_model(spec: InferenceSpec) -> LoadedModel:
 
     Raises:
         ModelError: it is no folder, holds no causal language model in safetensors, or an architecture whose
-            attention the slab cannot stand in for.
+            attention the slab cannot stand in for; or the adapter to begin with does not fit.
+        PlanError: no layer has the name of one of the adapter's.
         CapabilityError: a layout that splits one replica over devices.
         ResourceError: the device is not there.
     """
@@ -74,10 +75,13 @@ def load_model(spec: InferenceSpec) -> LoadedModel:
         )
     context = _context_length(hf.context_length(config), spec)
     device = open_device(spec.device, 0)
-    model = _read_weights(spec, config).to(device).eval().requires_grad_(False)
+    model = _read_weights(spec, config).to(device).eval()
+    layers = _probe(model, spec, context, device)
+    if spec.lora is not None:
+        lora.serve_adapter(model, spec.lora)
     return LoadedModel(
-        model=model,
-        layers=_probe(model, spec, context, device),
+        model=model.requires_grad_(False),
+        layers=layers,
         device=device,
         dtype=DTYPES[spec.dtype],
         vocabulary=int(text.vocab_size),

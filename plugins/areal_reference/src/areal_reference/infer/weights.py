@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from areal_core.contract.errors import CoverageError, ModelError, VersionRegressed, WeightSyncError
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_serving.weights import Coverage, check_names, torch_dtype
-from areal_torch import hf
+from areal_torch import hf, lora
 
 
 @frozen(kw_only=True)
@@ -49,8 +49,20 @@ class WeightStage:
     _places: dict[str, dict[str, Place]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Find out how the model's folder names its parameters."""
-        self._places = folder_places(self.model)
+        """Find out how a sender names the parameters."""
+        self._places = self.places()
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Return what an update replaces."""
+        return dict(self.model.named_parameters())
+
+    def places(self) -> dict[str, dict[str, Place]]:
+        """Return where each tensor a sender names lies within them."""
+        return folder_places(self.model)
+
+    def tied(self) -> Mapping[str, str]:
+        """Return which names share a tensor with another."""
+        return hf.tied_weights(self.model)
 
     def receive(self, source: WeightSource, version: int) -> Receipt:
         """Take every tensor of `version` into the spare buffers.
@@ -104,7 +116,7 @@ class WeightStage:
     def _targets(self, manifest: WeightManifest) -> dict[str, list[Tensor]]:
         """Return the spare buffers each announced tensor fills, after checking coverage both ways."""
         spare = self._views()
-        tied = hf.tied_weights(self.model)
+        tied = self.tied()
         check_names({*spare, *tied}, manifest)
         for name, carrier in tied.items():
             if manifest.tied.get(name, carrier) != carrier or name not in manifest.tied:
@@ -129,7 +141,7 @@ class WeightStage:
     def _views(self) -> dict[str, Tensor]:
         """Return the spare buffers under the names they have in a model folder."""
         views: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.parameters().items():
             spare = self.spare.get(name)
             if spare is None or not spare.is_contiguous():
                 spare = self.spare[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
@@ -155,7 +167,7 @@ class WeightStage:
                 why="nothing is staged" if self.staged is None else f"version {self.staged} is staged",
                 fix="call receive_weights for it first",
             )
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.parameters().items():
             parameter.data, self.spare[name] = self.spare[name], parameter.data
         self.version, self.staged = version, None
         return True
@@ -163,6 +175,25 @@ class WeightStage:
     def abort(self) -> None:
         """Drop what is staged; the buffers stay for the next version. Idempotent."""
         self.staged = None
+
+
+class AdapterStage(WeightStage):
+    """Double-buffers the adapter of a model and nothing else; names are PEFT's."""
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Return every A and B."""
+        return lora.adapter_parameters(self.model)
+
+    def places(self) -> dict[str, dict[str, Place]]:
+        """Return each as it is."""
+        return {
+            name: {lora.peft_name(name): Place(size=tuple(tensor.shape), stride=tensor.stride(), offset=0)}
+            for name, tensor in self.parameters().items()
+        }
+
+    def tied(self) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}
 
 
 def folder_places(model: Any) -> dict[str, dict[str, Place]]:

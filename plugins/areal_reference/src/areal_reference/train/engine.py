@@ -93,6 +93,7 @@ class ReferenceTrainEngine(TrainerEngine):
                 spec.dtype,
                 group,
                 beside=partial(lora.write_adapter, model, spec.model_path, whole, group),
+                sent=lora.AdapterWeights(model, whole) if spec.send_adapter else None,
             ),
             state=TrainingState(
                 group=group,

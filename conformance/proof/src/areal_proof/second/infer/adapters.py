@@ -10,16 +10,19 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import attrs
 import torch
 from attrs import frozen
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from areal_core.contract.errors import CapabilityError, CoverageError, ModelError
+from areal_core.contract.train import LoraSpec
 from areal_proof.second.infer.forward import Delta
 from areal_proof.second.infer.stage import Needs
 
-PREFIX = "base_model.model."
+PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"
 
 
 @frozen(kw_only=True, eq=False)
@@ -39,7 +42,7 @@ def read_adapter(folder: Path, version: int, needs: Needs) -> Adapter:
     """
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
-        tensors = load_file(folder / "adapter_model.safetensors")
+        tensors = load_file(folder / FILE)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"no adapter can be read from {str(folder)!r}",
@@ -64,6 +67,30 @@ def read_adapter(folder: Path, version: int, needs: Needs) -> Adapter:
         down, up = (part.to(device=needs.device, dtype=needs.dtype) for part in pair)
         deltas[name] = Delta(down=down, up=up, scale=scale)
     return Adapter(version=version, deltas=deltas)
+
+
+def adapter_needs(needs: Needs, lora: LoraSpec) -> Needs:
+    """Return what an update brings of an adapter: every A and B of the layers it is on."""
+    shapes = dict[str, tuple[int, ...]]()
+    for name, shape in needs.shapes.items():
+        layer = name.removesuffix(".weight")
+        if len(shape) == 2 and layer.endswith(lora.targets):
+            shapes[f"{PREFIX}{layer}.lora_A.weight"] = (lora.rank, shape[1])
+            shapes[f"{PREFIX}{layer}.lora_B.weight"] = (shape[0], lora.rank)
+    return attrs.evolve(needs, shapes=shapes, tied={})
+
+
+def deltas_of(tensors: Mapping[str, Tensor], lora: LoraSpec) -> dict[str, Delta]:
+    """Return what an adapter that arrived adds, layer by layer."""
+    layers = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
+    return {
+        layer.removeprefix(PREFIX): Delta(
+            down=tensors[f"{layer}.lora_A.weight"],
+            up=tensors[f"{layer}.lora_B.weight"],
+            scale=lora.alpha / lora.rank,
+        )
+        for layer in layers
+    }
 
 
 def loaded_adapter(adapters: Mapping[str, Adapter], name: str) -> Adapter:

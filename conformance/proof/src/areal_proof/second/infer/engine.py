@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
 from areal_core.contract.data import StopReason
-from areal_core.contract.errors import ArealError, GenerationFailed, VersionRegressed, WeightSyncError
+from areal_core.contract.errors import ArealError, GenerationFailed, ModelError, VersionRegressed, WeightSyncError
 from areal_core.contract.inference import (
     PREFIX_HIT_SHARE,
     EngineStatus,
@@ -28,11 +29,11 @@ from areal_core.contract.inference import (
     PauseMode,
 )
 from areal_core.contract.optional import ToolParse
-from areal_core.contract.train import EngineInfo
+from areal_core.contract.train import EngineInfo, LoraSpec
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
-from areal_proof.second.infer.adapters import Adapter, loaded_adapter, read_adapter
+from areal_proof.second.infer.adapters import PREFIX, Adapter, adapter_needs, deltas_of, loaded_adapter, read_adapter
 from areal_proof.second.infer.config import SecondInferenceConfig
-from areal_proof.second.infer.forward import forward
+from areal_proof.second.infer.forward import Delta, forward
 from areal_proof.second.infer.loading import Loaded, load
 from areal_proof.second.infer.requests import Slot, Token, check_request
 from areal_proof.second.infer.sampling import distribution, draw, penalised, uniform
@@ -54,6 +55,7 @@ class SecondInferenceEngine:
         self.staged: IncomingWeights | None = None
         self._receiving: object | None = None
         self.adapters: dict[str, Adapter] = {}
+        self.policy: Mapping[str, Delta] | None = None
         self.prefixes: dict[tuple[object, ...], tuple[Tensor, Tensor | None]] = {}
         self.running: deque[Slot] = deque()
         self.waiting: deque[Slot] = deque()
@@ -65,6 +67,8 @@ class SecondInferenceEngine:
         """Read the folder and begin to take turns, as version 0."""
         loaded = await asyncio.to_thread(load, spec)
         self._loaded, self.weights = loaded, loaded.weights
+        if spec.lora is not None and spec.lora.path:
+            self.policy = self.begun(Path(spec.lora.path), spec.lora, loaded)
         self._server = asyncio.create_task(self._serve())
         return EngineInfo(
             engine="second",
@@ -133,8 +137,28 @@ class SecondInferenceEngine:
                 why="nothing is staged" if staged is None else f"version {staged.manifest.version} is staged",
                 fix="call receive_weights for it first",
             )
-        self.weights, self.version = staged.tensors, version
+        self.serve(staged)
         self.prefixes.clear()
+
+    def serve(self, staged: IncomingWeights) -> None:
+        lora = self.require().spec.lora
+        if lora is None:
+            self.weights = staged.tensors
+        else:
+            self.policy = deltas_of(staged.tensors, lora)
+        self.version = staged.manifest.version
+
+    def begun(self, folder: Path, lora: LoraSpec, loaded: Loaded) -> Mapping[str, Delta]:
+        """Return the adapter that version 0 is; the spec tells its layers, rank and alpha again."""
+        deltas = read_adapter(folder, 0, loaded.needs).deltas
+        wanted = {name.removeprefix(PREFIX).rsplit(".lora_", 1)[0] for name in adapter_needs(loaded.needs, lora).shapes}
+        if wanted != {*deltas}:
+            raise ModelError(
+                f"the adapter in {str(folder)!r} is on {len(deltas)} layers, the spec's on {len(wanted)}",
+                why="the next version has to be one of the same layers",
+                fix="give the targets that are in its adapter_config.json",
+            )
+        return {layer: attrs.evolve(delta, scale=lora.alpha / lora.rank) for layer, delta in deltas.items()}
 
     async def abort_weights(self) -> None:
         """Drop what is staged, and what is still coming."""
@@ -184,7 +208,7 @@ class SecondInferenceEngine:
 
     async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
         """Return log p(token t | tokens < t) at a temperature, 0.0 for the first token."""
-        return scores(self.require(), self.require_weights(), list(input_ids), temperature)
+        return scores(self.require(), self.require_weights(), list(input_ids), temperature, self.policy)
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         """Serve this version of an adapter to requests that come from now on."""
@@ -281,7 +305,8 @@ class SecondInferenceEngine:
         if not slot.output and key in self.prefixes:
             self._num_hits += len(slot.request.input_ids)
             return self.prefixes[key]
-        computed = forward(loaded.shape, weights, slot.ids, slot.deltas, slot.pictures, ranks=loaded.ranks)
+        deltas = self.deltas_for(slot)
+        computed = forward(loaded.shape, weights, slot.ids, deltas, slot.pictures, ranks=loaded.ranks)
         found = (computed.logits[-1], None if computed.routes is None else computed.routes[-1])
         if not slot.output:
             self.prefixes[key] = found
@@ -317,6 +342,9 @@ class SecondInferenceEngine:
     def adapter_for(self, name: str) -> Adapter | None:
         return loaded_adapter(self.adapters, name) if name else None
 
+    def deltas_for(self, slot: Slot) -> Mapping[str, Delta] | None:
+        return self.policy if slot.adapter is None else slot.deltas
+
     def finish(self, slot: Slot, reason: StopReason) -> None:
         self.leave(slot)
         if not slot.caller.done():
@@ -351,7 +379,11 @@ class SecondInferenceEngine:
     def new_stage(self, manifest: WeightManifest, version: int) -> IncomingWeights:
         if manifest.version != version:
             raise WeightSyncError(f"version {version} was announced", why=f"the source holds {manifest.version}")
-        return IncomingWeights(needs=self.require().needs, manifest=manifest)
+        loaded = self.require()
+        lora = loaded.spec.lora
+        return IncomingWeights(
+            needs=loaded.needs if lora is None else adapter_needs(loaded.needs, lora), manifest=manifest
+        )
 
     def _check_wanted(self, mine: object, version: int) -> None:
         if self._receiving is not mine:

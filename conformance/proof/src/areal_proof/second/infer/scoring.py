@@ -11,11 +11,17 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from areal_core.contract.errors import BatchError, PromptTooLong
-from areal_proof.second.infer.forward import forward
+from areal_proof.second.infer.forward import Delta, forward
 from areal_proof.second.infer.loading import Loaded
 
 
-def scores(loaded: Loaded, weights: Mapping[str, Tensor], ids: list[int], temperature: float) -> Sequence[float]:
+def scores(
+    loaded: Loaded,
+    weights: Mapping[str, Tensor],
+    ids: list[int],
+    temperature: float,
+    deltas: Mapping[str, Delta] | None = None,
+) -> Sequence[float]:
     """Return log p(token t | tokens < t) at a temperature, 0.0 for the first token.
 
     Raises:
@@ -30,5 +36,5 @@ def scores(loaded: Loaded, weights: Mapping[str, Tensor], ids: list[int], temper
         )
     if len(ids) > loaded.context:
         raise PromptTooLong(f"{len(ids)} tokens do not fit into a context of {loaded.context}")
-    logprobs = (forward(shape, weights, ids, ranks=loaded.ranks).logits.double() / temperature).log_softmax(-1)
+    logprobs = (forward(shape, weights, ids, deltas, ranks=loaded.ranks).logits.double() / temperature).log_softmax(-1)
     return [0.0, *(float(logprobs[place, token]) for place, token in enumerate(ids[1:]))]

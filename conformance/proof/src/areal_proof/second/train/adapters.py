@@ -7,13 +7,19 @@ Does not know: how layers are computed, or how anything is trained.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+import attrs
 import torch
 from attrs import Factory, frozen
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from areal_core.contract.errors import CapabilityError, PlanError, WrongType
+from areal_core.contract.errors import CapabilityError, ModelError, PlanError, WrongType
 from areal_core.contract.train import Head, LoraSpec
+
+PREFIX = "base_model.model."
 
 
 @frozen(kw_only=True, eq=False)
@@ -36,6 +42,30 @@ class Adapters:
             return weight.detach()
         return weight.detach() + self.scale * (pair[1].detach() @ pair[0].detach())
 
+    def alone(self) -> dict[str, Tensor]:
+        """Return every A and B under the name PEFT has for it."""
+        return {f"{PREFIX}{name[:-1]}lora_{name[-1]}.weight": tensor.detach() for name, tensor in self.tensors.items()}
+
+
+def begun(adapters: Adapters, folder: Path) -> Adapters:
+    """Return the adapters with the A and B of a folder in PEFT's format.
+
+    Raises:
+        ModelError: it holds none, or others than these layers have.
+    """
+    try:
+        found = load_file(folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"no adapter can be read from {str(folder)!r}", why=str(error), fix="save it again") from error
+    shapes = {name: tensor.shape for name, tensor in adapters.alone().items()}
+    if shapes != {name: tensor.shape for name, tensor in found.items()}:
+        raise ModelError(
+            f"the adapter in {str(folder)!r} does not fit",
+            why=f"the model's has {len(shapes)} tensors, the folder's {len(found)}, of other names or shapes",
+            fix="begin with one that was trained on this model",
+        )
+    return attrs.evolve(adapters, tensors=dict(zip(adapters.tensors, (found[name] for name in shapes), strict=True)))
+
 
 def new_adapters(spec: LoraSpec, head: Head, shapes: Mapping[str, tuple[int, ...]], seed: int) -> Adapters:
     """Make the adapters of a model whose tensors have these shapes; the same on every rank.
@@ -43,6 +73,7 @@ def new_adapters(spec: LoraSpec, head: Head, shapes: Mapping[str, tuple[int, ...
     Raises:
         WrongType: a rank below 1.
         PlanError: no layer has such a name.
+        ModelError: the folder they begin as does not fit.
         CapabilityError: with a value head, which would stay as it is.
     """
     if spec.rank < 1:
@@ -68,4 +99,5 @@ def new_adapters(spec: LoraSpec, head: Head, shapes: Mapping[str, tuple[int, ...
             why="a target is the end of a linear layer's name",
             fix="use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
         )
-    return Adapters(tensors=tensors, scale=spec.alpha / spec.rank)
+    made = Adapters(tensors=tensors, scale=spec.alpha / spec.rank)
+    return begun(made, Path(spec.path)) if spec.path else made

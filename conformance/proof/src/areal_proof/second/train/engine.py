@@ -181,8 +181,10 @@ class SecondTrainEngine:
         return {name: here.adapters.merged(name, tensor) for name, tensor in here.weights.items()}
 
     def send_weights(self, sink: WeightSink | None, version: int) -> Receipt | None:
-        """Send the weights in use, in the spec's dtype."""
+        """Send the weights in use, or the adapter alone, in the spec's dtype."""
         here = self.running()
+        if here.spec.send_adapter:
+            return send(sink, here.ranks, version, self.adapter_alone(here), {})
         tied = here.architecture.tied and here.spec.head is Head.CAUSAL_LM
         return send(sink, here.ranks, version, self.exported(here), {LM_HEAD: EMBEDDING} if tied else {})
 
@@ -253,6 +255,9 @@ class SecondTrainEngine:
 
     def exported(self, here: Started) -> dict[str, Tensor]:
         return {name: tensor.to(_dtype(here.spec.dtype)) for name, tensor in self.weights_in_use().items()}
+
+    def adapter_alone(self, here: Started) -> dict[str, Tensor]:
+        return {name: tensor.to(_dtype(here.spec.dtype)) for name, tensor in here.adapters.alone().items()}
 
     def opened(self) -> Started:
         if self.started is None:
