@@ -158,6 +158,31 @@ def test_v2_truncation_comes_from_the_stop_reason_never_from_width(reason: StopR
     assert (metrics["no_eos_ratio"].value, metrics["no_eos_ratio"].weight) == (1.0, 2.0)
 
 
+@settings(max_examples=60, deadline=None)
+@given(batch=batches(min_groups=1), seed=st.integers(0, 99))
+def test_truncated_trajectories_leave_the_loss_and_stay_in_the_baseline(batch: Batch, seed: int) -> None:
+    """Whoever is left has the advantages they had; where nobody is, every advantage is 0 and the mask stays."""
+    batch = with_columns(batch, seed)
+    mask = batch.tokens["loss_mask"]
+    cut = torch.tensor(
+        [STOP_CODES[int(code)] in (StopReason.LENGTH, StopReason.ABORTED) for code in batch.sequences["stop_reason"]]
+    )[batch.sequence_ids]
+    wanted, _ = columns_of(batch, PLAIN, max_new_tokens=5)
+
+    found, metrics = columns_of(batch, evolve(PLAIN, mask_truncated=True), max_new_tokens=5)
+
+    left = mask & ~cut
+    if bool(left.any()):
+        assert found.tokens["loss_mask"].equal(left)
+        for name in ("advantages", "returns"):
+            assert found.tokens[name].equal(torch.where(left, wanted.tokens[name], 0.0))
+    else:
+        assert found.tokens["loss_mask"].equal(mask)
+        assert not found.tokens["advantages"].any()
+    assert metrics["masked_truncated"] == metrics["no_eos_ratio"]
+    assert batch.tokens["loss_mask"].equal(mask), "what was given was changed"
+
+
 def test_v0_a_kl_penalty_without_reference_log_probs_is_refused() -> None:
     """It would be a bonus for unlikely tokens; the error says what to do."""
     batch = packed([[0, 1]])

@@ -202,6 +202,22 @@ def test_epochs_go_through_the_same_minibatches_and_make_one_version() -> None:
     assert [bool(batch.tokens["fresh"].any()) for batch in group.batches[2:]] == [False] * 4
 
 
+def test_a_minibatch_left_without_a_token_is_skipped() -> None:
+    """What is taken out of the loss may be all a minibatch has; the others are trained on."""
+    algorithm = AlgorithmConfig(minibatches=3)
+    group = Reporting(*[(1.0, 1.0, True)] * 3, details={})
+
+    def masked(batch: Batch, *_: object) -> tuple[Batch, dict[str, Sum]]:
+        mask = batch.tokens["loss_mask"] & (batch.sequence_ids != 1)
+        return batch.with_tokens(loss_mask=mask), {}
+
+    learner = Learner(algorithm, objective_spec(algorithm), group, masked)  # type: ignore[arg-type]
+    update = asyncio.run(learner.update(make_batch([(2, 3), (1, 5), (4, 9)]), 7))
+
+    assert len(update.reports) == 2
+    assert all(batch.tokens["loss_mask"].any() for batch in group.batches)
+
+
 def test_only_the_first_minibatch_compares_trainer_and_engine() -> None:
     """From then on the trainer has other weights than any engine had; a stale token compares nothing at all."""
     shapes = [(2, 3), (1, 5), (4, 9)]

@@ -188,6 +188,8 @@ class AdvantageConfig:
     """GAE's lambda: 1 trusts rewards alone, 0 the critic alone."""
     zero_truncated: bool = False
     """Give truncated trajectories (stop reason `length` or `aborted`) the reward 0, before any normalisation."""
+    mask_truncated: bool = False
+    """Leave truncated trajectories out of the loss; their rewards still count in the baseline of their group."""
 
     @reward_norm.default
     def _of_the_estimator(self) -> NormConfig:

@@ -106,4 +106,5 @@ class Learner:
         if self._algorithm.minibatches == 1:
             return [batch]
         parts = balance(batch.lengths.tolist(), self._algorithm.minibatches, batch.sequences["group"].tolist())
-        return [batch.select(rows) for rows in parts if rows]
+        made = [batch.select(rows) for rows in parts if rows]
+        return [part for part in made if bool(part.tokens["loss_mask"].any())] or made

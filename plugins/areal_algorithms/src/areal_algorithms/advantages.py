@@ -33,7 +33,7 @@ def compute_advantages(
 
     Steps: overlong penalty; (r + bias) * scale; clip; zero if truncated; reward norm; minus
     coefficient * KL per generated token; the final reward on the last generated token; the
-    estimator; returns = A + V; advantage norm.
+    estimator; returns = A + V; advantage norm; truncated trajectories leave the loss mask, if they are to.
 
     Returns:
         The batch, and metrics that add over batches.
@@ -58,7 +58,26 @@ def compute_advantages(
     spread, left = (float(x[mask].var(correction=0)) if mask.any() else 0.0 for x in (returns, returns - values))
     if column is not None and spread:
         metrics["explained_variance"] = Sum(value=1.0 - left / spread, weight=1.0)
-    return batch.with_tokens(advantages=advantages, returns=returns.to(torch.float32)), metrics
+    batch = batch.with_tokens(advantages=advantages, returns=returns.to(torch.float32))
+    return _without_truncated(batch, metrics) if config.mask_truncated else batch, metrics
+
+
+def _without_truncated(batch: Batch, metrics: dict[str, Sum]) -> Batch:
+    """Take truncated trajectories out of the loss mask; where that leaves nothing, their advantages are 0 instead.
+
+    The filter of DAPO (arXiv 2503.14476, section 3.4). A loss is a mean over tokens; with all advantages 0 it has
+    no gradient, aside from a KL or entropy term.
+    """
+    mask, advantages = batch.tokens["loss_mask"], batch.tokens["advantages"]
+    truncated = is_truncated(batch)[batch.sequence_ids]
+    alive = generated_lengths(batch) > 0
+    masked, sequences = float((is_truncated(batch) & alive).sum()), float(alive.sum())
+    metrics["masked_truncated"] = Sum(value=masked, weight=sequences)
+    left = mask & ~truncated
+    if not left.any():
+        return batch.with_tokens(advantages=torch.zeros_like(advantages))
+    zeros = {name: torch.where(left, batch.tokens[name], 0.0) for name in ("advantages", "returns")}
+    return batch.with_tokens(loss_mask=left, **zeros)
 
 
 def _reference_kl(batch: Batch, config: AdvantageConfig) -> Tensor:

@@ -62,7 +62,7 @@ NAMES: Names = {
     "loss_type": to(f"{_OBJECTIVE}.normalizer", note="dapo, bnpo: tokens; grpo: sequences; dr_grpo: constant"),
     "scale_rewards": to("algorithm.advantages.reward_norm.std", note="group, batch or none; dr_grpo's false is none"),
     "importance_sampling_level": to(f"{_OBJECTIVE}.ratio_level", note="sequence is GSPO"),
-    "mask_truncated_completions": to("algorithm.advantages.zero_truncated", note="gives them reward 0"),
+    "mask_truncated_completions": to("algorithm.advantages.mask_truncated"),
     "vllm_importance_sampling_correction": to(
         "algorithm.behaviour.mode", note="clamp, with algorithm.proximal=recompute"
     ),

@@ -299,6 +299,14 @@ METRICS: tuple[Metric, ...] = (
         act="more rollout.sampling.max_new_tokens, or algorithm.advantages.overlong",
     ),
     Metric(
+        names=("train/masked_truncated",),
+        section="Rewards, lengths, groups",
+        unit="share",
+        meaning="trajectories that algorithm.advantages.mask_truncated left out of the loss",
+        healthy="below a tenth; at 1 the step trained on nothing",
+        act="more rollout.sampling.max_new_tokens",
+    ),
+    Metric(
         names=("train/groups_all_solved",),
         section="Rewards, lengths, groups",
         unit="share",
