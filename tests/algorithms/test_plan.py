@@ -145,6 +145,8 @@ def test_a_loss_over_a_constant_is_over_the_budget_of_new_tokens() -> None:
             {},
             "normalised twice",
         ),
+        ({"advantages": {"reward_norm": {"eps": 1e-3}}}, {}, "reward_norm does nothing"),
+        ({"advantages": {"advantage_norm": {"unbiased": False}}}, {}, "advantage_norm does nothing"),
     ],
 )
 def test_settings_that_look_unintended_warn(algorithm: dict[str, Any], roles: dict[str, bool], words: str) -> None:

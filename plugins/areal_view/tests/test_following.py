@@ -260,3 +260,18 @@ def test_memory_of_a_state_does_not_grow_with_the_run(make_run: Any) -> None:
         assert state.last_step == num_steps - 1
 
     assert sizes[1] < 1.5 * sizes[0]
+
+
+def test_a_run_without_rewards_tells_its_loss(make_run: Any) -> None:
+    """Supervised runs have no reward; a run that has both tells the reward."""
+    told = {}
+    for name, keys in {"supervised": ("loss",), "rl": ("loss", "reward"), "nothing": ()}.items():
+        run = make_run(name)
+        with (run.folder / "metrics.jsonl").open("w") as file:
+            for step in (0, 1):
+                file.write(json.dumps({"step": step, "wall_s": step, **dict.fromkeys(keys, 1.0 / (step + 1))}) + "\n")
+        told[name] = state_of(run.folder).told()
+
+    assert [each.metric for each in told.values()] == ["loss", "reward", "reward"]
+    assert (told["supervised"].first, told["supervised"].last) == (1.0, 0.5)
+    assert told["nothing"].first is None

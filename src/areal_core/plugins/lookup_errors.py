@@ -66,7 +66,7 @@ def _hint(role: str, name: str, installed: Iterable[str]) -> str:
         return command
     known = list(installed)
     near = difflib.get_close_matches(name, [*known, *official_names(role)], n=1)
-    if not near:
+    if not near or role == "device":  # gpu is near to xpu, and is none
         return f"areal backends --role {role}"
     return f"did you mean '{near[0]}'?" + ("" if near[0] in known else f"  {pip_command(role, near[0])}")
 

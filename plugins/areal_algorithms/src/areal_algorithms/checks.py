@@ -247,6 +247,13 @@ def _warnings(config: AlgorithmConfig, *, has_reference: bool, has_critic: bool)
             f"algorithm.advantages.reward_norm is set, and the estimator {advantages.estimator.name} "
             "normalises by itself: rewards are normalised twice"
         )
+    for key in ("reward_norm", "advantage_norm"):
+        norm: NormConfig = getattr(advantages, key)
+        if norm != NormConfig() and norm.mean is norm.std is NormLevel.NONE:
+            found.append(
+                f"algorithm.advantages.{key} does nothing: its mean and std are none; name them too, for example "
+                f"{{mean: group, std: group}}, for a section given in part takes none of the defaults of the whole"
+            )
     if not has_critic and advantages.gamma * advantages.lam < 1.0:
         found.append(
             f"gamma {advantages.gamma} * lam {advantages.lam} without a critic: the reward fades over the tokens "

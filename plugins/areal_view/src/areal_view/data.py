@@ -148,11 +148,12 @@ def _points(state: RunState, metric: str, share: float) -> Iterator[dict[str, An
 def _facts(state: RunState) -> dict[str, Any]:
     """Return what a page says of a run beside its charts. Any: JSON."""
     status = state.status()
-    reward = state.points("reward")
+    told = state.told()
     return {
         "id": state.run.id,
         "status": printable(status),
         "live": status == "running" or not state.caught_up,
         "step": f"{state.last_step:,}",
-        "reward": f"{reward[-1][1]:.3g}" if reward else "–",
+        "reward": "–",
+        told.metric: "–" if told.last is None else f"{told.last:.3g}",
     }

@@ -84,7 +84,7 @@ class Pages:
             run=run,
             state=state,
             status=state.status(),
-            reward=state.points("reward"),
+            told=state.told(),
             events=state.events(0.0, time.time() + 86_400)[-NUM_EVENTS:][::-1],
             here="curves",
             **self._curves([run], metric or [], smooth),

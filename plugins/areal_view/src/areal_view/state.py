@@ -40,6 +40,15 @@ _MAX_TEXT = 600
 
 
 @frozen(kw_only=True)
+class Told:
+    """How one metric began, and where it is."""
+
+    metric: str
+    first: float | None
+    last: float | None
+
+
+@frozen(kw_only=True)
 class StepTimes:
     """When a step began, and what it spent its seconds on, in this order; then it was evaluated.
 
@@ -132,6 +141,12 @@ class RunState:
         """Return the metrics there are."""
         with self._lock:
             return self._curves.names()
+
+    def told(self) -> Told:
+        """Return what one looks at first: the reward, or the loss of a run that has none."""
+        metric = next((name for name in ("reward", "loss") if self.points(name)), "reward")
+        points = self.points(metric)
+        return Told(metric=metric, first=points[0][1] if points else None, last=points[-1][1] if points else None)
 
     def points(self, metric: str) -> list[Point]:
         """Return a metric over the steps; none if there is no such metric."""

@@ -61,9 +61,9 @@ async function draw(chart, area) {
 
 function tell(runs) {
   for (const run of runs) {
-    for (const field of ["status", "step", "reward"]) {
+    for (const field of ["status", "step", "reward", "loss"]) {
       for (const cell of document.querySelectorAll(`[data-run="${CSS.escape(run.id)}"][data-field="${field}"]`)) {
-        cell.textContent = run[field];
+        cell.textContent = run[field] ?? "–";
         if (field === "status") cell.dataset.status = run.status;
       }
     }
