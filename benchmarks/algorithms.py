@@ -2,7 +2,8 @@
 
 Real runs of `areal train` on `examples/algorithms/`, one after the other, from one warm-started model, equal in
 everything but the preset and the roles it needs. The figure is the least that any preset gained, its mean over
-seeds: none may fail to learn. The picture goes to `docs/images/algorithms.png`.
+seeds: none may fail to learn. The picture goes to `docs/images/algorithms.png`: lines are means over seeds, a band
+spans the lowest and the highest of them.
 """
 
 from __future__ import annotations
@@ -39,12 +40,20 @@ def mean(curves: Sequence[Curve]) -> Curve:
     return [(step, statistics.fmean(c[i][1] for c in curves)) for i, (step, _) in enumerate(curves[0])]
 
 
+def band(name: str, curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Return the mean and what lies between the worst and the best seed, step by step. Any: json."""
+    return [
+        {"preset": name, "step": step, "reward": reward, "low": min(at), "high": max(at)}
+        for i, (step, reward) in enumerate(mean(curves))
+        for at in [[curve[i][1] for curve in curves]]
+    ]
+
+
 def picture(found: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
     """Return a Vega-Lite picture: a panel for each preset, the other presets in grey behind it. Any: json."""
-    rows = [
-        {"preset": name, "step": step, "reward": reward} for name, all_ in found.items() for step, reward in mean(all_)
-    ]
-    highest = max(row["reward"] for row in rows)
+    bands = {name: band(name, curves) for name, curves in found.items()}
+    rows = [row for each in bands.values() for row in each]
+    highest = max(row["high"] for row in rows)
     x = {"field": "step", "type": "quantitative", "title": "step"}
     y = {"field": "reward", "type": "quantitative", "title": "held-out reward", "scale": {"domain": [0, highest]}}
 
@@ -55,6 +64,13 @@ def picture(found: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
             "encoding": {"x": x, "y": y, "detail": {"field": "preset"}},
         }
 
+    def shade(data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            "data": {"values": list(data)},
+            "mark": {"type": "area", "color": "#1f5fa8", "opacity": 0.25},
+            "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
+        }
+
     panels = [
         {
             "title": f"{name}  {mean(found[name])[-1][1]:.2f}",
@@ -62,7 +78,8 @@ def picture(found: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
             "height": 120,
             "layer": [
                 line(rows, color="#d0d0d0", strokeWidth=1),
-                line([row for row in rows if row["preset"] == name], color="#1f5fa8", strokeWidth=2.5),
+                shade(bands[name]),
+                line(bands[name], color="#1f5fa8", strokeWidth=2.5),
             ],
         }
         for name in found

@@ -23,6 +23,7 @@ SCRIPTS = (
     "reader_memory",
     "generation",
     "algorithms",
+    "kinds",
     "async_vs_sync",
     "time_to_reward",
 )
