@@ -113,11 +113,11 @@ def test_a_preset_trains_on_what_a_server_samples(
 
 
 @both_engines
-@pytest.mark.parametrize("max_adapters", [0, 1])
-def test_an_adapter_is_served_as_it_is_trained(tmp_path: Path, model: Path, engine: str, max_adapters: int) -> None:
+@pytest.mark.parametrize("travels", ["adapter", "merged"])
+def test_an_adapter_is_served_as_it_is_trained(tmp_path: Path, model: Path, engine: str, travels: str) -> None:
     """Whether merged weights travel or the adapter itself: the server samples from what the checkpoint holds."""
-    own = f"rollout.options={{kv_cache_gib: 0.25, max_adapters: {max_adapters}}}"
-    run(tmp_path / "run", model, EXAMPLES / "grpo.yaml", f"rollout.backend={engine}:d1", own, LORA)
+    own = f"rollout.backend={engine}:d1", "rollout.options={kv_cache_gib: 0.25}", f"weight_sync.lora={travels}"
+    run(tmp_path / "run", model, EXAMPLES / "grpo.yaml", *own, LORA)
 
     assert_trained(tmp_path / "run", model)
 

@@ -113,7 +113,17 @@ def test_a_request_on_its_way_during_an_update_never_uses_the_old_prefix_cache(m
     new, generation, spaces = asyncio.run(run())
 
     assert list(generation.output_ids) == tokens(mark(new), (5, 9), 0, 2)
-    assert spaces == ["@0", "@1"]
+    assert [space.rpartition("@")[0] for space in spaces] == ["@0", "@1"]
+
+
+def test_another_run_on_the_same_server_never_uses_the_prefix_cache_of_the_first(model):
+    """Both have a version 0, of other weights: a server of `rollout.options.url` outlives runs."""
+
+    async def space():
+        async with beside(model) as (engine, _):
+            return engine.cache_space(ask(5, 9))
+
+    assert asyncio.run(space()) != asyncio.run(space())
 
 
 def test_a_request_on_its_way_that_found_nothing_in_the_cache_is_not_done_again(model, weights):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -113,6 +114,8 @@ class ServedEngine:
         self._clock = clock
         self._patience = patience
         self._state = State()
+        self._life = secrets.token_hex(8)
+        """Versions begin anew with every run, and a server of `options.url` still has the cache of the one before."""
         self._counts = _Counts()
         self._work = Work()
         self._now: Running | None = None
@@ -128,7 +131,7 @@ class ServedEngine:
 
     def cache_space(self, request: GenerationRequest) -> str:
         """Return a name that separates prefix-cache entries made by other weights from those this request may use."""
-        return f"{request.adapter}@{self._state.version}"
+        return f"{request.adapter}@{self._state.version}@{self._life}"
 
     async def revived(self, api: Api) -> None:
         """Bring a server that was started again to the state a backend keeps beside weights, adapters for example."""
