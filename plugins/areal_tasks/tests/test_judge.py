@@ -55,7 +55,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits between attempts."""
-    monkeypatch.setattr("areal_tasks.rewards.judge.time.sleep", lambda _seconds: None)
+    monkeypatch.setattr("areal_tasks.served.time.sleep", lambda _seconds: None)
 
 
 def judged(

@@ -23,6 +23,7 @@ from areal_core.config.schema import RL, RewardConfig, RoleConfig, RunConfig
 from areal_core.contract.errors import PlanError
 from areal_core.plugins.extensions import RunView
 from areal_core.plugins.registry import Registry
+from areal_supervised.served_teacher import ServedTeacherConfig
 
 if TYPE_CHECKING:
     from areal_core.loop.run import Run
@@ -34,6 +35,8 @@ class DistillConfig:
 
     teacher: RoleConfig | None = None
     """Who is learned from, as a training role: {path: /models/teacher, backend: fsdp:d2}. Of the student's tokens."""
+    served: ServedTeacherConfig | None = None
+    """Who is learned from in place of `teacher`: {url: "http://127.0.0.1:8000/v1", model: Qwen/Qwen3-8B}."""
     discount: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """How much the KL of later tokens counts for a token: 0 its own alone, 1 in full, which is the KL of answers."""
 
@@ -52,6 +55,8 @@ class Distill:
             ConfigError, PluginError, ResourceError: as `make_plan`.
         """
         whole = self._whole(config)
+        if self._config.served is not None:
+            return self._plan_served(config, whole, registry, devices)
         plan = make_plan(evolve(whole, kind=RL, options={}), registry, devices)
         teacher = plan.config.reference
         assert teacher is not None
@@ -62,12 +67,36 @@ class Distill:
         """Return the run of a plan."""
         from areal_core.loop.run import Run
 
-        return Run(plan, registry, view=view, stop=stop)
+        if self._config.served is None:
+            return Run(plan, registry, view=view, stop=stop)
+        from areal_supervised.served_run import ServedTeacherRun
+
+        return ServedTeacherRun(plan, registry, self._config.served, view=view, stop=stop)
+
+    def _plan_served(self, config: RunConfig, whole: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
+        """Return the plan of a run whose teacher is no role of it: the plan is made as if nobody judged."""
+        heat = config.rollout.sampling.temperature
+        if heat != 1.0:
+            raise PlanError(
+                f"rollout.sampling.temperature is {heat:g} and options.served is set",
+                why="a server tells log-probs at temperature 1; the student's would be of another distribution",
+                fix="set it to 1, or name the teacher as a training role under options.teacher",
+            )
+        judged = whole.algorithm.advantages
+        advantages = evolve(judged, kl=KLConfig())
+        alone = evolve(whole, kind=RL, options={}, algorithm=evolve(whole.algorithm, advantages=advantages))
+        plan = make_plan(alone, registry, devices)
+        algorithm = evolve(plan.config.algorithm, advantages=judged)
+        return evolve(plan, config=evolve(plan.config, kind=config.kind, options=config.options, algorithm=algorithm))
 
     def _whole(self, config: RunConfig) -> RunConfig:
         """Return the run with the keys that make it a distillation; those of a resolved run are there already."""
-        teacher = self._config.teacher
-        if teacher is None or teacher.path is None:
+        teacher, served = self._config.teacher, self._config.served
+        if teacher is not None and served is not None:
+            raise PlanError(
+                "options.teacher and options.served are set", why="there is one teacher", fix="remove one of them"
+            )
+        if served is None and (teacher is None or teacher.path is None):
             raise PlanError(
                 "options.teacher.path is not set",
                 why="a student learns from a teacher",

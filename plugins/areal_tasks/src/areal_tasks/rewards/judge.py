@@ -6,21 +6,16 @@ Does not know: who serves the model, or how long an answer may take (the reward 
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from typing import Any
 
 from attrs import field, frozen, validators
 
 from areal_core.contract.errors import ConfigError
 from areal_tasks.datasets.rows import Row
 from areal_tasks.rewards.finished import required
+from areal_tasks.served import ask
 
 QUESTION = """\
 Judge how good the answer to the request is, from 0 (useless or wrong) to 10 (right and complete).
@@ -32,7 +27,6 @@ Judge how good the answer to the request is, from 0 (useless or wrong) to 10 (ri
 {completion}
 
 Think briefly, then end with a line of the form "Score: N"."""
-_BUSY = (408, 425, 429, 500, 502, 503, 504)
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
@@ -113,23 +107,7 @@ class Judge:
             "max_tokens": self.config.max_tokens,
             "temperature": self.config.temperature,
         }
-        headers = {"content-type": "application/json"}
-        if key := os.environ.get(self.config.api_key_env):
-            headers["authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(
-            f"{self.config.url.rstrip('/')}/chat/completions", data=json.dumps(body).encode(), headers=headers
-        )
-        for attempt in range(self.config.retries + 1):
-            try:
-                with urllib.request.urlopen(request) as response:
-                    answer: dict[str, Any] = json.load(response)  # Any: json
-                return str(answer["choices"][0]["message"]["content"] or "")
-            except urllib.error.HTTPError as error:
-                if error.code not in _BUSY or attempt == self.config.retries:
-                    said = error.read(300).decode(errors="replace")
-                    raise OSError(f"the judge at {self.config.url} answered {error.code}: {said}") from None
-            except urllib.error.URLError as error:
-                if attempt == self.config.retries:
-                    raise OSError(f"the judge at {self.config.url} cannot be reached: {error.reason}") from None
-            time.sleep(2**attempt)
-        raise AssertionError("the last attempt returns or raises")
+        config = self.config
+        answer = ask("judge", config.url, "/chat/completions", body, api_key_env=config.api_key_env,
+                     retries=config.retries)  # fmt: skip
+        return str(answer["choices"][0]["message"]["content"] or "")

@@ -1,0 +1,103 @@
+"""A teacher behind an OpenAI-compatible URL: log-probs of tokens that somebody else's server has been shown.
+
+Tokens travel as ids and are never encoded again: the server has to have the student's vocabulary.
+
+Knows: the form of `/completions` with `echo` and `logprobs`, as vLLM and SGLang answer it.
+Does not know: what the log-probs are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from areal_core.contract.batch import Batch
+from areal_core.contract.errors import GenerationFailed
+from areal_core.contract.train import Output
+from areal_tasks.served import ask
+
+_ID = "token_id:"
+
+
+@frozen(kw_only=True)
+class ServedTeacherConfig:
+    """Where a teacher is served.
+
+    Example: ServedTeacherConfig(url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-8B")
+    """
+
+    url: str = field(validator=validators.matches_re(r"https?://.+"))
+    """Of the API, up to and with its version: /completions is added. A model with the student's vocabulary."""
+    model: str = field(validator=validators.min_len(1))
+    """The teacher, as the server calls it."""
+    concurrency: int = field(default=16, validator=validators.ge(1))
+    """Answers that are judged at once."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable with the key; without one none is sent. Keys stand in no configuration."""
+    retries: int = field(default=3, validator=validators.ge(0))
+    """How often a server that is busy or not there is asked again, after 1, 2, 4, ... seconds."""
+
+
+class ServedTeacher:
+    """Judges the tokens of a batch, sequence by sequence; stands where a frozen training role would."""
+
+    def __init__(self, config: ServedTeacherConfig) -> None:
+        self._config = config
+
+    async def forward(self, batch: Batch, output: Output) -> Tensor:
+        """Return log p(token t | tokens before it) for the whole batch, float32 [T], at temperature 1; 0 for the first.
+
+        Raises:
+            GenerationFailed: the server refuses, cannot be reached, or does not tell a log-prob of every token.
+        """
+        assert output is Output.LOGPROBS, "a server tells nothing else"
+        places = asyncio.Semaphore(self._config.concurrency)
+        ids, starts = batch.tokens["input_ids"].tolist(), batch.cu_seqlens.tolist()
+
+        async def judged(row: int) -> list[float]:
+            async with places:
+                return await asyncio.to_thread(self.logprobs, ids[starts[row] : starts[row + 1]])
+
+        rows = await asyncio.gather(*(judged(row) for row in range(batch.num_sequences)))
+        return torch.tensor([value for row in rows for value in row], dtype=torch.float32)
+
+    def logprobs(self, ids: Sequence[int]) -> list[float]:
+        """Return the log-prob of each token of one sequence, 0.0 for the first. Blocks."""
+        body = {
+            "model": self._config.model,
+            "prompt": list(ids),
+            "max_tokens": 1,  # none is more than some servers take
+            "temperature": 1.0,
+            "echo": True,
+            "logprobs": 1,
+            "return_tokens_as_token_ids": True,
+        }
+        url, again = self._config.url, self._config.retries
+        try:
+            answer = ask("teacher", url, "/completions", body, api_key_env=self._config.api_key_env, retries=again)
+            told: Any = answer["choices"][0]["logprobs"]  # Any: json
+            values, tokens = told["token_logprobs"][: len(ids)], told.get("tokens") or []
+        except OSError as error:
+            raise GenerationFailed("the teacher does not answer", why=str(error)) from None
+        except (LookupError, TypeError) as error:
+            raise _unreadable(url, f"{type(error).__name__}: {error}") from None
+        if len(values) != len(ids) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values[1:]):
+            raise _unreadable(url, f"{len(values)} log-probs came for {len(ids)} tokens, or some are not finite")
+        read = [token.removeprefix(_ID) for token in tokens[: len(ids)] if str(token).startswith(_ID)]
+        if read and read != [str(token) for token in ids]:
+            raise _unreadable(url, "it judged other tokens than it was sent")
+        return [0.0, *(float(value) for value in values[1:])]
+
+
+def _unreadable(url: str, why: str) -> GenerationFailed:
+    return GenerationFailed(
+        f"the teacher at {url} does not tell the log-prob of every token",
+        why=why,
+        fix="serve it where /completions takes token ids with echo and logprobs, as vLLM and SGLang do",
+    )
