@@ -1,9 +1,10 @@
 """Every kind of run but `rl` on one offline task, held-out rows over the steps, in one picture.
 
 Real runs of `areal train` with a model of random weights that is to write three letters backward; the student of
-`distill` has the model that `sft` made for its teacher. `sft` is judged by its loss, pairs by how often the better
-answer scores higher, `distill` by the distance to the teacher. The figure is the least share of the way from the
-first value to the best possible one that any kind went, its mean over seeds. The picture goes to
+`distill` has the model that `sft` made for its teacher, and `reward_model` begins with it, as reward models do. `sft`
+is judged by its loss, pairs by how often the better answer scores higher, of which chance gives a half, `distill` by
+the distance to the teacher. The figure is the least share of the way from the first value (or chance) to the best
+possible one that any kind went, its mean over seeds. The picture goes to
 `docs/images/kinds.png`.
 """
 
@@ -41,14 +42,16 @@ class Kind:
     metric: str
     title: str
     best: float
+    chance: float | None = None
+    """What is as good as nothing, if that is not the first value."""
     lr: float = 3e-3
 
 
 KINDS = (
     Kind(name="sft", metric="eval_loss", title="held-out loss", best=0.0),
-    Kind(name="dpo", metric="eval_accuracy", title="held-out accuracy", best=1.0),
-    Kind(name="ipo", metric="eval_accuracy", title="held-out accuracy", best=1.0),
-    Kind(name="reward_model", metric="eval_accuracy", title="held-out accuracy", best=1.0),
+    Kind(name="dpo", metric="eval_accuracy", title="held-out accuracy", best=1.0, chance=0.5),
+    Kind(name="ipo", metric="eval_accuracy", title="held-out accuracy", best=1.0, chance=0.5),
+    Kind(name="reward_model", metric="eval_accuracy", title="held-out accuracy", best=1.0, chance=0.5),
     Kind(name="distill", metric="train/reference_kl", title="KL to the teacher, nats", best=0.0),
 )
 
@@ -82,11 +85,13 @@ def run_of(kind: Kind, seed: int, folder: Path, steps: int, every: int) -> dict[
         "data": data["train"],
         "actor": {"optimizer": {"lr": kind.lr}},
     }
+    taught = next((folder / f"sft-{seed}/checkpoints").glob("step-*/model"), folder / "model")
+    if kind.name == "reward_model":
+        base["model"] = {"path": str(taught)}
     if kind.name == "distill":
-        teacher = next((folder / f"sft-{seed}/checkpoints").glob("step-*/model"))
         return {
             **base,
-            "options": {"teacher": {"path": str(teacher)}},
+            "options": {"teacher": {"path": str(taught)}},
             "rollout": {"prompts_per_step": 8, "group_size": 8, "sampling": {"max_new_tokens": 6}},
         }
     evaluation = {"data": data["held"], "every_steps": every, "before": True, "max_prompts": HELD}
@@ -130,8 +135,8 @@ def band(curves: Sequence[Curve]) -> list[dict[str, float]]:
 def share(kind: Kind, curves: Sequence[Curve]) -> float:
     """Return how much of the way from the first value to the best one was gone."""
     found = band(curves)
-    first, last = found[0]["value"], found[-1]["value"]
-    return (last - first) / (kind.best - first)
+    first = found[0]["value"] if kind.chance is None else kind.chance
+    return (found[-1]["value"] - first) / (kind.best - first)
 
 
 def picture(found: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
