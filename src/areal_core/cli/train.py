@@ -22,13 +22,11 @@ from rich.console import Console
 
 from areal_core.cli.main import INTERRUPTED
 from areal_core.config.load import load_config, redacted_keys
-from areal_core.config.machine import Machine, described, memory_warnings
-from areal_core.config.plan import Plan, make_plan
+from areal_core.config.plan import Plan, plan_here
 from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError, RunFolderError
 from areal_core.loop.run_folder import RunFolder
-from areal_core.plugins.devices import count_visible
 from areal_core.plugins.extensions import CompleteOverrides, Preview, RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
 
@@ -127,11 +125,7 @@ def train(
     """
     console = Console(quiet=quiet and not dry_run)
     registry = registry or default_registry()
-    for file in run.imports:
-        registry.add_file(file)  # a kind of device may be among what it brings
-    machine = described(assume, registry) if assume else Machine(devices=count_visible(registry, os.environ))
-    plan = make_plan(run, registry, machine.devices, installed=not assume)
-    plan = attrs.evolve(plan, warnings=(*plan.warnings, *memory_warnings(plan, machine.memory)))
+    plan = plan_here(run, registry, assume)
     preview: Preview | None = extension("preview") if dry_run and not assume else None
     first = preview(plan, registry) if preview else ""
     console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ Does not know: how to start anything.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -28,7 +29,8 @@ from areal_core.config.weight_transport import TransportPlan, claims, plan_trans
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
 from areal_core.contract.train import Head, ObjectiveSpec
 from areal_core.contract.version import ageing
-from areal_core.plugins.extensions import CheckAlgorithm, ModelHub, extension, need
+from areal_core.plugins.devices import count_visible
+from areal_core.plugins.extensions import CheckAlgorithm, DescribeMachine, ModelHub, extension, need
 from areal_core.plugins.registry import Registry
 
 _TIMING = "rollout.max_staleness is above 0: which weights generate a token depends on time; areal replay repeats a run"
@@ -57,6 +59,18 @@ class PlansRuns(Protocol):
 
     def plan(self, config: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
         """Return the plan of a run of this kind, or raise as `make_plan` does; most ask `plan_training`."""
+
+
+def plan_here(config: RunConfig, registry: Registry, assume: str = "") -> Plan:
+    """Return the plan for this machine, or for one described as `cuda:8x80GB`, and warn of what cannot fit there."""
+    for file in config.imports:
+        registry.add_file(Path(file))  # a kind of device may be among what it brings
+    describe: DescribeMachine | None = need("machine", "--assume") if assume else extension("machine")
+    if describe is None:
+        return make_plan(config, registry, count_visible(registry, os.environ))
+    devices, misfits = describe(assume, registry)
+    plan = make_plan(config, registry, devices, installed=not assume)
+    return attrs.evolve(plan, warnings=(*plan.warnings, *misfits(plan)))
 
 
 def make_plan(

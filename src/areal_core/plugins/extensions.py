@@ -36,6 +36,7 @@ _OFFERED_BY = {
     "presets": "areal-algorithms",
     "environments": "areal-serving",
     "images": "areal-torch[images]",
+    "machine": "areal-config",
     "profile": "areal-torch",
     "proof": "areal-conformance-proof",
     "rewards": "areal-core[local]",
@@ -237,6 +238,9 @@ MakeWatch = Callable[[Mapping[str, Any], Callable[..., None], Callable[[str], No
 """Extension `watch`, of what stands under `guard:` and of where events and notes go. Raises ConfigError. Any: plain."""
 TellChanges = Callable[[Path, object], str]
 """Extension `changes`, of a run's config.yaml and a configuration: what a resume changes. Raises RunFolderError."""
+
+DescribeMachine = Callable[[str, "Registry"], tuple[Mapping[str, int], Callable[[Any], Sequence[str]]]]
+"""Extension `machine`, of `cuda:8x80GB` or nothing for here: its devices; of a Plan, what cannot fit. Any: the plan."""
 
 Preview = Callable[[Any, "Registry"], str]
 """Extension `preview`, of a Plan: what the first row becomes. Raises ConfigError. Any: the plan."""

@@ -6,7 +6,6 @@ Does not know: how a task becomes files (`task`), or how training works (`areal_
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,12 +17,11 @@ from rich.console import Console
 
 from areal_core.cli.train import PlainView
 from areal_core.config.load import dump_config, load_config
-from areal_core.config.plan import Plan, make_plan
+from areal_core.config.plan import Plan, plan_here
 from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RL, RunConfig
 from areal_core.contract.errors import ConfigError
 from areal_core.loop.run_folder import RunFolder
-from areal_core.plugins.devices import count_visible
 from areal_core.plugins.extensions import RunReport, RunView, extension
 from areal_core.plugins.registry import Registry
 from areal_episodes.reader import Reader
@@ -250,10 +248,8 @@ def _without_none(value: Any) -> Any:  # Any: keys of a run
 def _planned(config: RunConfig) -> tuple[Plan, Registry]:
     """Return the plan, and a registry of its own: a function may have changed since an earlier plan."""
     registry = Registry()
-    for file in config.imports:
-        registry.add_file(file)  # a kind of device may be among what it brings
     if not config.model.path and not config.actor.path:
         raise ConfigError(
             "no model given", why="a run trains one", fix='Trainer("path/of/a/model", ...), or model.path in the yaml'
         )
-    return make_plan(config, registry, count_visible(registry, os.environ)), registry
+    return plan_here(config, registry), registry

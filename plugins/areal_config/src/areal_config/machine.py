@@ -6,9 +6,10 @@ Does not know: activations and caches, which come on top and depend on a run's b
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 from attrs import Factory, frozen
@@ -17,7 +18,7 @@ from areal_core.config.plan import Plan
 from areal_core.config.role_plan import RolePlan
 from areal_core.contract.device import CPU
 from areal_core.contract.errors import ConfigError
-from areal_core.plugins.devices import device_named
+from areal_core.plugins.devices import count_visible, device_named
 from areal_core.plugins.registry import Registry
 
 _SHAPE = re.compile(r"(?P<kind>[a-z]+):((?P<count>[1-9]\d*)x)?(?P<size>\d+(\.\d+)?)(?P<unit>GB|GiB)")
@@ -34,6 +35,32 @@ class Machine:
     devices: Mapping[str, int]
     memory: Mapping[str, int] = Factory(lambda: {CPU: int(psutil.virtual_memory().total)})
     """By default this machine's; that of its accelerators is not asked for: drivers tell it to whoever opens them."""
+
+    def misfits(self, plan: Plan) -> list[str]:
+        """Return, as warnings, what is known not to fit: weights and optimizer states alone need more than there is."""
+        needs: Counter[str] = Counter()
+        device = plan.roles[0].device
+        if device == CPU:
+            needs["all roles together"] = sum(role.num_workers * role.memory_per_worker for role in plan.roles)
+        else:
+            for role in plan.roles:
+                needs[_owner(role)] += role.memory_per_worker // role.devices_per_worker
+        have = self.memory.get(device)
+        if have is None:
+            return []
+        return [
+            f"{who}: weights and optimizer states need {_gigabytes(need)} "
+            f"{'' if device == CPU else 'on each device '}and there are {_gigabytes(have)}; activations and "
+            "caches come on top: take more ranks (d, t, p), a smaller dtype, or an adapter"
+            for who, need in needs.items()
+            if need > have
+        ]
+
+
+def devices_and_misfits(text: str, registry: Registry) -> tuple[Mapping[str, int], Callable[[Plan], Sequence[str]]]:
+    """Return what a plan asks of a machine that may be described: the extension `machine`. Raises as `described`."""
+    machine = described(text, registry) if text else Machine(devices=count_visible(registry, os.environ))
+    return machine.devices, machine.misfits
 
 
 def described(text: str, registry: Registry) -> Machine:
@@ -53,26 +80,6 @@ def described(text: str, registry: Registry) -> Machine:
     kind, size = found["kind"], round(float(found["size"]) * _UNITS[found["unit"]])
     device_named(registry, kind)
     return Machine(devices={} if kind == CPU else {kind: int(found["count"] or 1)}, memory={kind: size})
-
-
-def memory_warnings(plan: Plan, memory: Mapping[str, int]) -> list[str]:
-    """Return what is known not to fit: weights and optimizer states alone need more than there is."""
-    needs: Counter[str] = Counter()
-    if plan.roles[0].device == CPU:
-        needs["all roles together"] = sum(role.num_workers * role.memory_per_worker for role in plan.roles)
-    else:
-        for role in plan.roles:
-            needs[_owner(role)] += role.memory_per_worker // role.devices_per_worker
-    have = memory.get(plan.roles[0].device)
-    if have is None:
-        return []
-    return [
-        f"{who}: weights and optimizer states need {_gigabytes(need)} "
-        f"{'' if plan.roles[0].device == CPU else 'on each device '}and there are {_gigabytes(have)}; activations and "
-        "caches come on top: take more ranks (d, t, p), a smaller dtype, or an adapter"
-        for who, need in needs.items()
-        if need > have
-    ]
 
 
 def _owner(role: RolePlan) -> str:

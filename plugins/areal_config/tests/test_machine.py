@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from areal_config.machine import Machine, described
 from areal_core.cli.main import main
 from areal_core.config.load import load_config
-from areal_core.config.machine import Machine, described, memory_warnings
-from areal_core.config.plan import Plan, make_plan
-from areal_core.contract.errors import ConfigError, PluginError, ResourceError
+from areal_core.config.plan import Plan, make_plan, plan_here
+from areal_core.contract.errors import ConfigError, EngineMissing, PluginError, ResourceError
+from areal_core.plugins import extensions
 from areal_core.plugins.registry import Registry
 from areal_torch.testing.models import make_tiny_model
 
@@ -22,14 +23,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("machine") / "m")
 
 
-def planned(model: Path, machine: Machine, *overrides: str) -> Plan:
+def planned(model: Path, there: Machine, *overrides: str) -> Plan:
     base = {
         "model": {"path": str(model)},
         "data": {"name": "spell"},
         "rollout": {"backend": "vllm:d1", "reward": {"name": "exact_match"}, "sampling": {"max_new_tokens": 8}},
         "actor": {"backend": "fsdp:d2"},
     }
-    return make_plan(load_config(None, overrides, base), Registry(environ={}), machine.devices, installed=False)
+    return make_plan(load_config(None, overrides, base), Registry(environ={}), there.devices, installed=False)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_run_is_planned_for_devices_that_are_not_here(model: Path) -> None:
     plan = planned(model, described("cuda:3x80GB", Registry(environ={})))
 
     assert {role.device for role in plan.roles} == {"cuda"}
-    assert memory_warnings(plan, {"cuda": 80 * 10**9}) == []
+    assert Machine(devices={}, memory={"cuda": 80 * 10**9}).misfits(plan) == []
     with pytest.raises(ResourceError, match="needs 3 cuda devices, 2 are here"):
         planned(model, described("cuda:2x80GB", Registry(environ={})))
 
@@ -73,8 +74,8 @@ def test_a_role_that_cannot_fit_is_named_with_what_it_needs(model: Path) -> None
     plan = planned(model, described("cuda:2x80GB", Registry(environ={})), "actor.backend=fsdp:d1")
     actor, rollout = plan.role("actor").memory_per_worker, plan.role("rollout").memory_per_worker
 
-    assert memory_warnings(plan, {"cuda": max(actor, rollout)}) == []
-    (warning,) = memory_warnings(plan, {"cuda": max(actor, rollout) - 1})
+    assert Machine(devices={}, memory={"cuda": max(actor, rollout)}).misfits(plan) == []
+    (warning,) = Machine(devices={}, memory={"cuda": max(actor, rollout) - 1}).misfits(plan)
     assert warning.startswith("actor: ") and "on each device" in warning
 
 
@@ -82,9 +83,9 @@ def test_on_the_cpu_all_roles_share_the_memory(model: Path) -> None:
     plan = planned(model, Machine(devices={}), "rollout.backend=reference:d2", "actor.backend=reference:d1")
     needed = sum(role.num_workers * role.memory_per_worker for role in plan.roles)
 
-    assert memory_warnings(plan, {"cpu": needed}) == []
-    assert memory_warnings(plan, {"cpu": needed - 1})[0].startswith("all roles together: ")
-    assert memory_warnings(plan, Machine(devices={}).memory) == []
+    assert Machine(devices={}, memory={"cpu": needed}).misfits(plan) == []
+    assert Machine(devices={}, memory={"cpu": needed - 1}).misfits(plan)[0].startswith("all roles together: ")
+    assert Machine(devices={}).misfits(plan) == []
 
 
 def test_the_command_plans_for_another_machine(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,3 +100,26 @@ def test_the_command_plans_for_another_machine(model: Path, tmp_path: Path, caps
     assert "2 cuda" in told and "warning: actor: weights and optimizer states need" in told
     assert main(["train", str(file), "--assume", "cuda:4x80GB"]) == 2
     assert "--assume without --dry-run" in capsys.readouterr().err
+
+
+def test_without_the_package_a_run_is_planned_and_no_other_machine_is(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It warns of nothing then; `--assume` says what to install."""
+    run = load_config(
+        None,
+        ["actor.backend=reference:d1", "rollout.backend=reference:d1"],
+        {
+            "model": {"path": str(model)},
+            "data": {"name": "spell"},
+            "rollout": {"reward": {"name": "exact_match"}, "sampling": {"max_new_tokens": 8}},
+        },
+    )
+    offered = extensions.extension
+    for module in ("areal_core.config.plan", "areal_core.plugins.extensions"):
+        monkeypatch.setattr(f"{module}.extension", lambda name: None if name == "machine" else offered(name))
+    monkeypatch.setattr(Machine, "misfits", lambda self, plan: ["does not fit"])
+
+    assert plan_here(run, Registry(environ={})).warnings == ()
+    with pytest.raises(EngineMissing, match=r"--assume needs the extension 'machine'(.|\n)*areal.config"):
+        plan_here(run, Registry(environ={}), "cuda:8x80GB")
