@@ -23,7 +23,7 @@ from areal_torch import hf
 from areal_torch.attention import Packing, attend
 from areal_torch.context import ContextRanks
 from areal_torch.layout import largest_share
-from areal_torch.logprobs import logprobs_and_entropy
+from areal_torch.logprobs import logprobs_and_entropy, most_probable
 from areal_torch.model import PackedModel
 from areal_torch.process_group import join, leave
 from areal_torch.testing.batches import make_batch
@@ -125,6 +125,10 @@ def _shared_head(ranks: Ranks, entries: int) -> dict[str, float]:
             (columns[0] * scale[0] + columns[1] * scale[1]).sum().backward()
             results.append(torch.stack(columns))
         compared = {"columns": (results[0], results[1]), "hidden": (whole[0].grad, mine[0].grad)}
+        for count in (1, entries):
+            best = most_probable(*whole, count, chunk_elements=chunk)
+            several = most_probable(*mine, count, chunk_elements=chunk, vocabulary=ranks.group, share=share)
+            compared[f"best {count}"] = (best.float(), several.float())
         compared["weight"] = (whole[1].grad.chunk(ranks.world)[ranks.rank], mine[1].grad)
         if with_bias:
             compared["bias"] = (whole[2].grad.chunk(ranks.world)[ranks.rank], mine[2].grad)
@@ -165,8 +169,11 @@ def _model(
     context: ContextRanks | None = None,
     vocabulary: dist.ProcessGroup | None = None,
 ) -> dict[str, float]:
-    outputs = frozenset({Output.VALUES} if head is Head.VALUE else {Output.LOGPROBS, Output.ENTROPY})
+    own = {Output.LOGPROBS, Output.ENTROPY, Output.CANDIDATE_LOGPROBS}
+    outputs = frozenset({Output.VALUES} if head is Head.VALUE else own)
     batch = make_batch(SHAPES)
+    asked = torch.where(batch.positions % 2 == 0, -1, batch.positions % 60)  # some rows ask for the most probable ones
+    batch = batch.with_tokens(candidates=asked.to(torch.int32)[:, None].expand(-1, 2).contiguous())
     scale = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(3))
     found = []
     for settings in ({}, {"context": context, "vocabulary": vocabulary}):
@@ -177,7 +184,8 @@ def _model(
             rows = distribute_tensor(model.lm_head.weight.detach(), ranks.mesh, [Shard(0)])
             model.lm_head.weight = nn.Parameter(rows)
         columns = PackedModel(model, head, temperature=0.8, **settings)(batch, outputs)
-        sum((column * scale).sum() for column in columns.values()).backward()
+        scales = {name: scale if column.ndim == 1 else scale[:, None] for name, column in columns.items()}
+        sum((column * scales[name]).sum() for name, column in columns.items()).backward()
         found.append((columns, {name: parameter.grad for name, parameter in model.named_parameters()}))
     (alone, expected), (several, gradients) = found
     worst = {"columns": max(gap(alone[name], several[name]) for name in alone), "gradient": 0.0}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_torch.logprobs import logprobs_and_entropy
+from areal_torch.logprobs import logprobs_and_entropy, most_probable
 
 
 @given(
@@ -80,3 +80,45 @@ def test_the_entropy_alone_has_a_gradient() -> None:
     logprobs_and_entropy(hidden, torch.randn(7, 4), None, torch.tensor([0, 1, 2]), 1.0)[1].sum().backward()
 
     assert hidden.grad is not None and bool(hidden.grad.any())
+
+
+@given(
+    count=st.integers(1, 7),
+    chunk=st.sampled_from([1, 20, 1 << 20]),
+    keep=st.sampled_from([0, 1 << 20]),
+    with_entropy=st.booleans(),
+    seed=st.integers(0, 50),
+)
+def test_several_targets_are_each_judged_as_one_alone(
+    count: int, chunk: int, keep: int, with_entropy: bool, seed: int
+) -> None:
+    """Values and gradients of a row of targets, twice the same among them, are those of a plain softmax."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(5, 4, generator=generator), torch.randn(7, 4, generator=generator)]
+    targets = torch.randint(0, 7, (5, count), generator=generator)
+    scale = torch.randn(5, count, generator=generator)
+    ours, plain = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
+
+    logprobs, entropy = logprobs_and_entropy(
+        *ours, None, targets, 0.7, with_entropy=with_entropy, chunk_elements=chunk, keep_elements=keep
+    )
+    ((logprobs * scale).sum() + (0.3 * entropy.sum() if with_entropy else 0.0)).backward()
+    log_p = (torch.nn.functional.linear(*plain) / 0.7).log_softmax(-1)
+    expected = log_p.gather(1, targets)
+    ((expected * scale).sum() - 0.3 * with_entropy * (log_p.exp() * log_p).sum()).backward()
+
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-6)
+    for left, right in zip(ours, plain, strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("chunk", [1, 20, 1 << 20])
+def test_the_most_probable_are_those_of_all_logits(rows: int, chunk: int) -> None:
+    """In order, whatever the chunks."""
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((rows, 4), (7, 4), (7,)))
+
+    for count in (1, 3, 7):
+        found = most_probable(hidden, weight, bias, count, chunk_elements=chunk)
+        assert torch.equal(found, torch.nn.functional.linear(hidden, weight, bias).topk(count).indices)

@@ -54,6 +54,7 @@ _TRAIN = {
     "lora": Ability("trains a low-rank adapter and sends merged weights"),
     "weights.adapter": Ability("sends its low-rank adapter alone"),
     "images": Ability("trains on sequences with images"),
+    "candidates": Ability("tells and trains the log-probs of tokens that were not taken, given or most probable"),
     "experts.replay": Ability("routes tokens to the experts recorded while sampling"),
 }
 _INFER = {

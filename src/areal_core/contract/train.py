@@ -31,6 +31,9 @@ class Output(StrEnum):
     """log p(token t | tokens < t) at the spec's temperature; 0 off the mask and for the first token of a sequence."""
     ENTROPY = "entropy"
     """Entropy in nats of the distribution token t was drawn from; 0 off the mask and for the first token."""
+    CANDIDATE_LOGPROBS = "candidate_logprobs"
+    """float32 [T, K]: log-probs of the K tokens that the column `candidates` names; 0 like `LOGPROBS`. Claim
+    `candidates`, since 1.4."""
     VALUES = "values"
     """The critic's estimate of the return from token t on, read before token t is known."""
 
@@ -101,6 +104,10 @@ ROUTED_EXPERTS = "routed_experts"
 over token t - 1, aligned like its log-prob. Recorded while sampling (claim `experts.trace` of an inference engine) and
 used again in training (claim `experts.replay` of a train engine), since 1.1. A row of -1 was not recorded and is
 routed freely."""
+
+CANDIDATES = "candidates"
+"""Token column, int32 [T, K]: tokens that might have been token t. In a forward pass a row of -1 asks for the K most
+probable ones, and the column comes back with them in it, the most probable first. Claim `candidates`, since 1.4."""
 
 
 @frozen(kw_only=True)
@@ -225,7 +232,7 @@ class Objective(Protocol):
         """Return this micro-batch's share of the loss, and metrics.
 
         Args:
-            columns: the outputs asked for, float32 [T], with gradient.
+            columns: the outputs asked for, float32 [T] (`CANDIDATE_LOGPROBS` [T, K]), with gradient.
             batch: the micro-batch, on the engine's device, whole sequences only.
             normalizer: the global normaliser, a positive float64 scalar on the same device.
 

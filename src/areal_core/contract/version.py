@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
-        "train": (1, 3),
+        "train": (1, 4),
         "infer": (1, 3),
         "scheduler": (1, 1),
         "transport": (1, 2),

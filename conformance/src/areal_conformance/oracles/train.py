@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from areal_conformance.benches.models import quiet
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import Head, Objective, Output, Sum
+from areal_core.contract.train import CANDIDATES, Head, Objective, Output, Sum
 
 
 @frozen(kw_only=True, eq=False)
@@ -84,7 +84,22 @@ class Oracle:
             log_p = (self.logits(one, ids)[:-1] / self._temperature).log_softmax(-1)
             parts[Output.LOGPROBS].append(torch.cat([zero, log_p.gather(1, ids[1:, None]).squeeze(1) * mask]))
             parts[Output.ENTROPY].append(torch.cat([zero, -(log_p.exp() * log_p).sum(-1) * mask]))
+            if CANDIDATES in one.tokens.keys():  # noqa: SIM118  TensorDict iterates over rows
+                asked = one.tokens[CANDIDATES].long()
+                judged = log_p.gather(1, asked[1:].clamp(min=0)) * mask[:, None]
+                parts.setdefault(Output.CANDIDATE_LOGPROBS, []).append(
+                    torch.cat([judged.new_zeros(asked[:1].shape), judged])
+                )
         return {name: torch.cat(column) for name, column in parts.items()}
+
+    def most_probable(self, batch: Batch, count: int) -> Tensor:
+        """Return the `count` most probable tokens at each place, int64 [T, count]; -1 at the first of a sequence."""
+        parts = []
+        for row in range(batch.num_sequences):
+            one = batch.select([row])
+            found = self.logits(one, one.tokens["input_ids"])[:-1].topk(count).indices
+            parts.append(torch.cat([found.new_full((1, count), -1), found]))
+        return torch.cat(parts)
 
     def logits(self, one: Batch, ids: Tensor) -> Tensor:
         """Return logits [L, V] of a single sequence."""

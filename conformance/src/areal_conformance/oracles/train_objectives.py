@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import Output, Sum
+from areal_core.contract.train import CANDIDATES, Output, Sum
 from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
 
@@ -75,6 +75,25 @@ class Quadratic(Weighted):
         totals = torch.zeros(batch.num_sequences, dtype=column.dtype, device=column.device)
         totals = totals.index_add(0, batch.sequence_ids.to(column.device), column)
         return 0.01 * ((batch.sequences["reward"] + 1.0) * totals.square()).sum() / normalizer, {}
+
+
+class OfCandidates(Weighted):
+    """-sum of advantage * (weighted log-probs of the candidates, and a little of the token's own)."""
+
+    outputs = frozenset({Output.LOGPROBS, Output.CANDIDATE_LOGPROBS})
+    columns = frozenset({"advantages", "loss_mask", CANDIDATES})
+
+    def __init__(self, own: float = 0.3) -> None:
+        """Let the token that was taken count `own`."""
+        super().__init__(1.0)
+        self._own = own
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the share of the loss; no metrics. Candidates count 1, 1/2, 1/3, ..."""
+        judged = columns[Output.CANDIDATE_LOGPROBS]
+        ranks = torch.arange(1, judged.shape[1] + 1, device=judged.device)
+        gain = (judged / ranks).sum(1) + self._own * columns[Output.LOGPROBS]
+        return -(batch.tokens["advantages"] * gain).sum() / normalizer, {}
 
 
 class Drawing(PolicyGradient):

@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from areal_conformance.oracles.train_experts import KIND, RoutedOracle
 from areal_conformance.oracles.train_images import showing
+from areal_conformance.oracles.train_objectives import OfCandidates
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard
 from areal_conformance.ranks.bench import RankBench
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output, TrainEngine
+from areal_core.contract.train import CANDIDATES, ROUTED_EXPERTS, LoraSpec, Objective, Output, TrainEngine
+from areal_torch.testing.batches import VOCAB_SIZE
 from areal_torch.testing.models import WITH_IMAGES
 from areal_torch.testing.objectives import PolicyGradient
 
@@ -25,6 +28,19 @@ LOGPROBS = frozenset({Output.LOGPROBS})
 SIZES = (((2, 3), (1, 1)), (), (), ((1, 2),), ((2, 2),), (), (), ((1, 3), (1, 1)))
 """Height and width in tokens of the images of each sequence: those of the second even share have none."""
 Between = Callable[[Any], None]  # Any: an engine with optional methods
+
+
+def _logprobs(engine: TrainEngine, batch: Batch) -> Tensor:
+    column: Tensor = engine.forward(batch, LOGPROBS).tokens["logprobs"]
+    return column
+
+
+@frozen(kw_only=True)
+class Calls:
+    """What is asked of the engines: an objective to step on, and numbers [T, ...] of each token."""
+
+    objective: Callable[[], Objective] = PolicyGradient
+    score: Callable[[TrainEngine, Batch], Tensor] = _logprobs
 
 
 ADAPTER = LoraSpec(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))
@@ -55,6 +71,26 @@ def images(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[
         return showing(SIZES, seed=number).with_sequences(number=torch.arange(len(SIZES)))
 
     return _compared(bench, layout, plans, "images", fields={"model": bench.model(kind=WITH_IMAGES)}, draw=draw)
+
+
+def candidates(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
+    """Train on candidates that a batch names; score some sequences with those, and some with the most probable."""
+
+    def draw(number: int) -> Batch:
+        batch = _batch(bench, number)
+        generator = torch.Generator().manual_seed(40 + number)
+        drawn = torch.randint(0, VOCAB_SIZE, (batch.num_tokens, 3), generator=generator, dtype=torch.int32)
+        return batch.with_tokens(**{CANDIDATES: drawn})
+
+    def score(engine: TrainEngine, batch: Batch) -> Tensor:
+        free = batch.sequences["number"][batch.sequence_ids] % 2 == 0
+        asked = torch.where(free[:, None], -1, batch.tokens[CANDIDATES])
+        columns = engine.forward(batch.with_tokens(**{CANDIDATES: asked}), frozenset({Output.CANDIDATE_LOGPROBS}))
+        found, judged = columns.tokens[CANDIDATES], columns.tokens[Output.CANDIDATE_LOGPROBS]
+        return torch.cat([judged, found.float() * 1e-3], 1)
+
+    call = Calls(objective=OfCandidates, score=score)
+    return _compared(bench, layout, plans, "candidates", fields={}, draw=draw, call=call)
 
 
 def offload(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
@@ -96,36 +132,37 @@ def _compared(
     fields: Mapping[str, Any],  # Any: fields of TrainSpec
     draw: Callable[[int], Batch] | None = None,
     between: Between | None = None,
+    call: Calls | None = None,
 ) -> dict[str, Any]:
+    call = call or Calls()
     batches = [draw(number) if draw else _batch(bench, number) for number in range(len(plans))]
     with bench.engine(claim, layout=layout, **fields) as engine:
         shards = [shard(bench, batch, plan) for batch, plan in zip(batches, plans, strict=True)]
-        out, sent = _run(bench, engine, shards, between)
+        out, sent = _run(bench, engine, shards, call, between)
     if bench.rank == 0:
         with bench.by_itself(), bench.engine(claim, **fields) as engine:
             wholes = [
                 batch.select([row for part in plan for row in part]) for batch, plan in zip(batches, plans, strict=True)
             ]
-            out["alone"], wanted = _run(bench, engine, wholes, None)
+            out["alone"], wanted = _run(bench, engine, wholes, call, None)
         out["gap"], out["worst"] = gap(wanted, sent)
     return out
 
 
 def _run(
-    bench: RankBench, engine: TrainEngine, shards: list[Batch], between: Between | None
+    bench: RankBench, engine: TrainEngine, shards: list[Batch], call: Calls, between: Between | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Step on every shard, score the first one, send."""
     norms = []
     for part in shards:
         if between is not None:
             between(engine)
-        norms.append(engine.train_step(part, PolicyGradient()).grad_norm)
+        norms.append(engine.train_step(part, call.objective()).grad_norm)
     if between is not None:
         between(engine)
-    scored = engine.forward(shards[0], LOGPROBS)
-    columns = scored.tokens["logprobs"].split(scored.lengths.tolist())
-    rows = scored.sequences["number"].tolist()
-    scores = {str(row): column.tolist() for row, column in zip(rows, columns, strict=True)}
+    columns = torch.split(call.score(engine, shards[0]), shards[0].lengths.tolist())
+    rows = shards[0].sequences["number"].tolist()
+    scores = {str(row): column.flatten().tolist() for row, column in zip(rows, columns, strict=True)}
     return {"norms": norms, "scores": scores}, bench.sent(engine)
 
 

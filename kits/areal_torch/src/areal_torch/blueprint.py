@@ -88,7 +88,7 @@ class Blueprint:
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=step.Limits.of(spec, self.config, self.experts),
+            limits=step.Limits.of(spec, self.config, experts=self.experts),
             exporter=Exporter(weights, spec.model_path, spec.dtype, group),
             state=TrainingState(
                 group=group,

@@ -34,7 +34,7 @@ def logprobs_and_entropy(
     """Return log p(target) and the entropy in nats of softmax((hidden @ weight.T + bias) / temperature).
 
     Args:
-        hidden: [R, D]; weight: [V, D] of the same dtype; bias: [V] or None; targets: int64 [R].
+        hidden: [R, D]; weight: [V, D] of the same dtype; bias: [V] or None; targets: int64 [R], or [R, K] for several.
         with_entropy: False saves two passes over the logits; the entropy returned is then 0. Its gradient takes a
             third, only where something was made of it.
         vocabulary: the ranks that share weight and bias, the first the first V rows; the rest is equal on them.
@@ -42,16 +42,53 @@ def logprobs_and_entropy(
         share: where they hold unlike many rows, the most that one holds: rank r begins at row r * share.
 
     Returns:
-        Two float32 [R] tensors with gradients to hidden, weight and bias.
+        Two float32 tensors, of the shape of targets and [R], with gradients to hidden, weight and bias.
     """
     share = share or weight.shape[0]
     rows = max(1, chunk_elements // share)  # of the largest share: ranks must make as many chunks
     keep = hidden.shape[0] * share <= keep_elements
-    first = 0 if vocabulary is None else vocabulary.rank() * share
+    own = (targets[:, None] if targets.ndim == 1 else targets) - (vocabulary.rank() * share if vocabulary else 0)
     logprobs, entropy = _HeadLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets - first, temperature, rows, keep, with_entropy, vocabulary
+        hidden, weight, bias, own, temperature, rows, keep, with_entropy, vocabulary
     )
-    return logprobs, entropy
+    return logprobs.view(targets.shape), entropy
+
+
+@torch.no_grad()
+def most_probable(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    count: int,
+    *,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    vocabulary: dist.ProcessGroup | None = None,
+    share: int = 0,
+) -> Tensor:
+    """Return the `count` most probable targets of each row, int64 [R, count], the most probable first.
+
+    Arguments are those of `logprobs_and_entropy`; of targets that are equally probable any may come first.
+    """
+    share = share or weight.shape[0]
+    rows = max(1, chunk_elements // share)
+    found = [hidden.new_empty((0, count), dtype=torch.int64)]
+    for chunk in torch.split(hidden, rows):
+        logits, ids = _logits(chunk, weight, bias, 1.0).topk(min(count, weight.shape[0]))
+        if vocabulary is not None:
+            logits, ids = _of_all(logits, ids + vocabulary.rank() * share, min(count, share), vocabulary)
+        found.append(ids.gather(1, logits.topk(count).indices))
+    return torch.cat(found)
+
+
+def _of_all(logits: Tensor, ids: Tensor, width: int, vocabulary: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Return what every rank found, beside one another; one with fewer than `width` rows fills up with nothing."""
+    lacking = width - logits.shape[1]
+    logits = torch.nn.functional.pad(logits, (0, lacking), value=-torch.inf)
+    ids = torch.nn.functional.pad(ids, (0, lacking))
+    every = [[torch.empty_like(each) for _ in range(vocabulary.size())] for each in (logits, ids)]
+    for each, mine in zip(every, (logits, ids), strict=True):
+        dist.all_gather(each, mine.contiguous(), group=vocabulary)
+    return torch.cat(every[0], 1), torch.cat(every[1], 1)
 
 
 class _HeadLogProbs(torch.autograd.Function):
@@ -73,8 +110,8 @@ class _HeadLogProbs(torch.autograd.Function):
         with_entropy: bool,
         vocabulary: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
-        columns = torch.zeros(2, hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        logprobs, entropy = columns
+        columns = torch.zeros(hidden.shape[0], targets.shape[1] + 1, dtype=torch.float32, device=hidden.device)
+        logprobs, entropy = columns[:, :-1], columns[:, -1]
         is_own = (targets >= 0) & (targets < weight.shape[0])  # of ranks that share the rows one has the target's
         own = targets * is_own
         parts, shifts = [], []
@@ -84,7 +121,7 @@ class _HeadLogProbs(torch.autograd.Function):
             logits = _logits(chunk, weight, bias, temperature)
             shift = None if vocabulary is None else _log_normalizer(logits, vocabulary)
             log_p = _log_p(logits, shift)
-            logp_out.copy_(log_p.gather(1, target[:, None]).squeeze(1) * mine)
+            logp_out.copy_(log_p.gather(1, target) * mine)
             if with_entropy:
                 entropy_out.copy_(_entropy(log_p))
             shifts.append(shift)
@@ -95,14 +132,15 @@ class _HeadLogProbs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, own, is_own, entropy, *(parts if keep else shifts))
         ctx.set_materialize_grads(False)
         ctx.settings = temperature, rows, keep, vocabulary
-        return logprobs.clone(), entropy.clone()
+        return logprobs.clone(memory_format=torch.contiguous_format), entropy.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, own, is_own, entropy, *kept = ctx.saved_tensors
         temperature, rows, keep, vocabulary = ctx.settings
         with_entropy = grads[1] is not None
-        grad_logprobs, grad_entropy = (entropy.new_zeros(entropy.shape) if grad is None else grad for grad in grads)
+        grad_logprobs = entropy.new_zeros(own.shape) if grads[0] is None else grads[0]
+        grad_entropy = entropy.new_zeros(entropy.shape) if grads[1] is None else grads[1]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
@@ -111,10 +149,10 @@ class _HeadLogProbs(torch.autograd.Function):
             log_p = saved if keep else _log_p(_logits(chunk, weight, bias, temperature), saved)
             p = log_p.exp()
             if with_entropy:
-                grad_z = p * -(g_logp[:, None] + g_entropy[:, None] * (log_p + h[:, None]))
+                grad_z = p * -(g_logp.sum(1, keepdim=True) + g_entropy[:, None] * (log_p + h[:, None]))
             else:
-                grad_z = p.mul_(-g_logp[:, None])
-            grad_z.scatter_add_(1, target[:, None], (g_logp * mine)[:, None])
+                grad_z = p.mul_(-g_logp.sum(1, keepdim=True))
+            grad_z.scatter_add_(1, target, g_logp * mine)
             grad_z /= temperature
             if grad_bias is not None:
                 grad_bias += grad_z.sum(0)

@@ -7,6 +7,7 @@ Does not know: micro-batches, losses, or how parameters are sharded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +17,17 @@ from torch.distributed.tensor import DTensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CapabilityError
-from areal_core.contract.train import Head, Output
+from areal_core.contract.train import CANDIDATES, Head, Output
 from areal_torch.attention import Packing
+from areal_torch.candidates import Asked, asked_of
 from areal_torch.context import ContextRanks
 from areal_torch.experts import routes_of
 from areal_torch.images import Vision, VisionTower, seen_inputs
 from areal_torch.layout import largest_share
-from areal_torch.logprobs import logprobs_and_entropy
+from areal_torch.logprobs import logprobs_and_entropy, most_probable
 
 HEAD_OUTPUTS: Mapping[Head, frozenset[Output]] = {
-    Head.CAUSAL_LM: frozenset({Output.LOGPROBS, Output.ENTROPY}),
+    Head.CAUSAL_LM: frozenset({Output.LOGPROBS, Output.ENTROPY, Output.CANDIDATE_LOGPROBS}),
     Head.VALUE: frozenset({Output.VALUES}),
 }
 
@@ -67,6 +69,7 @@ class PackedModel(nn.Module):
         Returns:
             float32 [T] per output, with gradient; 0 at the first token of each sequence. Log-probs
             and entropy are 0 off the loss mask too: a prompt's logits cost most and train nothing.
+            Those of candidates are [T, K]; with rows of -1 also `candidates`, -1 where none were looked for.
         """
         packing = Packing.of(batch, self.context)
         input_ids, part = batch.tokens["input_ids"], packing.part
@@ -84,14 +87,17 @@ class PackedModel(nn.Module):
         if self.context is not None:
             rows = rows[(rows > part.start) & (rows <= part.stop)]
         before = hidden.index_select(0, rows - 1 - part.start)
+        columns: dict[str, Tensor]
         if self.head is Head.VALUE:
             columns = {Output.VALUES: self._values(before)}
         else:
-            columns = self._scores(before, input_ids[rows], Output.ENTROPY in outputs)
-        found: dict[str, Tensor] = {name: _spread(columns[name], rows, len(input_ids)) for name in sorted(outputs)}
+            asked = asked_of(batch, rows) if Output.CANDIDATE_LOGPROBS in outputs else None
+            columns = self._scores(before, input_ids[rows], asked, Output.ENTROPY in outputs)
+        names = sorted(outputs | (columns.keys() & {CANDIDATES}))
+        found: dict[str, Tensor] = {name: _spread(columns[name], rows, len(input_ids)) for name in names}
         if self.context is not None:  # collectives, in one order on all ranks: a set has another in every process
             found = {name: self.context.total(column) for name, column in found.items()}
-        return found
+        return {name: column - 1 if name == CANDIDATES else column for name, column in found.items()}
 
     @property
     def _layers(self) -> Any:  # Any: as `hf`
@@ -103,21 +109,21 @@ class PackedModel(nn.Module):
         bias = None if score.bias is None else _held(score.bias).float()
         return nn.functional.linear(hidden.float(), _held(score.weight).float(), bias).squeeze(-1)
 
-    def _scores(self, hidden: Tensor, targets: Tensor, with_entropy: bool) -> dict[Output, Tensor]:
-        head = self.hf.get_output_embeddings()
-        dtype = self.autocast or head.weight.dtype
-        bias = None if head.bias is None else _held(head.bias).to(dtype)
-        logprobs, entropy = logprobs_and_entropy(
-            hidden.to(dtype),
-            _held(head.weight).to(dtype),
-            bias,
-            targets,
-            self.divisor,
-            with_entropy=with_entropy,
-            vocabulary=self.vocabulary,
-            share=0 if self.vocabulary is None else largest_share(head.weight.shape[0], self.vocabulary.size()),
-        )
-        return {Output.LOGPROBS: logprobs, Output.ENTROPY: entropy}
+    def _scores(self, hidden: Tensor, targets: Tensor, asked: Asked | None, with_entropy: bool) -> dict[str, Tensor]:
+        embeddings = self.hf.get_output_embeddings()
+        dtype = self.autocast or embeddings.weight.dtype
+        bias = None if embeddings.bias is None else _held(embeddings.bias).to(dtype)
+        head = hidden.to(dtype), _held(embeddings.weight).to(dtype), bias
+        size = 0 if self.vocabulary is None else largest_share(embeddings.weight.shape[0], self.vocabulary.size())
+        judge = partial(logprobs_and_entropy, with_entropy=with_entropy, vocabulary=self.vocabulary, share=size)
+        if asked is None:
+            logprobs, entropy = judge(*head, targets, self.divisor)
+            return {Output.LOGPROBS: logprobs, Output.ENTROPY: entropy}
+        ids = asked.filled(partial(most_probable, *head, vocabulary=self.vocabulary, share=size))
+        every, entropy = judge(*head, torch.cat([targets[:, None], ids], 1), self.divisor)
+        columns: dict[str, Tensor] = {Output.LOGPROBS: every[:, 0], Output.CANDIDATE_LOGPROBS: every[:, 1:]}
+        found = {CANDIDATES: (ids + 1).to(torch.int32)} if asked.any_free else {}
+        return {**columns, Output.ENTROPY: entropy, **found}
 
 
 def check_outputs(head: Head, outputs: frozenset[Output]) -> None:
@@ -144,7 +150,7 @@ def _held(parameter: Tensor) -> Tensor:
 
 
 def _spread(rows: Tensor, index: Tensor, num_tokens: int) -> Tensor:
-    return torch.zeros(num_tokens, dtype=torch.float32, device=rows.device).index_copy(0, index, rows)
+    return rows.new_zeros(num_tokens, *rows.shape[1:]).index_copy(0, index, rows)
 
 
 def _logit_divisor(config: Any) -> float:

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
-from areal_core.contract.train import Head, Objective, Output, Sum, TrainReport, TrainSpec
+from areal_core.contract.train import CANDIDATES, Head, Objective, Output, Sum, TrainReport, TrainSpec
 from areal_torch import hf
+from areal_torch.candidates import check_candidates
 from areal_torch.device import synchronize
 from areal_torch.experts import Experts, check_routes
 from areal_torch.group import RankGroup, agree
@@ -78,17 +79,18 @@ class Limits:
     """What recorded routes must be like; None where they are not used."""
     vision: Vision | None = None
     """What images must be like; None where none are seen."""
+    candidates: bool = False
+    """Whether the engine claims `candidates`."""
 
     @classmethod
-    def of(cls, spec: TrainSpec, config: Any, experts: Experts | None = None, vision: Vision | None = None) -> Limits:
-        """Read them from the spec and the transformers configuration (Any: not typed here)."""
+    def of(cls, spec: TrainSpec, config: Any, **claimed: Any) -> Limits:
+        """Read them from the spec and the transformers configuration; `claimed` are its own fields. Any: not typed."""
         return cls(
             head=spec.head,
             max_tokens=spec.max_tokens_per_microbatch,
             context_length=hf.context_length(config),
             vocab_size=int(config.get_text_config().vocab_size),
-            experts=experts,
-            vision=vision,
+            **claimed,
         )
 
 
@@ -112,6 +114,7 @@ def train_step(
     def prepare() -> dict[str, float]:
         check_outputs(limits.head, objective.outputs)
         _check(batch, limits, objective.columns)
+        check_candidates(batch, limits.candidates, limits.vocab_size, objective.outputs, given=True)
         microbatches.extend(cut(batch, limits.max_tokens))
         shares = [float(objective.normalizer(part)) for part in microbatches]
         return {"microbatches": len(microbatches), "normalizer": math.fsum(shares), "tokens": batch.num_tokens}
@@ -157,11 +160,15 @@ def forward(
     def prepare() -> int:
         check_outputs(limits.head, outputs)
         _check(batch, limits, frozenset())
+        check_candidates(batch, limits.candidates, limits.vocab_size, outputs, given=False)
         microbatches.extend(cut(batch, limits.max_tokens))
         return len(microbatches)
 
     num_microbatches = max(agree(group, prepare))
     columns = {str(name): torch.zeros(batch.num_tokens, device=batch.device) for name in outputs}
+    if Output.CANDIDATE_LOGPROBS in outputs:
+        columns[CANDIDATES] = batch.tokens[CANDIDATES].clone()
+        columns[Output.CANDIDATE_LOGPROBS] = torch.zeros(columns[CANDIDATES].shape, device=batch.device)
     parts = _filled(microbatches, num_microbatches, device)
     computed: Iterable[Columns]
     if isinstance(model, Pipeline):
@@ -170,8 +177,12 @@ def forward(
         computed = (model.columns(part.to(device), outputs) for part in parts)
     for number, found in enumerate(computed):
         if number < len(microbatches):
+            rows = parts[number].tokens["row"]
             for name, column in found.items():
-                columns[str(name)][parts[number].tokens["row"]] = column.to(batch.device)
+                moved = column.to(batch.device)
+                columns[str(name)][rows] = (
+                    torch.where(moved < 0, columns[name][rows], moved) if name == CANDIDATES else moved
+                )
     return batch.with_tokens(**columns)
 
 

@@ -141,7 +141,7 @@ class FSDPEngine(TrainerEngine):
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=Limits.of(spec, model.config, experts, Vision.of(model.config)),
+            limits=Limits.of(spec, model.config, experts=experts, vision=Vision.of(model.config), candidates=True),
             exporter=Exporter(
                 FolderWeights(model, sharding.gather),
                 spec.model_path,

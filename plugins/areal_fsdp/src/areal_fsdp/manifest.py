@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="train",
     name="fsdp",
-    contract=(1, 3),
+    contract=(1, 4),
     factory="areal_fsdp.engine:FSDPEngine",
     config="areal_fsdp.config:FSDPConfig",
     conformance="areal_fsdp.conformance:ADAPTER",
@@ -36,5 +36,6 @@ MANIFEST = Manifest(
         "weights.adapter": full(),
         "images": full(),
         "experts.replay": full(),
+        "candidates": full(),
     },
 )

@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="train",
     name="megatron",
-    contract=(1, 3),
+    contract=(1, 4),
     factory="areal_megatron.engine:MegatronEngine",
     config="areal_megatron.config:MegatronConfig",
     conformance="areal_megatron.conformance:ADAPTER",
@@ -36,5 +36,6 @@ MANIFEST = Manifest(
         "weights.adapter": not_yet("adapters are not trained"),
         "images": not_yet("its models have no vision tower"),
         "experts.replay": full(),
+        "candidates": not_yet("only the tokens taken are judged; use fsdp"),
     },
 )

@@ -11,7 +11,7 @@ _ONE_DEVICE = "the reference generator runs on one device; use vllm or sglang fo
 TRAIN = Manifest(
     role="train",
     name="reference",
-    contract=(1, 3),
+    contract=(1, 4),
     factory="areal_reference.train.engine:ReferenceTrainEngine",
     config="areal_reference.train.config:ReferenceTrainConfig",
     conformance="areal_reference.train.conformance:ADAPTER",
@@ -39,6 +39,7 @@ TRAIN = Manifest(
         "weights.adapter": full(),
         "images": full(),
         "experts.replay": full(),
+        "candidates": full(),
     },
 )
 

@@ -92,9 +92,11 @@ def TrainsOnFreeRoutes(original: Original, self: SecondTrainEngine, batch: Batch
 class _FromTheTop(Columns):
     whole: list[Tensor] = attrs.Factory(list)
 
-    def check(self, batch: Batch, outputs: frozenset[Output], needed: frozenset[str]) -> None:
+    def check(
+        self, batch: Batch, outputs: frozenset[Output], needed: frozenset[str] = frozenset(), *, step: bool = False
+    ) -> None:
         """Keep the whole column."""
-        Columns.check(self, batch, outputs, needed)
+        Columns.check(self, batch, outputs, needed, step=step)
         self.whole[:] = [batch.tokens[ROUTED_EXPERTS]] if ROUTED_EXPERTS in batch.tokens else []
 
     def of(self, batch: Batch, outputs: frozenset[Output]) -> dict[str, Tensor]:

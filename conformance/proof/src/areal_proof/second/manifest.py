@@ -14,7 +14,7 @@ _CONFORMANCE = "areal_proof.second.conformance"
 TRAIN = Manifest(
     role="train",
     name="second",
-    contract=(1, 3),
+    contract=(1, 4),
     factory="areal_proof.second.train.engine:SecondTrainEngine",
     config="areal_proof.second.train.config:SecondTrainConfig",
     requires=("torch>=2.11", "safetensors>=0.5", "tensordict>=0.10"),
@@ -41,6 +41,7 @@ TRAIN = Manifest(
         "weights.adapter": full(),
         "images": full(),
         "experts.replay": full(),
+        "candidates": full(),
     },
     conformance=f"{_CONFORMANCE}:TRAIN",
 )

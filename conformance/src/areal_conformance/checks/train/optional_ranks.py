@@ -55,6 +55,11 @@ rule = partial(check, level=Level.DISTRIBUTED, since=(1, 1), ranks=2)
             requires=("images", _DATA),
             since=(1, 2),
         ),
+        "candidates": Row(
+            "Candidates travel with the shards, of a vocabulary that may be shared: scores and steps are those of one.",
+            requires=("candidates", _DATA),
+            since=(1, 4),
+        ),
         "offload": Row(
             "Every rank moves its part away and back, between any two steps, and the steps are those of one rank.",
             law=4,

@@ -15,7 +15,7 @@ from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import NotRefused
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import ROUTED_EXPERTS, LoraSpec, Output
+from areal_core.contract.train import CANDIDATES, ROUTED_EXPERTS, LoraSpec, Output
 from areal_torch.testing.batches import make_episode
 from areal_torch.testing.images import make_seeing_trajectory
 from areal_torch.testing.objectives import PolicyGradient
@@ -56,6 +56,15 @@ def images(bench: TrainBench) -> None:
     with bench.engine() as engine:
         bench.refuses("images", lambda: engine.forward(batch, frozenset({Output.LOGPROBS})))
         bench.refuses("images", lambda: engine.train_step(batch, PolicyGradient()))
+
+
+@_check("train.refuse.candidates", unless=("candidates",), since=(1, 4))
+def candidates(bench: TrainBench) -> None:
+    """Log-probs of tokens that were not taken are refused by `forward`."""
+    batch = bench.batch()
+    batch = batch.with_tokens(**{CANDIDATES: torch.zeros(batch.num_tokens, 2, dtype=torch.int32)})
+    with bench.engine() as engine:
+        bench.refuses("candidates", lambda: engine.forward(batch, frozenset({Output.CANDIDATE_LOGPROBS})))
 
 
 @_check("train.refuse.bfloat16", unless=("precision.bfloat16",))

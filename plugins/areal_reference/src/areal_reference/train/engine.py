@@ -86,7 +86,7 @@ class ReferenceTrainEngine(TrainerEngine):
             optimizer=optimizer,
             group=group,
             device=device,
-            limits=Limits.of(spec, hf_config, experts, Vision.of(hf_config)),
+            limits=Limits.of(spec, hf_config, experts=experts, vision=Vision.of(hf_config), candidates=True),
             exporter=Exporter(
                 FolderWeights(model, whole),
                 spec.model_path,

@@ -15,13 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, CapabilityError
-from areal_core.contract.train import ROUTED_EXPERTS, Head, Output, TrainSpec
+from areal_core.contract.train import CANDIDATES, ROUTED_EXPERTS, Head, Output, TrainSpec
 from areal_proof.second.train.experts import check_routes
 from areal_proof.second.train.network import Network
 from areal_proof.second.train.shown import check_shown, shown_of
 
 GIVES = {
-    Head.CAUSAL_LM: frozenset({Output.LOGPROBS, Output.ENTROPY}),
+    Head.CAUSAL_LM: frozenset({Output.LOGPROBS, Output.ENTROPY, Output.CANDIDATE_LOGPROBS}),
     Head.VALUE: frozenset({Output.VALUES}),
 }
 
@@ -58,9 +58,22 @@ class Columns:
             Output.LOGPROBS: log_p.gather(1, ids[asked][:, None]).squeeze(1),
             Output.ENTROPY: -(log_p.exp() * log_p).sum(-1),
         }
-        return {name: _put(asked, columns[name]) for name in outputs}
+        found: dict[str, Tensor] = {}
+        if Output.CANDIDATE_LOGPROBS in outputs:
+            named = batch.tokens[CANDIDATES]
+            columns[Output.CANDIDATE_LOGPROBS], ids = self.judged(log_p, named[asked].long())
+            found[CANDIDATES] = named.index_put((asked,), ids.to(torch.int32))
+        return {**found, **{name: _put(asked, columns[name]) for name in outputs}}
 
-    def check(self, batch: Batch, outputs: frozenset[Output], needed: frozenset[str]) -> None:
+    def judged(self, log_p: Tensor, named: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of candidates, and the candidates: what ranks highest where none is named."""
+        ranked = log_p.detach().argsort(-1, descending=True)[:, : named.shape[1]]
+        ids = torch.where(named < 0, ranked, named)
+        return torch.stack([log_p[torch.arange(len(ids)), column] for column in ids.unbind(1)], 1), ids
+
+    def check(
+        self, batch: Batch, outputs: frozenset[Output], needed: frozenset[str] = frozenset(), *, step: bool = False
+    ) -> None:
         """Refuse what cannot be computed, before anything is."""
         head, architecture = self.spec.head, self.network.architecture
         if outputs - GIVES[head]:
@@ -91,6 +104,8 @@ class Columns:
                 why=f"the vocabulary has {architecture.vocab} entries",
                 fix="take the tokenizer of this model",
             )
+        if Output.CANDIDATE_LOGPROBS in outputs:
+            check_named(batch, architecture.vocab, every=step)
         check_shown(batch, architecture.vision)
         if ROUTED_EXPERTS in held:
             layers = len(architecture.expert_layers)
@@ -115,5 +130,17 @@ def _of_passes(rows: Tensor) -> Tensor:
     return torch.cat([rows[1:], torch.full_like(rows[:1], -1)])
 
 
+def check_named(batch: Batch, vocab: int, *, every: bool) -> None:
+    """Refuse candidates that are no tokens; with `every` also rows that name none."""
+    column = batch.tokens.get(CANDIDATES, None)
+    if column is None or column.dtype is not torch.int32 or column.ndim != 2 or not 0 < column.shape[1] <= vocab:
+        raise BatchError("no candidates that could be judged", why="they are int32 [T, K]", fix="add the column")
+    rows = column[batch.tokens["loss_mask"] & (batch.positions > 0)]
+    whole = ((rows >= 0) & (rows < vocab)).all(1) | ((rows == -1).all(1) & (not every))
+    if not bool(whole.all()):
+        odd = rows[~whole][0].tolist()
+        raise BatchError(f"candidates {odd[:8]}", why=f"each is from 0 to {vocab - 1}", fix="name tokens")
+
+
 def _put(where: Tensor, values: Tensor) -> Tensor:
-    return torch.zeros(where.shape, device=values.device).masked_scatter(where, values.float())
+    return torch.zeros(*where.shape, *values.shape[1:], device=values.device).index_put((where,), values.float())

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, CapabilityError, LayoutError, ResourceError, TrainError
-from areal_core.contract.train import EngineInfo, Head, Objective, Output, RankContext, Sum, TrainReport, TrainSpec
+from areal_core.contract.train import (
+    CANDIDATES,
+    EngineInfo,
+    Head,
+    Objective,
+    Output,
+    RankContext,
+    Sum,
+    TrainReport,
+    TrainSpec,
+)
 from areal_core.contract.weights import Receipt, WeightSink
 from areal_proof.second.architecture import EMBEDDING, LM_HEAD, Architecture, read_architecture
 from areal_proof.second.train import checkpoint
@@ -135,7 +145,7 @@ class SecondTrainEngine:
         parts: list[Batch] = []
 
         def prepare() -> list[float]:
-            here.columns.check(batch, objective.outputs, objective.columns)
+            here.columns.check(batch, objective.outputs, objective.columns, step=True)
             parts.extend(batch.split(cut(batch, here.spec.max_tokens_per_microbatch)))
             return [float(len(parts)), sum(float(objective.normalizer(part)) for part in parts), batch.num_tokens]
 
@@ -167,8 +177,11 @@ class SecondTrainEngine:
     def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
         """Add columns, micro-batch by micro-batch."""
         here = self.running()
-        here.ranks.agree(lambda: here.columns.check(batch, outputs, frozenset()))
+        here.ranks.agree(lambda: here.columns.check(batch, outputs))
         columns = {str(name): torch.zeros(batch.num_tokens, device=batch.device) for name in outputs}
+        if Output.CANDIDATE_LOGPROBS in outputs:
+            columns[CANDIDATES] = batch.tokens[CANDIDATES].clone()
+            columns[Output.CANDIDATE_LOGPROBS] = torch.zeros(columns[CANDIDATES].shape, device=batch.device)
         numbers = batch.with_tokens(row=torch.arange(batch.num_tokens, device=batch.device))
         for part in numbers.split(cut(batch, here.spec.max_tokens_per_microbatch)):
             for name, column in here.columns.of(part.to(here.device), outputs).items():
