@@ -538,6 +538,15 @@ def test_filters_the_trainer_does_not_know_are_warned_of(model: Path) -> None:
     assert "set algorithm.proximal=recompute" in warning
 
 
+def test_a_dynamic_batch_without_a_rule_is_warned_of(model: Path) -> None:
+    """Nothing is left out then; with a rule the plan says that a step may have less."""
+    (warning,) = plan(model, "rollout.dynamic_batch=true").warnings
+    made = plan(model, "rollout.dynamic_batch=true", "rollout.accept=mixed")
+
+    assert warning.startswith("rollout.dynamic_batch does nothing without rollout.accept")
+    assert made.warnings == () and " steps of at most 16 prompts x " in describe_plan(made)
+
+
 def test_a_model_without_tokenizer_is_refused(make_folder: MakeFolder) -> None:
     """Prompts are turned into ids with the model's own."""
     with pytest.raises(PlanError, match=r"has no tokenizer(.|\n)*tokenizer\.save_pretrained"):

@@ -202,6 +202,18 @@ def test_epochs_go_through_the_same_minibatches_and_make_one_version() -> None:
     assert [bool(batch.tokens["fresh"].any()) for batch in group.batches[2:]] == [False] * 4
 
 
+def test_a_step_of_fewer_groups_than_minibatches_takes_one_step_for_each_group() -> None:
+    """As a dynamic batch may have."""
+    algorithm = AlgorithmConfig(minibatches=8)
+    group = Reporting(*[(1.0, 1.0, True)] * 8, details={})
+    learner = Learner(algorithm, objective_spec(algorithm), group, columns(algorithm))  # type: ignore[arg-type]
+
+    update = asyncio.run(learner.update(make_batch([(2, 3), (1, 5), (4, 9)]), 7))
+
+    assert len(update.reports) == 3
+    assert [batch.num_sequences for batch in group.batches] == [1, 1, 1]
+
+
 def test_a_minibatch_left_without_a_token_is_skipped() -> None:
     """What is taken out of the loss may be all a minibatch has; the others are trained on."""
     algorithm = AlgorithmConfig(minibatches=3)

@@ -80,8 +80,8 @@ class LoopBench(Bench):
             await side.close()
 
 
-# A check gives a workflow, not the name of one.
-_CONFIG = frozenset(field.name for field in RolloutConfig.__attrs_attrs__) - {"workflow"}
+# A check gives a workflow and a function, not their names.
+_CONFIG = frozenset(field.name for field in RolloutConfig.__attrs_attrs__) - {"workflow", "accept"}
 
 
 def indices(groups: list[EpisodeGroup]) -> list[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.benches.rollouts import RolloutBench
@@ -72,20 +74,91 @@ def test_whoever_is_accepted_is_trained_however_long_it_took(
     run(test)
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=NUM_ROWS, max_size=NUM_ROWS),
+    teaching=st.sets(st.integers(0, NUM_ROWS - 1), min_size=3),
+    bound=st.integers(0, 3),
+    prompts=st.integers(1, 4),
+    resumed_after=st.integers(0, 4),
+    waited=st.integers(0, 60),
+)
+def test_who_shares_a_dynamic_batch_is_not_who_was_fast_or_accepted(
+    lengths: list[int], teaching: set[int], bound: int, prompts: int, resumed_after: int, waited: int
+) -> None:
+    """Every place of a batch is a prompt's in its turn; it is trained on or rejected there, once, also over a resume.
+
+    So law 2 holds, each prompt is judged on its own, and a batch is small only where its prompts are left out.
+    """
+
+    async def test() -> None:
+        store = Remembered()
+        config = RolloutConfig(
+            prompts_per_step=prompts,
+            group_size=2,
+            max_staleness=bound,
+            accept_tries=100,
+            dynamic_batch=True,
+            sampling=SamplingParams(max_new_tokens=64),
+        )
+
+        def begin(state: Mapping[str, Any] | None = None) -> RolloutBench:
+            return RolloutBench(
+                config,
+                num_rows=NUM_ROWS,
+                store=store,
+                state=state,
+                length=lambda request: lengths[request.input_ids[0] - 3],
+                judge=lambda row, _: float(row["number"]),
+                accept=lambda episodes: _number(episodes) in teaching,
+            )
+
+        bench = begin()
+        batches = [await bench.step() for _ in range(resumed_after)]
+        await bench.clock.advance(float(waited))
+        state = bench.executor.state()
+        filtered = bench.executor.stats().filtered
+        await bench.close()
+        bench = begin(state)
+        batches += [await bench.step() for _ in range(6 - resumed_after)]
+        stats = bench.executor.stats()
+        await bench.close()
+
+        trained = [group.task.index for groups in batches for group in groups]
+        left_out = [index for index, _, fate, _ in store.fates if fate is Fate.REJECTED]
+        handled = sorted(trained + left_out)
+        assert handled == sorted(set(handled)), "each prompt has one fate"
+        assert {index % NUM_ROWS for index in trained} <= teaching
+        assert not {index % NUM_ROWS for index in left_out} & teaching
+        assert all(1 <= len(groups) <= prompts for groups in batches)
+        assert len(handled) % prompts == 0, "whoever is left out has kept the place"
+        assert set(range(len(handled) - bound * prompts)) <= set(handled), "nobody was passed over for longer"
+        assert max(age for groups in batches for group in groups for age in group.staleness) <= bound
+        assert filtered + stats.filtered == len(left_out) and stats.rejected == stats.filtered
+        assert stats.admitted == stats.running + stats.buffered + stats.consumed + stats.filtered + stats.dropped
+        if bound == 0:
+            blocks = [range(first, first + prompts) for first in range(0, len(handled), prompts)]
+            taught = [[index for index in block if index % NUM_ROWS in teaching] for block in blocks]
+            assert [[group.task.index for group in groups] for groups in batches] == [each for each in taught if each]
+
+    run(test)
+
+
 def test_a_run_of_which_nothing_is_accepted_ends_with_the_reason() -> None:
     """After so many tries for each group that may be in flight; every one of them is an event."""
 
     async def test() -> None:
         config = RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=1, accept_tries=3)
-        bench = RolloutBench(config, accept=lambda _: False)
+        for made in (config, evolve(config, dynamic_batch=True)):
+            bench = RolloutBench(made, accept=lambda _: False)
 
-        with pytest.raises(RolloutError, match="left out 12 groups since the last batch") as caught:
-            await bench.step()
-        await bench.close()
+            with pytest.raises(RolloutError, match="left out 12 groups since the last batch") as caught:
+                await bench.step()
+            await bench.close()
 
-        told = bench.kinds("group_rejected")
-        assert len(told) >= 12 and {event["by"] for event in told} == {"accept"}
-        assert "accept_tries is 3" in caught.value.why and "group_size" in caught.value.fix
+            told = bench.kinds("group_rejected")
+            assert len(told) >= 12 and {event["by"] for event in told} == {"accept"}
+            assert "accept_tries is 3" in caught.value.why and "group_size" in caught.value.fix
 
     run(test)
 

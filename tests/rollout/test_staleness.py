@@ -86,8 +86,9 @@ class GateMachine(RuleBasedStateMachine):
         self.removed.append(index)
 
     @precondition(lambda self: not self.took)
-    @rule()
-    def train(self) -> None:
+    @rule(left_out=st.sampled_from([False, False, True]))
+    def train(self, left_out: bool) -> None:
+        """Train on a batch, or find that all of it is left out, so that others get its places."""
         batch = self.gate.take()
         if batch is None:
             return
@@ -96,6 +97,10 @@ class GateMachine(RuleBasedStateMachine):
         for index, oldest in zip(batch, self.buffer.take(batch), strict=True):
             assert self.gate.version - oldest <= self.gate.max_staleness
             del self.finished[index]
+        if left_out:
+            self.gate.discard(len(batch))
+            self.removed += batch
+            return
         self.consumed += batch
         self.took = True
 
@@ -192,6 +197,19 @@ def test_rejected_groups_are_replaced_within_the_same_version() -> None:
         gate.finish(index, 0)
 
     assert gate.take() == [0, 2, 3]
+
+
+def test_a_batch_that_is_left_out_is_made_anew_within_the_same_version() -> None:
+    """Its places go to as many others, which have a version's time as any group has."""
+    gate = StalenessGate(prompts_per_step=2, max_staleness=0)
+    for index in filled(gate):
+        gate.finish(index, 0)
+    gate.discard(len(gate.take() or ()))
+
+    assert filled(gate, 2) == [2, 3]
+    for index in (3, 2):
+        gate.finish(index, 0)
+    assert gate.take() == [2, 3] and gate.room() == 0
 
 
 def test_concurrency_counts_running_groups_only() -> None:

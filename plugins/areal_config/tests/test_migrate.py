@@ -69,6 +69,16 @@ def role_paths(name: str, model: Path) -> list[str]:
     return [f"{role}.path={model}" for role in ("critic", "reference") if roles.get(role, {}).get("path")]
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_dynamic_batch_stays_one(dynamic: bool) -> None:
+    """The filter was handed over by a script, so it is asked for; without the switch nothing is said."""
+    migration = migrate({**read(OLD / "gsm8k_grpo.yaml"), "dynamic_bs": dynamic})
+
+    assert load_config(base=migration.config).rollout.dynamic_batch is dynamic
+    assert any(line.startswith("rollout.accept: ") for line in migration.decide) is dynamic
+    assert not any("dynamic_bs" in line for line in migration.lost)
+
+
 def test_grpo_keeps_its_numbers() -> None:
     """Groups, staleness, clip, normalisation, the decoupled loss with its mask, the optimizer."""
     config, migration = run("gsm8k_grpo"), converted("gsm8k_grpo")

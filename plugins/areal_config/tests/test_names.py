@@ -41,6 +41,7 @@ def test_every_name_leads_to_a_key_there_is(system: str) -> None:
         ("max_head_offpolicyness", "rollout.max_staleness"),
         ("rollout.max_head_offpolicyness", "rollout.max_staleness"),
         ("gconfig.n_samples", "rollout.group_size"),
+        ("dynamic_bs", "rollout.dynamic_batch"),
         ("actor_rollout_ref.rollout.n", "rollout.group_size"),
         ("max_completion_length", "rollout.sampling.max_new_tokens"),
         ("epsilon", "algorithm.objective.options.clip_low"),

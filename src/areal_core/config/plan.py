@@ -33,6 +33,7 @@ from areal_core.plugins.devices import count_visible
 from areal_core.plugins.extensions import CheckAlgorithm, DescribeMachine, ModelHub, extension, need
 from areal_core.plugins.registry import Registry
 
+_ALL_TAKEN = "rollout.dynamic_batch does nothing without rollout.accept: no group is left out of a batch"
 _TIMING = "rollout.max_staleness is above 0: which weights generate a token depends on time; areal replay repeats a run"
 
 
@@ -123,6 +124,7 @@ def make_plan(
         *stand_in_warnings(device, registry),
         *engine_warnings,
         *([_TIMING] if config.deterministic and config.rollout.max_staleness and generating else ()),
+        *([_ALL_TAKEN] if config.rollout.dynamic_batch and not config.rollout.accept else ()),
         *check_sampling(config, roles[-1].model),
         *check_algorithm(
             config.algorithm,

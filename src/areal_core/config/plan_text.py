@@ -28,7 +28,7 @@ def describe_plan(plan: Plan) -> str:
 def _rollouts(plan: Plan) -> str:
     rollout = plan.config.rollout
     return (
-        f"{rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
+        f"{'at most ' * rollout.dynamic_batch}{rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
         f"max staleness {rollout.max_staleness} ({rollout.staleness_policy.value}), objective {plan.objective.name}, "
         f"{'the adapter' if plan.roles[-1].lora else 'weights'} by {_transports(plan.transports)}"
     )

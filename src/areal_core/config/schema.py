@@ -104,6 +104,9 @@ class RolloutConfig:
     function by its name. Another prompt takes the place of a group that is left out. Empty takes all."""
     accept_tries: int = field(default=10, validator=validators.ge(1))
     """How many groups `accept` may leave out between two batches, for each that may be in flight, until a run stops."""
+    dynamic_batch: bool = False
+    """A group that `accept` leaves out keeps its place in the batch, and the step trains on the others, so its batch
+    may be smaller; a batch of which nothing is left is made anew from other prompts. False replaces each such group."""
     prompts_per_step: int = field(default=16, validator=validators.ge(1))
     """Prompts whose groups make the batch of one step."""
     group_size: int = field(default=8, validator=validators.ge(1))

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import asdict
+from attrs import asdict, evolve
 
 from areal_core.config.schema import RolloutConfig, StalenessPolicy
 from areal_core.contract.data import Episode
@@ -126,12 +126,13 @@ class RolloutExecutor:
         """Buffer groups that finished before a resume, as far as the gate admits them; the others are issued again."""
         groups = [kept_group(group, self._tasks.task(group.task_index, group.attempt)) for group in kept]
         for group in sorted(groups, key=lambda group: (group.oldest_version or 0, group.task.index)):
-            if not self._acceptance.takes(group):  # lost between its end and this very question
+            accepted = self._acceptance.takes(group)
+            if not accepted and not self._config.dynamic_batch:  # lost between its end and this very question
                 self._counts.admitted += 1
                 self._leave_out(group.task, "accept")
             elif self._gate.readmit(group.task.index, group.oldest_version):
                 self._tasks.hold(group.task)
-                self._buffer.put(group.task.index, group)
+                self._buffer.put(group.task.index, evolve(group, accepted=accepted))
                 self._counts.admitted += 1
             else:
                 self._settle(group.task, Fate.DROPPED)
@@ -150,12 +151,13 @@ class RolloutExecutor:
             if self._error is not None:
                 raise self._error
             indices = self._gate.take()
-            if indices is not None:
-                return self._hand_over(indices)
-            if not self._running:
-                raise self._stuck()
-            self._changed.clear()
-            await self._changed.wait()
+            if indices is None:
+                if not self._running:
+                    raise self._stuck()
+                self._changed.clear()
+                await self._changed.wait()
+            elif groups := self._hand_over(indices):
+                return groups
 
     def set_version(self, version: int) -> None:
         """Tell that the fleet serves `version` and the next batch trains it; opens the gate.
@@ -264,12 +266,14 @@ class RolloutExecutor:
         """Run one group to its end, whatever that is."""
         try:
             group = await run_group(self._runner, task, self._config.group_size)
+            accepted = group is not None and self._acceptance.takes(group)
             if group is None:
                 self._reject(task)
-            elif not self._acceptance.takes(group):
-                self._filter(task)
+            elif accepted or self._config.dynamic_batch:
+                self._finish(evolve(group, accepted=accepted))
             else:
-                self._finish(group)
+                self._gate.remove(task.index)
+                self._filter(task)
         except EpisodeFailed as error:
             self._fail(task, error)
         except asyncio.CancelledError:
@@ -304,7 +308,6 @@ class RolloutExecutor:
             self._store.settled(task.index, task.attempt, fate, step)
 
     def _filter(self, task: Task) -> None:
-        self._gate.remove(task.index)
         self._leave_out(task, "accept")
         if (error := self._acceptance.left_out()) is not None:
             self._stop(error)
@@ -342,8 +345,17 @@ class RolloutExecutor:
         self._on_event("group_failed", task_id=task.task_id, error=str(error))
 
     def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
+        """Return what is trained of a batch: nothing if `accept` left all of it out, and others get its places."""
+        finished = [stamped(group, self._gate.version) for group in self._buffer.take(indices)]
+        for group in finished:
+            if not group.accepted:
+                self._filter(group.task)
+        groups = [group for group in finished if group.accepted]
+        if not groups:
+            self._gate.discard(len(finished))
+            self._fill()
+            return groups
         self._acceptance.batch()
-        groups = [stamped(group, self._gate.version) for group in self._buffer.take(indices)]
         for group in groups:
             self._settle(group.task, Fate.TRAINED, self._gate.version + 1)
             self._tasks.use(group.task.index)

@@ -29,6 +29,8 @@ class EpisodeGroup:
     num_generated: int
     oldest_versions: tuple[int | None, ...]
     staleness: tuple[int, ...] = ()
+    accepted: bool = True
+    """False: `rollout.accept` left it out, and it keeps its place in a dynamic batch; it is not trained on."""
 
     @property
     def oldest_version(self) -> int | None:

@@ -106,6 +106,11 @@ class StalenessGate:
         self._num_running -= 1
         self._admitted -= 1
 
+    def discard(self, num_groups: int) -> None:
+        """Undo a batch that was handed over and of which nothing is trained: others may be admitted in its place."""
+        self._handed_over = False
+        self._admitted -= num_groups
+
     def staleness(self, index: int) -> int:
         """Return version - oldest token version of a finished group, were it trained on now."""
         oldest = self._flights[index].oldest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
@@ -14,12 +15,27 @@ from areal_core.contract.errors import RolloutError
 from ..bench import indices, oldest_token
 
 if TYPE_CHECKING:
+    from areal_core.contract.data import Episode
     from areal_core.contract.inference import GenerationRequest
 
     from ..bench import LoopBench
 
 CASES = ((1, 1, 0), (2, 2, 1), (3, 1, 2), (1, 2, 4))
 """Prompts per step, group size, bound."""
+
+
+LEFT_OUT = frozenset({0, 5, *range(7, 16)})
+"""Of every twenty prompts those whose groups are left out: some alone, and whole batches of them."""
+
+
+def number_of(row: Mapping[str, Any], _generation: object) -> float:
+    """Return the number of a row as its reward. Any: the bench's rows."""
+    return float(row["number"])
+
+
+def teaches(episodes: Sequence[Episode]) -> bool:
+    """Leave out what `LEFT_OUT` says."""
+    return int(episodes[0].trajectories[0].reward) % 20 not in LEFT_OUT
 
 
 class Lengths:
@@ -199,6 +215,32 @@ async def waits(bench: LoopBench) -> None:
         dropped = side.executor.stats().dropped
     expect(dropped == 0, f"{dropped} groups were dropped under the policy `wait`")
     expect(len(set(trained)) == len(trained), "a task was trained on twice")
+
+
+@check("loop.distribution.dynamic", level=Level.LOOP, law=2, spec="index#law-by-law")
+async def dynamic(bench: LoopBench) -> None:
+    """In a dynamic batch who is left out keeps the place: no batch is filled with those who were fast, or accepted."""
+    prompts, staleness = 3, 2
+    options = {"prompts": prompts, "group": 1, "staleness": staleness, "num_rows": 1000, "dynamic_batch": True}
+    async with bench.rollouts(**options, accept=teaches, judge=number_of, length=Lengths(13), num_replicas=2) as side:  # type: ignore[arg-type]
+        trained: list[int] = []
+        for version in range(24):
+            groups = await side.step()
+            expect(1 <= len(groups) <= prompts, f"batch {version} holds {len(groups)} groups")
+            for consumed in groups:
+                age = version - oldest_token(consumed)
+                expect(0 <= age <= staleness, f"a group {age} versions old was consumed, the bound is {staleness}")
+            trained += indices(groups)
+            left_out = [int(str(event["task_id"]).rpartition("/")[2]) for event in side.kinds("group_rejected")]
+            done = trained + left_out
+            expect(len(set(done)) == len(done), "a task was trained on twice, or left out and trained on")
+            expect(len(done) % prompts == 0, f"{len(done)} tasks are done after batch {version}: no whole batches")
+            late = set(range(len(done) - staleness * prompts)) - set(done)
+            expect(not late, f"tasks {sorted(late)} are still not done after batch {version}: others overtook them")
+        counted = side.executor.stats().filtered
+    wrong = [index for index in trained if index % 20 in LEFT_OUT]
+    expect(not wrong, f"tasks {wrong} were trained on although they were left out")
+    expect(counted == len(left_out) > 0, f"{len(left_out)} groups were left out, {counted} are counted")
 
 
 @check("loop.straggler.delays_itself", level=Level.FAULTS, law=9, spec="index#law-by-law")

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from areal_core.config.schema import RolloutConfig
 from areal_core.contract.data import Episode
 from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import SamplingParams
@@ -164,6 +165,38 @@ class TakesWhatIsFinished(RolloutExecutor):
         super().__init__(**options)
         if not isinstance(self._gate, DroppingGate):
             self._gate = _gated(_ShortestFirst, self)
+
+
+@broken("executor", "loop.distribution.dynamic")
+class FillsDynamicBatches(RolloutExecutor):
+    """Gives the place of a group that is left out to another, whatever the batch was said to be."""
+
+    def __init__(self, *, config: RolloutConfig, **options: Any) -> None:
+        super().__init__(config=attrs.evolve(config, dynamic_batch=False), **options)
+
+
+@broken("executor", "loop.distribution.dynamic", incident="AReaL dynamic_bs", row="trained-as-submitted")
+class ForgetsTheRestOfABatch(RolloutExecutor):
+    """Drops what was accepted of a dynamic batch beyond its first group, and counts it as trained."""
+
+    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
+        groups = super()._hand_over(indices)
+        return groups if len(groups) == len(indices) else groups[:1]
+
+
+class _KeepsPlaces(StalenessGate):
+    def discard(self, num_groups: int) -> None:
+        self._handed_over = False
+
+
+@broken("executor", "loop.distribution.dynamic", "loop.machine.staleness")
+class EmptyBatchKeepsItsPlaces(RolloutExecutor):
+    """Gives nobody the places of a batch of which nothing is left: the trainer waits for ever."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if not isinstance(self._gate, DroppingGate):
+            self._gate = _gated(_KeepsPlaces, self)
 
 
 @broken(

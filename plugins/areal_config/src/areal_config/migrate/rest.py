@@ -35,6 +35,11 @@ def convert_rollout(draft: Draft) -> None:
     draft.set("rollout.group_size", draft.take("gconfig.n_samples", 1))
     draft.set("rollout.max_staleness", draft.take("rollout.max_head_offpolicyness", 0))
     draft.set("rollout.max_concurrent", draft.take("rollout.max_concurrent_rollouts"))
+    if draft.take("dynamic_bs"):
+        draft.set("rollout.dynamic_batch", True)
+        draft.decide.append(
+            "rollout.accept: what dynamic_bs leaves out was decided in your script; mixed is DAPO's filter"
+        )
     draft.set("rollout.sampling.max_new_tokens", 16384)
     for name in _SAMPLING:
         value = draft.take(f"gconfig.{name}")

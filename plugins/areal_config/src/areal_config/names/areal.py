@@ -23,7 +23,7 @@ NAMES: Names = {
     "allocation_mode": to("rollout.backend", "actor.backend", note="one layout per role"),
     "async_training": to("rollout.max_staleness", note="0 waits for every batch"),
     "enable_offload": to("actor.options.cpu_offload"),
-    "dynamic_bs": nothing("a step has rollout.prompts_per_step groups"),
+    "dynamic_bs": to("rollout.dynamic_batch", note="with rollout.accept, the filter that a script handed over there"),
     "cluster.fileroot": to("out", note=_RUN),
     "cluster.n_nodes": to("actor.placement.num_hosts", note="a role at a time; the scheduler must know the hosts"),
     "cluster.n_gpus_per_node": to(
