@@ -38,7 +38,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         seen.append(run)
         return make_plan(run, *rest, **named)
 
-    monkeypatch.setattr(train_command, "make_plan", noting)
+    monkeypatch.setattr("areal_core.config.plan.make_plan", noting)
 
     def run(*words: str) -> RunConfig:
         assert main(words) == 0, capsys.readouterr()

@@ -38,14 +38,21 @@ class Teaching:
     busy: int = 0
     short: bool = False
     other_tokens: bool = False
+    by_text: bool = False
     keys: list[str] = field(factory=list)
 
-    def judged(self, ids: list[int]) -> dict[str, Any]:
+    def judged(self, ids: list[int], count: int = 1) -> dict[str, Any]:
         with torch.no_grad():
             logprobs = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
         values = [None, *(float(logprobs[t, token]) for t, token in enumerate(ids[1:])), -1.0]
         shown = [f"token_id:{token + self.other_tokens}" for token in ids]
-        return {"tokens": shown, "token_logprobs": values[:3] if self.short else values}
+        best = [None, *(self.named(row, count) for row in logprobs[:-1]), {}]
+        return {"tokens": shown, "token_logprobs": values[:3] if self.short else values, "top_logprobs": best}
+
+    def named(self, logprobs: torch.Tensor, count: int) -> dict[str, float]:
+        """Return the most probable tokens in no order, and one more, as vLLM adds the token that was taken."""
+        values, ids = logprobs.topk(min(count + 1, len(logprobs)))
+        return {f"{'' if self.by_text else 'token_id:'}{ids[n]}": float(values[n]) for n in reversed(range(len(ids)))}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +82,7 @@ def teaching(folder: Path) -> Iterator[Teaching]:
                 self.send_response(503)
                 self.end_headers()
                 return
-            found = {"choices": [{"logprobs": state.judged(asked["prompt"])}]}
+            found = {"choices": [{"logprobs": state.judged(asked["prompt"], asked["logprobs"])}]}
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(found).encode())
@@ -115,6 +122,36 @@ def test_every_token_has_the_log_prob_the_model_gives_it(teaching: Teaching, mon
         wanted += [0.0, *teaching.judged(ids)["token_logprobs"][1 : len(ids)]]
     assert torch.allclose(found, torch.tensor(wanted))
     assert set(teaching.keys) == {f"Bearer {KEY}"}
+
+
+def test_the_most_probable_tokens_are_the_models(teaching: Teaching) -> None:
+    """In order, with their log-probs, at every place but the first of a sequence."""
+    batch = answers()
+    teacher = ServedTeacher(ServedTeacherConfig(url=teaching.url, model="teacher"))
+
+    ids, logprobs = asyncio.run(teacher.most_probable(batch, 4))
+
+    assert ids.dtype == torch.int32 and ids.shape == logprobs.shape == (batch.num_tokens, 4)
+    for row in range(batch.num_sequences):
+        first, last = batch.cu_seqlens[row : row + 2].tolist()
+        with torch.no_grad():
+            wanted = teaching.model(batch.tokens["input_ids"][None, first:last]).logits[0, :-1].float().log_softmax(-1)
+        values, found = wanted.topk(4)
+        assert torch.equal(ids[first + 1 : last].long(), found)
+        assert torch.allclose(logprobs[first + 1 : last], values)
+        assert not logprobs[first].any()
+
+
+@pytest.mark.parametrize(("wrong", "count"), [({"by_text": True}, 2), ({}, VOCABULARY + 1)], ids=["by text", "too few"])
+def test_a_teacher_that_does_not_name_tokens_is_an_error(teaching: Teaching, wrong: dict[str, Any], count: int) -> None:
+    """Two tokens may have one text, so a text names none."""
+    for name, value in wrong.items():
+        setattr(teaching, name, value)
+
+    with pytest.raises(GenerationFailed) as caught:
+        ServedTeacher(ServedTeacherConfig(url=teaching.url, model="m")).named([3, 4, 5], count)
+
+    assert "does not name" in str(caught.value.why) and "max-logprobs" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize(
@@ -190,14 +227,17 @@ def test_a_resolved_run_plans_to_itself(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_served_teacher_teaches_what_the_role_teaches(folder: Path, tmp_path: Path, teaching: Teaching) -> None:
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_a_served_teacher_teaches_what_the_role_teaches(
+    folder: Path, tmp_path: Path, teaching: Teaching, top_k: int
+) -> None:
     """Three synchronous steps: the same distance to the teacher, the same loss, whoever told the log-probs."""
     told = {}
     for name, options in {
         "role": {"teacher": {"path": str(folder / "teacher")}},
         "served": {"served": {"url": teaching.url, "model": "teacher"}},
     }.items():
-        base = distillation(folder, tmp_path / name, options)
+        base = distillation(folder, tmp_path / name, {**options, "top_k": top_k})
         assert train(load_config(None, (), base), quiet=True) == 0
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         told[name] = [(json.loads(line)["train/reference_kl"], json.loads(line)["loss"]) for line in lines]

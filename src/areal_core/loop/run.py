@@ -32,7 +32,7 @@ from areal_core.fleet.task_groups import gather_or_cancel, unless_set
 from areal_core.loop.checkpoint import Progress, read_progress, restore, save_beginning
 from areal_core.loop.evaluator import Evaluator, HeldOut
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
-from areal_core.loop.learner import Learner
+from areal_core.loop.learner import Learner, Learns
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_group import TrainGroup
@@ -345,7 +345,7 @@ class Run:
             groups.update(zip(turn, await gather_or_cancel(starts), strict=True))
         return groups
 
-    async def _learner(self, scheduler: Scheduler) -> Learner:
+    async def _learner(self, scheduler: Scheduler) -> Learns:
         config, plan = self._config, self._plan
         make_columns: MakeColumns = need("columns", "a run")
         groups = await self._train_groups(scheduler)

@@ -55,17 +55,24 @@ class TrainGroup:
 
     async def forward(self, batch: Batch, output: Output) -> Tensor:
         """Return one column for the whole batch, float32 [T], in the batch's token order."""
+        (column,) = await self.columns(batch, output.value)
+        return column
+
+    async def columns(self, batch: Batch, *names: str) -> list[Tensor]:
+        """Return outputs for the whole batch, each [T] or [T, K]; `candidates` may be named beside their log-probs."""
         shards = self._scatter(batch)
         began = time.monotonic()
-        answers = await self._call_ranks("forward", lambda number: (shards[number][1], [output.value]))
+        answers = await self._call_ranks("forward", lambda number: (shards[number][1], list(names)))
         self.busy_s += time.monotonic() - began
-        column = torch.zeros(batch.num_tokens, dtype=torch.float32)
+        tables = [answer.tokens for answer in answers]
+        found = [tables[0][name].new_zeros(batch.num_tokens, *tables[0][name].shape[1:]) for name in names]
         starts = batch.cu_seqlens.tolist()
-        for (rows, _), answer in zip(shards, answers, strict=True):
+        for (rows, _), table in zip(shards, tables, strict=True):
             if rows:
                 places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
-                column[places] = answer.tokens[output.value]
-        return column
+                for name, column in zip(names, found, strict=True):
+                    column[places] = table[name]
+        return found
 
     async def save_weights(self, path: Path) -> None:
         """Write a Hugging Face folder."""

@@ -21,6 +21,7 @@ from areal_core.contract.errors import CapabilityError, WorkerError
 from areal_core.contract.inference import InferenceEngine, InferenceSpec, PauseMode
 from areal_core.contract.optional import SupportsBackgroundState, SupportsOffload
 from areal_core.contract.train import (
+    CANDIDATES,
     EngineInfo,
     Objective,
     ObjectiveSpec,
@@ -131,10 +132,9 @@ class TrainHost:
     def _forward(self, batch: Any, names: Sequence[str]) -> Any:  # Any: Batch, whose module imports torch
         from areal_core.contract.batch import Batch
 
-        outputs = frozenset(Output(name) for name in names)
+        outputs = frozenset(Output(name) for name in names if name != CANDIDATES)  # which come back beside an output
         columns = self._started.forward(batch, outputs).flat()
-        lengths = batch.lengths
-        return Batch.of({name.value: columns[f"tokens/{name.value}"] for name in outputs}, {}, lengths)
+        return Batch.of({name: columns[f"tokens/{name}"] for name in names}, {}, batch.lengths)
 
     def _send_weights(self, offer: Offer | None, version: int) -> Receipt | None:
         if offer is None:

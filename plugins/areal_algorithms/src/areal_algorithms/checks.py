@@ -30,6 +30,7 @@ _WITHOUT_VALUES = ("group_mean", "leave_one_out", "reinforce++", "reinforce++_ba
 _NOT_REWARDED = {
     "sft": "set kind: sft, which imitates the rows of its data; or another objective: areal algorithms",
     "value": "the critic's is algorithm.critic_objective; set the policy's to ppo: areal algorithms",
+    "teacher_kl": "set kind to distill and options.top_k; or another objective: areal algorithms",
     "linear": "set kind to dpo, ipo or reward_model; or another objective: areal algorithms",
 }
 """Objectives of other kinds of run and of other roles -> what was probably meant."""

@@ -26,8 +26,8 @@ _BOUND = 20.0
 class StepColumns:
     """Columns of a packed batch. `lengths` int64 [N]; `tokens` float32 [sum of lengths], 0 where nothing is trained.
 
-    `advantage` is what the loss multiplies. `ratio` is the trainer's probability before the step over the engine's,
-    known to a run whose trainer computes log-probs before its step (`algorithm.proximal: recompute`, or
+    `advantage` is what the loss multiplies, where it does. `ratio` is the trainer's probability before the step over
+    the engine's, known to a run whose trainer computes log-probs before its step (`algorithm.proximal: recompute`, or
     `episodes.ratios`).
     """
 
@@ -37,8 +37,9 @@ class StepColumns:
     @classmethod
     def of(cls, batch: Batch) -> StepColumns:
         """Take them out of a batch."""
-        mask = batch.tokens["loss_mask"]
-        tokens = {"advantage": torch.where(mask, batch.tokens["advantages"], 0.0)}
+        mask, tokens = batch.tokens["loss_mask"], dict[str, Tensor]()
+        if "advantages" in batch.tokens:
+            tokens["advantage"] = torch.where(mask, batch.tokens["advantages"], 0.0)
         before = batch.tokens.get("policy_logprobs", batch.tokens.get("proximal_logprobs"))
         if before is not None:
             gap = before - batch.tokens["logprobs"]

@@ -3,7 +3,8 @@
 The student generates; the teacher, a frozen training role, tells the log-prob of every generated token; the reverse KL
 of each token, log p_student - log p_teacher, is its penalty, so A_t is the discounted sum of -KL from token t on
 (on-policy distillation: arXiv 2306.13649 with the reverse KL, arXiv 2306.08543). All else is an asynchronous run:
-staleness, behaviour weights and clips are those of `algorithm:`.
+staleness, behaviour weights and clips are those of `algorithm:`. With `top_k` the KL over the teacher's most probable
+tokens is the loss itself, and nothing is rewarded (`divergence`).
 
 Knows: which keys of a run this is.
 Does not know: how any of it is computed.
@@ -15,12 +16,21 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attrs import evolve, field, frozen, validators
+from attrs import evolve, field, fields_dict, frozen, validators
 
-from areal_core.algorithms.config import AdvantageConfig, EstimatorConfig, KLConfig, KLEstimator, NormConfig, NormLevel
+from areal_core.algorithms.config import (
+    AdvantageConfig,
+    AlgorithmConfig,
+    EstimatorConfig,
+    KLConfig,
+    KLEstimator,
+    NormConfig,
+    NormLevel,
+)
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.schema import RL, RewardConfig, RoleConfig, RunConfig
 from areal_core.contract.errors import PlanError
+from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.extensions import RunView
 from areal_core.plugins.registry import Registry
 from areal_supervised.served_teacher import ServedTeacherConfig
@@ -39,6 +49,9 @@ class DistillConfig:
     """Who is learned from in place of `teacher`: {url: "http://127.0.0.1:8000/v1", model: Qwen/Qwen3-8B}."""
     discount: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """How much the KL of later tokens counts for a token: 0 its own alone, 1 in full, which is the KL of answers."""
+    top_k: int = field(default=0, validator=validators.ge(0))
+    """Take the KL over so many of the teacher's most probable tokens at each place, and the rest of them as one; 0:
+    judge the token that was drawn. Both engines must claim `candidates`, a server must name tokens by id."""
 
 
 class Distill:
@@ -54,40 +67,40 @@ class Distill:
             PlanError: there is no teacher, or a key is set that this kind sets itself.
             ConfigError, PluginError, ResourceError: as `make_plan`.
         """
-        whole = self._whole(config)
-        if self._config.served is not None:
-            return self._plan_served(config, whole, registry, devices)
-        plan = make_plan(evolve(whole, kind=RL, options={}), registry, devices)
-        teacher = plan.config.reference
-        assert teacher is not None
-        options = {**config.options, "teacher": {**config.options["teacher"], "path": teacher.path}}  # maybe pinned
-        return evolve(plan, config=evolve(plan.config, kind=config.kind, options=options))
+        if self._config.top_k:
+            _check_plain(config.algorithm)
+        whole, served = self._whole(config), self._config.served is not None
+        if served:
+            _check_temperature(whole)
+        judged = whole.algorithm
+        alone = evolve(judged, advantages=evolve(judged.advantages, kl=KLConfig())) if served else judged
+        plan = make_plan(evolve(whole, kind=RL, options={}, algorithm=alone), registry, devices)
+        options = dict(config.options)
+        if plan.config.reference is not None:
+            options["teacher"] = {**options["teacher"], "path": plan.config.reference.path}  # maybe pinned
+        kept = config.algorithm if self._config.top_k else judged
+        plan = evolve(plan, config=evolve(plan.config, kind=config.kind, options=options, algorithm=kept))
+        return self._of_candidates(plan, registry) if self._config.top_k else plan
 
     def run(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> Run:
         """Return the run of a plan."""
-        from areal_core.loop.run import Run
+        from areal_supervised.distill_run import DistillRun
 
-        if self._config.served is None:
-            return Run(plan, registry, view=view, stop=stop)
-        from areal_supervised.served_run import ServedTeacherRun
+        return DistillRun(plan, registry, self._config.served, self._config.top_k, view=view, stop=stop)
 
-        return ServedTeacherRun(plan, registry, self._config.served, view=view, stop=stop)
-
-    def _plan_served(self, config: RunConfig, whole: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
-        """Return the plan of a run whose teacher is no role of it: the plan is made as if nobody judged."""
-        heat = config.rollout.sampling.temperature
-        if heat != 1.0:
+    def _of_candidates(self, plan: Plan, registry: Registry) -> Plan:
+        """Return the plan with the loss over the teacher's most probable tokens."""
+        for role in plan.roles:
+            if role.role in ("actor", "reference"):
+                registry.require("train", role.backend.name, "candidates", device=role.device)
+        vocabulary = plan.role("actor").model.vocab_size
+        if vocabulary and self._config.top_k > vocabulary:
             raise PlanError(
-                f"rollout.sampling.temperature is {heat:g} and options.served is set",
-                why="a server tells log-probs at temperature 1; the student's would be of another distribution",
-                fix="set it to 1, or name the teacher as a training role under options.teacher",
+                f"options.top_k is {self._config.top_k}",
+                why=f"the student's vocabulary has {vocabulary} entries",
+                fix="a few dozen hold nearly all of a teacher's probability: 32",
             )
-        judged = whole.algorithm.advantages
-        advantages = evolve(judged, kl=KLConfig())
-        alone = evolve(whole, kind=RL, options={}, algorithm=evolve(whole.algorithm, advantages=advantages))
-        plan = make_plan(alone, registry, devices)
-        algorithm = evolve(plan.config.algorithm, advantages=judged)
-        return evolve(plan, config=evolve(plan.config, kind=config.kind, options=config.options, algorithm=algorithm))
+        return evolve(plan, objective=ObjectiveSpec(name="teacher_kl"))
 
     def _whole(self, config: RunConfig) -> RunConfig:
         """Return the run with the keys that make it a distillation; those of a resolved run are there already."""
@@ -102,6 +115,12 @@ class Distill:
                 why="a student learns from a teacher",
                 fix="for example options: {teacher: {path: /models/teacher, backend: fsdp:d1}}",
             )
+        if self._config.top_k and self._config.discount:
+            raise PlanError(
+                "options.top_k and options.discount are set",
+                why="the loss over several tokens is of one place; later ones have no part in it",
+                fix="remove one of them",
+            )
         estimator = EstimatorConfig(name="discounted", options={"discount": self._config.discount})
         kl, none = KLConfig(coefficient=1.0, estimator=KLEstimator.K1), NormConfig()
         mean = NormConfig(mean=NormLevel.BATCH)  # a baseline: without one all tokens of a far student are pushed down
@@ -115,6 +134,28 @@ class Distill:
             algorithm=evolve(config.algorithm, advantages=judged),
             rollout=evolve(config.rollout, reward=reward),
         )
+
+
+def _check_temperature(config: RunConfig) -> None:
+    heat = config.rollout.sampling.temperature
+    if heat != 1.0:
+        raise PlanError(
+            f"rollout.sampling.temperature is {heat:g} and options.served is set",
+            why="a server tells log-probs at temperature 1; the student's would be of another distribution",
+            fix="set it to 1, or name the teacher as a training role under options.teacher",
+        )
+
+
+def _check_plain(algorithm: AlgorithmConfig) -> None:
+    """Refuse settings of an algorithm that rewards."""
+    default = AlgorithmConfig()
+    for name in fields_dict(AlgorithmConfig):
+        if getattr(algorithm, name) != getattr(default, name):
+            raise PlanError(
+                f"algorithm.{name} is set and options.top_k is too",
+                why="the distance to the teacher is the loss itself: there are no advantages, ratios or clips",
+                fix=f"remove algorithm.{name}, or options.top_k",
+            )
 
 
 def _check_free(key: str, found: object, unset: object, ours: object) -> None:

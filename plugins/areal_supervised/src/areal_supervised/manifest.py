@@ -72,3 +72,12 @@ LINEAR = Manifest(
     devices=_DEVICES,
     summary="a loss by its value and slopes, for losses that compare sequences",
 )
+
+DIVERGENCE = Manifest(
+    role="objective",
+    name="teacher_kl",
+    contract=(1, 0),
+    factory="areal_supervised.divergence:DivergenceObjective",
+    devices=_DEVICES,
+    summary="the reverse KL to a teacher over its most probable tokens, for kind distill with top_k",
+)

@@ -372,6 +372,13 @@ METRICS: tuple[Metric, ...] = (
         act="grows fast while `reward` does not: a KL coefficient, a lower lr",
     ),
     Metric(
+        names=("train/teacher_mass",),
+        section="Rewards, lengths, groups",
+        meaning="kind `distill` with `top_k`: the probability that the teacher gives to the tokens it names, a mean over generated tokens",
+        healthy="above 0.9",
+        act="lower: a larger options.top_k",
+    ),
+    Metric(
         names=("train/explained_variance",),
         section="Rewards, lengths, groups",
         meaning=r"$1 - \mathrm{Var}(R - V) / \mathrm{Var}(R)$ over generated tokens, of the critic's values before the step: 1 is perfect, 0 a constant, below 0 worse than that",
