@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tests.benches.command import Run
 
-from areal_core.cli import train as train_command
 from areal_core.cli.main import main
+from areal_core.config import plan
 from areal_core.config.load import dump_config, load_config
 from areal_core.config.schema import RunConfig
 from areal_tasks.quickstart import quickstart as quickstart_command
@@ -32,13 +32,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:  # Any: a function
     """Return a function that runs `areal WORDS...` here and returns the configuration that reached the plan."""
     seen: list[RunConfig] = []
-    make_plan = train_command.make_plan
+    make_plan = plan.make_plan
 
     def noting(run: RunConfig, *rest: Any, **named: Any) -> Any:  # Any: as make_plan
         seen.append(run)
         return make_plan(run, *rest, **named)
 
-    monkeypatch.setattr("areal_core.config.plan.make_plan", noting)
+    monkeypatch.setattr(plan, "make_plan", noting)
 
     def run(*words: str) -> RunConfig:
         assert main(words) == 0, capsys.readouterr()
