@@ -112,6 +112,22 @@ WRONG = [
     ("scheduler.backend=slurm", "no scheduler named 'slurm' is installed"),
     ("scheduler.start_timeout_s=0", "scheduler: 'start_timeout_s' must be > 0.0: 0.0"),
     ("weight_sync.pause=never", "weight_sync: 'pause' must be in ('auto', 'none', 'keep', 'abort') (got 'never')"),
+    ("out=run.yaml/out", "run.yaml/out cannot be written"),
+    ("out=/proc/areal", "run folder /proc/areal cannot be written"),
+    ("rollout.reward.options.column=gold", "reward 'exact_match': the first row of data has no column 'gold'"),
+    ("rollout.reward={name: math_verify, options: {column: gold}}", "reward 'math_verify': the first row of data has"),
+    (
+        "rollout.reward={name: judge, options: {url: 'http://127.0.0.1/v1', model: m, question: '{prompt} {gold}'}}",
+        "reward 'judge': the first row of data has no column 'gold'",
+    ),
+    (
+        "data={name: jsonl, options: {path: held.jsonl}}",
+        "reward 'exact_match': the first row of data has no column 'answer'",
+    ),
+    (
+        "evaluation.data={name: jsonl, options: {path: held.jsonl}}",
+        "reward 'exact_match': the first row of evaluation.data has no column 'answer'",
+    ),
     ("deterministic=maybe", "deterministic: got 'maybe' (str), wanted bool"),
 ]
 
@@ -120,6 +136,7 @@ WRONG = [
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the yaml of a run that can be planned."""
     folder = tmp_path_factory.mktemp("wrong")
+    (folder / "held.jsonl").write_text('{"prompt": "sun>"}\n')
     (folder / "run.yaml").write_text(RUN.format(model=make_spell_model(folder / "model", 1)))
     return folder / "run.yaml"
 

@@ -39,6 +39,12 @@ class Nothing: ...
 @reward("raises", config=Nothing)
 def raises(config): raise SystemExit(3)
 
+@reward("tells", config=Nothing)
+class Tells:
+    def __init__(self, config): ...
+    def columns(self): return ["answer", "gold"]
+    def __call__(self, completion, row, **more): return float(completion == row["gold"])
+
 @dataset("breaks")
 def breaks(): return [1 / 0]
 
@@ -120,6 +126,7 @@ def test_of_a_row_to_learn_from_it_is_shown_what_is_learned(
     ("data", "reward", "more", "kind", "says"),
     [
         ("text", "gold", {}, PlanError, "reward 'gold': the reward function needs 'gold'"),
+        ("text", "tells", {}, PlanError, "reward 'tells': the first row of data has no column 'gold'"),
         ("text", "raises", {}, PlanError, "reward 'raises' cannot be built"),
         ("breaks", "right", {}, DatasetError, "data set 'breaks' cannot be read"),
         ("none", "right", {}, DatasetError, "the data set of data has no rows"),

@@ -1,6 +1,6 @@
 """A machine to plan for: how many devices, how much memory. This one, or one that is described: `cuda:8x80GB`.
 
-Knows: descriptions of machines, and what a plan is known to need at least.
+Knows: descriptions of machines, what a plan is known to need at least, and whether its folder can be written here.
 Does not know: activations and caches, which come on top and depend on a run's batches.
 """
 
@@ -10,6 +10,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import psutil
 from attrs import Factory, frozen
@@ -17,7 +19,8 @@ from attrs import Factory, frozen
 from areal_core.config.plan import Plan
 from areal_core.config.role_plan import RolePlan
 from areal_core.contract.device import CPU
-from areal_core.contract.errors import ConfigError
+from areal_core.contract.errors import ConfigError, StorageError
+from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.devices import count_visible, device_named
 from areal_core.plugins.registry import Registry
 
@@ -58,9 +61,32 @@ class Machine:
 
 
 def devices_and_misfits(text: str, registry: Registry) -> tuple[Mapping[str, int], Callable[[Plan], Sequence[str]]]:
-    """Return what a plan asks of a machine that may be described: the extension `machine`. Raises as `described`."""
-    machine = described(text, registry) if text else Machine(devices=count_visible(registry, os.environ))
-    return machine.devices, machine.misfits
+    """Return what a plan asks of a machine that may be described: the extension `machine`.
+
+    Raises as `described`; of this machine the second raises a StorageError if the run's folder cannot be written.
+    """
+    if text:
+        there = described(text, registry)
+        return there.devices, there.misfits
+    here = Machine(devices=count_visible(registry, os.environ))
+
+    def misfits(plan: Plan) -> list[str]:
+        _check_writable(RunFolder.of(plan.config).root)
+        return here.misfits(plan)
+
+    return here.devices, misfits
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a run folder that cannot be written, or made; nothing is left there."""
+    try:
+        nearest = next(each for each in (folder, *folder.parents) if each.exists())
+        with TemporaryFile(dir=nearest):  # permissions alone do not tell: the disk may be read-only
+            return
+    except OSError as error:
+        raise StorageError(
+            f"run folder {folder} cannot be written", why=str(error), fix="choose another folder with out=DIR"
+        ) from None
 
 
 def described(text: str, registry: Registry) -> Machine:

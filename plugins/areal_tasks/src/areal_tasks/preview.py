@@ -20,6 +20,7 @@ from areal_core.plugins.extensions import extension
 from areal_core.plugins.registry import Registry
 from areal_tasks.datasets.rows import Row
 from areal_tasks.fitting import HasPrompt
+from areal_tasks.rewards.finished import ReadsColumns
 
 FIRST = "the first row"
 _SHOWN = 600
@@ -39,8 +40,10 @@ def preview(plan: Plan, registry: Registry) -> str:
     config = plan.config
     rows = _rows(config.data, registry, "data")
     lines = [f"data      {config.data.name}: {len(rows):,} rows, of {', '.join(map(str, rows[0]))}"]
+    first = {"data": rows[0]}
     if config.evaluation.data is not None:
         held_out = _rows(config.evaluation.data, registry, "evaluation.data")
+        first["evaluation.data"] = held_out[0]
         lines.append(f"held out  {config.evaluation.data.name}: {len(held_out):,} rows")
     tokenizer = load_tokenizer(plan.roles[-1].model.path)
     lesson = None if config.kind == "rl" else registry.build("kind", config.kind, config.options, "options")
@@ -55,7 +58,7 @@ def preview(plan: Plan, registry: Registry) -> str:
     prompt, told_of_prompt = _prompt(plan, rows[0], tokenizer, registry)
     lines += told_of_prompt
     if config.rollout.reward.name:
-        lines.append("reward    " + _call(plan, rows[0], prompt, registry))
+        lines.append("reward    " + _call(plan, first, prompt, registry))
     return "\n".join(lines)
 
 
@@ -110,8 +113,8 @@ def _learned(row: Row, tokenizer: Any, lesson: Any) -> list[str]:  # Any: transf
     return lines
 
 
-def _call(plan: Plan, row: Row, prompt: str, registry: Registry) -> str:
-    """Return the call of the reward function for a completion of the first row."""
+def _call(plan: Plan, first: Mapping[str, Row], prompt: str, registry: Registry) -> str:
+    """Return the call of the reward function for a completion of the first row of `data`."""
     reward = plan.config.rollout.reward
     try:
         function = registry.build("reward", reward.name, reward.options, "rollout.reward.options")
@@ -119,10 +122,13 @@ def _call(plan: Plan, row: Row, prompt: str, registry: Registry) -> str:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's file raises
         raise PlanError(f"reward {reward.name!r} cannot be built", why=told(error), fix="correct it") from error
+    if isinstance(function, ReadsColumns):
+        for key, row in first.items():
+            _check_columns(reward.name, function.columns(), row, key)
     arguments = extension("reward_call")
     if arguments is None or not callable(function):
         return reward.name
-    value = RewardInput(prompt=prompt, completion=_COMPLETION, completion_ids=(), stop_reason="stop", row=row)
+    value = RewardInput(prompt=prompt, completion=_COMPLETION, completion_ids=(), stop_reason="stop", row=first["data"])
     try:
         named: Mapping[str, object] = arguments(function, value)
     except ArealError as error:
@@ -130,6 +136,17 @@ def _call(plan: Plan, row: Row, prompt: str, registry: Registry) -> str:
     shown = reprlib.Repr()
     shown.maxstring = shown.maxother = 60
     return f"{reward.name}({', '.join(f'{name}={shown.repr(each)}' for name, each in named.items())})"
+
+
+def _check_columns(reward: str, columns: Sequence[str], row: Row, key: str) -> None:
+    """Refuse a reward that reads a column which a first row lacks."""
+    for column in columns:
+        if column not in row:
+            raise PlanError(
+                f"reward {reward!r}: {FIRST} of {key} has no column {column!r}",
+                why=f"the reward function reads it; there are {', '.join(map(str, row))}",
+                fix=f"correct rollout.reward.options, or map the column with {key}.options.columns",
+            )
 
 
 def _indented(text: str) -> list[str]:

@@ -33,6 +33,10 @@ class ExactMatch:
 
     config: ExactMatchConfig = ExactMatchConfig()
 
+    def columns(self) -> Sequence[str]:
+        """Return the column with the answer."""
+        return (self.config.column,)
+
     def __call__(
         self, prompt: str, completion: str, completion_ids: Sequence[int], stop_reason: str, row: Row
     ) -> float:

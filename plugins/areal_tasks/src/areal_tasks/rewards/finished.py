@@ -1,15 +1,23 @@
-"""What every reward function here asks of a completion and a row before it scores.
+"""What every reward function here asks of a completion and a row before it scores, and says of it beforehand.
 
 Knows: stop reasons and column names. Does not know: any score.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import DatasetError
 from areal_tasks.datasets.rows import Row
+
+
+@runtime_checkable
+class ReadsColumns(Protocol):
+    """A reward function that can tell which columns of a row it cannot do without. A dry run asks any reward."""
+
+    def columns(self) -> Sequence[str]: ...
 
 
 def is_finished(stop_reason: str) -> bool:

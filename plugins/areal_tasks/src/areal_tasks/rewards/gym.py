@@ -44,6 +44,10 @@ class ReasoningGym:
     def __attrs_post_init__(self) -> None:
         import reasoning_gym  # noqa: F401  (paid here, not in the first call)
 
+    def columns(self) -> Sequence[str]:
+        """Return the columns of a row of reasoning-gym that are read."""
+        return ("entry", "answer") if self.config.exact else ("entry",)
+
     def __call__(
         self, prompt: str, completion: str, completion_ids: Sequence[int], stop_reason: str, row: Row
     ) -> float:

@@ -28,6 +28,7 @@ Judge how good the answer to the request is, from 0 (useless or wrong) to 10 (ri
 
 Think briefly, then end with a line of the form "Score: N"."""
 _NAMED = re.compile(r"\{(\w+)\}")
+_GIVEN = ("prompt", "completion")
 
 
 def _pattern(_config: object, _attribute: object, value: str) -> None:
@@ -74,6 +75,10 @@ class Judge:
 
     config: JudgeConfig
 
+    def columns(self) -> Sequence[str]:
+        """Return the columns that the question names."""
+        return [name for name in _NAMED.findall(self.config.question) if name not in _GIVEN]
+
     def __call__(
         self, prompt: str, completion: str, completion_ids: Sequence[int], stop_reason: str, row: Row
     ) -> dict[str, float]:
@@ -84,7 +89,7 @@ class Judge:
             ValueError: the answer holds no score.
             OSError: the server refuses, or cannot be reached.
         """
-        known = {"prompt": prompt, "completion": completion}
+        known = dict(zip(_GIVEN, (prompt, completion), strict=True))
 
         def filled(match: re.Match[str]) -> str:
             name = match[1]

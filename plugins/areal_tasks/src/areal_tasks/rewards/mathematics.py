@@ -40,6 +40,10 @@ class MathVerify:
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).setLevel(logging.ERROR)
 
+    def columns(self) -> Sequence[str]:
+        """Return the column with the answer."""
+        return (self.config.column,)
+
     def __call__(
         self, prompt: str, completion: str, completion_ids: Sequence[int], stop_reason: str, row: Row
     ) -> float:
