@@ -20,6 +20,7 @@ from areal_core.observe.jsonl import read_lines
 from areal_report.completions import last_completions
 from areal_report.history import History
 from areal_report.journal import Journal
+from areal_report.metrics_shown import learning_charts
 from areal_report.report import Page, render_page, write_page, write_picture
 from areal_report.summary import summarize
 from areal_report.traces import traces_of
@@ -96,6 +97,21 @@ def test_what_was_not_measured_is_not_on_the_page(records: Records, events: Reco
     assert page.count("<svg") == 2, "the reward, wide and narrow"
     assert "not measured" not in page and "None" not in page
     assert "Speed" not in page and "Freshness" not in page and "evaluation" not in page
+
+
+def test_groups_left_out_are_drawn_per_step_where_there_are_any() -> None:
+    """A count that begins anew was resumed; where each point stands for several steps it is a mean over them."""
+    counts = [3, 3, 8, 2, 4]
+    records: Records = [{"step": step, "reward": 0.5, "filtered": n} for step, n in enumerate(counts, start=1)]
+    long: Records = [{"step": step, "reward": 0.5, "filtered": 2 * step} for step in range(1, 5001)]
+
+    def drawn(records: Records) -> dict[str, list[tuple[float, float]]]:
+        charts = {each.title: each.chart for each in learning_charts(History(records))}
+        return charts["Groups left out"].shown if "Groups left out" in charts else {}
+
+    assert drawn(records) == {"left out by rollout.accept": [(1, 3), (2, 0), (3, 5), (4, 2), (5, 2)]}
+    assert {value for _, value in drawn(long)["left out by rollout.accept"]} == {2}
+    assert drawn([{**record, "filtered": 0} for record in records]) == {}
 
 
 def test_the_report_shows_text_as_text(records: Records, events: Records) -> None:

@@ -22,7 +22,7 @@ LIMIT = 1000
 LAST = 10
 _GROWING = frozenset(
     {"time", "step", "version", "wall_s", "tokens_trained", "tokens_generated", "train_busy_s", "infer_busy_s"}
-    | {"infer_wall_s", "failed", "dropped", "rejected", "weight_updates", "lr", "stepped"}
+    | {"infer_wall_s", "failed", "dropped", "rejected", "filtered", "weight_updates", "lr", "stepped"}
 )
 """Of several steps the last one's counts."""
 

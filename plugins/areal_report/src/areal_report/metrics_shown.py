@@ -7,6 +7,7 @@ Does not know: how a chart is drawn (`charts`), or the page around it (`report`)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from attrs import field, frozen
 
@@ -151,6 +152,9 @@ def learning_charts(history: History) -> list[Shown]:
     """Return what tells whether the policy learns, and how."""
     records = history.records
     found = _charts(LEARNING, records)
+    if left_out := _left_out(records):
+        chart = Line(series={"left out by rollout.accept": left_out}, zero=True)
+        found.append(Shown(title="Groups left out", chart=chart, more="per step; their prompts are used up"))
     if sets := _sets(records):
         shown = Shown(title="Evaluation sets", chart=Line(series=sets, marks=frozenset(sets)), more="mean rewards")
         found.insert(0, shown)
@@ -206,6 +210,15 @@ def _of(records: Sequence[Record], name: str) -> list[Point]:
 def _band(records: Sequence[Record], name: str) -> list[tuple[float, float, float]]:
     low, high = dict(_of(records, f"{name}_min")), dict(_of(records, f"{name}_max"))
     return [(step, low[step], high[step]) for step in low if step in high]
+
+
+def _left_out(records: Sequence[Record]) -> list[Point]:
+    """Return how many groups `rollout.accept` left out per step, nothing if none; the count begins anew on resume."""
+    counts = _of(records, "filtered")
+    found = list[Point]()
+    for (before, earlier), (step, count) in pairwise([(0, 0), *counts]):
+        found.append((step, (count - earlier if count >= earlier else count) / max(1, step - before)))
+    return found if any(value for _, value in found) else []
 
 
 def _sets(records: Sequence[Record]) -> dict[str, list[Point]]:
