@@ -18,7 +18,10 @@ from areal_core.contract.errors import ConfigError, WrongType
 from areal_core.plugins.structure import structure
 
 _OWN_ROLLOUT = ("workflow", "reward", "sampling")
-_OF_TRAINING = ("prompts_per_step", "group_size", "max_staleness", "staleness_policy", "max_concurrent")
+_OF_TRAINING = (
+    *("prompts_per_step", "group_size", "max_staleness", "staleness_policy", "max_concurrent"),
+    *("accept", "accept_tries", "dynamic_batch"),
+)
 _ALL_EPISODES = 1 << 62
 _COUNT = validators.ge(1)
 
