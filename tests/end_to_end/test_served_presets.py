@@ -6,28 +6,24 @@ One server of each engine serves all presets. Needs the environments of the engi
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
+from tests.end_to_end.live_server import KEY, Server, both_engines
 
 from areal_algorithms.presets import presets
 from areal_core.cli.train import train
 from areal_core.config.load import load_config
-from areal_core.contract.inference import InferenceSpec
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Reader
-from areal_torch.testing.serving import FolderWeights, model_of
+from areal_torch.testing.serving import model_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples/algorithms"
 REWARD = Path(__file__).with_name("letters.py")
-KEY = "AREAL_TEST_SERVER_KEY"
 PROMPTS, GROUP, STEPS = 4, 4, 3
 CLOSE = 2e-4
 SETTINGS = (
@@ -48,46 +44,6 @@ SETTINGS = (
 LORA = "actor.lora={rank: 4, alpha: 8, targets: [q_proj, v_proj, o_proj, down_proj]}"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-both_engines = pytest.mark.parametrize(
-    "engine",
-    [pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("sglang", marks=pytest.mark.sglang)],
-    scope="module",
-)
-
-
-class Server:
-    """One server that stays while runs come and go; each finds it as if it had just been started."""
-
-    def __init__(self, name: str, model: Path) -> None:
-        self.name, self._model, self._version = name, model, 0
-        self._runner = asyncio.Runner()
-        package = {"vllm": "VLLM", "sglang": "SGLang"}[name]
-        config = getattr(import_module(f"areal_{name}.config"), f"{package}Config")
-        engine = getattr(import_module(f"areal_{name}.engine"), f"{package}Engine")
-        self._engine: Any = engine(config(kv_cache_gib=0.25))  # Any: of either package
-        self._runner.run(self._engine.start(InferenceSpec(model_path=str(model), max_concurrent=32)))
-
-    @property
-    def key(self) -> str:
-        """Return what calls must carry."""
-        return str(self._engine.serving.headers["Authorization"].removeprefix("Bearer "))
-
-    def settings(self) -> tuple[str, ...]:
-        """Put the starting model back, as version 0, and return what has a run use this server."""
-        self._runner.run(self._as_started())
-        url = self._engine.serving.url
-        return f"rollout.backend={self.name}:d1", f"rollout.options={{url: {url!r}, key_env: {KEY}}}"
-
-    async def _as_started(self) -> None:
-        self._version += 1
-        await self._engine.receive_weights(FolderWeights.of(self._model).offer(self._version), self._version)
-        await self._engine.commit_weights(self._version)
-        await self._engine.serving.post("/update_weight_version", {"new_version": "0"})
-
-    def close(self) -> None:
-        """End it."""
-        self._runner.run(self._engine.close())
-        self._runner.close()
 
 
 @pytest.fixture(scope="module")

@@ -113,10 +113,10 @@ def make_plan(
     roles.append(attrs.evolve(rollout, lora=roles[0].lora if alone else None))
     infer = registry.describe("infer", roles[-1].backend.name)
     engine_warnings = check_environment(config.rollout, infer, device) if generating and installed else []
-    _check_room(config, registry, roles, devices)
+    check_room(config, registry, roles, devices)
     _check_names(config, registry)
     _check_rollout(config, roles[-1].model)
-    _check_vocabularies(roles)
+    check_vocabularies(roles)
     _check_routes(config, registry, roles)
     _check_watch(config)
     check_algorithm: CheckAlgorithm = need("algorithm_checks", "a run")
@@ -172,8 +172,8 @@ def plan_training(
     """
     device = _device(config, registry, devices, infer=False)
     roles = _train_roles(config, registry, device, head)
-    _check_room(config, registry, roles, devices)
-    _check_vocabularies(roles)
+    check_room(config, registry, roles, devices)
+    check_vocabularies(roles)
     if not roles[0].model.has_tokenizer:
         raise _no_tokenizer(roles[0].model)
     _check_named(_named(config, registry), registry)
@@ -206,7 +206,7 @@ def _train_roles(config: RunConfig, registry: Registry, device: str, head: Head 
     ]
 
 
-def _check_room(config: RunConfig, registry: Registry, roles: list[RolePlan], devices: Mapping[str, int]) -> None:
+def check_room(config: RunConfig, registry: Registry, roles: list[RolePlan], devices: Mapping[str, int]) -> None:
     """Refuse more devices than there are, and placements that cannot be."""
     if not _reaches_beyond(config, registry):
         owners = [role for role in roles if not role.placement.owner]
@@ -233,7 +233,7 @@ def _ageing(
     return sorted(f"{what} was {text}" for what, text in told if text)
 
 
-def _check_vocabularies(roles: list[RolePlan]) -> None:
+def check_vocabularies(roles: list[RolePlan]) -> None:
     """Every role reads the same token ids."""
     rollout = roles[-1]
     for role in roles:

@@ -87,14 +87,14 @@ async def start_train_group(
 
 
 class ReplicaLauncher:
-    """Makes inference replicas one by one: each is a job of its own, so that each can end alone.
+    """Makes the inference replicas of a role one by one: each is a job of its own, so that each can end alone.
 
     The first has the role `rollout`, the others `rollout.1`, `rollout.2`, ...; no number is used twice.
     """
 
-    def __init__(self, scheduler: Scheduler, plan: Plan) -> None:
+    def __init__(self, scheduler: Scheduler, plan: Plan, role: str = "rollout") -> None:
         self._scheduler, self._plan = scheduler, plan
-        self._role = plan.role("rollout")
+        self._role = plan.role(role)
         self._job = attrs.evolve(_job(plan.config, self._role), num_workers=1)
         self._spec = _inference_spec(plan, self._role)
         self._numbers: dict[str, int] = {}

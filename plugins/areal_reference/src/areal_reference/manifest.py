@@ -77,7 +77,7 @@ INFER = Manifest(
         "deterministic": when("deterministic == true", "costs about four times the time per step"),
         "parallel.tensor": unsupported(_ONE_DEVICE),
         "prefix_cache": not_yet("prompts are shared among running requests, not kept after them"),
-        "scoring": not_yet("log-probs of given tokens come from the trainer"),
+        "scoring": full(),
         "memory.sleep": not_yet("weights and cache stay on the device between steps"),
         "tools.parse": not_yet("outputs are not read for tool calls"),
         "lora.adapters": not_yet("only full weights are served"),

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attrs import evolve, field, fields_dict, frozen, validators
+from attrs import evolve, fields_dict
 
 from areal_core.algorithms.config import (
     AdvantageConfig,
@@ -28,30 +28,16 @@ from areal_core.algorithms.config import (
     NormLevel,
 )
 from areal_core.config.plan import Plan, make_plan
-from areal_core.config.schema import RL, RewardConfig, RoleConfig, RunConfig
+from areal_core.config.schema import RL, RewardConfig, RunConfig
 from areal_core.contract.errors import PlanError
 from areal_core.contract.train import ObjectiveSpec
 from areal_core.plugins.extensions import RunView
 from areal_core.plugins.registry import Registry
-from areal_supervised.served_teacher import ServedTeacherConfig
+from areal_supervised.distill_config import DistillConfig
+from areal_supervised.scorer import with_scorer
 
 if TYPE_CHECKING:
     from areal_core.loop.run import Run
-
-
-@frozen(kw_only=True)
-class DistillConfig:
-    """Options of kind `distill`."""
-
-    teacher: RoleConfig | None = None
-    """Who is learned from, as a training role: {path: /models/teacher, backend: fsdp:d2}. Of the student's tokens."""
-    served: ServedTeacherConfig | None = None
-    """Who is learned from in place of `teacher`: {url: "http://127.0.0.1:8000/v1", model: Qwen/Qwen3-8B}."""
-    discount: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
-    """How much the KL of later tokens counts for a token: 0 its own alone, 1 in full, which is the KL of answers."""
-    top_k: int = field(default=0, validator=validators.ge(0))
-    """Take the KL over so many of the teacher's most probable tokens at each place, and the rest of them as one; 0:
-    judge the token that was drawn. Both engines must claim `candidates`, a server must name tokens by id."""
 
 
 class Distill:
@@ -67,26 +53,30 @@ class Distill:
             PlanError: there is no teacher, or a key is set that this kind sets itself.
             ConfigError, PluginError, ResourceError: as `make_plan`.
         """
-        if self._config.top_k:
+        chosen = self._config
+        if chosen.top_k:
             _check_plain(config.algorithm)
-        whole, served = self._whole(config), self._config.served is not None
-        if served:
+        whole = self._whole(config)
+        if chosen.served is not None:
             _check_temperature(whole)
-        judged = whole.algorithm
-        alone = evolve(judged, advantages=evolve(judged.advantages, kl=KLConfig())) if served else judged
+        judged, elsewhere = whole.algorithm, chosen.teacher is None  # then no role is there to take the KL from
+        alone = evolve(judged, advantages=evolve(judged.advantages, kl=KLConfig())) if elsewhere else judged
         plan = make_plan(evolve(whole, kind=RL, options={}, algorithm=alone), registry, devices)
         options = dict(config.options)
         if plan.config.reference is not None:
             options["teacher"] = {**options["teacher"], "path": plan.config.reference.path}  # maybe pinned
-        kept = config.algorithm if self._config.top_k else judged
+        if chosen.scorer is not None:
+            plan, path = with_scorer(plan, chosen.scorer, registry, devices)
+            options["scorer"] = {**options["scorer"], "path": path}
+        kept = config.algorithm if chosen.top_k else judged
         plan = evolve(plan, config=evolve(plan.config, kind=config.kind, options=options, algorithm=kept))
-        return self._of_candidates(plan, registry) if self._config.top_k else plan
+        return self._of_candidates(plan, registry) if chosen.top_k else plan
 
     def run(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> Run:
         """Return the run of a plan."""
         from areal_supervised.distill_run import DistillRun
 
-        return DistillRun(plan, registry, self._config.served, self._config.top_k, view=view, stop=stop)
+        return DistillRun(plan, registry, self._config, view=view, stop=stop)
 
     def _of_candidates(self, plan: Plan, registry: Registry) -> Plan:
         """Return the plan with the loss over the teacher's most probable tokens."""
@@ -104,16 +94,26 @@ class Distill:
 
     def _whole(self, config: RunConfig) -> RunConfig:
         """Return the run with the keys that make it a distillation; those of a resolved run are there already."""
-        teacher, served = self._config.teacher, self._config.served
-        if teacher is not None and served is not None:
+        teacher, chosen = self._config.teacher, self._config
+        named = [name for name in ("teacher", "served", "scorer") if getattr(chosen, name) is not None]
+        if len(named) > 1:
             raise PlanError(
-                "options.teacher and options.served are set", why="there is one teacher", fix="remove one of them"
+                " and ".join(f"options.{name}" for name in named) + " are set",
+                why="there is one teacher",
+                fix=f"remove all but options.{named[0]}",
             )
-        if served is None and (teacher is None or teacher.path is None):
+        if not named or (teacher is not None and teacher.path is None):
             raise PlanError(
                 "options.teacher.path is not set",
                 why="a student learns from a teacher",
-                fix="for example options: {teacher: {path: /models/teacher, backend: fsdp:d1}}",
+                fix="for example options: {teacher: {path: /models/teacher, backend: fsdp:d1}}; or name "
+                "options.scorer, an inference engine, or options.served, a server",
+            )
+        if chosen.scorer is not None and chosen.top_k:
+            raise PlanError(
+                "options.scorer and options.top_k are set",
+                why="an inference engine tells log-probs of the tokens it is shown (scoring), and names none",
+                fix="name the teacher under options.teacher or options.served, or remove options.top_k",
             )
         if self._config.top_k and self._config.discount:
             raise PlanError(

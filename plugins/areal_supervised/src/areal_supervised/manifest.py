@@ -31,7 +31,7 @@ DISTILL = Manifest(
     name="distill",
     contract=(1, 0),
     factory="areal_supervised.distill:Distill",
-    config="areal_supervised.distill:DistillConfig",
+    config="areal_supervised.distill_config:DistillConfig",
     devices=_DEVICES,
     summary="on-policy distillation: the reverse KL to a teacher on the student's own answers",
 )

@@ -16,7 +16,8 @@ import torch
 import transformers
 from attrs import frozen
 
-from areal_core.contract.errors import CapabilityError, GenerationFailed
+from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed
+from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import (
     KV_USED_SHARE,
     PREFIX_HIT_SHARE,
@@ -25,6 +26,7 @@ from areal_core.contract.inference import (
     GenerationRequest,
     InferenceSpec,
     PauseMode,
+    SamplingParams,
 )
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
@@ -40,6 +42,8 @@ from areal_serving.requests import check_request
 from areal_serving.stopping import StopStrings
 from areal_torch import lora
 from areal_torch.traces import StepTraces
+
+_ONE_TOKEN = SamplingParams(max_new_tokens=1)
 
 
 @frozen(kw_only=True, eq=False)
@@ -134,6 +138,23 @@ class ReferenceInferenceEngine:
         finally:
             if self.callers.pop(ticket, None) is not None:
                 running.loop.cancel(ticket)
+
+    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
+        """Return log p(token t | tokens < t) for each token, 0.0 for the first, between two steps.
+
+        Raises:
+            PromptTooLong, BatchError: of the tokens; or the temperature is not positive.
+        """
+        running = self.running
+        if not 0 < temperature < float("inf"):
+            raise BatchError(
+                f"temperature is {temperature}", why="log-probs need a positive one", fix="for example 1.0"
+            )
+        asked = GenerationRequest(request_id=RequestId("score"), input_ids=tuple(input_ids), sampling=_ONE_TOKEN)
+        self.ticket_of(running, asked)
+        found: list[float] = []
+        await self.between_steps(lambda: found.extend(running.loop.runner.scores(input_ids, temperature)))
+        return found
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop computing tokens before returning; `abort` returns what is in flight."""

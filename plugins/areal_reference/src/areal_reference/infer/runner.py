@@ -75,17 +75,29 @@ class ModelRunner:
     def fill_alone(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Cache prompts one forward each, so that a prompt's entries depend on itself alone."""
         for row, ids in prompts:
-            tokens, positions = np.asarray(ids, dtype=np.int64), np.arange(len(ids))
-            step = AttentionStep(
-                keys=self.cache.keys,
-                values=self.cache.values,
-                write=self._write_index(np.full(len(ids), row), positions),
-                bias={},
-                num_rows=0,
-                length=0,
-                prompts=self._prompt_layout([len(ids)]),
-            )
-            self._forward(tokens, positions, step, 1)
+            self._alone(row, ids, keep=1)
+
+    @torch.inference_mode()
+    def scores(self, ids: Sequence[int], temperature: float) -> list[float]:
+        """Return log p(token t | tokens < t) for each token, 0.0 for the first."""
+        self.cache.grow(0, len(ids))
+        logits = self._alone(self.cache.scratch, ids, keep=len(ids))[:-1].float() / temperature
+        found: list[float] = logits.log_softmax(-1).gather(1, self._put(np.asarray(ids[1:]))[:, None])[:, 0].tolist()
+        return [0.0, *found]
+
+    def _alone(self, row: int, ids: Sequence[int], *, keep: int) -> Tensor:
+        """Compute one sequence from its beginning, cached at a row; return the logits of its last `keep` tokens."""
+        tokens, positions = np.asarray(ids, dtype=np.int64), np.arange(len(ids))
+        step = AttentionStep(
+            keys=self.cache.keys,
+            values=self.cache.values,
+            write=self._write_index(np.full(len(ids), row), positions),
+            bias={},
+            num_rows=0,
+            length=0,
+            prompts=self._prompt_layout([len(ids)]),
+        )
+        return self._forward(tokens, positions, step, keep)
 
     def copy_prefixes(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Share prefixes outside a forward (deterministic mode)."""
