@@ -115,11 +115,11 @@ def index() -> str:
     end = (
         "\nThe keys are explained in [Asynchronous PPO](../explanation/async-ppo.md).\n\n"
         "## On one task\n\n"
-        "Each example for 40 steps from the same starting model: the greedy reward on 256 held-out words, the other "
-        "presets in grey. It is one seed: small differences mean nothing, and what it shows is that each learns "
-        "at `rollout.max_staleness` 2. The three that take longer are those whose loss keeps a gradient where PPO's "
-        "clip ends it. `python benchmarks/algorithms.py` draws it again, also with `--seeds 1 2 3` or another "
-        "`--max-staleness`.\n\n"
+        "Each example for 20 steps from the same starting model, with three seeds: the mean greedy reward on 256 "
+        "held-out words, its lowest and highest as a band, the other presets in grey. What it shows is that each "
+        "learns at `rollout.max_staleness` 2. The three that take longer are those whose loss keeps a gradient where "
+        "PPO's clip ends it. `python benchmarks/algorithms.py --seeds 1 2 3 --steps 20` draws it again, also with "
+        "other seeds or another `--max-staleness`.\n\n"
         "![Held-out reward over the steps, a panel for each preset](../images/algorithms.png)"
     )
     return MADE + "\n".join([*head, *rows, end]) + "\n"
