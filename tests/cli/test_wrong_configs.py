@@ -41,6 +41,8 @@ WRONG = [
     ("actor.lora={rank: 0, alpha: 16, targets: [q_proj]}", "actor.lora.rank is 0"),
     ("actor.lora={rank: 8, alpha: 16, targets: []}", "actor.lora.targets is empty"),
     ("actor.lora={r: 8, alpha: 16, targets: [q_proj]}", "actor.lora.r"),
+    ("rollout.adapters={a/b: x}", "rollout.adapters: 'a/b' is no name"),
+    ("rollout.adapters={critic: nowhere}", "rollout.adapters.critic 'nowhere' is no adapter folder"),
     ("actor.max_tokens_per_microbatch=4", "actor.max_tokens_per_microbatch=4 cannot hold a whole answer"),
     ("actor.options.nothing=1", "unknown key 'actor.options.nothing'"),
     ("rollout.backend=vlm:d1", "no infer backend named 'vlm' is installed"),

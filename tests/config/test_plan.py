@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -515,6 +516,65 @@ def test_an_adapter_asked_to_travel_alone_is_refused_where_it_cannot(model: Path
         plan(model, f"actor.lora={{path: {begun}}}", "weight_sync.lora=merged")
     lora = plan(model, f"actor.lora={{path: {begun}}}").role("actor").lora
     assert lora is not None and (lora.rank, lora.alpha, lora.targets) == (4, 8.0, ("q_proj",))
+
+
+def adapter_folder(folder: Path, rank: int = 4, **more: object) -> Path:
+    """Return a folder with the configuration of an adapter, as PEFT writes it."""
+    folder.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none", **more}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_adapters_beside_the_policy_are_planned(model: Path, tmp_path: Path) -> None:
+    """The plan names them; an engine with options for their number and rank has them, unless they are set."""
+    one, two = adapter_folder(tmp_path / "one"), adapter_folder(tmp_path / "two", rank=12)
+    words = f"rollout.adapters={{critic: {one}, other-1.b: {two}}}"
+    beside = plan(model, words)
+
+    assert "adapters beside the policy: critic, other-1.b" in describe_plan(beside)
+    assert {name: each.path for name, each in beside.role("rollout").adapters.items()} == {
+        "critic": str(one),
+        "other-1.b": str(two),
+    }
+    assert beside.role("rollout").options == {}
+    assert "beside" not in describe_plan(plan(model)) and plan(model).role("rollout").adapters == {}
+
+
+def test_adapters_beside_the_policy_that_cannot_be_are_refused(model: Path, tmp_path: Path) -> None:
+    """By name: an engine that serves none with those that do, a folder that is none, another kind, no name."""
+    good, scaled = adapter_folder(tmp_path / "one"), adapter_folder(tmp_path / "rs", use_rslora=True)
+    dora = adapter_folder(tmp_path / "dora", use_dora=True)
+
+    with pytest.raises(CapabilityError, match=r"lora\.adapters") as refused:
+        plan(model, f"rollout.adapters={{a: {good}}}", "rollout.backend=fake:d1", overlay=fake("infer", INFER))
+    assert "backends that can: reference" in refused.value.fix
+    wrong = (
+        (tmp_path, "is no adapter folder"),
+        (scaled, "another kind.*\n.*use_rslora"),
+        (dora, "another kind.*\n.*dora"),
+    )
+    for folder, said in wrong:
+        with pytest.raises(ModelError, match=said) as unfit:
+            plan(model, f"rollout.adapters={{a: {folder}}}")
+        assert "rollout.adapters.a" in unfit.value.what
+    for name in ("", "a/b", "a b", "a@1"):
+        with pytest.raises(PlanError, match=r"rollout\.adapters: .* is no name"):
+            plan(model, f"rollout.adapters={{{name!r}: {good}}}")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_server_makes_room_for_the_adapters_of_a_run(model: Path, tmp_path: Path, engine: str) -> None:
+    """Their number and the highest rank among them, without an option; an option goes before it."""
+    one, two = adapter_folder(tmp_path / "one"), adapter_folder(tmp_path / "two", rank=12)
+    words = (f"rollout.adapters={{a: {one}, b: {two}}}", f"rollout.backend={engine}:d1", "rollout.options.url=http://x")
+    wanted = {"max_adapters": 2, "max_adapter_rank": 12}
+
+    found = plan(model, *words).role("rollout").options
+    more = plan(model, *words, "rollout.options.max_adapters=5").role("rollout").options
+
+    assert {name: found[name] for name in wanted} == wanted
+    assert (more["max_adapters"], more["max_adapter_rank"]) == (5, 12)
 
 
 def test_an_adapter_s_role_needs_no_optimizer_states_of_the_model(model: Path) -> None:

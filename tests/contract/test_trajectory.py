@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from areal_core.contract.data import StopReason
 from areal_core.contract.errors import BatchError
 from areal_core.contract.inference import Generation, VersionSpan
 from areal_core.contract.train import ROUTED_EXPERTS
-from areal_core.contract.trajectory import TrajectoryBuilder, from_generation
+from areal_core.contract.trajectory import NO_VERSION, TrajectoryBuilder, from_generation
 
 
 def generation_of(
@@ -115,7 +116,7 @@ BAD_SPANS = {
     "missing": [],
     "empty span": [(0, 0, 3), (0, 3, 3)],
     "going back": [(0, 2, 3), (2, 3, 2)],
-    "negative": [(0, 3, -1)],
+    "negative": [(0, 3, -2)],
 }
 
 
@@ -131,6 +132,30 @@ def test_version_spans_must_cover_the_output(spans: list[tuple[int, int, int]]) 
 
     with pytest.raises(BatchError, match="version span"):
         from_generation([5], generation, 1.0)
+
+
+def test_what_no_version_of_the_policy_made_is_context_and_never_trained_on() -> None:
+    """An adapter's tokens come with version -1: taken as context they have no columns, trained on they are refused."""
+    adapters = Generation(
+        output_ids=(4, 7),
+        logprobs=(-0.1, -0.2),
+        version_spans=(VersionSpan(start=0, stop=2, version=NO_VERSION),),
+        stop_reason=StopReason.STOP,
+    )
+    turns = TrajectoryBuilder([5])
+    turns.add_generation(adapters, train=False)
+    turns.add_generation(generation_of([6]))
+    made = turns.build(1.0)
+
+    assert made.loss_mask.tolist() == [False, False, False, True]
+    assert made.versions.tolist()[:3] == [NO_VERSION] * 3 and not made.logprobs[:3].any()
+    with pytest.raises(BatchError, match="carries no policy version") as refused:
+        from_generation([5], adapters, 1.0)
+    assert "train=False" in refused.value.fix
+    spans = (VersionSpan(start=0, stop=1, version=NO_VERSION), VersionSpan(start=1, stop=2, version=0))
+    mixed = evolve(adapters, version_spans=spans)
+    with pytest.raises(BatchError, match="carries no policy version"):
+        from_generation([5], mixed, 1.0)
 
 
 @pytest.mark.parametrize("logprobs", [(), (-0.1,), (-0.1, -0.1, -0.1), (-0.1, float("nan")), (-0.1, float("-inf"))])

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job, WorkerStatus
-from areal_core.contract.train import EngineInfo, RankContext
+from areal_core.contract.train import EngineInfo, LoraSpec, RankContext
 from areal_core.loop.launch import ReplicaLauncher, start_train_group
 from areal_core.plugins.registry import default_registry
 from areal_tasks.quickstart.quickstart import preset_path
@@ -31,13 +32,15 @@ class Elsewhere:
         self.id, self.host = worker_id, host
         self.ranks: list[RankContext] = []
         self.together: bool | None = None
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Answer as a hosted engine would. Any: the contract's."""
+        self.calls.append((method, args))
         if method == "rendezvous":
             self.together = args[1]
             return f"tcp://{args[0]}:{20_000 + int(self.id[-1])}"
-        if len(args) > 1:
+        if method == "start" and len(args) > 1:
             self.ranks.append(args[1])
         return EngineInfo(**INFO)  # type: ignore[arg-type]
 
@@ -104,6 +107,26 @@ def test_rank_zero_is_told_whether_all_ranks_are_on_its_host(
     asyncio.run(start_train_group(recorder, plan, plan.role("actor"), plan.config.actor, total_steps=1))
 
     assert recorder.workers[0].together is together
+
+
+def test_every_replica_is_given_the_adapters_before_it_serves(plan: Plan) -> None:
+    """The first and those that come later: `start` ends when each adapter is loaded, as version 0."""
+    adapters = {"critic": LoraSpec(rank=1, alpha=1.0, targets=("q",), path="/a"), "other": LoraSpec(path="/b")}
+    roles = tuple(attrs.evolve(role, adapters=adapters if role.role == "rollout" else {}) for role in plan.roles)
+
+    async def run() -> list[list[tuple[str, tuple[Any, ...]]]]:
+        recorder = Recorder("here", "here")
+        launcher = ReplicaLauncher(recorder, attrs.evolve(plan, roles=roles))
+        workers = [await launcher.place() for _ in range(2)]
+        for worker in workers:
+            await launcher.start(worker)
+        return [worker.calls for worker in recorder.workers]
+
+    for first, *more in asyncio.run(run()):
+        assert first[0] == "start" and more == [
+            ("load_adapter", ("critic", "/a", 0)),
+            ("load_adapter", ("other", "/b", 0)),
+        ]
 
 
 def test_a_replica_that_weights_would_not_reach_is_not_kept(plan: Plan) -> None:

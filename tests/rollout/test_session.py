@@ -10,10 +10,11 @@ import pytest
 from tests.benches.rollouts import NoTokenizer, drive
 
 from areal_core.contract.abilities import asked_of
-from areal_core.contract.errors import ConfigError, RolloutError, WorkerTimeout
+from areal_core.contract.errors import BatchError, ConfigError, RolloutError, WorkerTimeout
 from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import IMAGES, Grammar, PauseMode, SamplingParams, Structure
 from areal_core.contract.optional import ToolCall, ToolParse
+from areal_core.contract.trajectory import NO_VERSION, from_generation
 from areal_core.contract.workflow import RewardInput, Session
 from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.session import PoolSession, PoolSessions, derive_seed
@@ -189,5 +190,24 @@ def test_tool_calls_are_read_by_a_replica_that_answers() -> None:
         read = await drive(clock, session.parse_tool_calls("add(1)", [{"function": {"name": "add"}}]))
         assert read == ToolParse(content="add(1)", calls=(ToolCall(name="add", arguments="{}"),))
         assert [worker.calls for worker in workers] == [["parse_tool_calls"]] * 2
+
+    run(test)
+
+
+def test_what_an_adapter_generated_is_of_no_version_of_the_policy() -> None:
+    """The request names it, the answer's version is -1; a turn without one is asked and stamped as ever."""
+
+    async def test() -> None:
+        bench = Bench()
+        session = bench.open()
+        theirs = await drive(bench.clock, session.generate([5], adapter="critic"))
+        ours = await drive(bench.clock, session.generate([5]))
+
+        assert [request.adapter for request in bench.engine.requests] == ["critic", ""]
+        assert {span.version for span in theirs.version_spans} == {NO_VERSION}
+        assert {span.version for span in ours.version_spans} == {0}
+        assert theirs.version_spans[-1].stop == len(theirs.output_ids)
+        with pytest.raises(BatchError, match="carries no policy version"):
+            from_generation([5], theirs, 1.0)
 
     run(test)

@@ -99,16 +99,17 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(tmp_path: Path, hub: LocalHub)
     script = (
         "from areal_core import load_config\nfrom areal_hub.hub import HUB\n"
         "run = HUB.pinned(load_config(base={'model': {'path': 'org/tiny@old'}, 'reference': {'path': 'org/tiny'},"
+        " 'rollout': {'adapters': {'critic': 'org/tiny', 'here': '/a/folder'}},"
         " 'data': {'name': 'hub', 'options': {'path': 'org/tiny', 'revision': 'old'}}}))\n"
-        "print(run.model.path, run.reference.path, run.data.options)"
+        "print(run.model.path, run.reference.path, *run.rollout.adapters.values(), run.data.options)"
     )
     environ = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path)}
     hub.files["datasets/org"] = {}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environ, check=True)
 
-    first, second, *options = done.stdout.split(maxsplit=2)
-    assert (first, second) == (f"org/tiny@{OLDER}", f"org/tiny@{COMMIT}")
-    assert f"'revision': '{OLDER}'" in options[0]
+    *named, options = done.stdout.split(maxsplit=4)
+    assert named == [f"org/tiny@{OLDER}", f"org/tiny@{COMMIT}", f"org/tiny@{COMMIT}", "/a/folder"]
+    assert f"'revision': '{OLDER}'" in options
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,16 @@
-"""The actor's adapter: whether anybody can train it, what it begins as, and whether it travels alone.
+"""The actor's adapter: whether anybody can train it, what it begins as, and whether it travels alone; others beside it.
 
-Knows: LoraSpec, adapter_config.json as PEFT writes it, the claim `weights.adapter` of both sides.
+Knows: LoraSpec, adapter_config.json as PEFT writes it, the claims `weights.adapter` and `lora.adapters`.
 Does not know: tensors of an adapter, or layers of a model.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import re
 from typing import TYPE_CHECKING, Any
 
-from areal_core.config.model_folder import read_json
-from areal_core.config.schema import AUTO, RunConfig
+from areal_core.config.model_folder import local_folder, read_json
+from areal_core.config.schema import AUTO, RolloutConfig, RunConfig
 from areal_core.contract.errors import CapabilityError, ModelError, PlanError
 from areal_core.contract.train import LoraSpec
 from areal_core.plugins.registry import Registry
@@ -45,11 +44,7 @@ def plan_lora(role: str, spec: LoraSpec) -> LoraSpec:
     if not spec.alpha > 0:
         raise PlanError(f"{at}.alpha is {spec.alpha:g}", why="it must be above 0", fix="for example twice the rank")
     if not spec.targets:
-        raise PlanError(
-            f"{at}.targets is empty",
-            why="no layer would be trained",
-            fix="for example [q_proj, k_proj, v_proj, o_proj]",
-        )
+        raise PlanError(f"{at}.targets is empty", why="no layer would be trained", fix="for example [q_proj, v_proj]")
     return spec
 
 
@@ -84,12 +79,32 @@ def travels(config: RunConfig, registry: Registry, actor: RolePlan, rollout: Rol
     return True
 
 
+def plan_adapters(rollout: RolloutConfig) -> dict[str, LoraSpec]:
+    """Return what stands in the folders of `rollout.adapters`, by name. Raises PlanError (a name), ModelError."""
+    if odd := [name for name in rollout.adapters if not re.fullmatch(r"[\w.-]+", name)]:
+        raise PlanError(f"rollout.adapters: {odd[0]!r} is no name", why="servers get it", fix="use letters and -")
+    others = (*_OTHER, "use_rslora")  # engines read these folders themselves, not all of them with that scale
+    return {name: read_lora(f"rollout.adapters.{name}", path, others) for name, path in rollout.adapters.items()}
+
+
 def _begun(at: str, spec: LoraSpec) -> LoraSpec:
     """Return the spec with rank, alpha and targets of the folder it begins as."""
-    folder = Path(os.path.expanduser(spec.path))  # noqa: PTH111  a user who is not here is left as written
+    own = read_lora(f"{at}.path", spec.path)
+    for name in ("rank", "alpha", "targets"):
+        given, its = getattr(spec, name), getattr(own, name)
+        if given and (sorted(given) != sorted(its) if name == "targets" else given != its):
+            raise PlanError(
+                f"{at}.{name} is {given}", why=f"the adapter in {at}.path has {its}", fix=f"leave {at}.{name} out"
+            )
+    return own
+
+
+def read_lora(key: str, path: str, others: tuple[str, ...] = _OTHER) -> LoraSpec:
+    """Return rank, alpha and targets of a folder in PEFT's format, here or on the hub; errors name the `key`."""
+    folder = local_folder(path)
     if not (folder / CONFIG).is_file():
         raise ModelError(
-            f"{at}.path {spec.path!r} is no adapter folder",
+            f"{key} {path!r} is no adapter folder",
             why=f"it has no {CONFIG}",
             fix="name a folder that peft's save_pretrained wrote, or `adapter` in a model folder of a run",
         )
@@ -98,20 +113,13 @@ def _begun(at: str, spec: LoraSpec) -> LoraSpec:
     alpha: Any = found.get("lora_alpha")
     targets: Any = found.get("target_modules")
     plain = type(rank) is int and isinstance(alpha, int | float) and isinstance(targets, list)
-    odd = [key for key in _OTHER if found.get(key) not in (None, False, "none") and found[key]]
+    odd = [entry for entry in others if found.get(entry) not in (None, False, "none") and found[entry]]
     if not plain or odd or found.get("peft_type") != "LORA":
         raise ModelError(
-            f"the adapter in {spec.path!r} cannot be trained",
+            f"the adapter in {key} {path!r} is of another kind",
             why=f"{', '.join(odd) or 'peft_type, r, lora_alpha or target_modules'} in {CONFIG}: only W + "
             "(alpha / rank) B A on layers named one by one is trained and served",
             fix="merge it into the model with peft, and begin a new one",
         )
     scale = rank**0.5 if found.get("use_rslora") else 1.0
-    own = LoraSpec(rank=rank, alpha=alpha * scale, targets=sorted(targets), path=str(folder))
-    for name in ("rank", "alpha", "targets"):
-        given, its = getattr(spec, name), getattr(own, name)
-        if given and (sorted(given) != sorted(its) if name == "targets" else given != its):
-            raise PlanError(
-                f"{at}.{name} is {given}", why=f"the adapter in {at}.path has {its}", fix=f"leave {at}.{name} out"
-            )
-    return own
+    return LoraSpec(rank=rank, alpha=alpha * scale, targets=sorted(targets), path=str(folder.absolute()))

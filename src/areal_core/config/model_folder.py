@@ -50,15 +50,21 @@ class ModelFolder:
         return self.image_token_id is not None or self.architecture.endswith(_WITH_IMAGES)
 
 
+def local_folder(path: str) -> Path:
+    """Return the folder that a path, or a name on the hub, stands for; it need not be there. Raises ModelError."""
+    folder = Path(os.path.expanduser(path))  # noqa: PTH111  a user who is not here is left as written
+    if path and not os.path.exists(folder) and (hub := extension("hub")) is not None:  # noqa: PTH110  as below
+        folder = hub.folder(path) or folder
+    return folder
+
+
 def inspect_model(path: str, *, images: bool = False) -> ModelFolder:
     """Read a model folder; with `images` it may also be of a model that takes images beside text.
 
     Raises:
         ModelError: not a folder, no config.json, not a causal language model, or no weights.
     """
-    folder = Path(os.path.expanduser(path))  # noqa: PTH111  a user who is not here is left as written
-    if path and not os.path.exists(folder) and (hub := extension("hub")) is not None:  # noqa: PTH110  as below
-        folder = hub.folder(path) or folder
+    folder = local_folder(path)
     if not path or not os.path.isdir(folder):  # noqa: PTH112  nor does this raise for a name that is too long
         raise ModelError(
             f"model folder {path!r} does not exist" if path else "no model given",

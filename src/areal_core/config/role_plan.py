@@ -10,10 +10,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, fields_dict, frozen
 
 from areal_core.config.backend import BackendString, parse_backend
-from areal_core.config.lora import CLAIM, plan_lora
+from areal_core.config.lora import CLAIM, plan_adapters, plan_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.placement import PlacementConfig
 from areal_core.config.role_checks import check_optimizer
@@ -50,6 +50,8 @@ class RolePlan:
     placement: PlacementConfig = PlacementConfig()
     lora: LoraSpec | None = None
     """The adapter the role trains; of the rollout, the shape of those that travel to it, None for whole weights."""
+    adapters: Mapping[str, LoraSpec] = Factory(dict)
+    """What is served beside the policy, by name."""
     memory_per_worker: int = 0
     """Bytes for weights and optimizer, estimated; activations and cache come on top."""
 
@@ -104,7 +106,13 @@ def plan_rollout_role(config: RunConfig, registry: Registry, device: str, genera
     rollout = config.rollout
     backend = parse_backend(rollout.backend)
     options = rollout.options
-    _require(registry, "infer", backend, asked_of_sampling(rollout.sampling), device)
+    adapters = plan_adapters(rollout)
+    needs = ("lora.adapters",) if adapters else ()
+    _require(registry, "infer", backend, (*asked_of_sampling(rollout.sampling), *needs), device)
+    config_class = registry.config_class("infer", backend.name)
+    if adapters and config_class is not None:  # engines that set memory aside are told for how many
+        room = {"max_adapters": len(adapters), "max_adapter_rank": max(each.rank for each in adapters.values())}
+        options = {name: value for name, value in room.items() if name in fields_dict(config_class)} | {**options}
     if config.deterministic and generating:
         claim = registry.require("infer", backend.name, "deterministic", device=device)
         options = {**options, "deterministic": True} if claim.condition else options
@@ -137,6 +145,7 @@ def plan_rollout_role(config: RunConfig, registry: Registry, device: str, genera
         model=model,
         options=options,
         python=rollout.python,
+        adapters=adapters,
         memory_per_worker=2 * model.num_parameters * (4 if dtype == "float32" else 2),
     )
 

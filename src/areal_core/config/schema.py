@@ -125,6 +125,8 @@ class RolloutConfig:
     """One generation request, from asking a replica to its last token; also how long it may be held back."""
     episode_timeout_s: float = field(default=1800.0, validator=validators.gt(0.0))
     """The episodes of a group side by side, with all their turns and tries; or one of an evaluation."""
+    adapters: Mapping[str, str] = Factory(dict)
+    """Name -> an adapter that workflows may ask beside the policy: a folder in PEFT's format, or a name on the hub."""
     max_replacements: int = field(default=2, validator=validators.ge(0), metadata={"was": "replace"})
     """Lost inference replicas a run may replace; 0 goes on with those that are left."""
     sampling: SamplingParams = SamplingParams()

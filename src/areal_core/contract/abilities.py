@@ -116,6 +116,7 @@ ABILITIES: Mapping[str, Mapping[str, Ability]] = MappingProxyType(
             {
                 "multi_turn": Ability("asks the policy more than once in one episode"),
                 "images": Ability("shows the policy the images of a row"),
+                "adapters": Ability("asks adapters that are served beside the policy"),
             }
         ),
     }

@@ -100,8 +100,8 @@ class Trajectory:
         if length and bool((self.versions[self.loss_mask] < 0).any()):
             raise BatchError(
                 "a generated token carries no policy version",
-                why="staleness is computed from the oldest version among generated tokens",
-                fix="copy the versions from Generation.version_spans",
+                why="it must be known which weights computed a token that is trained on, and an adapter's are not them",
+                fix="copy the versions of Generation.version_spans; add_generation(.., train=False) if they are -1",
             )
 
     def __len__(self) -> int:

@@ -143,7 +143,7 @@ def _versions(generation: Generation) -> list[int]:
     """Spread the version spans over the output tokens."""
     versions: list[int] = []
     for span in generation.version_spans:
-        newest = versions[-1] if versions else 0
+        newest = versions[-1] if versions else NO_VERSION
         if span.start != len(versions) or span.stop <= span.start or span.version < newest:
             raise BatchError(
                 f"version span [{span.start}, {span.stop}) of version {span.version} does not follow token "

@@ -15,7 +15,7 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
         "infer": (1, 3),
         "scheduler": (1, 1),
         "transport": (1, 2),
-        "workflow": (1, 2),
+        "workflow": (1, 3),
         "objective": (1, 0),
         "estimator": (1, 0),
         "accept": (1, 0),

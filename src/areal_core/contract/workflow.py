@@ -111,6 +111,7 @@ class Session(Protocol):
         *,
         structure: Structure | None = None,
         images: Sequence[bytes] = (),
+        adapter: str = "",
     ) -> Generation:
         """Generate with the run's sampling parameters, or the given ones.
 
@@ -119,11 +120,13 @@ class Session(Protocol):
         `structure` is what the output's text must look like, since 1.1; log-probs are of the tokens it allows.
         `images` are whole PNG or JPEG files, since 1.2: one for each `image_token_id` of `input_ids`, in order. A
         later turn gives those of earlier turns again, and the trajectory carries all that its tokens were asked with.
+        `adapter` names one of `rollout.adapters` to generate with in place of the policy, since 1.3. What comes back
+        is the policy's nowhere: its version is `NO_VERSION`, and a trajectory that trains on it cannot be made.
 
         Raises:
             PromptTooLong: the prompt leaves no room.
             NoReplica: every replica is out of service.
-            CapabilityError: the engine does not claim what is asked, for example `sampling.structured` or `images`.
+            CapabilityError: the engine does not claim what is asked, as `sampling.structured`, or has no such adapter.
             BatchError: more or fewer images than tokens that stand for one, or one that cannot be read.
         """
 

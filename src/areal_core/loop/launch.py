@@ -124,9 +124,12 @@ class ReplicaLauncher:
         return worker
 
     async def start(self, worker: Worker) -> EngineInfo:
-        """Load the starting policy, version 0, on a worker placed here."""
+        """Load the starting policy, version 0, and what is served beside it on a worker placed here."""
         spec = attrs.evolve(self._spec, replica=self._numbers[worker.id])
-        info: EngineInfo = await worker.call("start", spec, timeout_s=self._plan.config.scheduler.start_timeout_s)
+        limit = self._plan.config.scheduler.start_timeout_s
+        info: EngineInfo = await worker.call("start", spec, timeout_s=limit)
+        for name, adapter in self._role.adapters.items():
+            await worker.call("load_adapter", name, adapter.path, 0, timeout_s=limit)
         return info
 
     def connect(

@@ -138,6 +138,7 @@ class EpisodeRunner:
         turns = [
             from_generation(request.input_ids, generation, 0.0, images=request.extras.get(IMAGES, ()))
             for request, generation in (session.turns if episode is None else ())
+            if not request.adapter
         ]
         self._store.ended(
             EndedEpisode(

@@ -17,6 +17,7 @@ from areal_core.contract.errors import ConfigError, RolloutError
 from areal_core.contract.ids import GroupId, RequestId, TaskId
 from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, SamplingParams, Structure
 from areal_core.contract.optional import ToolParse
+from areal_core.contract.trajectory import NO_VERSION
 from areal_core.contract.workflow import RewardInput, RewardResult, Tokenizer
 from areal_core.fleet.pool import InferencePool
 from areal_core.plugins.extensions import RewardPool
@@ -66,6 +67,7 @@ class PoolSession:
         *,
         structure: Structure | None = None,
         images: Sequence[bytes] = (),
+        adapter: str = "",
     ) -> Generation:
         """Generate one turn; parameters without a seed get one that is the same in every run of the same seed."""
         turn = self._num_turns
@@ -80,9 +82,13 @@ class PoolSession:
             sampling=chosen,
             structure=structure,
             extras={IMAGES: tuple(images)} if images else {},
+            adapter=adapter,
         )
         with _Owned(self):
             generation = await self._source.pool.generate(request, affinity=self._affinity)
+        if adapter:  # no version of the policy made it
+            spans = [evolve(span, version=NO_VERSION) for span in generation.version_spans]
+            generation = evolve(generation, version_spans=spans)
         self.num_generated += len(generation.output_ids)
         self.turns.append((request, generation))
         return generation

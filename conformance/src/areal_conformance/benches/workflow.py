@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import tokenizers
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 from tokenizers import Regex, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -32,6 +32,7 @@ from areal_core.contract.errors import BatchError
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, Structure, VersionSpan
 from areal_core.contract.optional import ToolParse
+from areal_core.contract.trajectory import NO_VERSION
 from areal_core.contract.workflow import RewardInput, RewardResult, RolloutWorkflow, Tokenizer
 
 E = TypeVar("E", bound=Exception)
@@ -53,6 +54,7 @@ class Asked:
     input_ids: tuple[int, ...]
     sampling: SamplingParams | None
     images: tuple[bytes, ...] = ()
+    adapter: str = ""
     generation: Generation | None = None
 
 
@@ -88,8 +90,9 @@ class ScriptedSession:
         *,
         structure: Structure | None = None,
         images: Sequence[bytes] = (),
+        adapter: str = "",
     ) -> Generation:
-        """Give the script's generation of this turn."""
+        """Give the script's generation of this turn; that of an adapter is of no version of the policy."""
         turn, ids, shown = next(self._turns), tuple(input_ids), tuple(images)
         self.begun += 1
         await self._wait(None if self.at_generate is None else self.at_generate(turn))
@@ -99,7 +102,10 @@ class ScriptedSession:
             told = f"{len(shown)} images for {places} tokens that stand for one"
             outcome = BatchError(f"turn {turn} was asked with {told}")
         made = None if isinstance(outcome, BaseException) else outcome
-        self.asked.append(Asked(input_ids=ids, sampling=sampling, images=shown, generation=made))
+        if adapter and made is not None:
+            spans = [evolve(span, version=NO_VERSION) for span in made.version_spans]
+            outcome = made = evolve(made, version_spans=spans)
+        self.asked.append(Asked(input_ids=ids, sampling=sampling, images=shown, adapter=adapter, generation=made))
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -241,6 +247,13 @@ class WorkflowBench(Bench):
     async def episode(self, session: ScriptedSession, row: Mapping[str, Any] | None = None) -> Episode:
         """Make one episode as the executor does, a single trajectory wrapped; Violation if there is none."""
         return self._wrapped(await self.run(session, row), session)
+
+    async def adapted(self, session: ScriptedSession, row: Mapping[str, Any]) -> Episode:
+        """Make one episode of an instance that was told to ask an adapter. Any: the workflow decides."""
+        workflow: RolloutWorkflow = self.build("adapters")
+        return self._wrapped(
+            await self.soon(workflow.arun_episode(session, row), "an episode with an adapter"), session
+        )
 
     def _wrapped(self, made: Any, session: ScriptedSession) -> Episode:  # Any: what a workflow returned
         if isinstance(made, Trajectory):

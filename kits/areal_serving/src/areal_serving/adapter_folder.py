@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from areal_core.config.lora import read_lora
 from areal_core.config.model_folder import read_headers
 from areal_core.contract.errors import ModelError
 
@@ -38,6 +39,12 @@ def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
                 why=f"{layer}: {problem}",
                 fix="train it on the model that is served",
             )
+
+
+def read_scale(folder: Path) -> float:
+    """Return what B A is multiplied with. Raises ModelError: an adapter of another kind."""
+    found = read_lora("load_adapter", str(folder))
+    return found.alpha / found.rank
 
 
 def _problem(layer: str, headers: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> str:

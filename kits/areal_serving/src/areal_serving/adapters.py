@@ -85,7 +85,7 @@ class Adapters:
             raise CapabilityError(
                 f"adapter {name!r} is not loaded",
                 why=f"loaded are {', '.join(sorted(self._current)) or 'none'}",
-                fix="call load_adapter first",
+                fix="name it and its folder under rollout.adapters",
             )
         return self._current[name]
 

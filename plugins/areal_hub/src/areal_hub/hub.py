@@ -31,6 +31,9 @@ class Hub:
             role = getattr(config, name)
             if role is not None and role.path:
                 config = evolve(config, **{name: evolve(role, path=self._pinned(role.path))})
+        if config.rollout.adapters:
+            adapters = {name: self._pinned(path) for name, path in config.rollout.adapters.items()}
+            config = evolve(config, rollout=evolve(config.rollout, adapters=adapters))
         held_out, sets = config.evaluation.data, config.evaluation.sets
         evaluation = evolve(
             config.evaluation,

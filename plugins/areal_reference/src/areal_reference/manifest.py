@@ -80,7 +80,7 @@ INFER = Manifest(
         "scoring": full(),
         "memory.sleep": not_yet("weights and cache stay on the device between steps"),
         "tools.parse": not_yet("outputs are not read for tool calls"),
-        "lora.adapters": not_yet("only full weights are served"),
+        "lora.adapters": full(),
         "experts.trace": not_yet("the experts that computed a token are not recorded"),
         "images": unsupported("text decoders only"),
         "transport.disk": full(),

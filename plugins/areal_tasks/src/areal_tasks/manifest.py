@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins.claims import full
+from areal_core.plugins.claims import full, not_yet
 from areal_core.plugins.manifest import Manifest
 
 _GYM = ("reasoning-gym>=0.1.20",)
@@ -16,6 +16,18 @@ SINGLE_TURN = Manifest(
     devices=("cpu", "cuda", "npu"),
     claims={"images": full()},
     summary="One prompt, one completion, one reward.",
+)
+
+CRITIQUE = Manifest(
+    role="workflow",
+    name="critique",
+    contract=(1, 3),
+    factory="areal_tasks.workflows.critique:CritiqueWorkflow",
+    config="areal_tasks.workflows.critique:CritiqueConfig",
+    devices=("cpu", "cuda", "npu"),
+    claims={"multi_turn": full(), "adapters": full(), "images": not_yet("the critic would not see them")},
+    conformance="areal_tasks.conformance:CRITIQUE",
+    summary="Answer, be criticised by an adapter or by the policy, answer again.",
 )
 
 SPELL = Manifest(

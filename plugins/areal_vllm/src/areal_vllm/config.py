@@ -64,8 +64,8 @@ class VLLMConfig(ServedOptions):
     """Memory for keys and values, per rank. 0: what the share leaves on an accelerator, 1 GiB on the CPU."""
     max_adapters: int = field(default=0, validator=validators.ge(0))
     """Adapters served side by side. 0 serves none, and computes without the detour they cost."""
-    max_adapter_rank: int = field(default=16, validator=validators.in_(ADAPTER_RANKS))
-    """The highest rank among them; memory is set aside for it."""
+    max_adapter_rank: int = field(default=16, validator=[validators.ge(1), validators.le(ADAPTER_RANKS[-1])])
+    """The highest rank among them; memory is set aside for the next that vLLM knows: 1, 8, 16, 32, 64, ..."""
     sleep: bool = False
     """Let the engine give its device memory back between steps; GPUs and NPUs only."""
     tool_parser: str = ""

@@ -102,8 +102,8 @@ class _NoMoveLoop(GenerationLoop):
     def retire(self, gone: Sequence[int]) -> None:
         for index in gone:
             ticket = self.rows.tickets[index]
-            if ticket and self.owners.get(ticket.prefix) is ticket:
-                del self.owners[ticket.prefix]
+            if ticket and self.owners.get(ticket.shared) is ticket:
+                del self.owners[ticket.shared]
         self.rows.remove(gone)
 
 

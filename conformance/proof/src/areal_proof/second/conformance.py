@@ -78,4 +78,4 @@ INFER = Adapter(
 )
 SCHEDULER = Adapter()
 TRANSPORT = Adapter(faults=lambda transport: {"flip": _SpoiledBytes(transport), "truncate": _LostBytes(transport)})
-WORKFLOW = Adapter()
+WORKFLOW = Adapter(options={"adapters": {"asks": "a"}})

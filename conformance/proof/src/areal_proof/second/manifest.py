@@ -129,12 +129,13 @@ TRANSPORT = Manifest(
 WORKFLOW = Manifest(
     role="workflow",
     name="second",
-    contract=(1, 2),
+    contract=(1, 3),
     factory="areal_proof.second.workflow:SecondWorkflow",
+    config="areal_proof.second.workflow:SecondConfig",
     requires=("torch>=2.11",),
     extra="engine",
     devices=("cpu", "cuda", "npu"),
     summary="a second opinion on making an episode: two turns in one trajectory",
-    claims={"multi_turn": full(), "images": full()},
+    claims={"multi_turn": full(), "images": full(), "adapters": full()},
     conformance=f"{_CONFORMANCE}:WORKFLOW",
 )

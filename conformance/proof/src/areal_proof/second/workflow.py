@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import BatchError, DatasetError, RewardFailed
@@ -20,8 +20,18 @@ from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
 BETWEEN = "-again>"
 
 
+@frozen(kw_only=True)
+class SecondConfig:
+    """Which adapter is asked between its turns, none if empty."""
+
+    asks: str = ""
+
+
 class SecondWorkflow:
-    """Satisfies `contract.RolloutWorkflow`. Holds nothing."""
+    """Satisfies `contract.RolloutWorkflow`. Holds its options."""
+
+    def __init__(self, config: SecondConfig | None = None) -> None:
+        self.config = config or SecondConfig()
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode | Trajectory:
         """Ask twice and score the second answer. Any: as in the contract."""
@@ -33,6 +43,9 @@ class SecondWorkflow:
         context, images = self.ids_of(engine, prompt), self.images_of(engine, data)
         first = await engine.generate(context, images=images)
         middle = self.ids_of(engine, BETWEEN)
+        if self.config.asks:
+            thought = await engine.generate([*context, *first.output_ids], images=images, adapter=self.config.asks)
+            middle = [*thought.output_ids, *middle]
         second = await engine.generate([*context, *first.output_ids, *middle], images=images)
         result = await self.scored(engine, data, prompt, second)
         made = self.joined([(context, None), ((), first), (middle, None), ((), second)], self.value(engine, result))

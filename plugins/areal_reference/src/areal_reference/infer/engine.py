@@ -11,12 +11,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 import transformers
 from attrs import frozen
+from safetensors import SafetensorError
 
-from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed
+from areal_core.contract.errors import BatchError, CapabilityError, GenerationFailed, ModelError
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import (
     KV_USED_SHARE,
@@ -30,6 +32,7 @@ from areal_core.contract.inference import (
 )
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
+from areal_reference.infer.adapters import NamedAdapters
 from areal_reference.infer.cache import CacheSlab
 from areal_reference.infer.config import ReferenceInferenceConfig
 from areal_reference.infer.loading import LoadedModel, load_model
@@ -53,6 +56,7 @@ class Running:
     spec: InferenceSpec
     loaded: LoadedModel
     stage: WeightStage
+    adapters: NamedAdapters
     loop: GenerationLoop
     cache: CacheSlab
     events: asyncio.AbstractEventLoop
@@ -92,6 +96,7 @@ class ReferenceInferenceEngine:
         )
         staging = WeightStage if spec.lora is None else AdapterStage
         stage = staging(model=loaded.model, clock=self._clock)
+        adapters = NamedAdapters(loaded.model)
         loop = GenerationLoop(
             runner=ModelRunner(loaded, cache),
             stage=stage,
@@ -100,9 +105,17 @@ class ReferenceInferenceEngine:
             deliver=lambda outcomes: self._from_thread(self._resolve, outcomes),
             clock=self._clock,
             traces=StepTraces.asked(os.environ, spec.replica),
+            adapters=adapters,
         )
         running = Running(
-            spec=spec, loaded=loaded, stage=stage, loop=loop, cache=cache, events=events, exited=asyncio.Event()
+            spec=spec,
+            loaded=loaded,
+            stage=stage,
+            adapters=adapters,
+            loop=loop,
+            cache=cache,
+            events=events,
+            exited=asyncio.Event(),
         )
         self._running = running
         await events.run_in_executor(self._background, loop.start, lambda: self._from_thread(self._exited, running))
@@ -125,7 +138,7 @@ class ReferenceInferenceEngine:
         Raises:
             PromptTooLong: no room for one token within the context.
             BatchError: a token id outside the vocabulary, or sampling parameters out of range.
-            CapabilityError: an adapter, images or other extras.
+            CapabilityError: an adapter that is not loaded, images or other extras.
             GenerationFailed: the engine is not started, closed, or a step failed.
         """
         running = self.running
@@ -184,6 +197,24 @@ class ReferenceInferenceEngine:
         running = self.running
         running.stage.cancel()
         await running.events.run_in_executor(self._background, running.stage.abort)
+
+    async def load_adapter(self, name: str, path: Path, version: int) -> None:
+        """Load one version of an adapter; later requests that name it use it, those in flight keep theirs.
+
+        Raises:
+            ModelError: the folder holds no adapter of this model.
+            VersionRegressed: this version, or a newer one, is loaded.
+        """
+        running = self.running
+        try:
+            adapter = await running.events.run_in_executor(self._background, running.adapters.read, name, path, version)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"the adapter in {str(path)!r} cannot be read", why=str(error)) from None
+        await self.between_steps(lambda: running.adapters.serve(adapter))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Drop every version of an adapter; requests in flight keep theirs. Idempotent."""
+        self.running.adapters.forget(name)
 
     async def status(self) -> EngineStatus:
         """Return a snapshot without waiting for a step."""
@@ -297,6 +328,7 @@ class ReferenceInferenceEngine:
             stop_strings=self._stop_strings(loaded, request),
             arrived_s=self._clock(),
             replay=request.num_prior if self._config.deterministic else 0,
+            adapter=running.adapters.find(request.adapter),
         )
 
     def _stop_strings(self, loaded: LoadedModel, request: GenerationRequest) -> StopStrings | None:
@@ -315,12 +347,6 @@ class ReferenceInferenceEngine:
 
 def _refuse(request: GenerationRequest) -> None:
     """Raise CapabilityError for what the manifest does not claim."""
-    if request.adapter:
-        raise CapabilityError(
-            f"request {request.request_id!r} names adapter {request.adapter!r}",
-            why="the reference generator serves full weights only",
-            fix="merge the adapter into the weights, as send_weights of a LoRA trainer does",
-        )
     if request.structure is not None:
         raise CapabilityError(
             f"request {request.request_id!r} asks for text of a {request.structure.grammar}",

@@ -19,6 +19,7 @@ from torch import Tensor
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, GenerationFailed
 from areal_core.contract.inference import Generation, Timings
+from areal_reference.infer.adapters import NamedAdapters
 from areal_reference.infer.config import CacheOnUpdate, ReferenceInferenceConfig
 from areal_reference.infer.rows import RowTable, Ticket
 from areal_reference.infer.runner import LENGTH_BUCKET, ModelRunner, StepWork, largest_invariant_tile
@@ -27,6 +28,7 @@ from areal_reference.infer.weights import WeightStage
 from areal_torch.traces import StepTraces
 
 Outcome = Generation | ArealError
+Drawn = tuple[NDArray[np.int64], NDArray[np.float32]]
 Deliver = Callable[[Sequence[tuple[Ticket, Outcome]]], None]
 TILES = (32, 8)
 """Rows per forward tried for deterministic mode, largest first; one at a time always works."""
@@ -56,6 +58,7 @@ class GenerationLoop:
     deliver: Deliver
     clock: Callable[[], float]
     traces: StepTraces
+    adapters: NamedAdapters
     rows: RowTable = field(factory=RowTable)
     waiting: deque[Ticket] = field(factory=deque)
     counters: Counters = field(factory=Counters)
@@ -66,7 +69,7 @@ class GenerationLoop:
     _stopping: bool = False
     _thread: threading.Thread | None = None
     owners: dict[tuple[int, ...], Ticket] = field(factory=dict)
-    """Prefix -> a running ticket whose cache holds it, computed by the weights serving now."""
+    """Prefix and adapter -> a running ticket whose cache holds it, computed by the weights serving now."""
     recompute: bool = False
 
     def start(self, on_exit: Callable[[], None]) -> None:
@@ -167,8 +170,8 @@ class GenerationLoop:
         """Free rows; the last rows move into the gaps, and so do their cache entries."""
         for row in gone:
             ticket = self.rows.tickets[row]
-            if self.owners.get(ticket.prefix) is ticket:
-                del self.owners[ticket.prefix]
+            if self.owners.get(ticket.shared) is ticket:
+                del self.owners[ticket.shared]
         moves = self.rows.remove(gone)
         if moves:
             source, target = zip(*moves, strict=True)
@@ -185,11 +188,11 @@ class GenerationLoop:
             longest = max(longest, ticket.final_length)
             if self.rows.count and self.runner.cache.bytes_for(self.rows.count + 1, longest) > limit_bytes:
                 break
-            if ticket.prefix not in self.owners:
+            if ticket.shared not in self.owners:
                 if fresh and len(ticket.prefix) > budget:
                     break
                 budget -= len(ticket.prefix)
-                self.owners[ticket.prefix] = ticket
+                self.owners[ticket.shared] = ticket
             self.waiting.popleft()
             ticket.admitted_s = now
             fresh.append(self.rows.add(ticket))
@@ -207,7 +210,7 @@ class GenerationLoop:
         place = {ticket: row for row, ticket in enumerate(self.rows.tickets)} if fresh else {}
         for row in fresh:
             prefix = self.rows.tickets[row].prefix
-            owner = place[self.owners[prefix]]
+            owner = place[self.owners[self.rows.tickets[row].shared]]
             if prefix and owner == row:
                 prompts.append((row, prefix))
             elif prefix:
@@ -222,7 +225,7 @@ class GenerationLoop:
         count = self.rows.count
         self.runner.cache.grow(count, int(self.rows.positions.max()) + 1)
         work = self._work(fresh)
-        tokens, logprobs = self._draw_tiles(work) if self.tile else self.draw(work)
+        tokens, logprobs = self._drawn(work)
         version = self.stage.version
         bad = np.flatnonzero(~np.isfinite(logprobs)).tolist()
         now = self.clock()
@@ -240,25 +243,42 @@ class GenerationLoop:
             self.retire(sorted({*done, *bad}))
             self.deliver(outcomes)
 
-    def draw(self, work: StepWork) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _drawn(self, work: StepWork) -> Drawn:
+        """Return a token and its log-prob for every row: one forward for the policy, one for each adapter in use."""
+        draw = self._draw_tiles if self.tile else self.draw
+        used = [ticket.adapter for ticket in self.rows.tickets]
+        if not any(used):
+            return draw(work)
+        tokens = np.zeros(self.rows.count, dtype=np.int64)
+        logprobs = np.zeros(self.rows.count, dtype=np.float32)
+        for adapter in dict.fromkeys(used):
+            rows = np.flatnonzero([other is adapter for other in used])
+            with self.adapters.applied(adapter):
+                tokens[rows], logprobs[rows] = draw(work.part(rows))
+        return tokens, logprobs
+
+    def draw(self, work: StepWork) -> Drawn:
+        rows = np.arange(self.rows.count) if work.rows is None else work.rows
         with torch.inference_mode():
             logits = self.runner.logits(work)
-            tokens, logprobs = sample(logits, self.rows.sampling(np.arange(self.rows.count)))
+            tokens, logprobs = sample(logits, self.rows.sampling(rows))
         return tokens.cpu().numpy(), logprobs.cpu().numpy()
 
-    def _draw_tiles(self, work: StepWork) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _draw_tiles(self, work: StepWork) -> Drawn:
         """Draw tile by tile, every tile the same shape, so that no row feels another."""
         self.runner.fill_alone(work.prompts)
         self.runner.copy_prefixes(work.copies)
-        tokens = np.zeros(self.rows.count, dtype=np.int64)
-        logprobs = np.zeros(self.rows.count, dtype=np.float32)
+        all_rows = np.arange(self.rows.count) if work.rows is None else work.rows
+        tokens = np.zeros(len(all_rows), dtype=np.int64)
+        logprobs = np.zeros(len(all_rows), dtype=np.float32)
         with torch.inference_mode():
-            for rows in self.runner.tiles(work.positions, self.tile):
-                logits = self.runner.tile_logits(rows, work.tokens[rows], work.positions[rows], self.tile)
+            for places in self.runner.tiles(work.positions, self.tile):
+                rows = all_rows[places]
+                logits = self.runner.tile_logits(rows, work.tokens[places], work.positions[places], self.tile)
                 filled = np.concatenate([rows, np.full(self.tile - len(rows), rows[0])])
                 drawn, chance = sample(logits, self.rows.sampling(filled, fixed_shape=True))
-                tokens[rows] = drawn.cpu().numpy()[: len(rows)]
-                logprobs[rows] = chance.cpu().numpy()[: len(rows)]
+                tokens[places] = drawn.cpu().numpy()[: len(rows)]
+                logprobs[places] = chance.cpu().numpy()[: len(rows)]
         return tokens, logprobs
 
     @torch.inference_mode()

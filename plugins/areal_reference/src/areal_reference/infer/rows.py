@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, GenerationRequest, Timings, VersionSpan
+from areal_reference.infer.adapters import NamedAdapter
 from areal_reference.infer.sampling import RowSampling, uniforms
 from areal_serving.stopping import StopStrings
 
@@ -43,6 +44,8 @@ class Ticket:
     first_s: float = 0.0
     replay: int = 0
     """Prior tokens to feed one by one instead of as prompt (deterministic mode)."""
+    adapter: NamedAdapter | None = None
+    """What it is computed with in place of the policy."""
 
     @property
     def penalised(self) -> bool:
@@ -59,6 +62,11 @@ class Ticket:
     def prefix(self) -> tuple[int, ...]:
         """Return what is cached before the first step: all but the token the first step starts from."""
         return self.request.input_ids[: len(self.request.input_ids) - self.replay - 1]
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """Return the same for requests whose prefixes have the same cache."""
+        return self.prefix if self.adapter is None else (-id(self.adapter), *self.prefix)
 
 
 STATE = np.dtype(
@@ -194,7 +202,10 @@ class RowTable:
         return np.concatenate(parts)
 
     def record(self, tokens: Ints, logprobs: NDArray[np.float32], version: int, now_s: float) -> list[int]:
-        """Take the drawn tokens of all rows, computed by the weights of `version`; return the rows that ended."""
+        """Take the drawn tokens of all rows, computed by the weights of `version`; return the rows that ended.
+
+        Rows with an adapter are stamped with the adapter's version.
+        """
         replaying = self.state["replay"][: self.count] > 0
         rows = np.flatnonzero(~replaying)
         for row in np.flatnonzero(replaying).tolist():
@@ -205,6 +216,9 @@ class RowTable:
             self.outputs = _grow(self.outputs, (len(self.state), 2 * self.outputs.shape[1]))
         for name, values in (("token", tokens), ("logprob", logprobs[rows]), ("version", version)):
             self.outputs[name][rows, column] = values
+        for row, ticket in enumerate(self.tickets):
+            if ticket.adapter is not None and not replaying[row]:
+                self.outputs["version"][row, self.state["generated"][row]] = ticket.adapter.version
         for row in rows[column == 0].tolist():
             self.tickets[row].first_s = now_s
         state["generated"] += 1

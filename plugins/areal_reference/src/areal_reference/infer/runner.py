@@ -36,6 +36,18 @@ class StepWork:
     positions: Ints
     prompts: Sequence[tuple[int, Sequence[int]]] = field(default=())
     copies: Sequence[tuple[int, int, int]] = field(default=())
+    rows: Ints | None = None
+    """Which rows these are; None for all, in order."""
+
+    def part(self, rows: Ints) -> StepWork:
+        """Return what the step computes for some of all rows."""
+        return StepWork(
+            tokens=self.tokens[rows],
+            positions=self.positions[rows],
+            prompts=[prompt for prompt in self.prompts if prompt[0] in rows],
+            copies=[copy for copy in self.copies if copy[1] in rows],
+            rows=rows,
+        )
 
 
 class ModelRunner:
@@ -51,7 +63,7 @@ class ModelRunner:
         """Return logits [R, V] for the token after each row's last one, in one forward."""
         num_rows = len(work.tokens)
         lengths = [len(ids) for _, ids in work.prompts]
-        rows = np.arange(num_rows)
+        rows = np.arange(num_rows) if work.rows is None else work.rows
         slots, positions, tokens = rows, work.positions, work.tokens
         if lengths:
             prompt_rows = np.repeat([row for row, _ in work.prompts], lengths)
@@ -66,6 +78,7 @@ class ModelRunner:
             bias=self._bias(work.positions, length),
             num_rows=num_rows,
             length=length,
+            rows=None if work.rows is None else self._put(work.rows),
             prompts=self._prompt_layout(lengths) if lengths else None,
             copies=self._prefix_copy(work.copies) if work.copies else None,
         )
