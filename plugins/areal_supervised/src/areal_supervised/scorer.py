@@ -67,6 +67,7 @@ def with_scorer(plan: Plan, scorer: ScorerConfig, registry: Registry, devices: M
     rollout = evolve(
         config.rollout,
         sampling=SamplingParams(),
+        adapters={},
         **{name: getattr(scorer, name) for name in ("backend", "options", "python", "dtype")},
         **{name: getattr(scorer, name) for name in ("cpus_per_replica", "placement")},
     )
