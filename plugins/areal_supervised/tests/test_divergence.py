@@ -127,6 +127,8 @@ def distillation(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
         (["actor.backend=archon:d1"], "'archon' cannot do 'candidates'"),
         (["options.teacher.backend=megatron:d1"], "'megatron' cannot do 'candidates'"),
         (["options.top_k=-1"], "top_k"),
+        (["critic={}"], "critic is set, and kind is distill"),
+        (["episodes.ratios=true"], "episodes.ratios and options.top_k are set"),
     ],
 )
 def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path, overrides: list[str], told: str) -> None:

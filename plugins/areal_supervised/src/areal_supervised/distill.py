@@ -54,8 +54,20 @@ class Distill:
             ConfigError, PluginError, ResourceError: as `make_plan`.
         """
         chosen = self._config
+        if config.critic is not None:
+            raise PlanError(
+                "critic is set, and kind is distill",
+                why="the teacher judges; nobody would ask a critic",
+                fix="remove it",
+            )
         if chosen.top_k:
             _check_plain(config.algorithm)
+            if config.episodes.ratios:
+                raise PlanError(
+                    "episodes.ratios and options.top_k are set",
+                    why="no ratio is computed then",
+                    fix="remove one of them",
+                )
         whole = self._whole(config)
         if chosen.served is not None:
             _check_temperature(whole)
