@@ -16,11 +16,12 @@ import yaml
 from tests.end_to_end.live_server import KEY, Server, both_engines
 
 from areal_algorithms.presets import presets
+from areal_conformance.oracles.adapters import write_adapter
 from areal_core.cli.train import train
 from areal_core.config.load import load_config
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Reader
-from areal_torch.testing.serving import model_of
+from areal_torch.testing.serving import FolderWeights, model_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples/algorithms"
 REWARD = Path(__file__).with_name("letters.py")
@@ -76,6 +77,25 @@ def test_an_adapter_is_served_as_it_is_trained(tmp_path: Path, model: Path, engi
     run(tmp_path / "run", model, EXAMPLES / "grpo.yaml", *own, LORA)
 
     assert_trained(tmp_path / "run", model)
+
+
+@both_engines
+@pytest.mark.parametrize("trained", [(), (LORA,)], ids=["whole-weights", "beside-a-trained-adapter"])
+def test_a_critic_is_served_beside_the_policy(
+    tmp_path: Path, model: Path, engine: str, trained: tuple[str, ...]
+) -> None:
+    """Without an option of the server: it answers between two turns of the policy, which alone is trained."""
+    weights = FolderWeights.of(model).tensors
+    write_adapter(tmp_path / "critic", weights, rank=2, alpha=8.0, targets=("q_proj", "o_proj"), seed=1)
+    critique = "{name: critique, options: {adapter: critic, question: '{prompt}{answer}>', again: '>'}}"
+    own = f"rollout.backend={engine}:d1", "rollout.options={kv_cache_gib: 0.25}", f"rollout.workflow={critique}"
+    adapters = f"rollout.adapters={{critic: {tmp_path / 'critic'}}}"
+    run(tmp_path / "run", model, EXAMPLES / "grpo.yaml", *own, adapters, *trained)
+
+    assert_trained(tmp_path / "run", model)
+    with Reader(tmp_path / "run") as reader:
+        masks = [one.loss_mask.int() for _, found in reader.trained(STEPS) for one in found]
+    assert {int((mask.diff() == 1).sum()) for mask in masks} == {2}, "two turns of the policy"
 
 
 def run(folder: Path, model: Path, example: Path, *overrides: str) -> None:

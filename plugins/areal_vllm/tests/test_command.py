@@ -171,10 +171,17 @@ def test_adapters_cost_nothing_unless_asked_for() -> None:
     """Without places for adapters vLLM computes without the detour."""
     assert "--enable-lora" not in command().argv
 
-    made = command(options={"max_adapters": 3, "max_adapter_rank": 32})
+    made = command(options={"max_adapters": 3, "max_adapter_rank": 20}, device="cuda")
     assert value(made.argv, "--max-loras") == "3"
-    assert value(made.argv, "--max-lora-rank") == "32"
+    assert value(made.argv, "--max-lora-rank") == "32", "the next that vLLM knows"
     assert made.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+
+
+def test_on_a_cpu_a_place_for_adapters_stays_empty() -> None:
+    """vLLM's kernels give what stands in the last place to requests without an adapter."""
+    argv = command(options={"max_adapters": 3}).argv
+
+    assert (value(argv, "--max-loras"), value(argv, "--max-cpu-loras")) == ("7", "7")
 
 
 def test_direct_transfer_is_ours() -> None:

@@ -122,10 +122,12 @@ def _abilities(spec: InferenceSpec, config: VLLMConfig) -> dict[str, str | None]
     found: dict[str, str | None] = {}
     if places := adapter_places(spec, config.max_adapters):
         rank = adapter_rank(spec, config.max_adapters, config.max_adapter_rank)
+        most = 2 * places  # a version that still serves beside the next
         found |= {
             "--enable-lora": None,
-            "--max-loras": str(places),
-            "--max-cpu-loras": str(2 * places),  # a version that still serves beside the next
+            # vLLM's kernels for the CPU give requests without an adapter the last place: it has to stay empty.
+            "--max-loras": str(most + 1 if spec.device == "cpu" else places),
+            "--max-cpu-loras": str(most + 1 if spec.device == "cpu" else most),
             "--max-lora-rank": str(next((allowed for allowed in ADAPTER_RANKS if allowed >= rank), rank)),
         }
     if config.sleep:

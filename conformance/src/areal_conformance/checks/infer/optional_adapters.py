@@ -100,19 +100,36 @@ async def base(bench: InferBench) -> None:
 
 @check("infer.adapters.apart", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
 async def apart(bench: InferBench) -> None:
-    """Requests with different adapters, and with none, run side by side on one prompt and get each their own."""
+    """Requests with four adapters, and with none, run side by side on one prompt and get each their own."""
     async with bench.engine(*ADAPTERS, fresh=True) as engine:
         server: Any = engine
         made: dict[str, _Made | None] = {"": None}
-        versions = {"": await bench.serving(engine), "a": 3, "b": 9}
-        for seed, name in enumerate(("a", "b")):
+        versions = {"": await bench.serving(engine), "a": 3, "b": 9, "c": 4, "d": 1}
+        for seed, name in enumerate("abcd"):
             found = made[name] = _make(bench, name, seed=seed)
             await server.load_adapter(name, found.path, versions[name])
-        names = ["a", "b", "", "b", "a", "", "", "a", "b"]
+        names = ["a", "b", "", "b", "a", "", "", "a", "b", "c", "d", "", "d"]
         requests = [_ask(bench, name, name=f"r{n}", heat=n % 2, count=10 + n) for n, name in enumerate(names)]
         results = await bench.together(engine, requests)
     for name, request, result in zip(names, requests, results, strict=True):
         _expect_of(bench, result, request, made[name], versions[name])
+
+
+@check("infer.adapters.after_update", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS, since=(1, 3))
+async def after_update(bench: InferBench) -> None:
+    """After an update with whole weights W is what was committed; B A and the adapter's version stay as they are."""
+    made, old = _make(bench, "a", seed=1), bench.weights()
+    newer = FolderWeights({name: tensor * 1.25 for name, tensor in old.tensors.items()}, dict(old.tied))
+    merged = write_adapter(bench.folder / "over", newer.tensors, rank=4, alpha=16.0, targets=ATTENTION, seed=1)
+    over = _Made(path=made.path, merged=FolderWeights(merged, dict(old.tied)))
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine
+        await server.load_adapter("a", made.path, 3)
+        _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), made, 3)
+        await bench.update(engine, newer)
+        for heat in (0.0, 1.0):
+            request = _ask(bench, "a", heat=heat)
+            _expect_of(bench, await engine.generate(request), request, over, 3)
 
 
 @check("infer.adapters.replaced", level=Level.SINGLE, law=7, spec="infer#adapters", requires=ADAPTERS)
