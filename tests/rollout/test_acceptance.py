@@ -132,7 +132,9 @@ def test_who_shares_a_dynamic_batch_is_not_who_was_fast_or_accepted(
         assert not {index % NUM_ROWS for index in left_out} & teaching
         assert all(1 <= len(groups) <= prompts for groups in batches)
         assert len(handled) % prompts == 0, "whoever is left out has kept the place"
-        assert set(range(len(handled) - bound * prompts)) <= set(handled), "nobody was passed over for longer"
+        made_anew = len(handled) // prompts - len(batches)  # batches of which nothing was left, at the same version
+        ahead = (bound + made_anew) * prompts
+        assert set(range(len(handled) - ahead)) <= set(handled), "nobody was passed over for longer"
         assert max(age for groups in batches for group in groups for age in group.staleness) <= bound
         assert filtered + stats.filtered == len(left_out) and stats.rejected == stats.filtered
         assert stats.admitted == stats.running + stats.buffered + stats.consumed + stats.filtered + stats.dropped

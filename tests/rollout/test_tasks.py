@@ -104,3 +104,37 @@ def test_other_rows_in_the_same_number_are_noticed() -> None:
 
     with pytest.raises(DatasetError, match="the data set holds other rows"):
         TaskSource([{**row, "prompt": row["prompt"] + "?"} for row in rows], seed=1).restore(state)
+
+
+@given(data=st.data(), finished=st.sets(st.integers(0, 12)), kept=st.sets(st.integers(0, 12)))
+def test_what_is_held_is_neither_issued_nor_passed_over(
+    data: st.DataObject, finished: set[int], kept: set[int]
+) -> None:
+    """Whoever of the held ones is used first, and however far that moves the beginning, every task comes once."""
+    before = TaskSource(ROWS, seed=1)
+    for _ in range(13):
+        before.next()
+    for index in sorted(finished):
+        before.use(index)
+    source, done = TaskSource(ROWS, seed=1), set(finished)
+    source.restore(before.state())
+    held = kept - finished
+    for index in sorted(held):
+        source.hold(source.task(index))
+
+    out: set[int] = set()
+    for _ in range(20):
+        if held and data.draw(st.booleans()):
+            out.add(held.pop())
+        else:
+            task = source.next()
+            assert task.index not in done | out | held, "issued, and there already"
+            out.add(task.index)
+        if out and data.draw(st.booleans()):
+            index = data.draw(st.sampled_from(sorted(out)))
+            out.discard(index)
+            source.use(index)
+            done.add(index)
+
+    there = done | out | held
+    assert set(range(max(there))) <= there, "passed over"

@@ -68,6 +68,7 @@ class TaskSource:
         """Return the next task: one to be issued again first, in index order, then a new one."""
         if self._again:
             return self.task(heapq.heappop(self._again))
+        self._next = max(self._next, self._frontier)  # which passes what is used where the first one held is
         while self._next in self._used or self._next in self._held:
             self._held.discard(self._next)
             self._next += 1
@@ -97,6 +98,7 @@ class TaskSource:
             self._failed.remove(index)
             return
         self._used.add(index)
+        self._held.discard(index)
         self._attempts.pop(index, None)
         while self._frontier in self._used:
             self._used.remove(self._frontier)
