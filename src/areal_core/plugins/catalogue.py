@@ -35,7 +35,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "scheduler": {"local": LOCAL},
         "transport": {"disk": LOCAL, "shm": LOCAL, "collective": LOCAL},
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
-        "workflow": dict.fromkeys(("single_turn", "critique"), TASKS),
+        "workflow": {**dict.fromkeys(("single_turn", "critique"), TASKS), "agent": "areal-agents"},
         "objective": {
             **dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS),
             **dict.fromkeys(("linear", "teacher_kl"), SUPERVISED),

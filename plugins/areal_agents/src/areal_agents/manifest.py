@@ -1,0 +1,21 @@
+"""The workflow this package brings, described without importing it."""
+
+from __future__ import annotations
+
+from areal_core.plugins.claims import full, unsupported
+from areal_core.plugins.manifest import Manifest
+
+AGENT = Manifest(
+    role="workflow",
+    name="agent",
+    contract=(1, 3),
+    factory="areal_agents.workflow:AgentWorkflow",
+    config="areal_agents.config:AgentConfig",
+    devices=("cpu", "cuda", "npu"),
+    summary="any agent that talks to an OpenAI-compatible URL: exact tokens, one key per episode",
+    claims={
+        "multi_turn": full(),
+        "adapters": unsupported("every answer is the policy's"),
+        "images": unsupported("the endpoint takes text"),
+    },
+)
