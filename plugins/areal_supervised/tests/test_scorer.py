@@ -20,6 +20,7 @@ from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Output
 from areal_core.plugins.claims import unsupported
 from areal_core.plugins.registry import Registry
+from areal_episodes.replay import replay
 from areal_supervised.scoring_teacher import ScoringTeacher
 from areal_tasks.tiny import make_spell_model
 from areal_torch.testing.batches import make_batch
@@ -103,6 +104,21 @@ def test_an_engine_that_cannot_score_is_refused(folder: Path, tmp_path: Path) ->
     assert "'reference' cannot do 'scoring'" in str(caught.value) and "vllm" in str(caught.value.fix)
 
 
+def test_a_machine_that_is_not_here_may_have_the_engines_environment(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--assume` asks for none here, neither of the student's engine nor of the teacher's."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    base = distillation(folder, tmp_path / "run", scorer={"path": str(folder / "teacher"), "backend": "vllm:d2"})
+    config = load_config(None, ("rollout.backend=vllm:d1", "deterministic=false"), base)
+
+    plan = make_plan(config, Registry(environ={}), {"cuda": 4}, installed=False)
+
+    assert [role.backend.name for role in plan.roles] == ["reference", "vllm", "vllm"]
+    with pytest.raises(ArealError, match="vllm"):
+        make_plan(config, Registry(environ={}), {"cuda": 4})
+
+
 @define
 class Replica:
     """Scores a token by its id and its place, and notes who asked at once."""
@@ -147,6 +163,10 @@ def test_a_fleet_teaches_what_the_role_teaches(folder: Path, tmp_path: Path) -> 
     assert len(told["role"]) == 3
     for role, fleet in zip(told["role"], told["fleet"], strict=True):
         assert fleet == pytest.approx(role, abs=1e-4)
+    again = replay(tmp_path / "role", out=tmp_path / "again")
+    assert again.finished and again.divergence is None
+    with pytest.raises(ArealError, match="cannot be replayed"):
+        replay(tmp_path / "fleet", out=tmp_path / "never")
 
 
 @pytest.mark.slow

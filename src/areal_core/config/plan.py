@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -59,7 +60,7 @@ class PlansRuns(Protocol):
     """The half of a kind of run that planning asks; `areal_core.loop.run.MakesRuns` is the other."""
 
     def plan(self, config: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
-        """Return the plan of a run of this kind, or raise as `make_plan` does; most ask `plan_training`."""
+        """Return the plan of a run of this kind, or raise as `make_plan` does, whose `installed` it may take too."""
 
 
 def plan_here(config: RunConfig, registry: Registry, assume: str = "") -> Plan:
@@ -99,7 +100,8 @@ def make_plan(
     if config.kind != RL:
         kind = registry.build("kind", config.kind, config.options, "options")
         assert isinstance(kind, PlansRuns)
-        return kind.plan(config, registry, devices)
+        asks = {"installed": installed} if "installed" in signature(kind.plan).parameters else {}
+        return kind.plan(config, registry, devices, **asks)
     if config.options:
         raise PlanError(
             "options are set and kind is rl",

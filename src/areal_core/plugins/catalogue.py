@@ -36,10 +36,8 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "transport": {"disk": LOCAL, "shm": LOCAL, "collective": LOCAL},
         "device": {"cpu": CORE, **dict.fromkeys(("cuda", "mps", "npu", "xpu"), DEVICES)},
         "workflow": {**dict.fromkeys(("single_turn", "critique"), TASKS), "agent": "areal-agents"},
-        "objective": {
-            **dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS),
-            **dict.fromkeys(("linear", "teacher_kl"), SUPERVISED),
-        },
+        "objective": dict.fromkeys(("ppo", "value", "sft"), ALGORITHMS)
+        | dict.fromkeys(("linear", "teacher_kl"), SUPERVISED),
         "accept": {"mixed": ALGORITHMS},
         "estimator": {
             **dict.fromkeys(("gae", "group_mean", "leave_one_out", "per_turn"), ALGORITHMS),

@@ -14,7 +14,9 @@ from typing import Any
 
 from attrs import frozen
 
+from areal_core.algorithms.plan import objective_spec
 from areal_core.config.plan import Plan, make_plan
+from areal_core.contract.errors import PlanError
 from areal_core.plugins.devices import count_visible
 from areal_core.plugins.extensions import RunView
 from areal_core.plugins.registry import Registry, default_registry
@@ -72,10 +74,23 @@ def replay(
 
 
 def resolve(planned: ReplayPlan, registry: Registry) -> Plan:
-    """Return the plan of a replay: its training roles on the devices that are here."""
+    """Return the plan of a replay: its training roles on the devices that are here.
+
+    Raises:
+        PlanError: what the run learned from was told by somebody who is no training role.
+    """
     for file in planned.config.imports:
         registry.add_file(Path(file))
-    return make_plan(planned.config, registry, count_visible(registry, os.environ), generating=False)
+    plan = make_plan(planned.config, registry, count_visible(registry, os.environ), generating=False)
+    algorithm, sampling = plan.config.algorithm, plan.config.rollout.sampling
+    judged = algorithm.advantages.kl.coefficient != 0.0 and plan.config.reference is None
+    if judged or plan.objective != objective_spec(algorithm, sampling.max_new_tokens):
+        raise PlanError(
+            f"a run of kind {plan.config.kind} with these options cannot be replayed",
+            why="what its teacher told of the tokens is not among its episodes",
+            fix="name the teacher as a training role, options.teacher, without options.top_k",
+        )
+    return plan
 
 
 async def execute(

@@ -46,8 +46,10 @@ class Distill:
     def __init__(self, config: DistillConfig) -> None:
         self._config = config
 
-    def plan(self, config: RunConfig, registry: Registry, devices: Mapping[str, int]) -> Plan:
-        """Return the plan of a run with a teacher.
+    def plan(
+        self, config: RunConfig, registry: Registry, devices: Mapping[str, int], *, installed: bool = True
+    ) -> Plan:
+        """Return the plan of a run with a teacher; `installed` as of `make_plan`.
 
         Raises:
             PlanError: there is no teacher, or a key is set that this kind sets itself.
@@ -73,12 +75,12 @@ class Distill:
             _check_temperature(whole)
         judged, elsewhere = whole.algorithm, chosen.teacher is None  # then no role is there to take the KL from
         alone = evolve(judged, advantages=evolve(judged.advantages, kl=KLConfig())) if elsewhere else judged
-        plan = make_plan(evolve(whole, kind=RL, options={}, algorithm=alone), registry, devices)
+        plan = make_plan(evolve(whole, kind=RL, options={}, algorithm=alone), registry, devices, installed=installed)
         options = dict(config.options)
         if plan.config.reference is not None:
             options["teacher"] = {**options["teacher"], "path": plan.config.reference.path}  # maybe pinned
         if chosen.scorer is not None:
-            plan, path = with_scorer(plan, chosen.scorer, registry, devices)
+            plan, path = with_scorer(plan, chosen.scorer, registry, devices, installed=installed)
             options["scorer"] = {**options["scorer"], "path": path}
         kept = config.algorithm if chosen.top_k else judged
         plan = evolve(plan, config=evolve(plan.config, kind=config.kind, options=options, algorithm=kept))

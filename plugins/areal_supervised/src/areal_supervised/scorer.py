@@ -50,7 +50,9 @@ class ScorerConfig:
     """Answers that one replica judges at once."""
 
 
-def with_scorer(plan: Plan, scorer: ScorerConfig, registry: Registry, devices: Mapping[str, int]) -> tuple[Plan, str]:
+def with_scorer(
+    plan: Plan, scorer: ScorerConfig, registry: Registry, devices: Mapping[str, int], *, installed: bool
+) -> tuple[Plan, str]:
     """Return the plan with the teacher's fleet among its roles, and the teacher's path, which may have been pinned.
 
     Raises:
@@ -78,7 +80,8 @@ def with_scorer(plan: Plan, scorer: ScorerConfig, registry: Registry, devices: M
     asked = hub.pinned(asked) if hub else asked
     planned = plan_rollout_role(asked, registry, student.device, generating=True)
     registry.require("infer", planned.backend.name, "scoring", device=student.device)
-    warnings = check_environment(rollout, registry.describe("infer", planned.backend.name), student.device)
+    manifest = registry.describe("infer", planned.backend.name)
+    warnings = check_environment(rollout, manifest, student.device) if installed else []
     roles = (*plan.roles[:-1], evolve(planned, role=ROLE), student)
     check_room(config, registry, list(roles), devices)
     check_vocabularies(list(roles))
