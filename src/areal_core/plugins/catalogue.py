@@ -13,8 +13,7 @@ from areal_core.plugins.install import pip_install
 
 CORE = "areal-core"
 DEVICES, LOCAL, TASKS, REPORT = "areal-devices", "areal-local", "areal-tasks", "areal-report"
-EPISODES, ALGORITHMS, SUPERVISED = "areal-episodes", "areal-algorithms", "areal-supervised"
-CONFIG = "areal-config"
+EPISODES, ALGORITHMS, SUPERVISED, CONFIG = "areal-episodes", "areal-algorithms", "areal-supervised", "areal-config"
 
 OWN = frozenset({CORE, DEVICES, LOCAL, TASKS, REPORT, EPISODES, ALGORITHMS, CONFIG, "areal-torch", "areal-serving"})
 """What a run is made of beside its backends: never left out by AREAL_PLUGINS, and what one lacks is a choice."""
