@@ -24,6 +24,9 @@ CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
         "logger": (1, 0),
         "device": (1, 0),
         "kind": (1, 0),
+        "renderer": (1, 0),
+        "sandbox": (1, 0),
+        "endpoint": (1, 0),
     }
 )
 """Role -> contract version. A minor adds with defaults; a major removes or changes."""
