@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from areal_agentic.sandbox import SandboxError
 from areal_core.contract import errors
 from areal_core.contract.errors import ArealError
 from areal_report.watch.judge import GuardStop
@@ -17,7 +18,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "errors"
 
 def kinds() -> list[type[ArealError]]:
     """Return every error class of the contract but the base, and those of our plugins that have a code of their own."""
-    classes = [*(obj for _, obj in inspect.getmembers(errors, inspect.isclass)), GuardStop]
+    classes = [*(obj for _, obj in inspect.getmembers(errors, inspect.isclass)), GuardStop, SandboxError]
     return sorted((c for c in classes if issubclass(c, ArealError) and c is not ArealError), key=lambda c: c.code)
 
 

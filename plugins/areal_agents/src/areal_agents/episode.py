@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from attrs import define, evolve, field
 
+from areal_agentic.recorder import Recorder
 from areal_agents.config import AgentConfig
-from areal_agents.recorder import Recorder
 from areal_core.contract.inference import Generation
 from areal_core.contract.workflow import Session
 

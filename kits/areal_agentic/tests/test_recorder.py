@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_agents.recorder import Recorder
+from areal_agentic.recorder import Recorder
 from areal_core.contract.inference import Generation, VersionSpan
 
 
