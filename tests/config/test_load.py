@@ -68,6 +68,36 @@ def test_a_wrong_choice_lists_the_allowed_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "options"),
+    [
+        ("rollout.agent=my_agent.py:run", {"run": "my_agent.py:run"}),
+        ("rollout.agent={command: [./mine, --fast]}", {"command": ["./mine", "--fast"]}),
+    ],
+)
+def test_an_agent_is_the_workflow_agent(override: str, options: object, tmp_path: Path) -> None:
+    """Said by name or by options; what is written down reads back as the same run."""
+    config = load_config(None, [override])
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+
+    assert (config.rollout.workflow.name, config.rollout.workflow.options) == ("agent", options)
+    assert load_config(tmp_path / "run.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.agent=mine.py:run", "rollout.workflow.name=critique"], "rollout.agent beside rollout.workflow"),
+        (["rollout.agent=3"], r"rollout\.agent: got 3 \(int\), wanted a text or keys"),
+        (["rollout.agent=[mine.py:run]"], r"rollout\.agent: got \['mine.py:run'\] \(list\), wanted a text or keys"),
+    ],
+)
+def test_an_agent_that_is_none_is_refused(overrides: list[str], message: str) -> None:
+    """Beside another workflow, or as something else."""
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, overrides)
+
+
+@pytest.mark.parametrize(
     ("text", "value"), [("1e-5", 1e-5), ("1E-5", 1e-5), ("1E0", 1.0), (".5e-3", 5e-4), ("5.e-4", 5e-4), ("+1e-3", 1e-3)]
 )
 def test_a_number_may_have_an_exponent_without_a_point(text: str, value: float, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import datasets
 import pytest
 
 import areal_core as areal
+from areal_agents.source import agent_function
 from areal_core.config.load import load_config
 from areal_core.contract.errors import ArealError, ConfigError, DatasetError, RunFolderError, UnknownKey
 from areal_torch.testing.models import make_tiny_model
@@ -98,6 +100,24 @@ def test_what_is_in_memory_round_trips_through_yaml(tmp_path: Path, model: str) 
     assert areal.Trainer.from_yaml(tmp_path / "run.yaml").to_yaml() == text
     assert load_config(tmp_path / "run.yaml", ["steps=4"]) == again.config
     assert "reference:d1" in repr(again.plan())
+
+
+async def ask(row: dict[str, Any], base_url: str, api_key: str) -> float:
+    return float(len(row["prompt"]) + len(base_url) + len(api_key))
+
+
+def test_an_agent_is_a_function_a_name_or_options(tmp_path: Path) -> None:
+    """As a function it becomes a file beside the yaml, which imports to the same function."""
+    named = areal.Trainer("m", agent="mine.py:run").config.rollout.workflow
+    optioned = areal.Trainer("m", agent={"command": ["./mine"]}).config.rollout.workflow
+    areal.Trainer("m", agent=ask).to_yaml(tmp_path / "run.yaml")
+    kept = load_config(tmp_path / "run.yaml").rollout.workflow
+
+    assert (named.name, named.options) == ("agent", {"run": "mine.py:run"})
+    assert (optioned.name, optioned.options) == ("agent", {"command": ["./mine"]})
+    assert (kept.name, kept.options) == ("agent", {"run": f"{tmp_path / 'run.yaml.task/agent.py'}:ask"})
+    again = agent_function(kept.options["run"])
+    assert asyncio.run(again({"prompt": "ab"}, "url", "key")) == 8.0
 
 
 def test_a_data_set_of_the_library_is_kept_in_a_folder(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from attrs import Factory, field, frozen, validators
 
 from areal_core.algorithms.config import AlgorithmConfig
 from areal_core.config.placement import PlacementConfig
+from areal_core.contract.errors import PlanError
 from areal_core.contract.inference import SamplingParams
 from areal_core.contract.train import LoraSpec, OptimizerSpec
 
@@ -98,6 +99,9 @@ class RolloutConfig:
     placement: PlacementConfig = PlacementConfig()
     """Of each inference worker."""
     workflow: WorkflowConfig = WorkflowConfig()
+    agent: str | Options = ""
+    """In place of `workflow`: your agent as FILE.py:FUNCTION, or options of the workflow `agent`, for example
+    {command: [./my-agent]}."""
     reward: RewardConfig = RewardConfig()
     accept: str = ""
     """Which finished groups are trained on: `mixed`, those whose rewards differ (dynamic sampling), or your own
@@ -130,6 +134,20 @@ class RolloutConfig:
     max_replacements: int = field(default=2, validator=validators.ge(0), metadata={"was": "replace"})
     """Lost inference replicas a run may replace; 0 goes on with those that are left."""
     sampling: SamplingParams = SamplingParams()
+
+    def __attrs_post_init__(self) -> None:
+        """Have `agent` stand where a workflow does."""
+        if not self.agent:
+            return
+        if self.workflow != WorkflowConfig():
+            raise PlanError(
+                "rollout.agent beside rollout.workflow",
+                why=f"an agent is the workflow 'agent', and the workflow {self.workflow.name!r} is named too",
+                fix="remove one of them",
+            )
+        options = {"run": self.agent} if isinstance(self.agent, str) else self.agent
+        object.__setattr__(self, "workflow", WorkflowConfig(name="agent", options=options))
+        object.__setattr__(self, "agent", "")
 
 
 @frozen(kw_only=True)

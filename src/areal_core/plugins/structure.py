@@ -157,6 +157,12 @@ def _strict(value: object, kind: type) -> object:
     return float(value) if kind is float else value  # type: ignore[arg-type]
 
 
+def _text_or_keys(value: object, _: object) -> object:
+    if not isinstance(value, str | Mapping):
+        raise TypeError(f"got {value!r} ({type(value).__name__}), wanted a text or keys")
+    return value
+
+
 def _section(converter: cattrs.Converter, cls: type) -> Callable[[object, type], object]:
     build: Callable[[Mapping[str, Any], type], object] = make_dict_structure_fn(cls, converter)
     attrs.resolve_types(cls)
@@ -191,6 +197,7 @@ def _make_converter() -> cattrs.Converter:
     for kind in (int, float, str, bool):
         converter.register_structure_hook(kind, _strict)
     converter.register_structure_hook_factory(attrs.has, lambda cls: _section(converter, cls))
+    converter.register_structure_hook(str | Mapping[str, Any], _text_or_keys)
     converter.register_structure_hook(Path, lambda value, _: Path(str(_strict(value, str))))
     return converter
 

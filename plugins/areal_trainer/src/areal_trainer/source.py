@@ -36,12 +36,14 @@ _SECRET_CHARACTERS = 8
 class Source:
     """The text of a file, grown from one function: `Source(function, "the reward")`."""
 
-    def __init__(self, function: object, what: str) -> None:
-        """Read the function and all that it reads.
+    def __init__(self, function: object, what: str, *, awaited: bool = False) -> None:
+        """Read the function and all that it reads; it may be a coroutine function where it is `awaited`.
 
         Raises:
             ConfigError: `what` is no function of Python, its source is not there, or it reads what does not travel.
         """
+        if inspect.iscoroutinefunction(function) and not awaited:
+            raise ConfigError(f"{what} is a coroutine", why="rewards are called, not awaited", fix="use def")
         self._what = what
         self._paths: list[str] = []
         self._imports: list[str] = []
@@ -67,8 +69,6 @@ class Source:
                 why="it is called in processes of its own, which make it from its source",
                 fix="define a function that does the call: def reward(completion, row): ...",
             )
-        if inspect.iscoroutinefunction(function):
-            raise ConfigError(f"{self._what} is a coroutine", why="rewards are called, not awaited", fix="use def")
         if (module := _importable(function)) is not None:
             return self._import(module, function.__name__, function.__name__)
         if function.__closure__:

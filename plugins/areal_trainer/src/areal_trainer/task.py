@@ -26,9 +26,10 @@ Keys = dict[str, Any]  # Any: what a run's yaml may hold
 
 @frozen
 class InFolder:
-    """The path of a file of the task, wherever the folder will be."""
+    """The path of a file of the task, wherever the folder will be; `then` follows it, as in `agent.py:run`."""
 
     name: str
+    then: str = ""
 
 
 @frozen(kw_only=True)
@@ -124,6 +125,22 @@ def reward_task(reward: Any) -> tuple[Keys, Task]:
     )
 
 
+def agent_task(agent: Any) -> Task:
+    """Return an agent as a task. Any: a function, FILE.py:FUNCTION, or options of the workflow `agent`.
+
+    Raises:
+        ConfigError: it does not travel; see `Source`.
+    """
+    if isinstance(agent, str | Mapping):
+        return Task(keys={"rollout": {"agent": agent if isinstance(agent, str) else dict(agent)}})
+    source = Source(agent, "the agent", awaited=True)
+    text = f'"""The agent {source.name} of a run, as it was when the run began."""\n\n{source.text}'
+    return Task(
+        keys={"rollout": {"agent": InFolder("agent.py", f":{source.name}")}},
+        files={"agent.py": lambda path: path.write_text(text, encoding="utf-8")},
+    )
+
+
 _REGISTERED = '''
 
 from attrs import frozen as _frozen
@@ -192,7 +209,7 @@ def _line(row: Any, number: int) -> str:  # Any: whatever the program gave
 
 def _placed(value: object, folder: Path) -> object:
     if isinstance(value, InFolder):
-        return str(folder / value.name)
+        return f"{folder / value.name}{value.then}"
     if isinstance(value, Mapping):
         return {key: _placed(item, folder) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -28,7 +28,7 @@ from areal_episodes.reader import Reader
 from areal_trainer.background import run_aside
 from areal_trainer.notebook import NotebookView, in_notebook
 from areal_trainer.result import Result
-from areal_trainer.task import Keys, Task, data_task, merged, reward_task
+from areal_trainer.task import Keys, Task, agent_task, data_task, merged, reward_task
 
 TASK_FOLDER = "task"
 """In the run folder: rows and functions that were in memory."""
@@ -63,6 +63,7 @@ class Trainer:
         model: str | Path | None = None,
         *,
         reward: Callable[..., object] | str | Mapping[str, Any] | None = None,
+        agent: Callable[..., object] | str | Mapping[str, Any] | None = None,
         data: Any = None,
         held_out: Any = None,
         algorithm: str | Mapping[str, Any] | None = None,
@@ -77,6 +78,7 @@ class Trainer:
         Args:
             model: `model.path`.
             reward: a function, the name of a registered one, or keys under `rollout.reward`.
+            agent: a function run(row, base_url, api_key), FILE.py:FUNCTION, or options of the workflow `agent`.
             data: rows, a data set of the library `datasets`, a file, a registered name, or keys under `data`.
             held_out: the same, for `evaluation.data`.
             algorithm: the name of a preset, or keys under `algorithm`.
@@ -90,7 +92,7 @@ class Trainer:
             ConfigError, UnknownKey, WrongType: names the key, or what cannot travel to the run's processes.
             DatasetError: the rows are none.
         """
-        task = _task(reward, data, held_out)
+        task = _task(reward, agent, data, held_out)
         named = {"model": {"path": str(model)}} if model is not None else {}
         chosen: Keys = {"preset": algorithm} if isinstance(algorithm, str) else dict(algorithm or {})
         given: Keys = {
@@ -221,13 +223,17 @@ class Trainer:
         return report.view(plan.config.steps, title=run.name, folder=RunFolder.of(run).root, console=console)
 
 
-def _task(reward: Any, data: Any, held_out: Any) -> Task:
+def _task(reward: Any, agent: Any, data: Any, held_out: Any) -> Task:
     """Return everything that may be in memory, as one task. Any: as of `Trainer`."""
     keys: Keys = {}
     files: dict[str, Callable[[Path], object]] = {}
     if reward is not None:
         named, made = reward_task(reward)
         keys = merged(keys, {"rollout": {"reward": named}, **made.keys})
+        files.update(made.files)
+    if agent is not None:
+        made = agent_task(agent)
+        keys = merged(keys, made.keys)
         files.update(made.files)
     for path, value, file in (("data", data, "rows"), ("held_out", held_out, "held_out")):
         if value is not None:

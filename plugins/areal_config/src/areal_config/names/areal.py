@@ -56,7 +56,6 @@ NAMES: Names = {
     "rollout.dump_to_file": nothing("every episode is stored: areal episodes"),
     "rollout.enable_rollout_tracing": nothing("every episode is stored: areal view, areal trace"),
     "rollout.return_routed_experts": to("rollout.options.trace_experts", note="of sglang"),
-    "rollout.agent": to("rollout.workflow.name", note="an agent is a workflow, in a file under imports"),
     "actor.path": to("model.path"),
     "actor.dtype": to("model.dtype"),
     "actor.gradient_checkpointing": to("actor.options.activation_checkpointing"),
