@@ -2,47 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_agentic.recorder import Recorder
+from areal_core.contract.data import Trajectory
 from areal_core.contract.inference import Generation, VersionSpan
 
+IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
+Token = tuple[tuple[int, ...], int, float]
 
-def generation(ids: list[int]) -> Generation:
+
+def generation(ids: Sequence[int]) -> Generation:
     spans = (VersionSpan(start=0, stop=len(ids), version=2),)
     values = [-float(token) for token in ids]
     return Generation(output_ids=ids, logprobs=values, version_spans=spans, stop_reason="stop")
 
 
-IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
+def trained(trajectories: Sequence[Trajectory]) -> list[Token]:
+    """Return each token on a mask with all that stands before it, and its log-prob."""
+    found: list[Token] = []
+    for made in trajectories:
+        ids, mask = made.input_ids.tolist(), made.loss_mask.tolist()
+        found += [(tuple(ids[:t]), ids[t], float(made.logprobs[t])) for t in range(len(ids)) if mask[t]]
+    return sorted(found)
 
 
 @given(data=st.data(), num_asked=st.integers(1, 8))
 def test_every_token_once_behind_what_it_was_generated_from(data: st.DataObject, num_asked: int) -> None:
-    """Prompts go on from earlier answers, from parts of them, or from nothing; some are asked side by side."""
+    """Prompts go on from earlier answers, from parts of them, or from nothing; some are answered several times."""
     recorder, known, wanted = Recorder(), [[]], []
-    waiting = []
-    for number in range(num_asked):
+    for _ in range(num_asked):
         prompt = [*data.draw(st.sampled_from(known)), *data.draw(IDS)]
-        waiting.append((recorder.begin(prompt), prompt))
-        if data.draw(st.booleans()) and number < num_asked - 1:
-            continue
-        for branch, asked in waiting:
-            if data.draw(st.integers(0, 4)) == 0:
-                recorder.release(branch)
-                continue
-            outputs = data.draw(st.lists(IDS, min_size=1, max_size=2))
-            recorder.answered(branch, asked, [generation(ids) for ids in outputs])
-            known += [[*asked, *ids] for ids in outputs]
-            known += [[*asked, *ids[:-1]] for ids in outputs]
-            for ids in outputs:
-                wanted += [((*asked, *ids[:t]), token, -float(token)) for t, token in enumerate(ids)]
-        waiting = []
+        outputs = data.draw(st.lists(IDS, min_size=1, max_size=3))
+        recorder.answered(prompt, [generation(ids) for ids in outputs])
+        known += [[*prompt, *ids] for ids in outputs] + [[*prompt, *ids[:-1]] for ids in outputs]
+        for ids in outputs:
+            wanted += [((*prompt, *ids[:t]), token, -float(token)) for t, token in enumerate(ids)]
 
-    found = []
-    for branch in recorder.branches:
-        made = branch.turns.build(1.0)
-        ids, mask = made.input_ids.tolist(), made.loss_mask.tolist()
-        found += [(tuple(ids[:t]), ids[t], float(made.logprobs[t])) for t in range(len(ids)) if mask[t]]
-    assert sorted(found) == sorted(wanted)
+    assert trained(recorder.trajectories(1.0)) == sorted(wanted)
+    individual = recorder.trajectories(1.0, individual=True)
+    assert trained(individual) == sorted(wanted) and len(individual) == len(recorder.answers)
+
+
+def test_the_answer_that_was_gone_on_with_keeps_what_stands_before_it() -> None:
+    """Of three answers the second one is; of two ways on the later one is."""
+    recorder = Recorder()
+    recorder.answered([1], [generation([2])])
+    recorder.answered([1, 2, 1], [generation([1]), generation([2]), generation([3])])
+    recorder.answered([1, 2, 1, 2, 3], [generation([3, 3])])
+
+    made = recorder.trajectories(1.0, 0.5)
+
+    assert [each.input_ids.tolist() for each in made] == [[1, 2, 1, 2, 3, 3, 3], [1, 2, 1, 1], [1, 2, 1, 3]]
+    assert [each.loss_mask.int().tolist() for each in made] == [[0, 1, 0, 1, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1]]
+    assert [each.reward for each in made] == [1.0, 0.5, 0.5]

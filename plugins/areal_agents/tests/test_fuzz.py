@@ -10,9 +10,8 @@ import aiohttp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_agents.config import AgentConfig
+from areal_agentic.endpoint import SessionLimits
 from areal_agents.endpoint import Endpoint
-from areal_agents.episode import AgentEpisode
 
 from .speaking import Speaking
 
@@ -46,10 +45,9 @@ def test_the_fault_is_never_the_endpoints(asked: list[tuple[str, Any]], raw: byt
     async def run() -> None:
         endpoint = Endpoint()
         await endpoint.start()
-        episode = AgentEpisode(session=Speaking(), config=AgentConfig(run="json:loads", max_requests=10**6))
         try:
-            with endpoint.open(episode) as key:
-                async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as client:
+            with endpoint.open(Speaking(), SessionLimits(max_requests=10**6)) as episode:
+                async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {episode.key}"}) as client:
                     bodies = [(path, json.dumps(body).encode()) for path, body in asked]
                     for path, body in [*bodies, ("chat/completions", raw)]:
                         kind = {"Content-Type": "application/json"}

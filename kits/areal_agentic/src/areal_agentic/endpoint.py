@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from attrs import field, frozen, validators
@@ -11,6 +12,15 @@ from attrs import field, frozen, validators
 from areal_core.contract.data import Trajectory
 from areal_core.contract.inference import Generation
 from areal_core.contract.workflow import Session
+
+
+class Export(StrEnum):
+    """What a session's answers become; an option of endpoints."""
+
+    CONCATENATED = "concatenated"
+    """A conversation that grows is one trajectory with every answer on its mask."""
+    INDIVIDUAL = "individual"
+    """Each answer is a trajectory of its own, what stands before it is context."""
 
 
 @frozen(kw_only=True)
@@ -40,13 +50,16 @@ class OpenSession(Protocol):
     """The newest prompt and its first answer; None if nothing was answered."""
     num_answers: int
     """Requests that were answered."""
+    metrics: Mapping[str, float]
+    """What to put among the episode's metrics, so far: `agent/requests`, `agent/trajectories`, `agent/restarted`."""
 
     def trajectories(self, reward: float, *, turn_discount: float = 1.0) -> tuple[Trajectory, ...]:
         """Return what the policy said, exact tokens, each answer of it trained on exactly once.
 
         A request whose prompt begins with all tokens of an earlier one and its answer goes on in that trajectory; any
-        other begins one. The reward of a trajectory that ends n requests before the last one counts `turn_discount`
-        to the power of n.
+        other begins one, as does every request with `Export.INDIVIDUAL`. Where several go on from one, that one stays
+        with the last of them. The reward of a trajectory that ends n requests before the last one counts
+        `turn_discount` to the power of n.
         """
 
 

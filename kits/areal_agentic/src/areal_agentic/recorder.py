@@ -1,15 +1,15 @@
 """What the policy said in one episode, as exact tokens: requests become trajectories without decoding anything.
 
-A request whose prompt begins with all tokens of an earlier answer goes on in that answer's trajectory. Any other one
-begins a new trajectory: histories that were edited, cut or re-tokenized otherwise never drift, they start again.
+Answers are kept as a tree. One whose prompt begins with all tokens of an earlier prompt and its answer stands behind
+that one; any other is a root: histories that were edited, cut or tokenized otherwise never drift, they start again.
 
-Knows: tokens, and which request follows which.
+Knows: tokens, and which answer follows which.
 Does not know: text, chat templates or HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import define, field
 
@@ -18,59 +18,92 @@ from areal_core.contract.inference import Generation
 from areal_core.contract.trajectory import TrajectoryBuilder
 
 
-@define
-class Branch:
-    """One trajectory so far, and the number of the request that was added last."""
+@define(eq=False)
+class Recorded:
+    """One answer, in the place where it was given."""
 
-    turns: TrajectoryBuilder
-    last: int
-    held: bool = False
-    """A request that goes on from here is being generated."""
+    prompt_ids: tuple[int, ...] = field(converter=tuple[int, ...])
+    generation: Generation
+    request: int
+    """The number of its request among those answered, from 1."""
+    before: Recorded | None = None
+    after: list[Recorded] = field(factory=list)
+    """Answers to prompts that go on from this one."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Return the prompt and the answer: what a prompt that goes on begins with."""
+        return self.prompt_ids + self.generation.output_ids
 
 
 @define
 class Recorder:
-    """Requests of one episode in the order in which they were answered."""
+    """Answers of one episode, in the order in which they were given.
 
-    branches: list[Branch] = field(factory=list)
+    Example, a conversation of two turns:
+        first = recorder.find(prompt_ids)                       # None
+        recorder.answered(prompt_ids, [generation])
+        recorder.answered([*prompt_ids, *generation.output_ids, *question_ids], [another])
+        (trajectory,) = recorder.trajectories(1.0)
+    """
+
+    answers: list[Recorded] = field(factory=list)
     num_answers: int = 0
-    num_begun: int = 0
-    """Trajectories begun although there was one already: another conversation, or a history that was changed."""
+    """Requests that were answered; one with n answers counts once."""
 
-    def begin(self, prompt_ids: Sequence[int]) -> Branch | None:
-        """Return the branch that a prompt goes on from, held until it is answered; the longest, None for none."""
+    def find(self, prompt_ids: Sequence[int]) -> Recorded | None:
+        """Return the answer a prompt goes on from, the one with the most tokens; None if it begins anew."""
         prompt = tuple(prompt_ids)
-        fitting = [
-            branch
-            for branch in self.branches
-            if not branch.held and prompt[: len(branch.turns.input_ids)] == branch.turns.input_ids
-        ]
-        found = max(fitting, key=lambda branch: len(branch.turns.input_ids), default=None)
-        if found is not None:
-            found.held = True
-        return found
+        fitting = (each for each in self.answers if _begins(prompt, each.token_ids))
+        return max(fitting, key=lambda each: len(each.token_ids), default=None)
 
-    def answered(self, branch: Branch | None, prompt_ids: Sequence[int], generations: Sequence[Generation]) -> None:
-        """Add the answers to one prompt; the first goes on in the branch, the others are trajectories of their own."""
+    def answered(self, prompt_ids: Sequence[int], generations: Sequence[Generation]) -> list[Recorded]:
+        """Add the answers to one prompt."""
         self.num_answers += 1
-        for number, generation in enumerate(generations):
-            if branch is not None and number == 0:
-                branch.turns.add_environment(prompt_ids[len(branch.turns.input_ids) :])
-                branch.turns.add_generation(generation)
-                branch.last, branch.held = self.num_answers, False
-                continue
-            self.num_begun += bool(self.branches)
-            turns = TrajectoryBuilder(prompt_ids)
-            turns.add_generation(generation)
-            self.branches.append(Branch(turns, self.num_answers))
+        before = self.find(prompt_ids)
+        made = [
+            Recorded(prompt_ids=prompt_ids, generation=each, request=self.num_answers, before=before)
+            for each in generations
+        ]
+        if before is not None:
+            before.after += made
+        self.answers += made
+        return made
 
-    def release(self, branch: Branch | None) -> None:
-        """Let others go on from a branch whose request was not answered."""
-        if branch is not None:
-            branch.held = False
+    def trajectories(self, reward: float, discount: float = 1.0, *, individual: bool = False) -> tuple[Trajectory, ...]:
+        """Return all answers, each trained on in exactly one trajectory, behind the tokens it was generated from.
 
-    def trajectories(self, reward: float, discount: float) -> tuple[Trajectory, ...]:
-        """Return all of them with the reward of the episode, less for those that ended early."""
-        return tuple(
-            branch.turns.build(reward * discount ** (self.num_answers - branch.last)) for branch in self.branches
-        )
+        Where several answers go on from one, that one stays in the trajectory that was gone on with last; the others
+        begin trajectories in which it is context. `individual` makes every answer a trajectory of its own.
+
+        Args:
+            discount: the reward of a trajectory that ends n requests before the last one counts this to the power of n.
+        """
+        lines = [[each] for each in self.answers] if individual else self._lines()
+        return tuple(_joined(line, reward * discount ** (self.num_answers - line[-1].request)) for line in lines)
+
+    def _lines(self) -> list[list[Recorded]]:
+        newest: dict[Recorded, int] = {}
+        for each in reversed(self.answers):  # answers behind another are newer than it
+            newest[each] = max([each.request, *(newest[later] for later in each.after)])
+        heirs = {each: max(each.after, key=newest.__getitem__) for each in self.answers if each.after}
+        lines = []
+        for each in self.answers:
+            if each.before is None or heirs[each.before] is not each:
+                line = [each]
+                while line[-1] in heirs:
+                    line.append(heirs[line[-1]])
+                lines.append(line)
+        return lines
+
+
+def _begins(prompt: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
+    return len(tokens) <= len(prompt) and prompt[: len(tokens)] == tokens
+
+
+def _joined(line: Iterable[Recorded], reward: float) -> Trajectory:
+    turns = TrajectoryBuilder()
+    for each in line:
+        turns.add_environment(each.prompt_ids[len(turns.input_ids) :])
+        turns.add_generation(each.generation)
+    return turns.build(reward)

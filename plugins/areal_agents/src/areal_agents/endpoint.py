@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import socket
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from areal_agents.episode import AgentEpisode, TooManyRequests
+from areal_agentic.endpoint import SessionLimits
+from areal_agents.endpoint_config import EndpointConfig
+from areal_agents.episode import AgentSession, TooManyRequests
 from areal_agents.wire import (
     MODEL,
     Asked,
@@ -37,6 +38,7 @@ from areal_agents.wire import (
 from areal_core.contract.errors import ArealError, BatchError, CapabilityError, DatasetError, PromptTooLong
 from areal_core.contract.inference import Generation
 from areal_core.contract.optional import ToolParse
+from areal_core.contract.workflow import Session
 from areal_tasks.datasets.encoding import Renderer
 
 _OF_THE_REQUEST = (PromptTooLong, CapabilityError, BatchError, DatasetError)
@@ -46,8 +48,10 @@ _OF_THE_REQUEST = (PromptTooLong, CapabilityError, BatchError, DatasetError)
 class Endpoint:
     """One server of a run. `open` gives an episode its key for as long as it lasts."""
 
-    def __init__(self) -> None:
-        self._episodes: dict[str, AgentEpisode] = {}
+    def __init__(self, config: EndpointConfig | None = None) -> None:
+        """Take the options; nothing listens before `start`."""
+        self._config = config or EndpointConfig()
+        self._episodes: dict[str, AgentSession] = {}
         self._serving: asyncio.Task[None] | None = None
         self._port = 0
 
@@ -57,7 +61,9 @@ class Endpoint:
         return f"http://127.0.0.1:{self._port}/v1"
 
     async def start(self) -> None:
-        """Listen on a free port of loopback, until the event loop ends."""
+        """Listen on a free port of loopback, until the event loop ends. Idempotent."""
+        if self._serving is not None:
+            return
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         self._port = listening.getsockname()[1]
@@ -81,14 +87,14 @@ class Endpoint:
             self._serving = None
 
     @contextmanager
-    def open(self, episode: AgentEpisode) -> Iterator[str]:
-        """Return the key of an episode; it opens nothing afterwards."""
-        key = f"areal-{secrets.token_urlsafe(24)}"
-        self._episodes[key] = episode
+    def open(self, session: Session, limits: SessionLimits | None = None) -> Iterator[AgentSession]:
+        """Open a session for as long as the block runs; its key opens nothing afterwards."""
+        opened = AgentSession(session=session, config=self._config, limits=limits or SessionLimits())
+        self._episodes[opened.key] = opened
         try:
-            yield key
+            yield opened
         finally:
-            del self._episodes[key]
+            del self._episodes[opened.key]
 
     def app(self) -> FastAPI:
         """Return the application."""
@@ -118,7 +124,7 @@ class Endpoint:
 
         return app
 
-    def _of(self, request: Request) -> AgentEpisode:
+    def _of(self, request: Request) -> AgentSession:
         """Return the episode whose key a request carries."""
         episode = self._episodes.get(request.headers.get("authorization", "").removeprefix("Bearer ").strip())
         if episode is None:
@@ -127,7 +133,7 @@ class Endpoint:
 
 
 async def _answered(
-    episode: AgentEpisode, answering: Awaitable[tuple[list[Json], Json]], body: Asked, kind: str
+    episode: AgentSession, answering: Awaitable[tuple[list[Json], Json]], body: Asked, kind: str
 ) -> Response:
     """Await the choices and what they took, and say them in the form that was asked for."""
     try:
@@ -146,7 +152,7 @@ async def _answered(
     return JSONResponse(whole(kind, choices, used))
 
 
-async def _chat(episode: AgentEpisode, body: ChatAsked) -> tuple[list[Json], Json]:
+async def _chat(episode: AgentSession, body: ChatAsked) -> tuple[list[Json], Json]:
     tokenizer, row = episode.session.tokenizer, {"tools": body.tools} if body.tools else {}
     render = Renderer(tokenizer, episode.config, row, "the request")
     prompt = tokenizer.encode(render(body.messages, ask=True), add_special_tokens=False)
@@ -158,12 +164,12 @@ async def _chat(episode: AgentEpisode, body: ChatAsked) -> tuple[list[Json], Jso
     return choices, usage(len(prompt), generations)
 
 
-async def _calls(episode: AgentEpisode, generation: Generation, tools: Sequence[Json]) -> ToolParse:
+async def _calls(episode: AgentSession, generation: Generation, tools: Sequence[Json]) -> ToolParse:
     text = episode.session.tokenizer.decode(generation.output_ids, skip_special_tokens=False)
     return await episode.session.parse_tool_calls(text, tools)
 
 
-async def _text(episode: AgentEpisode, body: TextAsked) -> tuple[list[Json], Json]:
+async def _text(episode: AgentSession, body: TextAsked) -> tuple[list[Json], Json]:
     tokenizer = episode.session.tokenizer
     if isinstance(body.prompt, str):
         prompt = tokenizer.encode(body.prompt, add_special_tokens=episode.config.add_special_tokens)

@@ -1,4 +1,4 @@
-"""The workflow this package brings, described without importing it."""
+"""What this package brings, described without importing it."""
 
 from __future__ import annotations
 
@@ -18,4 +18,14 @@ AGENT = Manifest(
         "adapters": unsupported("every answer is the policy's"),
         "images": unsupported("the endpoint takes text"),
     },
+)
+
+HTTP = Manifest(
+    role="endpoint",
+    name="http",
+    contract=(1, 0),
+    factory="areal_agents.endpoint:Endpoint",
+    config="areal_agents.endpoint_config:EndpointConfig",
+    devices=("cpu", "cuda", "npu"),
+    summary="OpenAI's and Anthropic's paths on loopback, a key for every session",
 )
