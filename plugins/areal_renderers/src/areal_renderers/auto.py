@@ -1,0 +1,34 @@
+"""The renderer `auto`: the family whose proof holds on the run's tokenizer.
+
+Knows: in which order renderers are tried.
+Does not know: how one is proven.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from areal_agentic.renderer import BoundRenderer
+from areal_renderers.config import ChatOptions, TemplateConfig
+from areal_renderers.plain import PlainRenderer
+from areal_renderers.template import TemplateRenderer
+
+
+class AutoRenderer:
+    """Role `renderer`, contract 1.0. What it binds says in `name` which renderer it took."""
+
+    def __init__(self, config: ChatOptions | None = None) -> None:
+        """Hold the options."""
+        self._config = config or ChatOptions()
+
+    def bind(self, tokenizer: Any) -> BoundRenderer:  # Any: a Hugging Face tokenizer
+        """Return the renderer of a tokenizer: `plain` if it has no chat template.
+
+        Raises:
+            DatasetError: an option has no effect on the model's template, or a base model has no end token.
+        """
+        config = self._config
+        if not getattr(tokenizer, "chat_template", None) and not config.variables:
+            return PlainRenderer().bind(tokenizer)
+        options = TemplateConfig(template=config.template, enable_thinking=config.enable_thinking)
+        return TemplateRenderer(options).bind(tokenizer)
