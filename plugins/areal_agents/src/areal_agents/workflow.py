@@ -1,49 +1,56 @@
 """The workflow `agent`: one call of the user's agent is one episode.
 
 Knows: where the reward comes from, and that every answer is trained on.
-Does not know: what the agent asks, or how.
+Does not know: how an agent is called (`function`, `command`), or what it asks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from areal_agentic.endpoint import AgentEndpoint, OpenSession, SessionLimits
+from areal_agents.command import CommandAgent
 from areal_agents.config import AgentConfig
-from areal_agents.endpoint import Endpoint
-from areal_agents.episode import AgentEpisode
+from areal_agents.endpoint_config import EndpointConfig
+from areal_agents.function import FunctionAgent
 from areal_agents.source import agent_function
+from areal_agents.told import reward_told
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import EpisodeFailed
 from areal_core.contract.workflow import RewardInput, RewardResult, Session, require_ok
+from areal_core.plugins.registry import current_registry
+from areal_core.plugins.structure import unstructure
+
+Agent = Callable[[dict[str, Any], str, str], Awaitable[object]]
+"""Called with a row, a base URL and a key. Any: a row is the data set's."""
 
 
 class AgentWorkflow:
     """Calls the agent with a row, a base URL and a key; what it asked becomes trajectories."""
 
     def __init__(self, config: AgentConfig, *, run: Callable[..., Any] | None = None) -> None:
-        """Import the agent that the options name; `run` takes its place."""
+        """Import the agent that the options name; `run` takes its place. Any: the user's own."""
         self._config = config
-        self._run = run or agent_function(config.run)
-        self._endpoint: Endpoint | None = None
+        self._agent = _agent(config, run)
+        self._endpoint = _endpoint(config)
         self._starting = asyncio.Lock()
 
     async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Episode:
         """Make one episode of a row, whatever its columns. Any: as in the contract.
 
         Raises:
-            EpisodeFailed: the agent asked nothing, or nobody told a reward.
+            EpisodeFailed: the agent asked nothing, took too long, or returned no reward; or its command failed.
             RewardFailed: the reward function that judges its last answer did not give a number.
             NoReplica, GenerationFailed: the fleet failed during it, also where the agent went on.
             Anything: what the agent raised.
         """
-        endpoint = await self._listening()
-        episode = AgentEpisode(session=engine, config=self._config)
-        with endpoint.open(episode) as key:
-            returned = await self._called(dict(data), endpoint.url, key)
+        async with self._starting:
+            await self._endpoint.start()
+        limits = SessionLimits(max_requests=self._config.max_requests, concurrency=self._config.concurrency)
+        with self._endpoint.open(engine, limits) as episode:
+            returned = await self._agent(dict(data), self._endpoint.url, episode.key)
         if episode.failure is not None:
             raise episode.failure
         if episode.last is None:
@@ -52,58 +59,49 @@ class AgentWorkflow:
                 why="there is no answer of the policy to train on",
                 fix="have it use the base_url and the api_key that it is given",
             )
-        result = await self._reward(returned, episode, data)
+        result = reward_told(returned, engine.task_id) or await _reward(engine, episode, data)
         reward = require_ok(result, f"episode {engine.task_id}")
-        recorder = episode.recorder
-        told = {"agent/requests": float(recorder.num_answers), "agent/trajectories": float(len(recorder.branches))}
         return Episode(
-            trajectories=recorder.trajectories(reward, self._config.turn_discount),
+            trajectories=episode.trajectories(reward, turn_discount=self._config.turn_discount),
             task_id=engine.task_id,
             group_id=engine.group_id,
-            metrics={**told, **result.components},
+            metrics={**episode.metrics, **result.components},
         )
 
     async def close(self) -> None:
         """End the endpoint, which else ends with the event loop. Idempotent."""
-        if self._endpoint is not None:
-            await self._endpoint.close()
-            self._endpoint = None
+        await self._endpoint.close()
 
-    async def _listening(self) -> Endpoint:
-        async with self._starting:
-            if self._endpoint is None:
-                endpoint = Endpoint()
-                await endpoint.start()
-                self._endpoint = endpoint
-            return self._endpoint
 
-    async def _called(self, row: dict[str, Any], url: str, key: str) -> object:
-        if inspect.iscoroutinefunction(self._run):
-            return await self._run(row, url, key)
-        return await asyncio.to_thread(self._run, row, url, key)
+def _agent(config: AgentConfig, run: Callable[..., Any] | None) -> Agent:  # Any: the user's own
+    if run is None and config.command:
+        return CommandAgent(config)
+    function = run or agent_function(config.run)
+    return FunctionAgent(function, threads=config.processes, timeout_s=config.agent_timeout_s)
 
-    async def _reward(self, returned: object, episode: AgentEpisode, data: Mapping[str, Any]) -> RewardResult:
-        if isinstance(returned, RewardResult):
-            return returned
-        if isinstance(returned, int | float) and math.isfinite(returned):
-            return RewardResult(value=float(returned))
-        if returned is not None:
-            raise EpisodeFailed(
-                f"the agent returned {str(returned)[:60]!r} in episode {episode.session.task_id}",
-                why=f"a {type(returned).__name__} is no finite number",
-                fix="return the reward, a RewardResult, or None",
-            )
-        if episode.reward is not None:
-            return RewardResult(value=episode.reward)
-        assert episode.last is not None
-        prompt_ids, generation = episode.last
-        tokenizer = episode.session.tokenizer
-        return await episode.session.reward(
-            RewardInput(
-                prompt=tokenizer.decode(list(prompt_ids)),
-                completion=tokenizer.decode(generation.output_ids, skip_special_tokens=True),
-                completion_ids=generation.output_ids,
-                stop_reason=str(generation.stop_reason),
-                row=data,
-            )
+
+def _endpoint(config: AgentConfig) -> AgentEndpoint:
+    """Return the endpoint that the options name, given those of them that are its own and set."""
+    given, default = unstructure(config), unstructure(EndpointConfig())
+    options = {name: given[name] for name in default if given[name] != default[name]}
+    built = current_registry().build("endpoint", config.endpoint, options, "rollout.workflow.options")
+    assert isinstance(built, AgentEndpoint)
+    return built
+
+
+async def _reward(engine: Session, episode: OpenSession, data: Mapping[str, Any]) -> RewardResult:
+    """Return the reward that the agent told by call, or else what the run's own function makes of its last answer."""
+    if episode.reward is not None:
+        return RewardResult(value=episode.reward)
+    assert episode.last is not None
+    prompt_ids, generation = episode.last
+    tokenizer = engine.tokenizer
+    return await engine.reward(
+        RewardInput(
+            prompt=tokenizer.decode(list(prompt_ids)),
+            completion=tokenizer.decode(generation.output_ids, skip_special_tokens=True),
+            completion_ids=generation.output_ids,
+            stop_reason=str(generation.stop_reason),
+            row=data,
         )
+    )
