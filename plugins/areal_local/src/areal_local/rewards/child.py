@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import numbers
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
@@ -18,7 +19,7 @@ from areal_core.contract.errors import ArealError
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
 from areal_core.plugins.blame import told
 from areal_core.plugins.registry import Registry
-from areal_local.rewards.calling import adapted
+from areal_local.rewards.calling import adapted, answers, batching, shape
 
 
 @frozen(kw_only=True)
@@ -34,7 +35,7 @@ class RewardTarget:
 class Resolved:
     """The function of this process, or why there is none: (error class, what, why, fix)."""
 
-    function: Callable[..., object] | None
+    scorer: Scorer | None
     error: tuple[str, str, str, str] | None
 
 
@@ -45,14 +46,58 @@ def resolve(target: RewardTarget) -> Resolved:
         for path in target.imports:
             registry.add_file(path)
         function = registry.build("reward", target.name, target.options, "rollout.reward.options")
+        if callable(function):
+            return Resolved(Scorer(function), None)
     except ArealError as exc:
         return Resolved(None, (type(exc).__name__, exc.what, exc.why, exc.fix))
     except (Exception, SystemExit) as exc:
         return Resolved(None, ("RewardFailed", f"reward {target.name!r} cannot be built", told(exc), ""))
-    if not callable(function):
-        what = f"reward {target.name!r} gave {type(function).__name__}, which cannot be called"
-        return Resolved(None, ("RewardFailed", what, "a reward's factory returns the reward function", ""))
-    return Resolved(adapted(function), None)
+    what = f"reward {target.name!r} gave {type(function).__name__}, which cannot be called"
+    return Resolved(None, ("RewardFailed", what, "a reward's factory returns the reward function", ""))
+
+
+class Scorer:
+    """A reward function of any form, asked about any number of completions. The extension `reward_scorer`.
+
+    Each completion gets its own result, the one it would get alone: where a call about several of them raises, each
+    is asked about alone.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        """Read the form of the function.
+
+        Raises:
+            RewardFailed: it says of itself how many completions it takes, and that is no number.
+        """
+        self.batching = batching(function)
+        self._function, self._alone = function, adapted(function)
+
+    def __call__(self, values: Sequence[RewardInput]) -> list[RewardResult]:
+        """Score completions, in their order; never raises for what the function does."""
+        results: dict[int, RewardResult] = {}
+        for places in self._calls(values):
+            together = [values[place] for place in places]
+            found = self._together(together) or [score(self._alone, value) for value in together]
+            results.update(zip(places, found, strict=True))
+        return [results[place] for place in range(len(values))]
+
+    def _calls(self, values: Sequence[RewardInput]) -> Iterator[Sequence[int]]:
+        """Yield the places of completions that one call is about."""
+        size = self.batching.size
+        alike: dict[object, list[int]] = defaultdict(list)
+        for place, value in enumerate(values):
+            alike[shape(value) if size > 1 else None].append(place)
+        for places in alike.values():
+            yield from (places[first : first + size] for first in range(0, len(places), size))
+
+    def _together(self, values: Sequence[RewardInput]) -> list[RewardResult]:
+        """Return what one call says of several completions, nothing if it raises: one of them may be why."""
+        began = time.perf_counter()
+        try:
+            found = answers(self._function, values) if len(values) > 1 else []
+        except BaseException:  # as in `score`
+            return []
+        return [_ended(judge(each), began) for each in found]
 
 
 def score(function: Callable[..., object], value: RewardInput) -> RewardResult:
@@ -70,6 +115,10 @@ def score(function: Callable[..., object], value: RewardInput) -> RewardResult:
         )
     except BaseException as exc:  # SystemExit, KeyboardInterrupt, GeneratorExit: a reward that failed, not a stop
         result = RewardResult(value=None, status=RewardStatus.RAISED, detail=told(exc))
+    return _ended(result, began)
+
+
+def _ended(result: RewardResult, began: float) -> RewardResult:
     detail = result.detail.encode(errors="backslashreplace").decode()  # the controller is told in plain UTF-8
     return evolve(result, detail=detail, seconds=time.perf_counter() - began)
 

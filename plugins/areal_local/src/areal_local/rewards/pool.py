@@ -20,6 +20,7 @@ from attrs import define, frozen
 from areal_core.contract import errors
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
 from areal_local.rewards import messages
+from areal_local.rewards.calling import Batching
 from areal_local.rewards.child import RewardTarget
 from areal_local.rewards.process import ProcessEnded, RewardProcess
 
@@ -36,6 +37,7 @@ MAX_STARTS = 5
 class _Asked:
     value: RewardInput
     answer: asyncio.Future[RewardResult]
+    since: float
 
 
 class _NoFunction(Exception):
@@ -49,6 +51,8 @@ class _Place:
     target: RewardTarget
     start_timeout_s: float
     process: RewardProcess | None = None
+    batching: Batching = Batching()
+    """What the function says of itself, once it was begun."""
 
     async def begin(self) -> None:
         """Start a process and have it resolve the function; another one, if somebody killed it meanwhile.
@@ -70,12 +74,13 @@ class _Place:
         async with self._lasting():
             self.process = await RewardProcess.begin()
             target = (self.target.name, dict(self.target.options), self.target.imports)
-            error = await self.process.ask(messages.encode(target), self.start_timeout_s)
+            error, size, wait_s = await self.process.ask(messages.encode(target), self.start_timeout_s)
             if error is not None:
                 raise _NoFunction(*error)
+            self.batching = Batching(size=size, wait_s=wait_s)
 
     async def score(self, values: Sequence[RewardInput], timeout_s: float) -> list[RewardResult]:
-        """Score completions one after the other, all within the time.
+        """Score completions, all within the time.
 
         Raises:
             TimeoutError, ProcessEnded: the process is gone.
@@ -116,8 +121,9 @@ class RewardPool:
     A call that hangs has its process killed and another one started; the others are not disturbed.
     A completion whose process was killed by somebody else (for want of memory, say) is scored once more; a process
     killed while it starts is started again.
-    Quick rewards travel several at a time; if one of them then hangs or ends the process, all of
-    that trip are scored again, each alone, so the function may see a completion twice.
+    Quick rewards travel several at a time, and a function that takes lists is given up to its batch size of what waits
+    in one call, a batch; if one of them then hangs or ends the process, all of that trip are scored again, each alone,
+    so the function may see a completion twice.
     """
 
     def __init__(
@@ -138,6 +144,7 @@ class RewardPool:
         self._waiting: deque[_Asked] = deque()
         self._trips: dict[asyncio.Task[None], Sequence[_Asked]] = {}
         self._usual_s = timeout_s
+        self._waking: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Start a process and resolve the function, so that its errors come before training does.
@@ -166,7 +173,8 @@ class RewardPool:
     async def score(self, value: RewardInput) -> RewardResult:
         """Score one completion. A bad function never raises here: the result says how it ended."""
         assert self._free or self._trips, "start runs first"
-        asked = _Asked(value, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        asked = _Asked(value, loop.create_future(), loop.time())
         self._waiting.append(asked)
         self._send()
         return await asked.answer
@@ -176,6 +184,8 @@ class RewardPool:
 
         Calls in flight are cancelled.
         """
+        if self._waking is not None:
+            self._waking.cancel()
         while self._waiting:
             self._waiting.popleft().answer.cancel()
         for trip in self._trips:
@@ -185,16 +195,34 @@ class RewardPool:
 
     def _send(self) -> None:
         """Send what waits, as long as a process is free."""
-        while self._waiting and self._free:
-            share = -(-len(self._waiting) // len(self._places))
-            size = max(1, min(share, MAX_TRIP, int(TRIP_S / self._usual_s)))
-            asked = [self._waiting.popleft() for _ in range(size)]
+        while self._waiting and self._free and self._is_due():
+            asked = [self._waiting.popleft() for _ in range(self._trip_size())]
             asked = [one for one in asked if not one.answer.done()]
             if asked:
                 place = self._free.pop()
                 trip = asyncio.create_task(self._trip(asked, place))
                 self._trips[trip] = asked
                 trip.add_done_callback(partial(self._back, place))
+
+    def _is_due(self) -> bool:
+        """Tell whether a trip can go; one that is not full is looked at again when its first has waited enough."""
+        batching, loop = self._places[0].batching, asyncio.get_running_loop()
+        left = self._waiting[0].since + batching.wait_s - loop.time()
+        if len(self._waiting) >= batching.size or left <= 0:
+            return True
+        if self._waking is None:
+            self._waking = loop.call_later(left, self._wake)
+        return False
+
+    def _wake(self) -> None:
+        self._waking = None
+        self._send()
+
+    def _trip_size(self) -> int:
+        if (size := self._places[0].batching.size) > 1:
+            return min(size, len(self._waiting))
+        share = -(-len(self._waiting) // len(self._places))
+        return max(1, min(share, MAX_TRIP, int(TRIP_S / self._usual_s)))
 
     def _back(self, place: _Place, trip: asyncio.Task[None]) -> None:
         self._free.append(place)

@@ -22,10 +22,10 @@ def main(channel: int, parent: int) -> None:
     with os.fdopen(channel, "rb", closefd=False) as asked, os.fdopen(channel, "wb") as answers:
         name, options, imports = messages.decode(_read(asked))
         resolved = child.resolve(child.RewardTarget(name=name, options=options, imports=imports))
-        _write(answers, resolved.error)
-        while (data := _read(asked)) and resolved.function is not None:
-            values = messages.decode_completions(data)
-            _write(answers, [child.score(resolved.function, value) for value in values])
+        scorer = resolved.scorer
+        _write(answers, (resolved.error, *((scorer.batching.size, scorer.batching.wait_s) if scorer else (1, 0.0))))
+        while (data := _read(asked)) and scorer is not None:
+            _write(answers, scorer(messages.decode_completions(data)))
 
 
 def _read(asked: BinaryIO) -> bytes:
