@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from areal_agentic.renderer import Message, Tool
 from areal_core.contract.errors import DatasetError
@@ -26,7 +26,8 @@ _CALL = ("arealcall", "arealother")
 class Places:
     """What a template writes, and what it would leave out without a word.
 
-    Example: Places(system=True, tools=True, tool=True, num_calls=2, developer=False)
+    Example: Places(system=True, tools=True, tool=True, num_calls=2,
+        developer=False)
     """
 
     system: bool
@@ -105,25 +106,25 @@ class ChatTemplate:
         text = spaced in self._tried([*asked, _calling(spaced)], Form(text_arguments=True))
         made = json.dumps(json.loads(spaced))
         objects = made in self._tried([*asked, _calling(json.loads(spaced))], Form())
-        plain = Form(text_arguments=text, object_arguments=objects or not text)
+        found = Form(text_arguments=text, object_arguments=objects or not text)
         thinks = [*asked, {"role": "assistant", "content": _MARKS[1], "reasoning_content": _MARKS[2]}]
-        if _MARKS[2] not in self._tried(thinks, plain) and "message.thinking" in self.source:
-            return Form(text_arguments=text, object_arguments=plain.object_arguments, thoughts="thinking")
-        return plain
+        if _MARKS[2] not in self._tried(thinks, found) and "message.thinking" in self.source:
+            return evolve(found, thoughts="thinking")
+        return found
 
     def _found_places(self) -> Places:
         first, second, third = _MARKS
         tool = {"type": "function", "function": {"name": _CALL[0], "description": "-", "parameters": {}}}
-        several = self._tried([_user(first), _calling("{}", *_CALL)], self.form)
-        answered = [_user(first), _calling("{}"), {"role": "tool", "content": second, "name": _CALL[0]}]
+        begun = [_user(first)]
+        one = self._written([*begun, _calling("{}")])
+        several = self._written([*begun, _calling("{}", *_CALL)])
+        answered = [*begun, _calling("{}"), {"role": "tool", "content": second, "name": _CALL[0]}]
         return Places(
-            system=first in self._tried([{"role": "system", "content": first}, _user(second)], self.form),
-            developer=first in self._tried([{"role": "developer", "content": first}, _user(second)], self.form),
-            tools=_CALL[0] in self._tried([_user(third)], self.form, tools=[tool]),
-            tool=second in self._tried(answered, self.form),
-            num_calls=2
-            if all(name in several for name in _CALL)
-            else int(_CALL[0] in self._tried([_user(first), _calling("{}")], self.form)),
+            system=first in self._written([{"role": "system", "content": first}, _user(second)]),
+            developer=first in self._written([{"role": "developer", "content": first}, _user(second)]),
+            tools=_CALL[0] in self._written([_user(third)], tools=[tool]),
+            tool=second in self._written(answered),
+            num_calls=2 if all(name in several for name in _CALL) else int(_CALL[0] in one),
         )
 
     def closers(self) -> frozenset[str]:
@@ -131,22 +132,27 @@ class ChatTemplate:
         begun = [_user(_MARKS[0]), {"role": "assistant", "content": _MARKS[1]}]
         found = set()
         for role in ("user", "tool"):
-            text = self._tried([*begun, {"role": role, "content": _MARKS[2], "name": _CALL[0]}], self.form)
+            text = self._written([*begun, {"role": role, "content": _MARKS[2], "name": _CALL[0]}])
             behind = text.partition(_MARKS[1])[2].partition(_MARKS[2])[0]
             places = {behind.find(token): token for token in self._encoder.controls if token in behind}
             if places:
                 found.add(max((token for place, token in places.items() if place == min(places)), key=len))
         return frozenset(found)
 
-    def _tried(self, messages: Sequence[Message], form: Form, tools: Sequence[Tool] = ()) -> str:
-        """Return the text of a conversation that asks what the template does; nothing if it refuses it."""
+    def _tried(self, messages: Sequence[Message], form: Form) -> str:
+        """Return the text of a conversation in another form; nothing if the template refuses it."""
         kept, self.form = self.form, form
+        try:
+            return self._written(messages)
+        finally:
+            self.form = kept
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Return the text of a conversation that asks what the template does; nothing if it refuses it."""
         try:
             return self._text(messages, tools, ask=False)
         except DatasetError:
             return ""
-        finally:
-            self.form = kept
 
 
 def _user(content: str) -> Json:

@@ -93,7 +93,8 @@ def deepseek_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
 
     found = _blocks(answer, _DEEPSEEK_CALL, call)
     before, after = _DEEPSEEK_FRAME
-    return evolve(found, content=found.content.replace(before + after, "")) if found.calls else found
+    content = found.content.removesuffix(after).removesuffix(before)
+    return evolve(found, content=content) if found.calls else found
 
 
 _XML_BLOCK = re.compile(r"\n?<tool_call>([^\n<]+)\n?(.*?)\s*</tool_call>", re.DOTALL)

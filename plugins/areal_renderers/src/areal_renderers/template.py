@@ -35,8 +35,19 @@ class Style:
     calls: ReadCalls
     stops: tuple[str, ...] = ()
     """Tokens that end an answer beside those that the template is seen to write."""
+    end_of: Callable[[Answer], str] | None = None
+    """The token behind an answer in a history, where that is not the one that ended it; `stops` are all there are then.
+    None: what the template is seen to write."""
     closing: str = f"\n{CLOSE}\n\n"
     """What closes thoughts that an answer left open."""
+
+
+_FUNCTION = {"name": "f", "arguments": "{}"}
+_TOOL_ANSWERED: tuple[Message, ...] = (
+    {"role": "user", "content": "."},
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": _FUNCTION}]},
+    {"role": "tool", "content": "."},
+)
 
 
 class TemplateRenderer:
@@ -65,13 +76,23 @@ class BoundTemplate:
         self._encoder = Encoder(tokenizer)
         self.template = ChatTemplate(tokenizer, self._encoder, options.variables)
         self._closers = self.template.closers()
+        known = self._encoder.specials
+        stops = style.stops if style.end_of else (*self._closers, *style.stops)
         end = tokenizer.eos_token_id
-        known = [
-            self._encoder.specials[text] for text in (*self._closers, *style.stops) if text in self._encoder.specials
-        ]
-        self.stop_token_ids: frozenset[int] = frozenset(known + ([] if end is None else [int(end)]))
-        asked = self.template.text([{"role": "user", "content": "."}], (), ask=True)
-        self._opened = asked.rstrip().endswith(OPEN)
+        self.stop_token_ids: frozenset[int] = frozenset(
+            [*(known[text] for text in stops if text in known), *([] if end is None else [int(end)])]
+        )
+        self.opened = self._opens([{"role": "user", "content": "."}])
+        """Whether the prompt opens the thoughts of an answer."""
+        self._always_opened = self.opened and self._opens(_TOOL_ANSWERED)
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text of the template's."""
+        return self._encoder.ids(text)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, control tokens included."""
+        return self._encoder.text(ids)
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), ask: bool = True) -> list[int]:
         """Return the tokens of a conversation from its beginning; see `areal_agentic.renderer`."""
@@ -92,19 +113,26 @@ class BoundTemplate:
     ) -> list[int] | None:
         """Return what follows an answer up to the place of the next; see `areal_agentic.renderer`."""
         if any(message.get("role") == "assistant" for message in messages):
-            raise DatasetError("an answer cannot follow an answer", why="bridge takes messages of user, tool or system")
+            raise DatasetError(
+                "an answer cannot follow an answer", why="a bridge takes messages of user, tool or system"
+            )
+        said = self._said(output_ids)
         reading = self._read(output_ids, tools)
         try:
-            rest = self._strict(history, output_ids, reading, messages, tools)
+            rest = self._strict(history, said, reading, messages, tools)
             if rest is None and keep_thoughts:
                 rest = self._without_thoughts(history, reading, messages, tools)
         except DatasetError:  # the template has no place for this answer: whoever renders it anew is told so
             return None
-        return None if rest is None else self._joined(output_ids, reading, rest)
-
-    def _read(self, output_ids: Sequence[int], tools: Sequence[Tool]) -> Reading:
-        reading = self._style.thoughts(self._said(output_ids), self._opened)
-        return evolve(reading, answer=self._style.calls(reading.answer, tools)) if reading.closed else reading
+        if rest is None:
+            return None
+        if not self._closers:
+            return self._beside(said, rest)
+        ids = self._encoder.ids(rest)
+        ended = output_ids[-1] if output_ids and output_ids[-1] in self.stop_token_ids else None
+        if ended is None:
+            return ([] if reading.closed else self._encoder.ids(self._style.closing)) + ids
+        return ids[1:] if ids[0] == ended or (keep_thoughts and self._style.end_of) else None
 
     def _said(self, output_ids: Sequence[int]) -> str:
         """Return the text of an output without what ended it."""
@@ -113,35 +141,48 @@ class BoundTemplate:
             ids.pop()
         return self._encoder.text(ids)
 
+    def _read(self, output_ids: Sequence[int], tools: Sequence[Tool]) -> Reading:
+        said = self._said(output_ids)
+        ended = bool(output_ids) and output_ids[-1] in self.stop_token_ids
+        # Where some prompts open thoughts and some do not, an answer that ended without closing any had none.
+        opened = self.opened and (self._always_opened or CLOSE in said or not ended)
+        reading = self._style.thoughts(said, opened)
+        return evolve(reading, answer=self._style.calls(reading.answer, tools)) if reading.closed else reading
+
+    def _opens(self, messages: Sequence[Message]) -> bool:
+        try:
+            return self.template.text(messages, (), ask=True).rstrip().endswith(OPEN)
+        except DatasetError:
+            return True  # no such prompt
+
     def _strict(
         self,
         history: Sequence[Message],
-        output_ids: Sequence[int],
+        said: str,
         reading: Reading,
         messages: Sequence[Message],
         tools: Sequence[Tool],
     ) -> str | None:
-        """Return the text behind the answer if the template writes the prompt and the answer as they are."""
+        """Return the text behind the answer, if the template writes the prompt and the answer as they are."""
         prompt = self.template.text(history, tools, ask=True)
         answer = reading.answer.message
         whole = self.template.text([*history, answer, *messages], tools, ask=True)
         if not whole.startswith(prompt):
             return None
-        said = prompt + self._encoder.written(self._said(output_ids))
-        if whole.startswith(said) and self._closes(whole[len(said) :]):
-            return whole[len(said) :]
-        if self.template.text([*history, answer], tools, ask=False).startswith(said):
-            return None  # alone it would be written as it is, and no longer with what follows
-        behind = self._behind(whole, len(prompt))
-        if behind is None:
-            return None
+        written = prompt + self._encoder.written(said)
+        behind = whole[len(written) :] if whole.startswith(written) else ""
+        if behind and behind.startswith(self._ends(reading.answer)):
+            return behind
+        if self.template.text([*history, answer], tools, ask=False).startswith(written):
+            return None  # by itself it is written as it is; with what follows it is written otherwise
+        behind = self._behind(whole, len(prompt), reading.answer) or ""
         body = whole[len(prompt) : len(whole) - len(behind)]
-        if reading.block and OPEN not in body and not prompt.rstrip().endswith(OPEN):
+        if (reading.block and not behind) or (OPEN in said and OPEN not in body):
             return None
         silent = evolve(reading.answer, thoughts="").message
         if reading.answer.thoughts and self.template.text([*history, silent, *messages], tools, ask=True) == whole:
             return None
-        return behind
+        return behind or None
 
     def _without_thoughts(
         self, history: Sequence[Message], reading: Reading, messages: Sequence[Message], tools: Sequence[Tool]
@@ -151,7 +192,7 @@ class BoundTemplate:
         answer = self._silent(reading.answer.message)
         before = self.template.text(past, tools, ask=False)
         whole = self.template.text([*past, answer, *messages], tools, ask=True)
-        return self._behind(whole, len(before)) if whole.startswith(before) else None
+        return self._behind(whole, len(before), reading.answer) if whole.startswith(before) else None
 
     def _silent(self, message: Message) -> Json:
         left = {key: value for key, value in message.items() if key != "reasoning_content"}
@@ -159,27 +200,17 @@ class BoundTemplate:
             left["content"] = self._style.thoughts(content_of(message), False).answer.content
         return left
 
-    def _closes(self, text: str) -> bool:
-        return not self._closers or text.startswith(tuple(self._closers))
+    def _ends(self, answer: Answer) -> tuple[str, ...]:
+        """Return the tokens of which one stands behind an answer in a history; an empty text where none does."""
+        return (self._style.end_of(answer),) if self._style.end_of else tuple(self._closers) or ("",)
 
-    def _behind(self, whole: str, place: int) -> str | None:
-        """Return the text from the first token after a place that closes an answer."""
-        found = [at for at in (whole.find(closer, place) for closer in self._closers) if at >= 0]
+    def _behind(self, whole: str, place: int, answer: Answer) -> str | None:
+        """Return the text from the first token behind a place that closes an answer."""
+        found = [at for at in (whole.find(end, place) for end in self._ends(answer) if end) if at >= 0]
         return whole[min(found) :] if found else None
 
-    def _joined(self, output_ids: Sequence[int], reading: Reading, rest: str) -> list[int] | None:
-        """Return the tokens of the rest, without the end that the answer has; None if it ended otherwise."""
-        ids = self._encoder.ids(rest)
-        ended = output_ids[-1] if output_ids and output_ids[-1] in self.stop_token_ids else None
-        if not self._closers:
-            said = self._said(output_ids)
-            together = self._encoder.ids(self._encoder.written(said) + rest)
-            return (
-                ids
-                if ended is not None or together == [*self._encoder.ids(self._encoder.written(said)), *ids]
-                else None
-            )
-        if ended is None:
-            open_thoughts = [] if reading.closed else self._encoder.ids(self._style.closing)
-            return open_thoughts + ids
-        return ids[1:] if ids[0] == ended else None
+    def _beside(self, said: str, rest: str) -> list[int] | None:
+        """Return the tokens of a rest that begins with no token of its own; None if one would lie across its border."""
+        written = self._encoder.written(said)
+        before, behind = self._encoder.ids(written), self._encoder.ids(rest)
+        return behind if self._encoder.ids(written + rest) == before + behind else None
