@@ -151,7 +151,10 @@ def test_a_call_is_about_rows_of_the_same_columns() -> None:
 
 def test_settings_are_never_taken_from_a_row() -> None:
     """A column of that name is a column."""
-    scorer = Scorer(sized(2, 0.0))
 
-    assert [result.value for result in scorer([value("a", batch_size=9), value("bb", batch_size=9)])] == [1.0, 2.0]
-    assert scorer.batching.size == 2
+    def score(completions: list[str], batch_size: int = 2) -> list[float]:
+        return [float(batch_size == 2) for _ in completions]
+
+    results = Scorer(score)([value("a", batch_size=9), value("bb", batch_size=9)])
+
+    assert [(result.value, result.detail) for result in results] == [(1.0, ""), (1.0, "")]

@@ -20,7 +20,7 @@ from torch import Tensor
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.train import Output
-from areal_tasks.served import ask
+from areal_tasks.served import Served
 
 _ID = "token_id:"
 _MORE = "vLLM, started with --max-logprobs of options.top_k or more"
@@ -43,7 +43,7 @@ class ServedTeacherConfig:
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable with the key; without one none is sent. Keys stand in no configuration."""
     retries: int = field(default=3, validator=validators.ge(0))
-    """How often a server that is busy or not there is asked again, after 1, 2, 4, ... seconds."""
+    """How often a server that is busy or not there is asked again, after about 1, 2, 4, ... seconds, or as it says."""
 
 
 class ServedTeacher:
@@ -51,6 +51,7 @@ class ServedTeacher:
 
     def __init__(self, config: ServedTeacherConfig) -> None:
         self._config = config
+        self._served = Served(who="teacher", url=config.url, api_key_env=config.api_key_env, retries=config.retries)
 
     async def forward(self, batch: Batch, output: Output) -> Tensor:
         """Return log p(token t | tokens before it) for the whole batch, float32 [T], at temperature 1; 0 for the first.
@@ -119,14 +120,14 @@ class ServedTeacher:
             "logprobs": count,
             "return_tokens_as_token_ids": True,
         }
-        url, again = self._config.url, self._config.retries
+        url = self._config.url
         try:
-            answer = ask("teacher", url, "/completions", body, api_key_env=self._config.api_key_env, retries=again)
+            answer = self._served.post("/completions", body)
             told: dict[str, Any] = answer["choices"][0]["logprobs"]
             told["token_logprobs"], tokens = list(told["token_logprobs"]), list(told.get("tokens") or [])
         except OSError as error:
             raise GenerationFailed("the teacher does not answer", why=str(error)) from None
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise _unreadable(url, f"{type(error).__name__}: {error}") from None
         read = [token.removeprefix(_ID) for token in tokens[: len(ids)] if str(token).startswith(_ID)]
         if read and read != [str(token) for token in ids]:

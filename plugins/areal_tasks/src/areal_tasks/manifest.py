@@ -131,6 +131,43 @@ JUDGE = Manifest(
     config="areal_tasks.rewards.judge:JudgeConfig",
     summary="what a language model behind an OpenAI-compatible URL says the answer is worth",
 )
+
+REGEX = Manifest(
+    role="reward",
+    name="regex",
+    contract=(1, 0),
+    factory="areal_tasks.rewards.regex:Regex",
+    config="areal_tasks.rewards.regex:RegexConfig",
+    summary="1 where a regular expression is found, or finds the row's answer",
+)
+
+FORMAT = Manifest(
+    role="reward",
+    name="format",
+    contract=(1, 0),
+    factory="areal_tasks.rewards.format:Format",
+    config="areal_tasks.rewards.format:FormatConfig",
+    summary="1 for <think>...</think><answer>...</answer>, or other tags",
+)
+
+COMPOSED = Manifest(
+    role="reward",
+    name="composed",
+    contract=(1, 0),
+    factory="areal_tasks.rewards.composed:Composed",
+    config="areal_tasks.rewards.composed:ComposedConfig",
+    summary="a weighted sum of rewards, each a part with a name",
+)
+
+REMOTE = Manifest(
+    role="reward",
+    name="remote",
+    contract=(1, 0),
+    factory="areal_tasks.rewards.remote:Remote",
+    config="areal_tasks.rewards.remote:RemoteConfig",
+    summary="what a server behind a URL answers, for one completion or several at once",
+)
+
 MATH_VERIFY = Manifest(
     role="reward",
     name="math_verify",

@@ -20,7 +20,7 @@ from areal_core.plugins.extensions import extension
 from areal_core.plugins.registry import Registry
 from areal_tasks.datasets.rows import Row
 from areal_tasks.fitting import HasPrompt
-from areal_tasks.rewards.finished import ReadsColumns
+from areal_tasks.rewards.finished import HasParts, ReadsColumns
 
 FIRST = "the first row"
 _SHOWN = 600
@@ -58,7 +58,7 @@ def preview(plan: Plan, registry: Registry) -> str:
     prompt, told_of_prompt = _prompt(plan, rows[0], tokenizer, registry)
     lines += told_of_prompt
     if config.rollout.reward.name:
-        lines.append("reward    " + _call(plan, first, prompt, registry))
+        lines += _reward(plan, first, prompt, registry)
     return "\n".join(lines)
 
 
@@ -113,8 +113,8 @@ def _learned(row: Row, tokenizer: Any, lesson: Any) -> list[str]:  # Any: transf
     return lines
 
 
-def _call(plan: Plan, first: Mapping[str, Row], prompt: str, registry: Registry) -> str:
-    """Return the call of the reward function for a completion of the first row of `data`."""
+def _reward(plan: Plan, first: Mapping[str, Row], prompt: str, registry: Registry) -> list[str]:
+    """Return the call of the reward function, and of its parts, for a completion of the first row of `data`."""
     reward = plan.config.rollout.reward
     try:
         function = registry.build("reward", reward.name, reward.options, "rollout.reward.options")
@@ -125,17 +125,25 @@ def _call(plan: Plan, first: Mapping[str, Row], prompt: str, registry: Registry)
     if isinstance(function, ReadsColumns):
         for key, row in first.items():
             _check_columns(reward.name, function.columns(), row, key)
+    value = RewardInput(prompt=prompt, completion=_COMPLETION, completion_ids=(), stop_reason="stop", row=first["data"])
+    if not isinstance(function, HasParts):
+        return ["reward    " + _call(reward.name, function, value)]
+    parts = [f"          {_call(name, each, value)}" for name, each in function.parts().items()]
+    return [f"reward    {reward.name} of {len(parts)} parts:", *parts]
+
+
+def _call(name: str, function: object, value: RewardInput) -> str:
+    """Return the call of a reward function or of a part."""
     arguments = extension("reward_call")
     if arguments is None or not callable(function):
-        return reward.name
-    value = RewardInput(prompt=prompt, completion=_COMPLETION, completion_ids=(), stop_reason="stop", row=first["data"])
+        return name
     try:
         named: Mapping[str, object] = arguments(function, value)
     except ArealError as error:
-        raise PlanError(f"reward {reward.name!r}: {error.what}", why=error.why, fix=error.fix) from None
+        raise PlanError(f"reward {name!r}: {error.what}", why=error.why, fix=error.fix) from None
     shown = reprlib.Repr()
     shown.maxstring = shown.maxother = 60
-    return f"{reward.name}({', '.join(f'{name}={shown.repr(each)}' for name, each in named.items())})"
+    return f"{name}({', '.join(f'{key}={shown.repr(each)}' for key, each in named.items())})"
 
 
 def _check_columns(reward: str, columns: Sequence[str], row: Row, key: str) -> None:

@@ -1,50 +1,106 @@
-"""A question to an OpenAI-compatible server, asked again while it is busy or not there.
+"""Questions to a server over HTTP, asked again while it is busy or not there.
 
-Knows: the key's variable, which answers mean "later", how long to wait.
+Knows: the key's variable, which answers mean "later", how long to wait, when to give up.
 Does not know: what is asked, or what an answer means.
 """
 
 from __future__ import annotations
 
+import email.utils
 import json
 import os
+import random
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+import httpx2
+from attrs import field, frozen
+
+from areal_core.plugins.redact import REDACTED, redact
+
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
+LONGEST_PAUSE_S = 30.0
 
 
-def ask(who: str, url: str, route: str, body: Mapping[str, Any], *, api_key_env: str, retries: int) -> dict[str, Any]:
-    """Return the answer to a POST. Any: json. Blocks; asked again after 1, 2, 4, ... seconds.
+class Refused(OSError):
+    """The server answered, and will not do it."""
 
-    Args:
-        who: the server in errors, for example `judge`.
-        url: up to and with the version of the API.
-        route: for example /chat/completions.
-        api_key_env: the variable of the environment with the key; without one none is sent.
-        retries: how often it is asked again.
 
-    Raises:
-        OSError: the server refuses, or cannot be reached.
+@frozen(kw_only=True)
+class Served:
+    """A server that answers JSON with JSON. One per process; connections are kept open, threads may share them.
+
+    Example: Served(who="judge", url="http://127.0.0.1:8000/v1", api_key_env="OPENAI_API_KEY", retries=3)
     """
-    headers = {"content-type": "application/json"}
-    if key := os.environ.get(api_key_env):
-        headers["authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(f"{url.rstrip('/')}{route}", data=json.dumps(body).encode(), headers=headers)
-    for attempt in range(retries + 1):
-        try:
-            with urllib.request.urlopen(request) as response:
-                answer: dict[str, Any] = json.load(response)
-            return answer
-        except urllib.error.HTTPError as error:
-            if error.code not in _BUSY or attempt == retries:
-                said = error.read(300).decode(errors="replace")
-                raise OSError(f"the {who} at {url} answered {error.code}: {said}") from None
-        except urllib.error.URLError as error:
-            if attempt == retries:
-                raise OSError(f"the {who} at {url} cannot be reached: {error.reason}") from None
-        time.sleep(2**attempt)
-    raise AssertionError("the last attempt returns or raises")
+
+    who: str
+    """The server in errors, for example `judge`."""
+    url: str
+    """Up to and with the version of the API."""
+    api_key_env: str = ""
+    """The variable of the environment with the key; without one none is sent."""
+    retries: int = 3
+    """How often it is asked again, after about 1, 2, 4, ... seconds, or what it says itself in Retry-After."""
+    within_s: float = 3600.0
+    """All attempts and pauses of one question together."""
+    _client: httpx2.Client = field(factory=httpx2.Client, init=False, eq=False, repr=False)
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._client.close()
+
+    def post(self, route: str, body: Mapping[str, Any]) -> Any:
+        """Return the answer to a POST. Any: json. Blocks.
+
+        Raises:
+            Refused: the server refuses for good; says with what words.
+            OSError: it is still busy or out of reach when there is no attempt or no time left.
+            ValueError: what it answered is no JSON.
+        """
+        key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        ends = time.monotonic() + self.within_s
+        for attempt in range(self.retries + 1):
+            asked_to_wait = 0.0
+            try:
+                left = max(ends - time.monotonic(), 0.001)
+                answer = self._client.post(f"{self.url.rstrip('/')}{route}", json=body, headers=headers, timeout=left)
+                if answer.is_success:
+                    return _read(f"the {self.who} at {redact(self.url)}", answer)
+                said = _without(key, answer.text[:300])
+                problem = f"the {self.who} at {redact(self.url)} answered {answer.status_code}: {said}"
+                if answer.status_code not in _BUSY:
+                    raise Refused(problem)
+                asked_to_wait = retry_after(answer.headers.get("retry-after", ""))
+            except httpx2.RequestError as error:
+                reason = _without(key, str(error)) or type(error).__name__
+                problem = f"the {self.who} at {redact(self.url)} cannot be reached: {reason}"
+            pause = max(min(2.0**attempt, LONGEST_PAUSE_S) * random.uniform(0.5, 1.0), asked_to_wait)
+            if attempt == self.retries or time.monotonic() + pause >= ends:
+                break
+            time.sleep(pause)
+        later = f", and asks to wait {asked_to_wait:.0f} s" if asked_to_wait else ""
+        raise OSError(f"{problem}{later} (asked {attempt + 1} times within {self.within_s:g} s)")
+
+
+def retry_after(said: str) -> float:
+    """Return how many seconds a header asks to wait, which may hold them or a date; 0 if it asks for nothing."""
+    if said.isdecimal():
+        return float(said)
+    try:
+        return max(email.utils.parsedate_to_datetime(said).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return 0.0
+
+
+def _read(who: str, answer: httpx2.Response) -> Any:  # Any: json
+    try:
+        return json.loads(answer.content)
+    except ValueError as error:
+        raise ValueError(f"{who} answered no JSON ({error}): {answer.text[:100]!r}") from None
+
+
+def _without(key: str, text: str) -> str:
+    """Return what a server said without the key, which some repeat."""
+    return str(redact(text.replace(key, REDACTED) if key else text))

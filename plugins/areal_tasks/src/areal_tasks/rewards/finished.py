@@ -5,7 +5,7 @@ Knows: stop reasons and column names. Does not know: any score.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from areal_core.contract.data import StopReason
@@ -18,6 +18,13 @@ class ReadsColumns(Protocol):
     """A reward function that can tell which columns of a row it cannot do without. A dry run asks any reward."""
 
     def columns(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A reward function that is made of others, told by name. A dry run shows the call of each."""
+
+    def parts(self) -> Mapping[str, object]: ...
 
 
 def is_finished(stop_reason: str) -> bool:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from attrs import field, frozen, validators
 
 from areal_core.contract.errors import ConfigError
+from areal_core.plugins.redact import redact
 from areal_tasks.datasets.rows import Row
 from areal_tasks.rewards.finished import required
-from areal_tasks.served import ask
+from areal_tasks.served import Served
 
 QUESTION = """\
 Judge how good the answer to the request is, from 0 (useless or wrong) to 10 (right and complete).
@@ -66,7 +67,7 @@ class JudgeConfig:
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable with the key; without one none is sent. Keys stand in no configuration."""
     retries: int = field(default=3, validator=validators.ge(0))
-    """How often a server that is busy or not there is asked again, after 1, 2, 4, ... seconds."""
+    """How often a server that is busy or not there is asked again, after about 1, 2, 4, ... seconds, or as it says."""
 
 
 @frozen
@@ -74,6 +75,12 @@ class Judge:
     """Asks a model what an answer is worth."""
 
     config: JudgeConfig
+    _served: Served = field(init=False, eq=False, repr=False)
+
+    @_served.default
+    def _serve(self) -> Served:
+        config = self.config
+        return Served(who="judge", url=config.url, api_key_env=config.api_key_env, retries=config.retries)
 
     def columns(self) -> Sequence[str]:
         """Return the columns that the question names."""
@@ -86,7 +93,7 @@ class Judge:
 
         Raises:
             ConfigError: the question names a column the row does not have.
-            ValueError: the answer holds no score.
+            ValueError: the answer holds no score, or is none of a chat.
             OSError: the server refuses, or cannot be reached.
         """
         known = dict(zip(_GIVEN, (prompt, completion), strict=True))
@@ -112,7 +119,8 @@ class Judge:
             "max_tokens": self.config.max_tokens,
             "temperature": self.config.temperature,
         }
-        config = self.config
-        answer = ask("judge", config.url, "/chat/completions", body, api_key_env=config.api_key_env,
-                     retries=config.retries)  # fmt: skip
-        return str(answer["choices"][0]["message"]["content"] or "")
+        answer = self._served.post("/chat/completions", body)
+        try:
+            return str(answer["choices"][0]["message"]["content"] or "")
+        except (LookupError, TypeError):
+            raise ValueError(f"the judge at {redact(self.config.url)} answered no chat: {str(answer)[:200]}") from None
