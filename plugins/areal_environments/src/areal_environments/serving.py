@@ -1,0 +1,133 @@
+"""Where an environment's server is: somewhere already, by its URL, or here, as an application in a file.
+
+An application is served on loopback by the controller itself, to those who know the run's own key, until its event loop
+ends.
+
+Knows: URLs, applications, the key.
+Does not know: what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from attrs import Factory, define, field, frozen
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from areal_core.contract.errors import ConfigError
+from areal_environments.source import module_of
+
+FIX = "give a URL, or FILE.py:APP or MODULE:APP that names an application (ASGI, such as FastAPI)"
+
+
+@frozen
+class Address:
+    """A server's URL without a slash at its end, and what requests to it carry."""
+
+    url: str
+    headers: Mapping[str, str] = Factory(dict)
+
+
+@define(eq=False)
+class Served:
+    """One server, started when it is first asked for."""
+
+    server: str
+    """A URL, or FILE.py:APP or MODULE:APP."""
+    key: str
+    """The option that named it, for errors."""
+    _address: Address | None = None
+    _serving: asyncio.Task[None] | None = None
+    _starting: asyncio.Lock = field(factory=asyncio.Lock)
+
+    async def address(self) -> Address:
+        """Return where it is; an application is listening then.
+
+        Raises:
+            ConfigError: there is no such application.
+        """
+        async with self._starting:
+            if self._address is None:
+                self._address = await self._found()
+            return self._address
+
+    async def close(self) -> None:
+        """End what was started here. Idempotent."""
+        if self._serving is not None:
+            self._serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._serving
+        self._serving = self._address = None
+
+    async def _found(self) -> Address:
+        if self.server.startswith(("http://", "https://")):
+            return Address(self.server.rstrip("/"))
+        where, _, name = self.server.rpartition(":")
+        app = getattr(module_of(where, self.key, FIX), name, None)
+        if not callable(app):
+            raise ConfigError(f"{self.key}={self.server} is no application", why=f"{where} has no {name}", fix=FIX)
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        key = secrets.token_urlsafe(24)
+        guarded: Any = _Guarded(app, key)  # Any: uvicorn takes more kinds of applications than it says
+        config = uvicorn.Config(guarded, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+        server = _Server(config)
+        self._serving = asyncio.create_task(_serve(server, listening), name=f"server {self.server}")
+        waiting = asyncio.create_task(server.ready.wait())
+        await asyncio.wait({self._serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not server.ready.is_set():
+            waiting.cancel()
+            raise ConfigError(f"{self.key}={self.server} did not start", why="its lifespan failed", fix=FIX)
+        return Address(f"http://127.0.0.1:{listening.getsockname()[1]}", {"Authorization": f"Bearer {key}"})
+
+
+async def _serve(server: _Server, listening: socket.socket) -> None:
+    with listening:
+        try:
+            await server.serve(sockets=[listening])
+        except SystemExit:  # uvicorn's word for an application that does not start
+            return
+
+
+@frozen
+class _Guarded:
+    """An application that answers only to the run itself."""
+
+    app: ASGIApp
+    key: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope.get("headers", ())).get(b"authorization", b"").decode("latin-1")
+        if scope["type"] == "lifespan" or secrets.compare_digest(given, f"Bearer {self.key}"):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await PlainTextResponse("this server is a run's own", status_code=401)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
+class _Server(uvicorn.Server):
+    """A server inside of somebody else's process: signals are not its own."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and tell that it does."""
+        await super().startup(sockets)
+        if self.started:
+            self.ready.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield

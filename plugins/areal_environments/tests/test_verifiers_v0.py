@@ -1,0 +1,128 @@
+"""Environments of the real library verifiers up to 0.3, made in files here, played against the endpoint."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from areal_core.contract.errors import EpisodeFailed
+from areal_environments import verifiers
+from areal_environments.played import PlayedConfig
+
+from .speaking import call, episode, episodes
+
+pytestmark = pytest.mark.environments
+
+SINGLE = """
+import verifiers as vf
+from datasets import Dataset
+
+
+def right(completion, answer, **kwargs):
+    return float(answer in completion[-1]["content"])
+
+
+def load_environment(count=3):
+    rows = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(count)]
+    return vf.SingleTurnEnv(
+        dataset=Dataset.from_list(rows), system_prompt="Add.", rubric=vf.Rubric(funcs=[right])
+    )
+"""
+MULTI = """
+import verifiers as vf
+from datasets import Dataset
+
+
+class Guess(vf.MultiTurnEnv):
+    @vf.stop
+    async def found(self, state):
+        return bool(state["trajectory"]) and state["trajectory"][-1]["completion"][-1].content == state["answer"]
+
+    async def env_response(self, messages, state, **kwargs):
+        return [vf.UserMessage(content="too low" if messages[-1].content < state["answer"] else "too high")]
+
+
+async def turns(state):
+    return 1.0 / len(state["trajectory"])
+
+
+def load_environment():
+    return Guess(dataset=Dataset.from_list([{"question": "Guess.", "answer": "5"}]),
+                 rubric=vf.Rubric(funcs=[turns]), max_turns=4)
+"""
+TOOLS = '''
+import verifiers as vf
+from datasets import Dataset
+
+
+async def double(x: int) -> int:
+    """Double a number."""
+    return 2 * x
+
+
+async def right(completion, answer):
+    return float(completion[-1]["content"] == answer)
+
+
+def load_environment():
+    return vf.ToolEnv(tools=[double], max_turns=3, rubric=vf.Rubric(funcs=[right]),
+                      dataset=Dataset.from_list([{"question": "Double 21.", "answer": "42"}]))
+'''
+
+
+def written(tmp_path: Path, text: str, name: str) -> str:
+    path = tmp_path / f"{name}.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_single_turn_is_scored_by_the_rubric(tmp_path: Path) -> None:
+    """Rows are the environment's, the answer alone is trained on, the rubric's parts are metrics."""
+    name = written(tmp_path, SINGLE, "single_env") + ":load_environment"
+    rows = verifiers.rows(verifiers.VerifiersRows(environment=name, arguments={"count": 2}))
+    cases = [(rows[1], ["it is 2"]), (rows[1], ["it is 3"])]
+    (right, text), (wrong, _) = episodes(verifiers.workflow(PlayedConfig()), cases)
+
+    assert len(rows) == 2
+    assert text == "[system]Add.<eos>[user]1 + 1?<eos>[assistant]<it is 2<eos>>"
+    assert [each.trajectories[0].reward for each in (right, wrong)] == [1.0, 0.0]
+    assert right.metrics["right"] == 1.0
+
+
+def test_turns_of_a_conversation_are_one_trajectory(tmp_path: Path) -> None:
+    """The environment's words are context, each answer is trained on, the rubric sees the whole rollout."""
+    (row,) = verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, MULTI, "multi_env")))
+    made, text = episode(verifiers.workflow(PlayedConfig()), row, ["3", "8", "5"])
+
+    assert len(made.trajectories) == 1 and made.metrics["agent/requests"] == 3.0
+    assert text.startswith("[user]Guess.<eos>[assistant]<3<eos>>[user]too low<eos>[assistant]<8<eos>>[user]too high")
+    assert made.trajectories[0].reward == pytest.approx(1 / 3)
+
+
+def test_a_tool_of_the_environment_is_called(tmp_path: Path) -> None:
+    """The policy sees what the tool returns and goes on."""
+    (row,) = verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, TOOLS, "tool_env")))
+    made, text = episode(verifiers.workflow(PlayedConfig()), row, [call("double", x=21), "42"])
+
+    assert "[tool]42<eos>" in text and text.endswith("[assistant]<42<eos>>")
+    assert (made.trajectories[-1].reward, made.metrics["double_calls"]) == (1.0, 1.0)
+
+
+def test_an_environment_takes_no_signals(tmp_path: Path) -> None:
+    """The handlers of the run stay, though the library sets its own."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, SINGLE, "signal_env")))
+
+    assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+
+
+def test_a_rollout_that_fails_is_no_reward_of_zero(tmp_path: Path) -> None:
+    """A rubric or an environment that raises fails the episode."""
+    broken = MULTI.replace("return [vf.UserMessage", 'raise vf.InfraError("the world ended")\n        return [vf.User')
+    (row,) = verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, broken, "broken_env")))
+
+    with pytest.raises(EpisodeFailed, match="the rollout of the environment failed") as caught:
+        episode(verifiers.workflow(PlayedConfig()), row, ["3", "5"])
+    assert "the world ended" in str(caught.value.why)

@@ -1,0 +1,63 @@
+"""Tasksets of the real library verifiers from 0.4 on, made in files here, played against the endpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from areal_environments import verifiers
+from areal_environments.played import PlayedConfig
+
+from .speaking import episodes
+
+pytestmark = pytest.mark.environments
+
+TASKSET = """
+import verifiers.v1 as vf
+
+
+class SumTask(vf.Task):
+    @vf.reward
+    async def right(self, trace):
+        return float(self.data.answer in trace.messages[-1].content)
+
+    @vf.metric
+    async def length(self, trace):
+        return float(len(trace.messages[-1].content))
+
+
+class SumData(vf.TaskData):
+    answer: str
+
+
+class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
+    def load(self):
+        for n in range(3):
+            yield SumTask(SumData(prompt=f"{n} + {n}?", system_prompt="Add.", answer=str(2 * n)), self.config.task)
+
+
+__all__ = ["Sums"]
+"""
+CHAT = {"agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}
+
+
+def written(tmp_path: Path, text: str, name: str) -> str:
+    path = tmp_path / f"{name}.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_taskset_is_played_by_its_harness(tmp_path: Path) -> None:
+    """The harness is a program of its own between environment and endpoint; rewards and metrics have their names."""
+    options = verifiers.VerifiersRows(environment=written(tmp_path, TASKSET, "sums_env"), arguments=CHAT, size=2)
+    rows = verifiers.rows(options)
+    cases = [(rows[1], ["it is 2"]), (rows[0], ["it is 2"])]
+    (right, text), (wrong, _) = episodes(verifiers.workflow(PlayedConfig()), cases)
+
+    assert [row["prompt"] for row in rows] == ["0 + 0?", "1 + 1?"]
+    assert text.endswith("[system]Add.<eos>[user]1 + 1?<eos>[assistant]<it is 2<eos>>")
+    assert [each.trajectories[0].reward for each in (right, wrong)] == [1.0, 0.0]
+    assert (right.metrics["right"], right.metrics["length"]) == (1.0, 7.0)
+    assert not [name for name in os.environ if name.startswith("AREAL_EPISODE")]
