@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from openai import AsyncOpenAI
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from areal_agents.config import AgentConfig
 from areal_agents.workflow import AgentWorkflow
@@ -15,11 +17,22 @@ from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult
-from areal_torch.tokenizers import character_tokenizer
 
-TOKENIZER = character_tokenizer()
+
+def byte_tokenizer() -> Any:
+    """Return a tokenizer whose tokens are bytes, and an end. Any: transformers' own."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
+    )
+
+
+TOKENIZER = byte_tokenizer()
 TOKENIZER.chat_template = (
-    "{% for m in messages %}{{ m['role'][0] }}>{{ m['content'] }}<eos>{% endfor %}"
+    "{% if tools %}t>{{ tools | tojson }}<eos>{% endif %}{% for m in messages %}{{ m['role'][0] }}>{{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}a>{% endif %}"
 ).replace("<eos>", TOKENIZER.eos_token)
 
@@ -71,8 +84,9 @@ def client(base_url: str, api_key: str) -> AsyncOpenAI:
 
 
 async def close_clients() -> None:
-    while _OPENED:
-        await _OPENED.pop().close()
+    opened, _OPENED[:] = list(_OPENED), []
+    for each in opened:
+        await each.close()
 
 
 def episodes(agent: Any, *sessions: Speaking, **options: Any) -> list[Episode]:
@@ -81,8 +95,11 @@ def episodes(agent: Any, *sessions: Speaking, **options: Any) -> list[Episode]:
     async def run() -> list[Episode]:
         workflow = AgentWorkflow(AgentConfig(run="json:loads", **options), run=agent)
         try:
-            calls = [workflow.arun_episode(session, {"prompt": "ab>"}) for session in sessions]
-            return list(await asyncio.gather(*calls))
+            async with asyncio.TaskGroup() as scope:
+                calls = [scope.create_task(workflow.arun_episode(session, {"prompt": "ab>"})) for session in sessions]
+            return [call.result() for call in calls]
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
         finally:
             await close_clients()
             await workflow.close()

@@ -34,7 +34,7 @@ def test_an_answer_is_trained_on_as_it_was_generated() -> None:
     assert text_of(made) == (f"ab>xa{END}", f"xa{END}")
     assert trajectory.reward == 0.5 and trajectory.versions[-3:].tolist() == [3, 3, 3]
     assert trajectory.logprobs[-3:].tolist() == pytest.approx([-0.1] * 3)
-    assert made.metrics == {"agent/requests": 1.0, "agent/trajectories": 1.0}
+    assert made.metrics == {"agent/requests": 1.0, "agent/trajectories": 1.0, "agent/restarted": 0.0}
     assert session.asked[0][1].max_new_tokens == 8
 
 
@@ -53,7 +53,7 @@ def test_a_conversation_that_grows_is_one_trajectory() -> None:
 
     whole = f"u>q{END}a>xa{END}u>r{END}a>xb{END}u>s{END}a>xc{END}"
     assert text_of(made) == (whole, f"xa{END}xb{END}xc{END}")
-    assert made.metrics == {"agent/requests": 3.0, "agent/trajectories": 1.0}
+    assert made.metrics == {"agent/requests": 3.0, "agent/trajectories": 1.0, "agent/restarted": 0.0}
 
 
 def test_a_history_that_was_changed_begins_a_trajectory() -> None:
@@ -72,6 +72,7 @@ def test_a_history_that_was_changed_begins_a_trajectory() -> None:
     assert text_of(made, 1) == (f"u>q{END}a>no{END}u>r{END}a>xb{END}", f"xb{END}")
     assert [trajectory.reward for trajectory in made.trajectories] == [0.5, 1.0]
     assert made.metrics["agent/trajectories"] == 2.0
+    assert made.metrics["agent/restarted"] == made.metrics["agent/restarted/edited"] == 1.0
 
 
 def test_all_that_clients_ask_for_is_answered() -> None:
@@ -126,13 +127,14 @@ def test_two_hundred_episodes_at_once_have_each_their_own() -> None:
 
     def twice(row: dict[str, Any], base_url: str, api_key: str) -> float:
         keys.append(api_key)
-        with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as api:
-            first = api.completions.create(model="policy", prompt="ab>")
-            second = api.completions.create(model="policy", prompt=f"cd>{first.choices[0].text}")
+        api = shared.with_options(base_url=base_url, api_key=api_key)
+        first = api.completions.create(model="policy", prompt="ab>")
+        second = api.completions.create(model="policy", prompt=f"cd>{first.choices[0].text}")
         return float(ord(second.choices[0].text[0]))
 
     letters = [chr(ord("a") + number % 26) for number in range(200)]
-    made = episodes(twice, *(Speaking(letter) for letter in letters))
+    with openai.OpenAI(base_url="http://unset", api_key="unset", max_retries=0) as shared:
+        made = episodes(twice, *(Speaking(letter) for letter in letters))
 
     for letter, episode in zip(letters, made, strict=True):
         assert {trajectory.reward for trajectory in episode.trajectories} == {float(ord(letter))}
@@ -146,7 +148,7 @@ def test_a_key_opens_nothing_but_its_episode() -> None:
 
     async def nosy(row: dict[str, Any], base_url: str, api_key: str) -> float:
         for url, key in [(base_url, "areal-guess"), *old]:
-            with pytest.raises(openai.AuthenticationError, match="no episode has this key"):
+            with pytest.raises(openai.AuthenticationError, match="no session has this key"):
                 await client(url, key).completions.create(model="policy", prompt="ab>")
         old.append((base_url, api_key))
         return await one(row, base_url, api_key)

@@ -70,6 +70,15 @@ class Recorder:
         self.answers += made
         return made
 
+    def begins(self, prompt_ids: Sequence[int]) -> bool:
+        """Return whether an answer to a prompt begins a trajectory: it goes on from none, or another did."""
+        before = self.find(prompt_ids)
+        return before is None or bool(before.after)
+
+    def num_trajectories(self, *, individual: bool = False) -> int:
+        """Return how many trajectories the answers make."""
+        return len(self.answers) - (0 if individual else sum(1 for each in self.answers if each.after))
+
     def trajectories(self, reward: float, discount: float = 1.0, *, individual: bool = False) -> tuple[Trajectory, ...]:
         """Return all answers, each trained on in exactly one trajectory, behind the tokens it was generated from.
 

@@ -1,214 +1,95 @@
-"""The server agents talk to: on loopback, a key for every episode, OpenAI's paths.
+"""The endpoint `http`: where agents ask, one session behind one key.
 
-Knows: keys, paths, status codes.
-Does not know: what a request means for an episode (`episode`), or the fields of bodies (`wire`).
+Knows: which sessions are open, the renderer, when the server listens.
+Does not know: paths (`paths`), keys of requests (`gate`), what a session may ask (`episode`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
-import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from areal_agentic.endpoint import SessionLimits
+from areal_agentic.renderer import BoundRenderer, Renderer
 from areal_agents.endpoint_config import EndpointConfig
-from areal_agents.episode import AgentSession, TooManyRequests
-from areal_agents.wire import (
-    MODEL,
-    Asked,
-    ChatAsked,
-    Json,
-    Reward,
-    TextAsked,
-    chat_choice,
-    error_body,
-    streamed,
-    text_choice,
-    usage,
-    whole,
-)
-from areal_core.contract.errors import ArealError, BatchError, CapabilityError, DatasetError, PromptTooLong
-from areal_core.contract.inference import Generation
-from areal_core.contract.optional import ToolParse
+from areal_agents.episode import AgentSession
+from areal_agents.gate import Gate
+from areal_agents.paths import Paths
+from areal_agents.server import Server
 from areal_core.contract.workflow import Session
-from areal_tasks.datasets.encoding import Renderer
+from areal_core.plugins.registry import current_registry
 
-_OF_THE_REQUEST = (PromptTooLong, CapabilityError, BatchError, DatasetError)
-"""What is wrong with what was asked; anything else is the fleet's failure, and the episode's."""
+_PATIENCE_S = 10.0
+"""A stream that says nothing for longer is given up by some clients."""
 
 
 class Endpoint:
-    """One server of a run. `open` gives an episode its key for as long as it lasts."""
+    """Role `endpoint`: one server of a run, and the sessions that are open."""
 
-    def __init__(self, config: EndpointConfig | None = None) -> None:
-        """Take the options; nothing listens before `start`."""
+    def __init__(self, config: EndpointConfig | None = None, *, patience_s: float = _PATIENCE_S) -> None:
+        """Build the renderer; nothing listens before `start`."""
         self._config = config or EndpointConfig()
-        self._episodes: dict[str, AgentSession] = {}
-        self._serving: asyncio.Task[None] | None = None
-        self._port = 0
+        self._renderer = _renderer(self._config)
+        self._bound: dict[int, tuple[object, BoundRenderer]] = {}
+        self._sessions: dict[str, AgentSession] = {}
+        self._patience_s = patience_s
+        self._server = Server(self.app())
+        self._starting = asyncio.Lock()
 
     @property
     def url(self) -> str:
-        """Return the base URL of clients."""
-        return f"http://127.0.0.1:{self._port}/v1"
+        """Return the base URL of OpenAI's clients."""
+        return f"http://127.0.0.1:{self._server.port}/v1"
 
     async def start(self) -> None:
         """Listen on a free port of loopback, until the event loop ends. Idempotent."""
-        if self._serving is not None:
-            return
-        listening = socket.socket()
-        listening.bind(("127.0.0.1", 0))
-        self._port = listening.getsockname()[1]
-        server = _Server(
-            uvicorn.Config(self.app(), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        )
-
-        async def serve() -> None:
-            with listening:
-                await server.serve(sockets=[listening])
-
-        self._serving = asyncio.create_task(serve(), name="agents' endpoint")
-        await server.ready.wait()
+        async with self._starting:
+            if not self._server.port:
+                await self._server.start()
 
     async def close(self) -> None:
-        """End it. Idempotent."""
-        if self._serving is not None:
-            self._serving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._serving
-            self._serving = None
+        """End it; requests in flight are cancelled. Idempotent."""
+        for session in self._sessions.values():
+            session.close()
+        await self._server.close()
 
     @contextmanager
     def open(self, session: Session, limits: SessionLimits | None = None) -> Iterator[AgentSession]:
         """Open a session for as long as the block runs; its key opens nothing afterwards."""
-        opened = AgentSession(session=session, config=self._config, limits=limits or SessionLimits())
-        self._episodes[opened.key] = opened
+        opened = AgentSession(
+            session=session,
+            config=self._config,
+            limits=limits or SessionLimits(),
+            bind=lambda: self._bind(session.tokenizer),
+        )
+        self._sessions[opened.key] = opened
         try:
             yield opened
         finally:
-            del self._episodes[opened.key]
+            del self._sessions[opened.key]
+            opened.close()
 
-    def app(self) -> FastAPI:
-        """Return the application."""
-        app = FastAPI(openapi_url=None, telemetry={"auto_configure": False, "exclude": lambda scope: True})
-        app.add_exception_handler(RequestValidationError, _unreadable)
-        app.add_exception_handler(HTTPException, _refused)
+    def app(self) -> ASGIApp:
+        """Return the application, for a server that listens elsewhere."""
+        return Gate(Paths(self._patience_s).app(), self._sessions)
 
-        @app.get("/v1/models")
-        async def models(request: Request) -> Json:
-            self._of(request)
-            return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "areal"}]}
-
-        @app.post("/v1/chat/completions")
-        async def chat(request: Request, body: ChatAsked) -> Response:
-            episode = self._of(request)
-            return await _answered(episode, _chat(episode, body), body, "chat.completion")
-
-        @app.post("/v1/completions")
-        async def text(request: Request, body: TextAsked) -> Response:
-            episode = self._of(request)
-            return await _answered(episode, _text(episode, body), body, "text_completion")
-
-        @app.post("/v1/reward")
-        async def reward(request: Request, body: Reward) -> Json:
-            self._of(request).reward = body.reward
-            return {"reward": body.reward}
-
-        return app
-
-    def _of(self, request: Request) -> AgentSession:
-        """Return the episode whose key a request carries."""
-        episode = self._episodes.get(request.headers.get("authorization", "").removeprefix("Bearer ").strip())
-        if episode is None:
-            raise HTTPException(401, "no episode has this key: it is over, or the key is of another run")
-        return episode
+    def _bind(self, tokenizer: object) -> BoundRenderer:
+        if id(tokenizer) not in self._bound:
+            self._bound[id(tokenizer)] = tokenizer, self._renderer.bind(tokenizer)
+        return self._bound[id(tokenizer)][1]
 
 
-async def _answered(
-    episode: AgentSession, answering: Awaitable[tuple[list[Json], Json]], body: Asked, kind: str
-) -> Response:
-    """Await the choices and what they took, and say them in the form that was asked for."""
-    try:
-        choices, used = await answering
-    except TooManyRequests as error:
-        return _said(429, str(error), "rate_limit_error")
-    except _OF_THE_REQUEST as error:
-        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
-        return _said(400, f"{error.what}: {error.why}" if error.why else error.what, "invalid_request_error", code)
-    except ArealError as error:
-        episode.failure = error
-        return _said(503, error.what, "server_error")
-    if body.stream:
-        told = used if body.tells_usage else None
-        return StreamingResponse(streamed(kind, choices, told), media_type="text/event-stream")
-    return JSONResponse(whole(kind, choices, used))
-
-
-async def _chat(episode: AgentSession, body: ChatAsked) -> tuple[list[Json], Json]:
-    tokenizer, row = episode.session.tokenizer, {"tools": body.tools} if body.tools else {}
-    render = Renderer(tokenizer, episode.config, row, "the request")
-    prompt = tokenizer.encode(render(body.messages, ask=True), add_special_tokens=False)
-    generations = await episode.ask(prompt, body.limit, body.stops, body.n)
-    choices = []
-    for number, generation in enumerate(generations):
-        parsed = await _calls(episode, generation, body.tools) if body.tools else None
-        choices.append(chat_choice(number, generation, tokenizer, parsed, body.logprobs))
-    return choices, usage(len(prompt), generations)
-
-
-async def _calls(episode: AgentSession, generation: Generation, tools: Sequence[Json]) -> ToolParse:
-    text = episode.session.tokenizer.decode(generation.output_ids, skip_special_tokens=False)
-    return await episode.session.parse_tool_calls(text, tools)
-
-
-async def _text(episode: AgentSession, body: TextAsked) -> tuple[list[Json], Json]:
-    tokenizer = episode.session.tokenizer
-    if isinstance(body.prompt, str):
-        prompt = tokenizer.encode(body.prompt, add_special_tokens=episode.config.add_special_tokens)
-    else:
-        prompt = list(body.prompt)
-    generations = await episode.ask(prompt, body.limit, body.stops, body.n)
-    choices = [text_choice(number, each, tokenizer, body.logprobs) for number, each in enumerate(generations)]
-    return choices, usage(len(prompt), generations)
-
-
-def _said(status: int, message: str, kind: str, code: str | None = None) -> JSONResponse:
-    return JSONResponse(error_body(message, kind, code), status_code=status)
-
-
-def _unreadable(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    told = "; ".join(f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in error.errors()[:4])
-    return _said(400, told, "invalid_request_error")
-
-
-def _refused(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    kind = "authentication_error" if error.status_code == 401 else "invalid_request_error"
-    return _said(error.status_code, str(error.detail), kind)
-
-
-class _Server(uvicorn.Server):
-    """A server inside of somebody else's process: signals are not its own."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and tell that it does."""
-        await super().startup(sockets)
-        self.ready.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
-        yield
+def _renderer(config: EndpointConfig) -> Renderer:
+    """Return the renderer that the options name; the chat's own options are given to it where they are set."""
+    options: dict[str, Any] = {}  # Any: the renderer's own
+    if config.template:
+        options["template"] = dict(config.template)
+    if config.enable_thinking is not None:
+        options["enable_thinking"] = config.enable_thinking
+    path = "rollout.workflow.options.renderer_options"
+    made = current_registry().build("renderer", config.renderer, {**options, **config.renderer_options}, path)
+    return cast(Renderer, made)

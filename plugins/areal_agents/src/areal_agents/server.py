@@ -1,0 +1,67 @@
+"""A server in somebody else's event loop, on a free port of loopback.
+
+Knows: uvicorn, sockets.
+Does not know: what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+
+class Server:
+    """One application on one port, from `start` to `close`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Take the application; nothing listens yet."""
+        self.port = 0
+        self._server = _Uvicorn(
+            uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen on a free port."""
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+
+        async def serve() -> None:
+            with listening:
+                await self._server.serve(sockets=[listening])
+
+        self._serving = asyncio.create_task(serve(), name="agents' endpoint")
+        await self._server.ready.wait()
+
+    async def close(self) -> None:
+        """Take no more requests, let those answer that are there, for a second at most. Idempotent."""
+        if self._serving is not None:
+            self._server.should_exit = True
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._serving
+            self._serving = None
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves the process's signals alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and tell that it does."""
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
