@@ -70,7 +70,7 @@ class FunctionTool:
         for each in told.params:
             if each.description and each.arg_name in parameters.get("properties", {}):
                 parameters["properties"][each.arg_name].setdefault("description", " ".join(each.description.split()))
-        described = {"name": name, "description": told.description or "", "parameters": parameters}
+        described = {"name": name, "description": (told.description or "").strip(), "parameters": parameters}
         return cls(name=name, schema={"type": "function", "function": described}, timeout_s=timeout_s, call=call)
 
     async def __call__(self, arguments: str) -> str:

@@ -14,7 +14,13 @@ MAX_POSITION = 256
 
 
 def make_spell_model(path: Path, seed: int) -> Path:
-    """Write a float32 Qwen3 with random weights of `seed`, and its character tokenizer; return `path`.
+    """Write the model with random weights of `seed`, and its character tokenizer; return `path`."""
+    make_qwen3(path, seed, vocab_size=len(SPECIAL_TOKENS) + len(SPELL_CHARACTERS), max_position=MAX_POSITION)
+    return save_character_tokenizer(path)
+
+
+def make_qwen3(path: Path, seed: int, *, vocab_size: int, max_position: int) -> None:
+    """Write a float32 Qwen3 with random weights of `seed`, whose tokens 0 and 1 are padding and end.
 
     Hidden 64, 2 layers, 4 heads of 32 (engines' CPU kernels refuse narrower ones), 2 key-value heads, intermediate
     128, tied embeddings. The caller's random state is left as it was. Takes a few seconds, nearly all of it the
@@ -24,14 +30,14 @@ def make_spell_model(path: Path, seed: int) -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=len(SPECIAL_TOKENS) + len(SPELL_CHARACTERS),
+        vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=MAX_POSITION,
+        max_position_embeddings=max_position,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         pad_token_id=0,
@@ -41,4 +47,3 @@ def make_spell_model(path: Path, seed: int) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         Qwen3ForCausalLM(config).save_pretrained(path)
-    return save_character_tokenizer(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from attrs import Factory, field, frozen
@@ -17,7 +18,7 @@ from areal_agentic.renderer import BoundRenderer, Message, Renderer, Tool
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.workflow import Session, Tokenizer
 from areal_core.plugins.registry import current_registry
-from areal_tasks.datasets.forms import as_messages
+from areal_tasks.datasets.forms import as_messages, checked_messages
 
 _COLUMNS = ("messages", "prompt")
 _OPTIONS = "rollout.workflow.options.renderer_options"
@@ -76,7 +77,8 @@ class Talks:
                 why=f"it has: {', '.join(map(repr, row)) or 'nothing'}",
                 fix="map one with `data.options.columns`, or name another workflow",
             )
-        return [*self._system(), *as_messages(row[column], "user", column, f"the row of {where}")]
+        read = checked_messages if column == "messages" else partial(as_messages, role="user")
+        return [*self._system(), *read(row[column], column=column, where=f"the row of {where}")]
 
     def begin(self, session: Session, row: Mapping[str, Any], tools: Sequence[Tool] = ()) -> Conversation:
         """Begin the conversation of a row. Any: as above."""

@@ -1,7 +1,7 @@
 """The quickstart's starting model: a tiny one, fine-tuned on a sloppy annotator, made once and cached.
 
-Knows: the demonstrations, the recipe, where the result is kept.
-Does not know: what reinforcement learning does with it afterwards.
+Knows: the recipe, where the result is kept.
+Does not know: what is demonstrated (`demonstrations`), or what reinforcement learning does with it afterwards.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from areal_core.contract.scheduler import Job, Scheduler
 from areal_core.contract.train import OptimizerSpec, RankContext, TrainSpec
 from areal_core.loop.train_group import TrainGroup
 from areal_core.plugins.registry import Registry
-from areal_tasks.datasets.spell import SpellConfig, demonstration, long_spell, spell
+from areal_tasks.quickstart.demonstrations import show
 from areal_tasks.sft import Demonstration, fine_tune
 from areal_tasks.smollm2 import default_cache
 from areal_tasks.tiny import make_spell_model
+from areal_tasks.tiny_chat import make_chat_model
 
 _FIRST_ROW = 50_000_000
 """Demonstrations come from a range of the training split that no run of ours reaches."""
@@ -53,7 +54,11 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "spell": Recipe(task="spell", steps=900),
     "long_spell": Recipe(task="long_spell", steps=2000),
+    "spell_again": Recipe(task="spell_again", steps=900),
+    "sums": Recipe(task="sums", steps=900, batch_size=32),
 }
+CHATS = ("spell_again", "sums")
+"""Tasks of the chat model; the others are of the model that spells."""
 
 
 def cached_model(recipe: Recipe) -> Path | None:
@@ -74,7 +79,8 @@ async def warm_start(recipe: Recipe, registry: Registry, on_step: Callable[[int,
     target = _folder(recipe)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        start = make_spell_model(Path(scratch) / "start", recipe.seed)
+        make = make_chat_model if recipe.task in CHATS else make_spell_model
+        start = make(Path(scratch) / "start", recipe.seed)
         scheduler = registry.build("scheduler", "local", {"log_dir": scratch})
         assert isinstance(scheduler, Scheduler)
         try:
@@ -107,19 +113,10 @@ async def _start_trainer(scheduler: Scheduler, recipe: Recipe, start: Path) -> T
 def _batches(recipe: Recipe, model: Path) -> Iterator[list[Demonstration]]:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    rows = {"spell": spell, "long_spell": long_spell}[recipe.task](SpellConfig(seed=recipe.seed, size=100_000_000))
-    rng = random.Random(recipe.seed)
-    index = _FIRST_ROW
-    for _ in range(recipe.steps):
-        batch = []
-        for _ in range(recipe.batch_size):
-            row = rows[index]
-            prompt = tokenizer.encode(row["prompt"], add_special_tokens=False)
-            answer = tokenizer.encode(demonstration(row, rng), add_special_tokens=False)
-            batch.append(Demonstration(prompt_ids=prompt, answer_ids=[*answer, tokenizer.eos_token_id]))
-            index += 1
-        yield batch
+    shown, rng = show(recipe.task, recipe.seed, AutoTokenizer.from_pretrained(model)), random.Random(recipe.seed)
+    for step in range(recipe.steps):
+        first = _FIRST_ROW + step * recipe.batch_size
+        yield [each for index in range(first, first + recipe.batch_size) for each in shown(index, rng)]
 
 
 def _folder(recipe: Recipe) -> Path:
