@@ -11,6 +11,7 @@ import json
 import os
 import random
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ class Refused(OSError):
 
 @frozen(kw_only=True)
 class Served:
-    """A server that answers JSON with JSON. One per process; connections are kept open, threads may share them.
+    """A server that answers JSON with JSON. One per process; threads may share it. Connections are kept open as long as it is.
 
     Example: Served(who="judge", url="http://127.0.0.1:8000/v1", api_key_env="OPENAI_API_KEY", retries=3)
     """
@@ -46,9 +47,8 @@ class Served:
     """All attempts and pauses of one question together."""
     _client: httpx2.Client = field(factory=httpx2.Client, init=False, eq=False, repr=False)
 
-    def close(self) -> None:
-        """Close the connections. Idempotent."""
-        self._client.close()
+    def __attrs_post_init__(self) -> None:
+        weakref.finalize(self, self._client.close)
 
     def post(self, route: str, body: Mapping[str, Any]) -> Any:
         """Return the answer to a POST. Any: json. Blocks.

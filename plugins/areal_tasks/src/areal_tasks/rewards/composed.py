@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 from attrs import define, evolve, field, frozen, validators
 
-from areal_core.contract.errors import ConfigError, RewardFailed
+from areal_core.contract.errors import ConfigError, EngineMissing, RewardFailed
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
-from areal_core.plugins.extensions import need
+from areal_core.plugins.extensions import extension
+from areal_core.plugins.install import pip_install
 from areal_core.plugins.registry import current_registry
 from areal_core.plugins.structure import structure
 from areal_tasks.rewards.finished import HasParts, ReadsColumns
@@ -133,9 +134,10 @@ class Composed:
 
         Raises:
             RewardFailed: one cannot be called.
+            EngineMissing: nothing here calls reward functions.
         """
         self._config = config
-        registry, scorer = current_registry(), need("reward_scorer", "a composed reward")
+        registry, scorer = current_registry(), _scorer()
         self._parts: dict[str, _Part] = {}
         for name, part, path in config.read():
             with _at(f"{path}.options"):
@@ -172,6 +174,17 @@ class Composed:
             for place, found in zip(left, results, strict=True):
                 sums[place].add(name, part.config, found, self._config.otherwise)
         return [each.result for each in sums]
+
+
+def _scorer() -> Callable[[Callable[..., object]], Scorer]:
+    found: Callable[[Callable[..., object]], Scorer] | None = extension("reward_scorer")
+    if found is None:
+        raise EngineMissing(
+            "a composed reward needs the extension 'reward_scorer'",
+            why="no installed package offers it",
+            fix=pip_install("areal-core[local]"),
+        )
+    return found
 
 
 @contextmanager

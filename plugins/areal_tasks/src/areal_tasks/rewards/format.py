@@ -20,7 +20,7 @@ _NAME = r"[A-Za-z_][\w.-]*"
 
 def _differ(_config: object, _attribute: object, value: Sequence[str]) -> None:
     if len(set(value)) != len(value):
-        raise ValueError(f"got {list(value)}, wanted names that differ: each part stands once")
+        raise ValueError(f"'tags' must differ, each part stands once: {list(value)}")
 
 
 @frozen(kw_only=True)

@@ -41,7 +41,7 @@ def compiled(pattern: str, flags: Sequence[str] = ()) -> re.Pattern[str]:
     try:
         return re.compile(pattern, sum((FLAGS[flag] for flag in flags), re.NOFLAG))
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"got {pattern!r}, which is no regular expression: {error}") from None
+        raise ValueError(f"'pattern' is no regular expression: {error}: {pattern!r}") from None
 
 
 @frozen(kw_only=True)
@@ -71,7 +71,7 @@ class RegexConfig:
     def _check_pattern(self, _: Attribute[str], value: str) -> None:
         groups = compiled(value, self.flags).groups
         if self.group is not None and self.group > groups:
-            raise ValueError(f"got {value!r}, which has {groups} groups, and group={self.group} is asked for")
+            raise ValueError(f"'group' is {self.group}, and 'pattern' has {groups} of them: {value!r}")
 
 
 class Regex:
