@@ -1,7 +1,7 @@
 """The families: how each writes thoughts and calls, and how its models are recognised.
 
 Knows: a row for each family.
-Does not know: how a conversation becomes tokens (`template`): every family uses the model's own chat template for that.
+Does not know: how a conversation becomes tokens (`bound`): every family uses the model's own chat template for that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from areal_core.contract.errors import DatasetError
+from areal_renderers.bound import BoundTemplate, Style
 from areal_renderers.config import ChatOptions
 from areal_renderers.harmony import channels, end_of
 from areal_renderers.proof import prove
@@ -25,7 +26,6 @@ from areal_renderers.reading import (
     think,
     xml_calls,
 )
-from areal_renderers.template import BoundTemplate, Style
 
 
 @frozen(kw_only=True)
@@ -53,15 +53,16 @@ class Family:
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>")
+_QWEN_STOPS = ("<|endoftext|>",)
 FAMILIES: tuple[Family, ...] = (
     Family(
-        style=Style(name="qwen3", thoughts=think, calls=json_calls),
+        style=Style(name="qwen3", thoughts=think, calls=json_calls, stops=_QWEN_STOPS),
         models="Qwen 3, with and without thinking",
         tokens=_CHATML,
         holding=("<tool_call>", '"arguments": ', "</think>"),
     ),
     Family(
-        style=Style(name="qwen2.5", thoughts=no_thoughts, calls=json_calls),
+        style=Style(name="qwen2.5", thoughts=no_thoughts, calls=json_calls, stops=_QWEN_STOPS),
         models="Qwen 2.5, Qwen 3 Instruct of July 2025",
         tokens=_CHATML,
         holding=("<tool_call>", '"arguments": '),
@@ -125,7 +126,9 @@ class FamilyRenderer:
                 fix="take the renderer `auto`",
             )
         bound = BoundTemplate(tokenizer, self.family.style, self._config)
-        prove(bound, reads_calls=self.family.style.calls is not no_calls or self.family.style.end_of is not None)
+        style = self.family.style
+        thinks = style.thoughts is not no_thoughts
+        prove(bound, reads_thoughts=thinks, reads_calls=style.calls is not no_calls or style.end_of is not None)
         return bound
 
 

@@ -15,9 +15,9 @@ from attrs import evolve, field, frozen
 from areal_agentic.renderer import Answer, Message, Tool
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.optional import ToolCall
+from areal_renderers.bound import BoundTemplate
 from areal_renderers.messages import Json
-from areal_renderers.reading import CLOSE
-from areal_renderers.template import BoundTemplate
+from areal_renderers.reading import CLOSE, OPEN
 
 _CALL = ToolCall(name="look_up", arguments='{"city": "K\u00f6ln", "days": 3}')
 _OTHER = ToolCall(name="add", arguments='{"values": [1, 2.5], "exact": true}')
@@ -75,15 +75,15 @@ def cases(system: bool, tools: Sequence[Tool], num_calls: int) -> Iterator[Case]
             yield Case(history=begun, answer=both, messages=[*known, _tool("3.5")], tools=tools)
 
 
-def prove(renderer: BoundTemplate, *, reads_calls: bool) -> None:
-    """Try every case; `reads_calls` says that the family reads calls as the template writes them.
+def prove(renderer: BoundTemplate, *, reads_thoughts: bool, reads_calls: bool) -> None:
+    """Try every case, and read what the renderer claims to read.
 
     Raises:
         DatasetError: shows a conversation on which the renderer and the template differ.
     """
     places = renderer.template.places
-    num_read = 0
     num_calls = places.num_calls if places.tool else 0
+    num_read = 0
     for case in cases(places.system, TOOLS if places.tools else (), num_calls):
         try:
             output = _written(renderer, case)
@@ -91,14 +91,15 @@ def prove(renderer: BoundTemplate, *, reads_calls: bool) -> None:
             continue
         if output is None:
             continue
-        if reads_calls or not case.answer.calls:
+        thinks = OPEN in renderer.text(output)
+        if (reads_thoughts or not thinks) and (reads_calls or not case.answer.calls):
             num_read += _check_parse(renderer, case, output)
         _check_bridge(renderer, case, output)
     if reads_calls and num_calls and not num_read:
         raise DatasetError(
             f"the chat template does not write calls as the renderer {renderer.name!r} reads them",
             why="it refuses every conversation with a call, or writes each answer otherwise than it asks for it",
-            fix="take the renderer `template`",
+            fix="take the renderer `template`, and name another way of calls, or none",
         )
 
 
@@ -118,30 +119,32 @@ def _written(renderer: BoundTemplate, case: Case) -> list[int] | None:
 
 
 def _check_parse(renderer: BoundTemplate, case: Case, output: Sequence[int]) -> bool:
-    found = renderer.parse(output, tools=case.tools)
-    same = _comparable(found) == _comparable(case.answer)
-    dropped = case.answer.thoughts and not found.thoughts and _comparable(case.answer)[0] == _comparable(found)[0]
-    if not same and not (dropped and case.answer.thoughts not in renderer.text(output)):
-        raise _differs(renderer, case, "an answer", f"{case.answer}", f"{found}")
-    return bool(case.answer.calls)
+    """Compare what is read with what was said; tell whether there were calls in it."""
+    found, said = renderer.parse(output, tools=case.tools), case.answer
+    if said.thoughts not in renderer.text(output):  # the template leaves them out
+        said = evolve(said, thoughts="")
+    if _comparable(found) != _comparable(said):
+        raise _differs(renderer, case, "an answer", str(said), str(found))
+    return bool(said.calls)
 
 
 def _check_bridge(renderer: BoundTemplate, case: Case, output: Sequence[int]) -> None:
     prompt = renderer.render(case.history, tools=case.tools)
-    answer = renderer.parse(output, tools=case.tools)
-    ended = output[-1:] if output and output[-1] in renderer.stop_token_ids else []
-    for said in (list(output), list(output[: len(output) - len(ended)])):
+    answer = renderer.parse(output, tools=case.tools).message
+    told = renderer.render([*case.history, answer], tools=case.tools, ask=False)
+    ended = bool(output) and output[-1] in renderer.stop_token_ids
+    for said in (list(output), list(output[: len(output) - ended])):
         behind = renderer.bridge(case.history, said, case.messages, tools=case.tools)
-        if behind is None:
+        if behind is None or told[: len(prompt) + len(said)] != prompt + said:
             continue
-        whole = renderer.render([*case.history, answer.message, *case.messages], tools=case.tools)
+        whole = renderer.render([*case.history, answer, *case.messages], tools=case.tools)
         if prompt + said + behind != whole:
             raise _differs(renderer, case, "what follows", renderer.text(whole), renderer.text(prompt + said + behind))
 
 
 def _comparable(answer: Answer) -> tuple[Any, ...]:  # Any: JSON
     calls = [(call.name, json.loads(call.arguments)) for call in answer.calls]
-    return (answer.content.strip(), calls), answer.thoughts.strip()
+    return answer.content.strip(), answer.thoughts.strip(), calls
 
 
 def _differs(renderer: BoundTemplate, case: Case, what: str, theirs: str, ours: str) -> DatasetError:
