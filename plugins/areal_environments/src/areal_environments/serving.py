@@ -10,7 +10,6 @@ Does not know: what is asked.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 import uvicorn
 from attrs import Factory, define, field, frozen
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from areal_core.contract.errors import ConfigError
 from areal_environments.source import module_of
@@ -44,9 +43,10 @@ class Served:
     """A URL, or FILE.py:APP or MODULE:APP."""
     key: str
     """The option that named it, for errors."""
-    _address: Address | None = None
-    _serving: asyncio.Task[None] | None = None
-    _starting: asyncio.Lock = field(factory=asyncio.Lock)
+    _address: Address | None = field(default=None, init=False)
+    _running: _Server | None = field(default=None, init=False)
+    _serving: asyncio.Task[None] | None = field(default=None, init=False)
+    _starting: asyncio.Lock = field(factory=asyncio.Lock, init=False)
 
     async def address(self) -> Address:
         """Return where it is; an application is listening then.
@@ -60,12 +60,11 @@ class Served:
             return self._address
 
     async def close(self) -> None:
-        """End what was started here. Idempotent."""
-        if self._serving is not None:
-            self._serving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._serving
-        self._serving = self._address = None
+        """End what was started here, with its connections. Idempotent."""
+        if self._running is not None and self._serving is not None:
+            self._running.should_exit = True
+            await self._serving
+        self._running = self._serving = self._address = None
 
     async def _found(self) -> Address:
         if self.server.startswith(("http://", "https://")):
@@ -79,12 +78,9 @@ class Served:
         key = secrets.token_urlsafe(24)
         guarded: Any = _Guarded(app, key)  # Any: uvicorn takes more kinds of applications than it says
         config = uvicorn.Config(guarded, log_level="error", access_log=False, timeout_graceful_shutdown=1)
-        server = _Server(config)
-        self._serving = asyncio.create_task(_serve(server, listening), name=f"server {self.server}")
-        waiting = asyncio.create_task(server.ready.wait())
-        await asyncio.wait({self._serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not server.ready.is_set():
-            waiting.cancel()
+        self._running = _Server(config)
+        self._serving = asyncio.create_task(_serve(self._running, listening), name=f"server {self.server}")
+        if not await self._running.listens(self._serving):
             raise ConfigError(f"{self.key}={self.server} did not start", why="its lifespan failed", fix=FIX)
         return Address(f"http://127.0.0.1:{listening.getsockname()[1]}", {"Authorization": f"Bearer {key}"})
 
@@ -106,12 +102,25 @@ class _Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = dict(scope.get("headers", ())).get(b"authorization", b"").decode("latin-1")
-        if scope["type"] == "lifespan" or secrets.compare_digest(given, f"Bearer {self.key}"):
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, _unless_cancelled(send))
+        elif secrets.compare_digest(given, f"Bearer {self.key}"):
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             await PlainTextResponse("this server is a run's own", status_code=401)(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+
+def _unless_cancelled(send: Send) -> Send:
+    """Say nothing of an application that ends because the run does: it would be printed as a failure."""
+
+    async def sent(message: Message) -> None:
+        task = asyncio.current_task()
+        if message["type"] != "lifespan.shutdown.failed" or task is None or not task.cancelling():
+            await send(message)
+
+    return sent
 
 
 class _Server(uvicorn.Server):
@@ -120,6 +129,13 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+
+    async def listens(self, serving: asyncio.Task[None]) -> bool:
+        """Wait until it listens, or has ended instead."""
+        waiting = asyncio.create_task(self.ready.wait())
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return self.ready.is_set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and tell that it does."""
