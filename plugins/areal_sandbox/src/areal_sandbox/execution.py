@@ -1,0 +1,163 @@
+"""One process of ours, its output read up to a bound, ended in time: what every provider with a command line needs.
+
+Knows: pipes, deadlines, process groups.
+Does not know: what runs, or what its exit code means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from attrs import define, field, frozen
+
+from areal_agentic.sandbox import Ending, Ran, SandboxError
+
+_CHUNK = 65_536
+_PAUSE_S = 0.01
+"""Between two reads of output that is thrown away: who writes without end is slowed, and costs the reader little."""
+_LAST_OUTPUT_S = 5.0
+_SIGNALS = range(129, 193)
+"""Exit codes that tell of a signal, as shells have it."""
+
+Watch = Callable[[int], Awaitable[Ending]]
+"""Given the process id; returns once a limit is exceeded, with the ending that this is. Cancelled otherwise."""
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """How a process ended. `stopped` is why it was killed from here, None if it ended by itself.
+
+    Example: Outcome(code=0, stdout=b"42", stderr=b"", truncated=False, seconds=0.02, stopped=None)
+    """
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+    seconds: float
+    stopped: Ending | None
+
+    def ran(self) -> Ran:
+        """Return it as the contract tells it; a code that shells give for a signal is one."""
+        killed = self.code < 0 or self.code in _SIGNALS
+        ending = self.stopped or (Ending.KILLED if killed else Ending.EXITED)
+        return Ran(
+            ending=ending,
+            exit_code=self.code if ending == Ending.EXITED else None,
+            stdout=self.stdout.decode(errors="replace"),
+            stderr=self.stderr.decode(errors="replace"),
+            truncated=self.truncated,
+            seconds=self.seconds,
+        )
+
+
+@define
+class _Output:
+    """The first bytes of a stream."""
+
+    bound: int
+    kept: bytearray = field(factory=bytearray)
+    truncated: bool = False
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        while chunk := await stream.read(_CHUNK):
+            room = self.bound - len(self.kept)
+            self.kept += chunk[:room]
+            if len(chunk) > room:
+                self.truncated = True
+                await asyncio.sleep(_PAUSE_S)
+
+
+async def execute(
+    command: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    max_output: int,
+    timeout_s: float,
+    watch: Watch | None = None,
+    descriptors: Sequence[int] = (),
+) -> Outcome:
+    """Run a command in a session of its own, and kill its process group when its time is over or `watch` says so.
+
+    `max_output` bounds standard output and standard error each. Nothing of the group is left when this returns or
+    raises; who left the group is the caller's affair.
+
+    Raises:
+        SandboxError: it cannot be started.
+    """
+    began = time.perf_counter()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            start_new_session=True, pass_fds=descriptors,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise SandboxError(
+            f"{command[0]} cannot be started", why=str(error),
+            fix="write what is long, or no plain text, to a file of the sandbox, and name that in the command",
+        ) from error  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    outputs = _Output(max_output), _Output(max_output)
+    streams = [
+        asyncio.ensure_future(output.read(stream))
+        for output, stream in zip(outputs, (process.stdout, process.stderr), strict=True)
+    ]
+    fed = asyncio.ensure_future(_feed(process, stdin))
+    try:
+        stopped = await _end(process, timeout_s, watch)
+        kill_group(process.pid)
+        code = await process.wait()
+        await asyncio.wait(streams, timeout=_LAST_OUTPUT_S)
+    finally:
+        kill_group(process.pid)
+        await _settle([fed, *streams], process)
+    return Outcome(
+        code=code,
+        stdout=bytes(outputs[0].kept),
+        stderr=bytes(outputs[1].kept),
+        truncated=any(output.truncated for output in outputs),
+        seconds=time.perf_counter() - began,
+        stopped=stopped,
+    )
+
+
+def kill_group(group: int) -> None:
+    """Kill a process group; fine if it is gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+async def _end(process: asyncio.subprocess.Process, timeout_s: float, watch: Watch | None) -> Ending | None:
+    """Wait for the process, its deadline, or a limit; return why it has to be killed, None if it ended."""
+    ended = asyncio.ensure_future(process.wait())
+    watched = asyncio.ensure_future(watch(process.pid)) if watch is not None else None
+    waiting = {ended} if watched is None else {ended, watched}
+    try:
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return None
+        return watched.result() if watched is not None and watched.done() else Ending.TIMEOUT
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
+    """Write standard input and close it; nobody has to read it."""
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(stdin)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _settle(tasks: Sequence[asyncio.Future[None]], process: asyncio.subprocess.Process) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await process.wait()

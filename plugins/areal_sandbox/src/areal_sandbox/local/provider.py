@@ -1,0 +1,97 @@
+"""The provider `local`: sandboxes of this machine, made by bubblewrap.
+
+Knows: what has to be here, and the sandboxes that are open.
+Does not know: what happens in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from functools import cached_property
+from pathlib import Path
+
+from attrs import define, field
+
+from areal_agentic.sandbox import Limits, Sandbox, SandboxError
+from areal_sandbox.local.config import LocalSandboxConfig
+from areal_sandbox.local.groups import Groups, find_groups
+from areal_sandbox.local.room import TOP, Room
+from areal_sandbox.local.sandbox import LocalSandbox
+from areal_sandbox.local.view import View, bounded, find_python
+
+_PROGRAMS = {"bwrap": "bubblewrap", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
+_TRIAL = f"mount -t proc proc /proc && mount -t tmpfs tmpfs {TOP} && cd {TOP} && mkdir work tmp shm etc && touch etc/passwd etc/group etc/hosts && "
+_REFUSED = (
+    "allow user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu, "
+    "docker run --privileged (or --security-opt seccomp=unconfined --security-opt apparmor=unconfined) in a container; "
+    "or choose another provider, as docker or e2b"
+)
+
+
+@define(eq=False, slots=False)
+class LocalProvider:
+    """A `SandboxProvider`."""
+
+    config: LocalSandboxConfig = field(factory=LocalSandboxConfig)
+    _open: set[LocalSandbox] = field(factory=set, init=False)
+
+    @cached_property
+    def view(self) -> View:
+        """What commands see, found out once.
+
+        Raises:
+            SandboxError: an interpreter or a path of the options is not there.
+        """
+        for path in self.config.readable:
+            if not Path(path).exists():
+                raise SandboxError(f"readable: {path} is not there", fix="correct the options of the sandbox provider")
+        return View(python=find_python(self.config.python), readable=self.config.readable)
+
+    @cached_property
+    def groups(self) -> Groups | None:
+        """Where control groups can be made, found out once; None where every process is looked at instead."""
+        return find_groups()
+
+    def check(self) -> None:
+        """Tell whether sandboxes can be had here, by making one."""
+        if sys.platform != "linux":
+            raise SandboxError("no sandbox of the provider local", why="it needs Linux",
+                               fix="choose docker, podman, e2b or daytona")  # fmt: skip
+        if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
+            packages = " ".join(sorted({_PROGRAMS[name] for name in missing}))
+            raise SandboxError("no sandbox of the provider local", why=f"{', '.join(missing)} not found on PATH",
+                               fix=f"apt-get install {packages}")  # fmt: skip
+        inner = [*self.view.arguments(Limits(), {}, None), *bounded(Limits(), grouped=True), "true"]
+        trial = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child",
+                 "sh", "-c", _TRIAL + 'exec "$@"', "sh", *inner]  # fmt: skip
+        try:
+            done = subprocess.run(trial, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise SandboxError("no sandbox of the provider local", why=str(error)) from error
+        if done.returncode != 0:
+            why = done.stderr.decode(errors="replace").strip()
+            raise SandboxError("no sandbox of the provider local", why=why, fix=_REFUSED)
+
+    async def open(self, limits: Limits, *, image: str = "") -> Sandbox:
+        """Return a new, empty sandbox."""
+        if image:
+            raise SandboxError(f"there is no image {image!r}", why="the provider local runs programs of this machine",
+                               fix="choose docker or podman, or expose folders with the option `readable`")  # fmt: skip
+        if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
+            raise SandboxError(f"{missing[0]} not found on PATH", fix=f"apt-get install {_PROGRAMS[missing[0]]}")
+        view, groups = await asyncio.to_thread(lambda: (self.view, self.groups))
+        try:
+            group = None if groups is None else groups.make(limits)
+        except OSError as error:
+            raise SandboxError("a sandbox did not start", why=f"no control group for it: {error}") from error
+        sandbox = LocalSandbox(room=await Room.make(limits, group), view=view)
+        self._open.add(sandbox)
+        return sandbox
+
+    async def close(self) -> None:
+        """Close every sandbox that is open. Idempotent."""
+        await asyncio.gather(*(sandbox.close() for sandbox in self._open))
+        self._open.clear()

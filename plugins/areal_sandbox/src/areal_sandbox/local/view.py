@@ -1,0 +1,119 @@
+"""What a command in a sandbox sees: bubblewrap's arguments.
+
+Knows: which folders of the system are shown, what is writable, what is cut off.
+Does not know: processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from areal_agentic.sandbox import Limits, SandboxError
+from areal_sandbox.local.room import HOST, TOP, USER
+
+WORK = "/work"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
+_NETWORK = ("/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki", "/etc/ca-certificates")
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+_CONFINED = """\
+--unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup --die-with-parent --new-session
+--cap-drop ALL --clearenv""".split()
+STARTED = b"."
+"""The first byte of standard output: the sandbox is made, and the command comes next."""
+
+
+@frozen(kw_only=True)
+class Python:
+    """An interpreter and the folders it needs.
+
+    Example: Python(program="/usr/bin/python3", folders=("/usr",))
+    """
+
+    program: str
+    folders: tuple[str, ...]
+
+
+@frozen(kw_only=True)
+class View:
+    """The same for all sandboxes of a provider."""
+
+    python: Python
+    readable: tuple[str, ...]
+
+    def arguments(self, limits: Limits, environment: Mapping[str, str], filter_from: int | None) -> list[str]:
+        """Return bubblewrap's command line without the command. `filter_from` is a descriptor with a seccomp filter."""
+        variables = {"PATH": f"{Path(self.python.program).parent}:{_PATH}", "HOME": WORK, "LANG": "C.UTF-8"}
+        return [
+            "bwrap",
+            *_CONFINED,
+            *(["--disable-userns"] if can_disable_userns() else []),
+            *([] if limits.network else ["--unshare-net"]),
+            *("--uid", USER, "--gid", USER, "--hostname", HOST),
+            *(word for name, value in {**variables, **environment}.items() for word in ("--setenv", name, value)),
+            *self._shown(limits.network),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *("--bind", f"{TOP}/work", WORK, "--bind", f"{TOP}/tmp", "/tmp", "--bind", f"{TOP}/shm", "/dev/shm"),
+            *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK),
+            *([] if filter_from is None else ["--seccomp", str(filter_from)]),
+            "--",
+        ]
+
+    def _shown(self, network: bool) -> Iterator[str]:
+        for place in (*_SYSTEM, *_SETTINGS, *(_NETWORK if network else ())):
+            if place in _SYSTEM and Path(place).is_symlink():
+                yield from ("--symlink", str(Path(place).readlink()), place)
+            else:
+                yield from ("--ro-bind-try", place, place)
+        for name in ("passwd", "group", "hosts"):
+            yield from ("--ro-bind", f"{TOP}/etc/{name}", f"/etc/{name}")
+        for place in (*self.python.folders, *self.readable):
+            yield from ("--ro-bind", place, place)
+
+
+def bounded(limits: Limits, *, grouped: bool) -> list[str]:
+    """Return the command line that tells that the sandbox is there, sets limits of single processes, and goes on.
+
+    Without control groups these hold what one process may take, until the sum of all is looked at again.
+    """
+    bounds = "ulimit -c 0 && ulimit -n 1024"
+    if not grouped:
+        bounds += f" && ulimit -d {2 * limits.memory_mb * 1024}"
+    return ["/bin/sh", "-c", f"printf {STARTED.decode()} && {bounds} && unset PWD OLDPWD SHLVL; exec \"$@\"", "sh"]
+
+
+def find_python(program: str) -> Python:
+    """Return an interpreter with its folders; an empty name is the one areal runs on.
+
+    Raises:
+        SandboxError: there is none under that name.
+    """
+    if not program:
+        base = getattr(sys, "_base_executable", sys.executable) or sys.executable
+        return Python(program=str(Path(base).resolve()), folders=_outside_system([sys.base_prefix]))
+    ask = "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"
+    try:
+        done = subprocess.run([program, "-I", "-c", ask], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxError(f"{program} is no Python that runs", why=str(error),
+                           fix="name the path of an interpreter in `python`") from error  # fmt: skip
+    return Python(program=program, folders=_outside_system(done.stdout.splitlines()))
+
+
+def _outside_system(folders: Sequence[str]) -> tuple[str, ...]:
+    return tuple(
+        folder for folder in dict.fromkeys(folders) if not any(Path(folder).is_relative_to(top) for top in _SYSTEM)
+    )
+
+
+@functools.cache
+def can_disable_userns() -> bool:
+    """Whether this bubblewrap, 0.8 or newer, can keep commands from making user namespaces."""
+    told = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
+    return "--disable-userns" in told.stdout + told.stderr

@@ -1,0 +1,85 @@
+"""Sandboxes of this machine for tests, and the proof that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from attrs import define
+
+from areal_agentic.sandbox import Limits, Ran, Sandbox
+from areal_sandbox.local.config import LocalSandboxConfig
+from areal_sandbox.local.provider import LocalProvider
+
+ROOMY = Limits(timeout_s=20.0, memory_mb=128, processes=32, disk_mb=8, output_bytes=4096)
+
+
+@define(slots=False)
+class Bench:
+    """Runs coroutines with a provider; `grouped` is whether it uses control groups."""
+
+    grouped: bool = True
+    config: LocalSandboxConfig = LocalSandboxConfig()
+
+    def provider(self) -> LocalProvider:
+        provider = LocalProvider(self.config)
+        if not self.grouped:
+            provider.groups = None
+        return provider
+
+    @asynccontextmanager
+    async def opened(self, limits: Limits = ROOMY) -> Any:
+        provider = self.provider()
+        try:
+            yield await provider.open(limits)
+        finally:
+            await provider.close()
+
+    def __call__(self, use: Callable[[Sandbox], Awaitable[Any]], limits: Limits = ROOMY) -> Any:
+        """Return what a coroutine function makes of a sandbox."""
+
+        async def used() -> Any:
+            async with self.opened(limits) as sandbox:
+                return await use(sandbox)
+
+        return asyncio.run(used())
+
+    def run(self, *command: str, limits: Limits = ROOMY, **more: Any) -> Ran:
+        """Return how one command in a sandbox of its own ends."""
+        ran: Ran = self(lambda sandbox: sandbox.run(command, **more), limits)
+        return ran
+
+    def python(self, code: str, limits: Limits = ROOMY, **more: Any) -> Ran:
+        return self.run("python3", "-c", code, limits=limits, **more)
+
+
+def traces() -> dict[str, object]:
+    """Return what a sandbox could leave behind: processes, open files, mounts, control groups, temporary files."""
+    here = psutil.Process()
+    groups = [str(path) for top in ("/sys/fs/cgroup",) for path in Path(top).glob("**/areal-sandbox-*")]
+    return {
+        "processes": sorted(child.pid for child in here.children(recursive=True)),
+        "files": here.num_fds(),
+        "mounts": Path("/proc/self/mounts").read_text().count("\n"),
+        "groups": [name for name in groups if f"areal-sandbox-{here.pid}-" in name],
+    }
+
+
+@pytest.fixture(params=[True, False], ids=["groups", "looked_at"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Give sandboxes, with control groups and without, and see that nothing of them is left."""
+    bench = Bench(grouped=request.param)
+    provider = bench.provider()
+    provider.check()
+    if bench.grouped and provider.groups is None:
+        bench.grouped = False  # this machine lets nobody make control groups: both ways are the same here
+    before = traces()
+
+    yield bench
+
+    assert before == traces(), "a sandbox left something behind"
