@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from areal_core.contract.errors import ArealError, BackendNotFound, ConfigError, RewardFailed
 from areal_core.contract.workflow import RewardInput, RewardResult, RewardStatus
 from areal_core.plugins.registry import Registry
-from areal_local.rewards.child import RewardTarget, Resolved, resolve
+from areal_local.rewards.child import Resolved, RewardTarget, resolve
 
 OWN = """
 from attrs import frozen

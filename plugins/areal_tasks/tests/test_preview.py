@@ -106,6 +106,25 @@ def test_a_conversation_is_shown_through_the_chat_template(folder: Path) -> None
     assert "completions=[[{'content': '...', 'role': 'assistant'}]]" in text and "level=[3]" in text
 
 
+def composed(**parts: Any) -> dict[str, Any]:
+    """Return keys under `rollout` of a composed reward."""
+    options = {"parts": {name: {"name": part} for name, part in parts.items()}}
+    return {"rollout": {"reward": {"name": "composed", "options": options}, "sampling": {"max_new_tokens": 8}}}
+
+
+def test_of_a_composed_reward_every_part_is_shown(folder: Path) -> None:
+    """By its name, with what it is called with; one that lacks something is named."""
+    lines = shown(folder, "text", "", **composed(correct="right", spelt="lists")).splitlines()
+
+    at = lines.index("reward    composed of 2 parts:")
+    assert lines[at + 1] == "          correct(answer='nus', completion='...')"
+    assert lines[at + 2].startswith("          spelt(") and "answer=['nus']" in lines[at + 2]
+    with pytest.raises(PlanError, match="reward 'mine': the reward function needs 'gold'"):
+        shown(folder, "text", "", **composed(correct="right", mine="gold"))
+    with pytest.raises(PlanError, match="reward 'composed': the first row of data has no column 'gold'"):
+        shown(folder, "text", "", **composed(correct="right", mine="tells"))
+
+
 @pytest.mark.parametrize(
     ("kind", "data", "says"),
     [

@@ -30,7 +30,7 @@ class Refused(OSError):
 
 @frozen(kw_only=True)
 class Served:
-    """A server that answers JSON with JSON. One per process; threads may share it. Connections are kept open as long as it is.
+    """A server that answers JSON with JSON. One per process; threads may share it. Its connections are kept open.
 
     Example: Served(who="judge", url="http://127.0.0.1:8000/v1", api_key_env="OPENAI_API_KEY", retries=3)
     """
