@@ -6,7 +6,7 @@ Does not know: names of an API, HTTP, or which requests a session may make.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from attrs import evolve
 
@@ -15,7 +15,7 @@ from areal_agents.asked import Ask, Called, ChatAsk, Replies, Reply, TextAsk
 from areal_agents.conversation import Prompt
 from areal_agents.episode import AgentSession
 from areal_core.contract.data import StopReason
-from areal_core.contract.errors import CapabilityError
+from areal_core.contract.errors import BatchError, CapabilityError
 from areal_core.contract.inference import Generation
 
 
@@ -63,6 +63,7 @@ async def _texts(session: AgentSession, ask: TextAsk) -> Replies:
         ids = tokenizer.encode(ask.prompt, add_special_tokens=session.config.add_special_tokens)
     else:
         ids = list(ask.prompt)
+        _check(ids, tokenizer)
     generations = await session.generate(ids, ask)
     texts = [tokenizer.decode(each.output_ids, skip_special_tokens=True) for each in generations]
     replies = [_reply(session, ask, Answer(content=text), each) for text, each in zip(texts, generations, strict=True)]
@@ -81,6 +82,12 @@ async def _with_calls(session: AgentSession, said: Answer, generation: Generatio
         session.engine_reads_calls = False
         return said
     return evolve(said, content=parsed.content, calls=parsed.calls) if parsed.calls else said
+
+
+def _check(ids: Sequence[int], tokenizer: object) -> None:
+    """Refuse a token that the tokenizer does not have: engines fail in many ways with one."""
+    if isinstance(tokenizer, Sized) and max(ids) >= len(tokenizer):
+        raise BatchError(f"there is no token {max(ids)}", why=f"the tokenizer has {len(tokenizer)}")
 
 
 def _reply(session: AgentSession, ask: Ask, said: Answer, generation: Generation) -> Reply:

@@ -170,7 +170,8 @@ async def _model(request: Request, name: str) -> Json:
 def _described(request: Request, name: str) -> Json:
     """Return the policy, whatever an agent calls it, in the words of the API that its client speaks."""
     if "anthropic-version" in request.headers:
-        return {"id": name, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        told = {"display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+        return {"id": name, "type": "model", **told}
     return {"id": name, "object": "model", "created": 0, "owned_by": "areal"}
 
 

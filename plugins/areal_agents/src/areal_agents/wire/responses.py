@@ -184,7 +184,6 @@ def _begun(body: ResponsesBody, replies: Replies) -> Json:
         "parallel_tool_calls": True,
         "previous_response_id": body.previous_response_id,
         "reasoning": None,
-        "store": body.store is not False,
         "temperature": None,
         "text": {"format": form},
         "tool_choice": "none" if body.tool_choice == "none" else "auto",
@@ -206,8 +205,7 @@ def _item_events(index: int, item: Json) -> Iterator[dict[str, Any]]:  # Any: JS
         call = {**here, "item_id": item["id"]}
         for piece in deltas(item["arguments"]):
             yield {"type": "response.function_call_arguments.delta", **call, "delta": piece}
-        told = {"arguments": item["arguments"], "name": item["name"]}
-        yield {"type": "response.function_call_arguments.done", **call, **told}
+        yield {"type": "response.function_call_arguments.done", **call, "arguments": item["arguments"]}
     else:
         [content] = item["content"]
         logprobs: Json = {"logprobs": []} if item["type"] == "message" else {}
