@@ -98,7 +98,11 @@ def check_options(config: RunConfig, registry: Registry) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_loads_and_its_options_are_read(path: Path) -> None:
     """No key of an example is one nobody reads."""
-    check_options(load_config(path), Registry())
+    registry = Registry()
+    config = load_config(path)
+    for file in config.imports:
+        registry.add_file(ROOT / file)
+    check_options(config, registry)
 
 
 @pytest.fixture(scope="session")

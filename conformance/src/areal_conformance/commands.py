@@ -20,6 +20,6 @@ def areal_cli_commands() -> list[Command]:
         Command(
             name="new",
             target="areal_conformance.new.command:app",
-            help="Generate a plugin package: areal new backend NAME --role ROLE.",
+            help="Generate a plugin package, or a workflow in one file.",
         ),
     ]
