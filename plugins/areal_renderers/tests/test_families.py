@@ -81,8 +81,9 @@ def test_the_law_of_the_bridge(template: str, renderers: dict[str, BoundTemplate
     places = renderer.template.places
     num_calls = places.num_calls if places.tool else 0
     bridged: list[bool] = []
+    num_examples = 80 if template == "deepseekv3" else 25  # it bridges nothing but answers to what a tool said
 
-    @settings(max_examples=25, deadline=None, derandomize=True)
+    @settings(max_examples=num_examples, deadline=None, derandomize=True)
     @given(histories(num_calls, max_turns=2), answers(num_calls), TEXTS, st.booleans())
     def check(history: list[dict[str, Any]], answer: Any, content: str, closed: bool) -> None:
         tools = TOOLS if places.tools else ()

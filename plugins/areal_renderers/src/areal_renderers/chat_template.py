@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from areal_agentic.renderer import Message, Tool
 from areal_core.contract.errors import DatasetError
-from areal_renderers.messages import Form, Json, deep
+from areal_renderers.messages import Form, Json, content_of, deep
 from areal_renderers.ordinary import Encoder
 
 _MARKS = ("arealfirst", "arealsecond", "arealthird")
@@ -36,6 +36,8 @@ class Places:
     tool: bool
     num_calls: int
     """Calls of one answer: none, one, or 2 for any number."""
+    beside_content: bool
+    """An answer may have a content beside its calls."""
 
 
 class ChatTemplate:
@@ -97,6 +99,8 @@ class ChatTemplate:
                 raise _no_place(f"the role {role!r}")
             if len(calls) > places.num_calls and places.num_calls < 2:
                 raise _no_place("several calls in one answer" if places.num_calls else "calls of tools")
+            if calls and not places.beside_content and content_of(message):
+                raise _no_place("a content beside calls of tools")
         if tools and not places.tools:
             raise _no_place("tools")
 
@@ -124,6 +128,7 @@ class ChatTemplate:
             developer=first in self._written([{"role": "developer", "content": first}, _user(second)]),
             tools=_CALL[0] in self._written([_user(third)], tools=[tool]),
             tool=second in self._written(answered),
+            beside_content=second in self._written([*begun, {**_calling("{}"), "content": second}]),
             num_calls=2 if all(name in several for name in _CALL) else int(_CALL[0] in one),
         )
 

@@ -23,7 +23,10 @@ _RECIPIENT = re.compile(r"to=functions\.(\S+?)(?=$|\s|<)")
 
 
 def channels(text: str, opened: bool) -> Reading:
-    """Read the messages of one answer; text that is not in channels is content, as it stands."""
+    """Read the messages of one answer; text that is not in channels is content, as it stands.
+
+    What is said to the user before a call is read as thoughts: the template has one place for both.
+    """
     thoughts, content, calls, place = [], [], [], 0
     closed = True
     for match in _PART.finditer(text):
@@ -40,7 +43,11 @@ def channels(text: str, opened: bool) -> Reading:
             content.append(match["body"])
         else:
             content.append(match[0])
-    answer = Answer(content="".join(content) + text[place:], thoughts="\n".join(thoughts), calls=calls)
+    if text[place:]:
+        content.append(text[place:])
+    if calls:
+        thoughts, content = [*thoughts, *content], []
+    answer = Answer(content="".join(content), thoughts="\n".join(thoughts), calls=calls)
     return Reading(answer=answer, block=bool(thoughts), closed=closed)
 
 

@@ -1,0 +1,88 @@
+"""A renderer in one file: each message is a line that begins with who said it.
+
+    areal train run.yaml imports=[examples/renderers/lines.py] rollout.workflow.options.renderer=lines
+    areal conformance run --backend lines --role renderer --import examples/renderers/lines.py
+
+For a base model that was taught this form; docs/how-to/write-a-renderer.md explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from areal_agentic.renderer import Answer, BoundRenderer, Message, Tool
+from areal_conformance.adapter import Adapter
+from areal_core import backend
+from areal_core.contract.errors import DatasetError
+from areal_core.plugins.manifest import Manifest
+
+ROLES = ("system", "user", "assistant")
+
+
+ADAPTER = Adapter(tokenizers=("bare",))
+"""For the conformance suite: the one of its tokenizers that has no chat template."""
+MANIFEST = Manifest(
+    role="renderer",
+    name="lines",
+    contract=(1, 0),
+    factory="lines:Lines",
+    conformance=f"{__name__}:ADAPTER",
+    summary="a line for each message",
+)
+
+
+@backend(MANIFEST)
+class Lines:
+    """Writes `user: Hello` and ends each answer with the model's end token."""
+
+    def bind(self, tokenizer: Any) -> BoundRenderer:  # Any: a Hugging Face tokenizer
+        """Return the renderer of a tokenizer."""
+        return BoundLines(tokenizer)
+
+
+class BoundLines:
+    """The renderer of one tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:  # Any: as above
+        self._tokenizer = tokenizer
+        self.stop_token_ids = frozenset({int(tokenizer.eos_token_id)})
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), ask: bool = True) -> list[int]:
+        """Return a line for each message, and the beginning of the answer."""
+        if tools:
+            raise DatasetError("the renderer `lines` has no place for tools", why="the model was not taught any")
+        lines = [token for message in messages for token in self._line(message)]
+        return lines + self._ids("assistant: ") if ask else lines
+
+    def bridge(
+        self,
+        history: Sequence[Message],
+        output_ids: Sequence[int],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        keep_thoughts: bool = False,
+    ) -> list[int] | None:
+        """Return the end of an answer that has none, and the lines that follow it."""
+        ended = bool(output_ids) and output_ids[-1] in self.stop_token_ids
+        return ([] if ended else [*self.stop_token_ids]) + self.render(messages, tools=tools)
+
+    def parse(self, output_ids: Sequence[int], *, tools: Sequence[Tool] = ()) -> Answer:
+        """Read everything but the end as content."""
+        said = [token for token in output_ids if token not in self.stop_token_ids]
+        return Answer(content=self._tokenizer.decode(said, clean_up_tokenization_spaces=False))
+
+    def _line(self, message: Message) -> list[int]:
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES or not isinstance(content, str) or message.get("tool_calls"):
+            raise DatasetError(
+                f"the renderer `lines` has no place for {dict(message)}", why=f"it writes text of {', '.join(ROLES)}"
+            )
+        if role == "assistant":  # in three parts, as it came to be: the prompt, the answer, its end
+            return self._ids("assistant: ") + self._ids(content) + [*self.stop_token_ids]
+        return self._ids(f"{role}: ") + self._ids(content) + self._ids("\n")
+
+    def _ids(self, text: str) -> list[int]:
+        """Return the tokens of a text; one that reads like a control token is ordinary tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
