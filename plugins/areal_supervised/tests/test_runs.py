@@ -16,6 +16,7 @@ import torch
 from areal_core.cli.train import train
 from areal_core.config.load import load_config
 from areal_core.contract.errors import ModelError
+from areal_core.contract.workflow import RewardInput
 from areal_core.loop.run_folder import RunFolder
 from areal_report.history import History
 from areal_report.journal import Journal
@@ -109,7 +110,8 @@ def test_a_reward_model_is_loaded_by_transformers_and_prefers_what_it_learned(fo
     assert right / len(rows) > 0.8
     scored = Scored(ScoredConfig(path=str(tmp_path / "run")))
     for row in rows[:5]:
-        assert scored(row["chosen"], row) == pytest.approx(reward(row["prompt"] + row["chosen"]), abs=1e-5)
+        value = RewardInput(prompt="", completion=row["chosen"], completion_ids=(), stop_reason="stop", row=row)
+        assert scored([value]) == [pytest.approx(reward(row["prompt"] + row["chosen"]), abs=1e-5)]
 
 
 @pytest.mark.slow

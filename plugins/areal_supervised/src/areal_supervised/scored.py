@@ -6,14 +6,17 @@ Does not know: how the model was trained, or how many processes share the work (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from attrs import field, frozen, validators
+from torch.nn.utils.rnn import pad_sequence
 
 from areal_core.config.model_folder import load_tokenizer, read_json
 from areal_core.contract.errors import ModelError
+from areal_core.contract.workflow import RewardInput
 from areal_core.loop.run_folder import RunFolder
 from areal_tasks.datasets.encoding import FormConfig
 from areal_tasks.datasets.forms import supervised
@@ -35,10 +38,14 @@ class ScoredConfig(FormConfig):
     """As torch calls it, for example cuda:0; each reward process loads the model."""
     dtype: str = field(default="float32", validator=validators.in_(("float32", "bfloat16", "float16")))
     """Of the weights."""
+    batch_size: int = field(default=1, validator=validators.ge(1))
+    """Answers that are scored in one forward pass, at most. More than one is for a GPU."""
+    batch_wait_s: float = field(default=0.02, validator=validators.ge(0.0))
+    """How long an answer waits for others, at most."""
 
 
 class Scored:
-    """Gives the scalar read after the end token of the answer."""
+    """Gives the scalar read after the end token of an answer, of several answers at once."""
 
     def __init__(self, config: ScoredConfig) -> None:
         """Load the model. Once per reward process.
@@ -49,21 +56,36 @@ class Scored:
         folder = _folder(Path(config.path).expanduser())
         self._config, self._tokenizer = config, load_tokenizer(folder)
         self._model = _load(folder, config)
+        self.batch_size, self.batch_wait_s = config.batch_size, config.batch_wait_s
 
-    def __call__(self, completion: str, row: Row) -> float:
-        """Return the reward of an answer to the row's prompt. Called in a reward process, once per completion.
+    def __call__(self, batch: Sequence[RewardInput]) -> list[float]:
+        """Return the rewards of answers to their rows' prompts. Called in a reward process.
 
         Raises:
-            DatasetError: the row has no prompt that can be encoded.
+            DatasetError: a row has no prompt that can be encoded.
         """
+        return self._scores([self._encode(value.completion, value.row) for value in batch])
+
+    def _encode(self, completion: str, row: Row) -> Sequence[int]:
         asked = {key: value for key, value in row.items() if key in ("prompt", "tools", "chat_template_kwargs")}
         if "messages" in row:
             asked["prompt"] = row["messages"]
-        tokens = supervised({**asked, "completion": completion}, self._tokenizer, self._config)
-        ids = torch.tensor([tokens.ids], device=self._config.device)
-        with torch.no_grad():
-            logits = self._model(input_ids=ids).logits
-        return float(logits.flatten()[-1])  # of the last token, or of the sequence
+        return supervised({**asked, "completion": completion}, self._tokenizer, self._config).ids
+
+    @torch.no_grad()
+    def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """Return the scalar of each row of tokens, padded on the right."""
+        pad, of_tokens = self._model.config.pad_token_id, "TokenClassification" in type(self._model).__name__
+        if len(rows) > 1 and pad is None and not of_tokens:  # where a sequence ends is known by its padding
+            return [score for row in rows for score in self._scores([row])]
+        lengths = torch.tensor([len(row) for row in rows], device=self._config.device)
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad or 0)
+        ids = ids.to(self._config.device)
+        mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        logits = self._model(input_ids=ids, attention_mask=mask.long()).logits
+        if of_tokens:
+            logits = logits[torch.arange(len(rows), device=ids.device), lengths - 1]
+        return [float(score) for score in logits.flatten()]
 
 
 def _folder(path: Path) -> Path:
