@@ -88,7 +88,7 @@ class Adapter:
     """All a backend may have to say. Every field has a default that fits most."""
 
     build: Callable[[Case], Any] = _build
-    """Returns the engine, scheduler, transport or workflow, not started. Any: the role decides."""
+    """Returns the engine, scheduler, transport, workflow, endpoint or renderer, not started. Any: the role decides."""
     witness: Callable[[Any], Witness | None] = lambda _: None
     """Given a started engine. A trainer without one is witnessed by the folder it saves. An inference engine without
     one is judged by what it computes; the one check that reads its weights is inconclusive, the verdict `partial`."""
@@ -116,6 +116,10 @@ class Adapter:
     )
     """Rows a workflow makes episodes from, at least two, all different, of the characters a-z, ">" and "-".
     A column `prompt` is text the policy is asked with; name other things otherwise. Any: the workflow decides."""
+    tokenizers: tuple[str, ...] = field(default=("chatml",), converter=tuple[str, ...])
+    """Tokenizers a renderer is bound to: kinds of tiny ones of the suite (`probes.tokenizers.TEMPLATES`: `chatml`,
+    `thinking`, `bare`), or a function that returns one, for templates of your own: `module:function`, or
+    `module:function:argument`."""
     patience: float = 1.0
     """Multiplies every deadline: engines that take minutes to start."""
     reuse: bool = True

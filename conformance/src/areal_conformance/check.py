@@ -23,8 +23,8 @@ from attrs import field, frozen
 from areal_conformance.laws import LAWS
 
 STATIC = "static"
-CHECKED_ROLES = ("train", "infer", "pair", "scheduler", "transport", "workflow", "device")
-"""What can be checked against the contract: six kinds of plugin, and a trainer with an inference engine."""
+CHECKED_ROLES = ("train", "infer", "pair", "scheduler", "transport", "workflow", "endpoint", "renderer", "device")
+"""What can be checked against the contract: eight kinds of plugin, and a trainer with an inference engine."""
 
 _ID = re.compile(r"[a-z]+(\.[a-z0-9_]+)+")
 

@@ -24,6 +24,8 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "weights": "areal_core.contract.weights",
         "data": "areal_core.contract.data",
         "device": "areal_core.contract.device",
+        "endpoint": "areal_agentic.endpoint",
+        "renderer": "areal_agentic.renderer",
     }
 )
 """Page -> the module it documents."""

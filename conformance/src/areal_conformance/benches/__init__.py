@@ -25,6 +25,8 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "transport": "areal_conformance.benches.transport:TransportBench",
         "device": "areal_conformance.benches.static:StaticBench",
         "workflow": "areal_conformance.benches.workflow:WorkflowBench",
+        "endpoint": "areal_conformance.benches.endpoint:EndpointBench",
+        "renderer": "areal_conformance.benches.renderer:RendererBench",
     }
 )
 

@@ -64,10 +64,12 @@ def _begun_at(trajectory: Trajectory, start: int, every: Sequence[Asked], before
         lengths = [len(asked.input_ids) for asked in every]
         told = f"tokens from position {start} on are trained on, but no generation began there"
         raise Violation(f"{told}: the policy was asked with {lengths} tokens")
-    for asked in fitting:
-        if ids[:start] == list(asked.input_ids):
-            _same(trajectory, start, _made(asked))
-            return asked
+    here = [asked for asked in fitting if ids[:start] == list(asked.input_ids)]
+    if here:  # several answers to one prompt are told apart by their tokens
+        spelled = (a for a in here if ids[start : start + len(_made(a).output_ids)] == list(_made(a).output_ids))
+        asked = next(spelled, here[0])
+        _same(trajectory, start, _made(asked))
+        return asked
     wanted = list(fitting[0].input_ids)
     at = next(i for i, (one, other) in enumerate(zip(wanted, ids, strict=False)) if one != other)
     raise Violation(f"token {at} of the context is {ids[at]}; the policy was asked with {wanted[at]} there")

@@ -1,6 +1,7 @@
 """Every check of the suite, by role: a package each, imported when its checks are asked for.
 
-Checks of engines, pairs, transports and workflows make models and tensors, so their packages import torch; where the
+Checks of engines, pairs, transports and workflows make models and tensors, those of endpoints and renderers tokenizers
+and trajectories, so their packages import torch; where the
 extra that brings it is not installed those packages are left out, and `missing` says what they lack.
 
 Knows: which packages hold checks, and what each needs.

@@ -34,7 +34,7 @@ def show_list(
     """List the checks.
 
     Args:
-        role: Only this role: static, train, infer, pair, scheduler, transport, workflow, device.
+        role: Only this role: static, train, infer, pair, scheduler, transport, workflow, endpoint, renderer, device.
         level: Only this level, 0 to 5.
         json: Print JSON instead of a table.
     """

@@ -60,8 +60,9 @@ def run(
     Exit codes: 0 success, 1 failure, 2 bad input, 3 partial, 4 incomplete.
 
     Args:
-        backend: Name of an installed plugin: a train or inference engine, scheduler, transport, workflow or device.
-        role: Needed if the name has several roles: train, infer, scheduler, transport, workflow, device.
+        backend: Name of an installed plugin: an engine, scheduler, transport, workflow, endpoint, renderer or device.
+        role: Needed if the name has several roles: train, infer, scheduler, transport, workflow, endpoint, renderer or
+            device.
         pair: Two engines together, as TRAIN+INFER.
         device: Kind of device: cpu, cuda, ...
         ranks: Maximum number of ranks, 1 by default; checks that need more are not in the profile.

@@ -139,3 +139,26 @@ WORKFLOW = Manifest(
     claims={"multi_turn": full(), "images": full(), "adapters": full()},
     conformance=f"{_CONFORMANCE}:WORKFLOW",
 )
+
+RENDERER = Manifest(
+    role="renderer",
+    name="second",
+    contract=(1, 0),
+    factory="areal_proof.second.renderer:SecondRenderer",
+    config="areal_proof.second.renderer:SecondRendererConfig",
+    devices=("cpu", "cuda", "npu"),
+    summary="a second opinion on conversations: bridges cut out of the template's own text",
+    conformance=f"{_CONFORMANCE}:RENDERER",
+)
+
+ENDPOINT = Manifest(
+    role="endpoint",
+    name="second",
+    contract=(1, 0),
+    factory="areal_proof.second.endpoint:SecondEndpoint",
+    config="areal_proof.second.endpoint:SecondEndpointConfig",
+    requires=("torch>=2.11",),
+    extra="engine",
+    devices=("cpu", "cuda", "npu"),
+    summary="a second opinion on where agents ask: plain handlers, bodies read by hand",
+)

@@ -26,6 +26,8 @@ REFERENCES: tuple[Locator, ...] = (
     Locator(role="transport", name="second"),
     Locator(role="workflow", name="single_turn"),
     Locator(role="workflow", name="second"),
+    Locator(role="endpoint", name="second"),
+    Locator(role="renderer", name="second"),
     Locator(role="device", name="cpu"),
     Locator(role="device", name="cuda"),
     Locator(role="device", name="npu"),

@@ -8,6 +8,8 @@ import re
 from importlib.metadata import packages_distributions
 from typing import Any
 
+from areal_agentic.endpoint import AgentEndpoint
+from areal_agentic.renderer import Renderer
 from areal_conformance.benches.static import HEAVY, StaticBench, imported
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, Violation, expect
@@ -76,6 +78,9 @@ def requires_shell(bench: StaticBench) -> None:
 INSIDE = "inside"
 """Folder of a plugin whose engine has an environment of its own: code that runs in the engine's workers."""
 
+TESTING = "testing"
+"""Folder of a plugin with what its own tests and adapters need."""
+
 _ENGINES = set(HEAVY) - {"numpy", "tensordict"}
 
 
@@ -87,6 +92,8 @@ def requires_complete(bench: StaticBench) -> None:
     for path, tree in bench.engine_sources():
         if bench.manifest.environment and path.parent.name == INSIDE:
             continue  # runs under the engine's own interpreter, which has it
+        if path.parent.name == TESTING:
+            continue  # loaded by nothing that a run builds
         for name in {module.partition(".")[0] for module in imported(tree)} & _ENGINES:
             used.setdefault(name, path.name)
     missing = [f"{name} ({where})" for name, where in sorted(used.items()) if name not in declared]
@@ -143,7 +150,7 @@ def anchors_hold(bench: StaticBench) -> None:
 @check("static.claims.known", level=Level.STATIC, law=8, spec="index#optional-abilities")
 def claims_known(bench: StaticBench) -> None:
     """Every claim is a word of the role; words left unanswered are noted."""
-    words = ABILITIES[bench.target.role]
+    words = ABILITIES.get(bench.target.role, {})
     unknown = sorted(set(bench.manifest.claims) - set(words))
     silent = sorted(set(words) - set(bench.manifest.claims))
     if silent:
@@ -170,7 +177,7 @@ def claims_reasons(bench: StaticBench) -> None:
 def claims_protocols(bench: StaticBench) -> None:
     """An ability with methods is claimed exactly if the engine has them."""
     engine = bench.built()
-    for key, ability in ABILITIES[bench.target.role].items():
+    for key, ability in ABILITIES.get(bench.target.role, {}).items():
         if ability.protocol is None:
             continue
         has = isinstance(engine, ability.protocol)
@@ -239,5 +246,7 @@ def _protocol(role: str) -> type:
         "scheduler": contract.Scheduler,
         "transport": contract.WeightTransport,
         "workflow": contract.RolloutWorkflow,
+        "endpoint": AgentEndpoint,
+        "renderer": Renderer,
         "device": contract.Device,
     }[role]

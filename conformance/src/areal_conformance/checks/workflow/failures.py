@@ -33,6 +33,7 @@ from areal_core.contract.errors import (
     RewardFailed,
     WorkerDied,
 )
+from areal_core.contract.inference import Generation
 from areal_core.contract.workflow import RewardResult, RewardStatus
 
 E = TypeVar("E", bound=Exception)
@@ -125,10 +126,16 @@ async def failed_generation(bench: WorkflowBench) -> None:
 async def failed_turn(bench: WorkflowBench) -> None:
     """A later turn that fails fails the whole episode with its own error; the turns before are not passed off as it."""
     sent = GenerationFailed("the engine lost it", why="w", fix="f")
-    session = bench.session(lambda turn: sent if turn else generation(turn))
+    before: list[int] = []
+
+    def script(turn: int) -> Generation | GenerationFailed:
+        before.append(len(session.scored))
+        return sent if turn else generation(turn)
+
+    session = bench.session(script)
     error = await bench.failure(GenerationFailed, session, "a second turn that failed")
     expect(type(error) is GenerationFailed, f"GenerationFailed of a turn became {type(error).__name__}: {error}")
-    expect(not session.scored, "an episode whose second turn failed was scored")
+    expect(len(session.scored) == before[-1], "an episode was scored after its second turn had failed")
 
 
 @check("workflow.failure.alone", level=Level.SINGLE, law=5, spec=_RUN)

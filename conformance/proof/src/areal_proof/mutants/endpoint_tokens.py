@@ -1,0 +1,170 @@
+"""Broken endpoints: tokens, masks and versions that are not the engine's, turns lost, trained twice or crossed.
+
+Knows: how the second endpoint's sessions are bent.
+Does not know: how it is caught.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from areal_core.contract.data import StopReason
+from areal_core.contract.inference import SamplingParams, VersionSpan
+from areal_proof.mutants.rows import Original, after, breaking, gives, row
+from areal_proof.second.endpoint import SecondEndpoint, SecondOpen, told
+
+breaks = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
+_FORMS = ("chat", "completions", "messages", "responses")
+_DIALOGUES = ("chat", "messages", "responses")
+
+
+def _encoded_anew(self: SecondOpen, ids: Any) -> tuple[int, ...]:
+    text = self.session.tokenizer.decode(ids, skip_special_tokens=False)
+    return tuple(self.session.tokenizer.encode(text, add_special_tokens=False))
+
+
+@breaks("one", *(f"endpoint.tokens.exact.{form}" for form in _FORMS), incident="verl#6719", row="token-fidelity")
+async def AnswersEncodedAnew(original: Original, self: SecondOpen) -> Any:
+    """Trains on the text of an answer, encoded again."""
+    made = await original()
+    anew = _encoded_anew(self, made.output_ids)
+    return attrs.evolve(made, output_ids=(*anew, *[0] * len(made.output_ids))[: len(made.output_ids)])
+
+
+@breaks("prompt_of", "endpoint.tokens.ids", incident="rllm#272", row="token-fidelity")
+def IdsEncodedAnew(original: Original, self: SecondOpen) -> Any:
+    """Asks with the text of the token ids that it was given."""
+    return _encoded_anew(self, original())
+
+
+@breaks("went_on", "endpoint.tokens.cut")
+def CutAnswerStaysOpen(original: Original, self: SecondOpen) -> Any:
+    """Goes on behind an answer that was cut without closing it."""
+    made = original()
+    ends = [at for at, token in enumerate(made or ()) if token in self.renderer.stop_token_ids]
+    last = self.answers[-1].made if self.answers else None
+    if made is None or last is None or last.stop_reason is not StopReason.LENGTH:
+        return made
+    place = next(at for at in ends if at >= len(self.answers[-1].whole))
+    return made[:place] + made[place + 1 :]
+
+
+@breaks("went_on", "endpoint.tokens.edited", incident="miles#353", row="token-fidelity")
+def EditedIsAppended(original: Original, self: SecondOpen, wanted: Any) -> Any:
+    """Takes a history for the one it knows if it has as many messages."""
+    made, count = original(), len(wanted.messages)
+    if made is None and self.answers and count == 3:
+        newest = self.answers[-1].whole
+        return (*newest, *self.session.tokenizer.encode(wanted.messages[-1]["content"], add_special_tokens=False))
+    return made
+
+
+@breaks("lines", "endpoint.masks.branches")
+def TrainedInEveryBranch(self: SecondOpen) -> Any:
+    """Trains on an answer in every trajectory that goes on from it."""
+    made = []
+    for one in self.answers:
+        if any(self.before(other) is one for other in self.answers):
+            continue
+        line, before = [one], self.before(one)
+        while before is not None:
+            line, before = [before, *line], self.before(before)
+        made.append(line)
+    return made
+
+
+@breaks("keep", "endpoint.masks.choices")
+def GoesOnFromTheFirst(original: Original, self: SecondOpen, wanted: Any, prompt: Any, made: Any) -> Any:
+    """Goes on from the first of several answers, whichever the agent chose."""
+    said = original()
+    for one in said:
+        self.known[told((*wanted.messages, one.answer.message), wanted.tools)] = (
+            prompt, made[0].output_ids, wanted.messages,
+        )  # fmt: skip
+    return said
+
+
+@breaks("joined", "endpoint.masks.answers")
+def PromptTokenIsTrained(original: Original, line: Any) -> Any:
+    """Trains on the token before an answer too."""
+    made = original()
+    place = len(line[0].prompt_ids) - 1
+    mask, versions = made.loss_mask.clone(), made.versions.clone()
+    mask[place], versions[place] = True, versions[place + 1]
+    return attrs.evolve(made, loss_mask=mask, versions=versions)
+
+
+@breaks("joined", "endpoint.masks.answers")
+def LastTokenUntrained(original: Original) -> Any:
+    """Leaves the last token of a trajectory off the mask."""
+    made = original()
+    mask, versions, logprobs = made.loss_mask.clone(), made.versions.clone(), made.logprobs.clone()
+    mask[-1], versions[-1], logprobs[-1] = False, -1, 0.0
+    return attrs.evolve(made, loss_mask=mask, versions=versions, logprobs=logprobs)
+
+
+@breaks("keep", "endpoint.tokens.conversations")
+def StreamsAreLost(original: Original, self: SecondOpen, wanted: Any) -> Any:
+    """Keeps no answer that was streamed."""
+    said = original()
+    if wanted.stream:
+        del self.answers[-len(said) :]
+    return said
+
+
+@breaks("one", "endpoint.sessions.apart", row="tenants")
+async def OneAnswerForAPrompt(original: Original, self: SecondOpen, prompt: Any) -> Any:
+    """Answers a prompt as it answered it in another session."""
+    cached = type(self).__dict__.get("cached")
+    if cached is None:
+        cached = {}
+        type(self).cached = cached  # type: ignore[attr-defined]  # the mutant's own class
+    made = await original()
+    return cached.setdefault(prompt, made)
+
+
+@breaks("keep", "endpoint.sessions.apart", "endpoint.sessions.told", row="tenants")
+def SessionsShareAnswers(original: Original, self: SecondOpen) -> Any:
+    """Keeps the answers of all sessions in one list."""
+    shared = type(self).__dict__.get("shared")
+    if shared is None:
+        shared = []
+        type(self).shared = shared  # type: ignore[attr-defined]  # the mutant's own class
+    self.answers = shared
+    return original()
+
+
+ROWS = breaks.rows(
+    row("ConversationsRenderedAnew", "Renders every conversation anew.",
+        *(f"endpoint.tokens.turns.{form}" for form in _DIALOGUES), incident="verl#6719", row="token-fidelity",
+        went_on=lambda: None),
+    row("TurnLost", "Loses the first of several trajectories.", "endpoint.tokens.conversations",
+        lines=after(lambda result: result[1:] if len(result) > 1 else result)),
+    row("CallsUntold", "Leaves calls in the text.", "endpoint.tokens.tools",
+        read=after(lambda result: attrs.evolve(result, calls=()))),
+    row("OtherChoicesLost", "Trains on the first of several answers.", "endpoint.masks.choices",
+        keep=after(lambda result, self: [self.answers.pop() for _ in result[1:]] and result)),
+    row("AlwaysConcatenated", "Takes `export` and does not obey it.", "endpoint.masks.individual",
+        __attrs_post_init__=after(lambda result, self: setattr(self, "export", "concatenated"))),
+    row("VersionAtAdmission", "Stamps all tokens with the version that the request began with.",
+        "endpoint.versions.stamped", incident="vLLM#54443", row="version-spans",
+        one=gives(version_spans=lambda result: [VersionSpan(start=0, stop=len(result.output_ids),
+            version=result.version_spans[0].version)] if result.output_ids else [])),
+    row("VersionAtTheEnd", "Stamps all tokens with the version that the answer ended with.",
+        "endpoint.versions.stamped", row="version-spans",
+        one=gives(version_spans=lambda result: [VersionSpan(start=0, stop=len(result.output_ids),
+            version=result.version_spans[-1].version)] if result.output_ids else [])),
+    row("LogprobsOneLate", "Keeps each log-prob one token too late.", "endpoint.versions.stamped", row="logprob-gap",
+        one=gives(logprobs=lambda result: (result.logprobs[-1], *result.logprobs[:-1]))),
+    row("LogprobsRounded", "Tells agents rounded log-probs.", "endpoint.versions.logprobs",
+        read=after(lambda result: attrs.evolve(result, generation=attrs.evolve(result.generation,
+            logprobs=[round(value, 1) for value in result.generation.logprobs])))),
+    row("OwnSampling", "Draws with sampling parameters of its own.", "endpoint.versions.sampling", row="logprob-gap",
+        sampling=lambda original: SamplingParams(max_new_tokens=original().max_new_tokens)),
+    row("LimitIsRaised", "Lets a request ask for more tokens than the run allows.", "endpoint.versions.sampling",
+        sampling=lambda original, wanted: attrs.evolve(original(), max_new_tokens=wanted.limit or 1)),
+    row("StopsForgotten", "Does not tell the engine where an agent wants to stop.", "endpoint.versions.sampling",
+        sampling=gives(stop=())),
+)  # fmt: skip

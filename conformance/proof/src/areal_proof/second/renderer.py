@@ -1,0 +1,161 @@
+"""A second renderer: whatever the model's template writes, found in its text; no family is known.
+
+A bridge is cut out of the whole conversation's text, behind the place where the answer stands in it.
+
+Knows: how texts of one template are compared; thoughts and calls as ChatML models write them.
+Does not know: what stands between two messages: the template tells.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import frozen
+
+from areal_agentic.renderer import Answer, Message, Tool
+from areal_core.contract.errors import DatasetError
+from areal_core.contract.optional import ToolCall
+
+_THOUGHTS = re.compile(r"\A<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
+_CALLS = re.compile(r"\n?<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+_QUESTION: Message = {"role": "user", "content": "q"}
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@frozen(kw_only=True)
+class SecondRendererConfig:
+    """Nothing to choose."""
+
+
+class SecondRenderer:
+    """Role `renderer`, contract 1.0. `bound` is the class of what it gives."""
+
+    bound: type[SecondBound]
+
+    def __init__(self, config: SecondRendererConfig | None = None) -> None:
+        self.config = config or SecondRendererConfig()
+
+    def bind(self, tokenizer: Any) -> SecondBound:  # Any: a Hugging Face tokenizer
+        """Return the renderer of a tokenizer; it needs a template that ends an answer with a token of its own."""
+        if not getattr(tokenizer, "chat_template", None):
+            raise DatasetError("the renderer `second` needs a chat template", why="the tokenizer has none")
+        bound = self.bound(tokenizer)
+        bound.stop_token_ids = frozenset({bound.end_of_answers()})
+        return bound
+
+
+class SecondBound:
+    """Satisfies `BoundRenderer`."""
+
+    stop_token_ids: frozenset[int] = frozenset()
+
+    def __init__(self, tokenizer: Any) -> None:  # Any: as above
+        self.tokenizer = tokenizer
+
+    def end_of_answers(self) -> int:
+        """Return the token that stands behind an answer."""
+        asked = self.text([_QUESTION], (), ask=True)
+        told = self.text([_QUESTION, {"role": "assistant", "content": "word"}], (), ask=False)
+        behind = self.ids(told.removeprefix(asked).removeprefix("word"))
+        if not told.startswith(f"{asked}word") or not behind or behind[0] not in self.tokenizer.all_special_ids:
+            raise DatasetError(
+                "the chat template does not end an answer with a token of its own",
+                why=f"of the question {asked!r} and the answer 'word' it makes {told!r}",
+            )
+        return behind[0]
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), ask: bool = True) -> list[int]:
+        """Return the tokens of the template's text."""
+        return self.ids(self.text(messages, tools, ask=ask))
+
+    def bridge(
+        self,
+        history: Sequence[Message],
+        output_ids: Sequence[int],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        keep_thoughts: bool = False,
+    ) -> list[int] | None:
+        """Return the rest of the whole conversation behind the answer, if it begins as it did."""
+        closed = bool(output_ids) and output_ids[-1] in self.stop_token_ids
+        said = self.decoded(output_ids[:-1] if closed else output_ids)
+        asked = self.text(history, tools, ask=True)
+        whole = self.text([*history, self.parse(output_ids, tools=tools).message, *messages], tools, ask=True)
+        rest = whole.removeprefix(asked) if whole.startswith(asked) else None
+        if rest is None or not rest.startswith(said):
+            rest, said = self.without_thoughts(rest, said) if keep_thoughts else (None, "")
+        end = self.decoded(sorted(self.stop_token_ids))
+        if rest is None or not rest.startswith(said + end):
+            return None
+        behind = self.ids(rest.removeprefix(said))
+        return behind[1:] if closed else behind
+
+    def without_thoughts(self, rest: str | None, said: str) -> tuple[str | None, str]:
+        """Return the rest of a conversation, and an answer, where the template has left its thoughts out."""
+        bare = _THOUGHTS.sub("", said)
+        return (rest, bare) if rest is not None and bare != said and rest.startswith(bare) else (None, "")
+
+    def parse(self, output_ids: Sequence[int], *, tools: Sequence[Tool] = ()) -> Answer:
+        """Read thoughts and calls; if one call cannot be read, all of it is content."""
+        ids = list(output_ids)
+        text = self.decoded(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids)
+        found = _THOUGHTS.match(text)
+        thoughts, rest = (found[1], text[found.end() :]) if found else ("", text)
+        try:
+            calls = tuple(self.call(one[1]) for one in _CALLS.finditer(rest))
+        except (ValueError, KeyError, TypeError):
+            return Answer(content=rest, thoughts=thoughts)
+        return Answer(content=_CALLS.sub("", rest) if calls else rest, thoughts=thoughts, calls=calls)
+
+    def call(self, text: str) -> ToolCall:
+        """Return one call."""
+        told = json.loads(text)
+        if not isinstance(told["name"], str) or not isinstance(told["arguments"], dict):
+            raise TypeError("no call")
+        return ToolCall(name=told["name"], arguments=json.dumps(told["arguments"], ensure_ascii=False))
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> str:
+        """Return the template's text."""
+        given = [self.checked(message) for message in messages]
+        more = {"tools": list(tools)} if tools else {}
+        with refusing():
+            return str(self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=ask, **more))
+
+    def checked(self, message: Message) -> Mapping[str, Any]:
+        """Return a message as templates take it, arguments of calls as objects. Any: JSON."""
+        content = message.get("content") or ""
+        if message.get("role") not in _ROLES or not isinstance(content, str):
+            raise DatasetError("a message has no place in a conversation", why=f"it is {str(dict(message))[:100]}")
+        calls = []
+        for call in message.get("tool_calls") or ():
+            function = dict(call["function"])
+            if isinstance(function["arguments"], str):
+                with refusing():
+                    function["arguments"] = json.loads(function["arguments"])
+            calls.append({"type": "function", "function": function})
+        return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, whole."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+SecondRenderer.bound = SecondBound
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Make whatever templates and JSON raise into a refusal."""
+    try:
+        yield
+    except Exception as error:
+        raise DatasetError("the template has no place for this", why=f"{type(error).__name__}: {error}") from error

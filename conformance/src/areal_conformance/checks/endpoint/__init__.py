@@ -1,0 +1,1 @@
+"""Checks of endpoints: where agents ask the policy, and what of it is trained on."""

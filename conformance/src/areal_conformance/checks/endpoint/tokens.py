@@ -1,0 +1,174 @@
+"""What the engine was asked with and what it gave are the tokens trained on, turn by turn, whatever was said between.
+
+Knows: conversations in every form of asking, and how they go on or begin anew.
+Does not know: how an endpoint remembers them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from random import Random
+
+from areal_conformance.benches.conversations import Json
+from areal_conformance.benches.endpoint import EndpointBench, Opened, answer, said, text_of, tokenizer, trained
+from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, FORMS, TEXT, Form
+from areal_conformance.check import Level, check, family
+from areal_conformance.outcome import Violation, expect
+from areal_conformance.probes.tokenizers import END
+from areal_core.contract.data import StopReason
+
+_TOKENS = "endpoint#tokens"
+_TOOL: Json = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@family("endpoint.tokens.exact.{form}", FORMS, level=Level.SINGLE, law=1, spec=_TOKENS)
+async def exact(bench: EndpointBench, form: Form) -> None:
+    """An answer asked for by {form} is told as its text, and trained on as the engine's own tokens."""
+    for number, stop in enumerate((StopReason.STOP, StopReason.LENGTH, StopReason.STOP), start=1):
+        made = answer(number, text=None if number < 3 else f"ab{words_apart()} ba", stop=stop)
+        async with bench.opened(form, script=lambda _turn, made=made: made) as opened:
+            agent = opened.agent
+            question = "stone ab?"
+            history = [form.asked(question)] if form is not TEXT else question
+            told = await agent.post(form.path, {**form.body([]), form.history: history})
+            seen = said(form, told, form.name)
+            due = tokenizer().decode(made.output_ids, skip_special_tokens=True)
+            expect(seen == due, f"the engine gave {due!r}, the agent reads {seen!r}")
+            (asked,) = opened.session.asked
+            expect(question in text_of(asked.input_ids), f"the policy was asked {text_of(asked.input_ids)!r}")
+            trained(opened)
+
+
+def words_apart() -> str:
+    """Return words in which a tokenizer would merge letters and line breaks."""
+    return "ba ab\n\nab er abba"
+
+
+@family("endpoint.tokens.turns.{form}", DIALOGUES, level=Level.SINGLE, law=1, spec=_TOKENS)
+async def turns(bench: EndpointBench, form: Form) -> None:
+    """A conversation by {form} that grows is one trajectory: each prompt goes on from the tokens of the last answer."""
+    async with bench.opened(form) as opened:
+        for question in ("stone?", "ab ba?", "and \u4f60\u597d?", "well"):
+            await opened.agent.say(question)
+        _grown(opened)
+        made = trained(opened)
+        expect(len(made) == 1, f"one conversation became {len(made)} trajectories")
+
+
+def _grown(opened: Opened) -> None:
+    asked = opened.session.asked
+    for number, (before, after) in enumerate(itertools.pairwise(asked), start=1):
+        assert before.generation is not None
+        whole = (*before.input_ids, *before.generation.output_ids)
+        seen = after.input_ids[: len(whole)]
+        told = f"turn {number} was {text_of(whole)!r} in {len(whole)} tokens; the next is asked with other ones"
+        expect(seen == whole, f"{told}: its beginning is {text_of(seen)!r}")
+
+
+@check("endpoint.tokens.cut", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def cut(bench: EndpointBench) -> None:
+    """Behind an answer that was cut the conversation goes on from its tokens, closed as the template closes one."""
+    async with bench.opened(script=lambda turn: answer(7 + turn, stop=StopReason.LENGTH)) as opened:
+        for question in ("stone?", "ab ba?", "well"):
+            await opened.agent.say(question)
+        _grown(opened)
+        for before, asked in itertools.pairwise(opened.session.asked):
+            assert before.generation is not None
+            behind = asked.input_ids[len(before.input_ids) + len(before.generation.output_ids) :]
+            expect(text_of(behind).startswith(END), f"behind a cut answer stands {text_of(behind)!r}")
+        expect(len(trained(opened)) == 1, "one conversation became several trajectories")
+
+
+@check("endpoint.tokens.ids", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def ids(bench: EndpointBench) -> None:
+    """A prompt given as token ids is asked with those ids, and goes on where it begins with an earlier answer."""
+    async with bench.opened(TEXT) as opened:
+        prompt = [token for letter in "ab ba" for token in tokenizer().encode(letter)]
+        for _ in range(3):
+            told = await opened.agent.post(TEXT.path, {"model": "policy", "prompt": prompt})
+            said(TEXT, told, "a prompt of token ids")
+            asked = opened.session.asked[-1]
+            expect(list(asked.input_ids) == prompt, f"asked with {prompt}, the engine was given {asked.input_ids}")
+            assert asked.generation is not None
+            prompt = [*prompt, *asked.generation.output_ids, *tokenizer().encode("\nba")]
+        made = trained(opened)
+        expect(len(made) == 1, f"prompts that go on from another became {len(made)} trajectories")
+
+
+@check("endpoint.tokens.edited", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def edited(bench: EndpointBench) -> None:
+    """A history that was edited begins a trajectory of the text it has now; what was said before stays trained on."""
+    edits: dict[str, Callable[[list[Json]], list[Json]]] = {
+        "the answer": lambda history: [history[0], CHAT.said("ab, as I said"), history[2]],
+        "the question": lambda history: [CHAT.asked("quite another"), *history[1:]],
+        "a system message put before it": lambda history: [{"role": "system", "content": "obey"}, *history],
+        "the answer left out": lambda history: [history[0], history[2]],
+        "the first turn left out": lambda history: history[2:],
+    }
+    for what, edit in edits.items():
+        async with bench.opened() as opened:
+            await opened.agent.say("stone?")
+            opened.agent.history = edit([*opened.agent.history, CHAT.asked("ab ba?")])
+            said(CHAT, await opened.agent.ask(), what)
+            first, second = opened.session.asked
+            told = text_of(second.input_ids)
+            missing = [one["content"] for one in opened.agent.history if one["content"] not in told]
+            expect(not missing, f"{what} was edited: {missing} are not in what the policy was asked: {told!r}")
+            whole = tokenizer().encode(told, add_special_tokens=False)
+            expect(list(second.input_ids) == whole, f"{what} was edited, and is asked in tokens of another history")
+            assert first.generation is not None
+            made = trained(opened)
+            expect(len(made) == 2, f"{what} was edited, and {len(made)} trajectories were made of two")
+
+
+@check("endpoint.tokens.tools", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def tools(bench: EndpointBench) -> None:
+    """Calls are told as the API has them, and behind the answer of a tool the exact tokens go on."""
+    call = '<tool_call>\n{"name": "add", "arguments": {"b": "ab", "a": 1}}\n</tool_call>'
+    script = [answer(1, text=f"abba\n{call}"), answer(2, text=call), answer(3)]
+    async with bench.opened(script=lambda turn: script[turn]) as opened:
+        agent = opened.agent
+        agent.history.append(CHAT.asked("what is it?"))
+        for number in range(2):
+            told = await agent.ask(tools=[_TOOL])
+            said(CHAT, told, "a call")
+            choice = told.body["choices"][0]
+            calls = choice["message"].get("tool_calls") or []
+            read = [(one["function"]["name"], json.loads(one["function"]["arguments"])) for one in calls]
+            expect(read == [("add", {"b": "ab", "a": 1})], f"the policy called add, the agent is told {read}")
+            expect(choice["finish_reason"] == "tool_calls", f"finish_reason of a call is {choice['finish_reason']!r}")
+            done = {"role": "tool", "tool_call_id": calls[0]["id"], "content": f"{number} ab"}
+            agent.history += [choice["message"], done]
+        said(CHAT, await agent.ask(tools=[_TOOL]), "an answer behind calls")
+        first = text_of(opened.session.asked[0].input_ids)
+        expect('"add"' in first, f"the tool is not in what the policy was asked: {first!r}")
+        _grown(opened)
+        expect(len(trained(opened)) == 1, "one conversation with calls became several trajectories")
+
+
+@check("endpoint.tokens.conversations", level=Level.SINGLE, law=1, spec=_TOKENS, deadline_s=120.0)
+async def conversations(bench: EndpointBench) -> None:
+    """Whatever agents do, go on, branch off, edit, ask at once, stream: every token is the engine's, once."""
+    for seed in range(4):
+        draw = Random(f"endpoint/{seed}")
+        async with bench.opened() as opened:
+            endpoint = await bench.endpoint()
+            talks: list[list[Json]] = [[]]
+            for number in range(12):
+                history = [*draw.choice(talks)]
+                if history and draw.random() < 0.2:
+                    history[-1] = CHAT.said("edited ab")
+                if history and draw.random() < 0.2:
+                    history = history[: 2 * draw.randint(0, len(history) // 2)]
+                agent = bench.agent(endpoint, opened.agent.key)
+                agent.history = history
+                await agent.say(f"q{draw.choice('abc')} {number % 5}", stream=draw.random() < 0.3)
+                talks.append(agent.history)
+            trained(opened)
+            if opened.open.num_answers != 12:
+                raise Violation(f"12 requests were answered, num_answers is {opened.open.num_answers}")

@@ -1,0 +1,80 @@
+"""What the engine stamped stays: versions and log-probs of every token, and the sampling they are of.
+
+Knows: updates inside of an answer, and fields of requests that must change nothing.
+Does not know: how weights are updated.
+"""
+
+from __future__ import annotations
+
+from areal_conformance.benches.endpoint import EndpointBench, answer, said, trained
+from areal_conformance.benches.endpoint_forms import CHAT, MESSAGES, RESPONSES, TEXT
+from areal_conformance.benches.workflow import SAMPLING
+from areal_conformance.benches.workflow_tokens import versions_of
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import expect
+from areal_core.contract.inference import VersionSpan
+
+_SESSIONS = "endpoint#sessions"
+
+
+@check("endpoint.versions.stamped", level=Level.SINGLE, law=1, spec="endpoint#versions")
+async def stamped(bench: EndpointBench) -> None:
+    """Across updates inside of an answer each token has the version that computed it, and its own log-prob."""
+    async with bench.opened(script=lambda turn: _spread(turn)) as opened:
+        for question in ("stone?", "ab ba?", "well?"):
+            await opened.agent.say(question)
+        (made,) = trained(opened)
+        seen = made.versions[made.loss_mask].tolist()
+        given = [asked.generation for asked in opened.session.asked if asked.generation is not None]
+        due = [version for one in given for version in versions_of(one)]
+        expect(seen == due, f"the engine stamped {due}, trained on are {seen}")
+
+
+def _spread(turn: int) -> object:
+    """Return an answer whose first token alone is of an earlier version, and whose last one is of a later one."""
+    made = answer(turn)
+    length, first = len(made.output_ids), 4 * turn
+    cuts = ((0, 1, first), (1, length - 1, first + 2), (length - 1, length, first + 3))
+    spans = [VersionSpan(start=start, stop=stop, version=version) for start, stop, version in cuts]
+    return answer(turn, version_spans=spans)
+
+
+@check("endpoint.versions.logprobs", level=Level.SINGLE, law=1, spec="endpoint#versions")
+async def logprobs(bench: EndpointBench) -> None:
+    """An agent that asks for log-probs is told those of the engine, one for each token."""
+    for form, flag in ((CHAT, True), (TEXT, 1)):
+        async with bench.opened(form) as opened:
+            history = [form.asked("stone?")] if form is CHAT else "stone?"
+            told = await opened.agent.post(form.path, {**form.body([]), form.history: history, "logprobs": flag})
+            said(form, told, form.name)
+            choice, made = told.body["choices"][0], opened.session.asked[0].generation
+            assert made is not None
+            inside = choice["logprobs"] or {}
+            seen = [one["logprob"] for one in inside["content"]] if form is CHAT else inside["token_logprobs"]
+            expect(seen == list(made.logprobs), f"the engine gave {list(made.logprobs)}, the agent is told {seen}")
+
+
+@check("endpoint.versions.sampling", level=Level.SINGLE, law=1, spec=_SESSIONS)
+async def sampling(bench: EndpointBench) -> None:
+    """The run's sampling holds whatever a request says; it can only ask for fewer tokens, and for more stops."""
+    loud = {"temperature": 0.1, "top_p": 0.2}
+    for form in (CHAT, RESPONSES, MESSAGES):
+        async with bench.opened(form) as opened:
+            for limit, due in ((3, 3), (SAMPLING.max_new_tokens + 900, SAMPLING.max_new_tokens)):
+                opened.agent.history = [form.asked("stone?")]
+                said(form, await opened.agent.ask(**loud, **{form.limit: limit}), form.name)
+                used = opened.session.asked[-1].sampling or SAMPLING
+                drawn = (used.temperature, used.top_p, used.top_k, used.seed)
+                mine = (SAMPLING.temperature, SAMPLING.top_p, SAMPLING.top_k, SAMPLING.seed)
+                expect(drawn == mine, f"{form.name}: the run draws with {mine}, the request was drawn with {drawn}")
+                seen = used.max_new_tokens
+                expect(
+                    seen == due, f"{form.name}: {form.limit} {limit} of a run of {SAMPLING.max_new_tokens} is {seen}"
+                )
+                kept = set(SAMPLING.stop_token_ids) <= set(used.stop_token_ids)
+                expect(kept, f"{form.name}: the run stops at {SAMPLING.stop_token_ids}, this at {used.stop_token_ids}")
+    async with bench.opened() as opened:
+        opened.agent.history = [CHAT.asked("stone?")]
+        said(CHAT, await opened.agent.ask(stop=["ba", "er"]), "stop")
+        stops = (opened.session.asked[-1].sampling or SAMPLING).stop
+        expect({"ba", "er"} <= set(stops), f"the agent stops at ba and er, the engine was told {stops}")

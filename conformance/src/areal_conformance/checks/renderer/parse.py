@@ -1,0 +1,103 @@
+"""Outputs are read as messages: calls and thoughts where there are some, everything else as it stands.
+
+Knows: that what the template writes for a message is read as that message.
+Does not know: how a family marks calls and thoughts.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from areal_agentic.renderer import Answer
+from areal_conformance.benches.conversations import Json
+from areal_conformance.benches.renderer import Bound, RendererBench, message_of
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import Violation, expect
+
+_PARSE = "renderer#parse"
+_HALVES = (
+    "<tool_call>", "<tool_call>\n{\"name\": ", "<tool_call>\n{\"name\": \"add\", \"arguments\": }\n</tool_call>",
+    "</tool_call>", "<tool_call>\nnull\n</tool_call>", "<tool_call>\n[1]\n</tool_call>", "<think>", "</think>",
+    "<think>\nab", "</think>\n<think>", "{\"name\": \"add\"}", "[TOOL_CALLS]", "<|python_tag|>", "<function=add>",
+    "<tool_call>\n{\"name\": 3, \"arguments\": {}}\n</tool_call>",
+)  # fmt: skip
+
+
+def _parsed(bound: Bound, output_ids: list[int], **options: Any) -> Answer:  # Any: arguments of `parse`
+    try:
+        made = bound.renderer.parse(output_ids, **options)
+    except Exception as error:
+        told = f"{bound.kind}: parse raised {type(error).__name__}: {error}; the output is"
+        raise Violation(f"{told} {bound.decoded(output_ids)!r}") from error
+    expect(isinstance(made, Answer), f"{bound.kind}: parse returned a {type(made).__name__}")
+    return made
+
+
+def _read_back(bench: RendererBench, seed: int, **more: Any) -> None:
+    for bound in bench.bounds:
+        for turn in bound.turns(bench.talks(seed, 12, **more)):
+            written = bound.decoded(turn.output_ids)
+            due = bound.said_in(turn)
+            seen = message_of(_parsed(bound, turn.output_ids, tools=turn.asked.tools))
+            if due["calls"]:  # what is said beside a call some families write among the thoughts
+                due, seen = _said_anywhere(due), _said_anywhere(seen)
+            expect(seen == due, f"{bound.kind}: {written!r} was written for {due} and is read as {seen}")
+
+
+def _said_anywhere(said: Json) -> Json:
+    texts = sorted(text.strip() for text in (said["content"], said["thoughts"]) if text.strip())
+    return {"texts": texts, "calls": said["calls"]}
+
+
+@check("renderer.parse.content", level=Level.SINGLE, law=1, spec=_PARSE)
+def content(bench: RendererBench) -> None:
+    """An answer of text is read as that text, without the token that ends it."""
+    _read_back(bench, 21)
+
+
+@check("renderer.parse.calls", level=Level.SINGLE, law=1, spec=_PARSE)
+def calls(bench: RendererBench) -> None:
+    """Calls are read with their names, arguments and order, beside what was said."""
+    _read_back(bench, 22, tools=True)
+
+
+@check("renderer.parse.thoughts", level=Level.SINGLE, law=1, spec=_PARSE)
+def thoughts(bench: RendererBench) -> None:
+    """Thoughts are read apart from the content and the calls."""
+    _read_back(bench, 23, thoughts=True)
+    _read_back(bench, 24, thoughts=True, tools=True)
+
+
+@check("renderer.parse.anything", level=Level.SINGLE, law=5, spec=_PARSE)
+def anything(bench: RendererBench) -> None:
+    """Half a call, half a thought, any tokens at all: parse never raises, and loses no word."""
+    draw = Random(25)
+    for bound in bench.bounds:
+        for half in _HALVES:
+            for text in (half, f"stone {half} ab", f"{half}\n{half}"):
+                made = _parsed(bound, bound.encoded(text))
+                kept = " ".join((made.content, made.thoughts, *(call.name + call.arguments for call in made.calls)))
+                lost = [word for word in ("stone", "ab") if word in text and word not in kept]
+                expect(not lost, f"{bound.kind}: of {text!r} the words {lost} are in no part of {made}")
+        for _ in range(200):
+            _parsed(bound, [draw.randrange(len(bound.tokenizer)) for _ in range(draw.randint(0, 24))])
+
+
+@check("renderer.stop.ends", level=Level.SINGLE, law=1, spec="renderer#stop")
+def stop_ends(bench: RendererBench) -> None:
+    """Answers end with one of the stop tokens, and no text of a conversation holds one."""
+    for bound in bench.bounds:
+        stops = bound.renderer.stop_token_ids
+        strange = [token for token in stops if not 0 <= token < len(bound.tokenizer)]
+        expect(stops, f"{bound.kind}: no token ends an answer")
+        expect(not strange, f"{bound.kind}: the stop tokens {strange} are none of the tokenizer's")
+        turns = list(bound.turns(bench.talks(26)))  # each ends with one, or this raises
+        if not turns:
+            bench.noted(f"{bound.kind}: an answer is written otherwise than where it is asked for")
+        for turn in turns:
+            text = str(turn.answer["content"])
+            inside = [bound.decoded([token]) for token in bound.encoded(text) if token in stops]
+            expect(not inside, f"{bound.kind}: {inside} of the answer {text!r} are stop tokens")
+            made = _parsed(bound, turn.output_ids)
+            expect(bound.decoded(turn.output_ids[-1:]) not in made.content, f"{bound.kind}: the end token is content")

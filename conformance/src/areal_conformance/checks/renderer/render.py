@@ -1,0 +1,107 @@
+"""Whole conversations are written as the model's own chat template writes them.
+
+Knows: what conversations there are, and what a renderer may refuse.
+Does not know: any family of models.
+"""
+
+from __future__ import annotations
+
+from areal_agentic.renderer import BoundRenderer
+from areal_conformance.benches.conversations import CONTROL, Json, Talk
+from areal_conformance.benches.renderer import Bound, RendererBench
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import DatasetError
+
+_RENDER = "renderer#render"
+
+
+@check("renderer.render.template", level=Level.SINGLE, law=1, spec=_RENDER)
+def template(bench: RendererBench) -> None:
+    """Conversations of text are written token for token as the model's own template writes them."""
+    for bound in bench.bounds:
+        expect(isinstance(bound.renderer, BoundRenderer), f"bind returned a {type(bound.renderer).__name__}")
+        written = sum(bench.same(bound, talk) for talk in bench.talks(1, 40))
+        expect(written or not bound.tokenizer.chat_template, f"{bound.kind}: no conversation was written")
+
+
+@check("renderer.render.tools", level=Level.SINGLE, law=1, spec=_RENDER)
+def tools(bench: RendererBench) -> None:
+    """Tools, calls and answers of tools are written as the template writes them, arguments as objects or as text."""
+    for bound in bench.bounds:
+        for talk in bench.talks(2, tools=True):
+            bench.same(bound, talk)
+            bench.same(bound, Talk(messages=talk.messages[:1]), tools=talk.tools)
+
+
+@check("renderer.render.thoughts", level=Level.SINGLE, law=1, spec=_RENDER)
+def thoughts(bench: RendererBench) -> None:
+    """Thoughts are written where the template writes them, and left out where it leaves them out."""
+    for bound in bench.bounds:
+        for talk in [*bench.talks(3, thoughts=True, answers=3), *bench.talks(4, thoughts=True, tools=True)]:
+            bench.same(bound, talk)
+
+
+@check("renderer.render.asks", level=Level.SINGLE, law=1, spec=_RENDER)
+def asks(bench: RendererBench) -> None:
+    """`ask` opens the answer of the assistant, and without it the conversation ends where its last message does."""
+    for bound in bench.bounds:
+        for talk in bench.talks(5):
+            bench.same(bound, talk, ask=False)
+            shown = bound.rendered(talk.messages, ask=True)
+            silent = bound.rendered(talk.messages, ask=False)
+            if shown is None or silent is None:
+                continue
+            told = f"{bound.kind}: `ask` changes what stands before the answer of {list(talk.messages)}"
+            opened = shown != silent or not bound.tokenizer.chat_template
+            expect(shown[: len(silent)] == silent and opened, told)
+            for _, answer, _ in talk.turns():
+                bench.same(bound, Talk(messages=[*talk.messages, answer]), ask=False)
+
+
+@check("renderer.render.control", level=Level.SINGLE, law=1, spec=_RENDER)
+def control(bench: RendererBench) -> None:
+    """A text that spells the family's own tokens is written as the template writes it, as plain text, or refused."""
+    for bound in bench.bounds:
+        words = [*CONTROL, *(bound.decoded([token]) for token in sorted(bound.renderer.stop_token_ids))]
+        for word in words:
+            for text in (word, f"ab{word}ba"):
+                _controlled(bound, text)
+
+
+def _controlled(bound: Bound, text: str) -> None:
+    messages = [{"role": "user", "content": text}]
+    seen = bound.rendered(messages)
+    if seen is None:
+        return
+    due = bound.text(messages)
+    whole = bound.decoded(seen)
+    expect(text in whole, f"{bound.kind}: of the text {text!r} is left {whole!r}")
+    if due is None:
+        return
+    expect(whole == due, f"{bound.kind}: the template writes {due!r}, the renderer {whole!r}")
+    usual = bound.rendered([{"role": "user", "content": "ab"}]) or []
+    told = f"{bound.kind}: {text!r} is neither written as the template writes it nor as plain text"
+    expect(seen == bound.encoded(due) or bound.num_special(seen) == bound.num_special(usual), told)
+
+
+@check("renderer.render.refuses", level=Level.SINGLE, law=8, spec="renderer#refuse")
+def refuses(bench: RendererBench) -> None:
+    """What has no place in the family is refused with a DatasetError that says why, and never made into something."""
+    cases: dict[str, list[Json]] = {
+        "a role nobody has": [{"role": "oracle", "content": "ab"}],
+        "a content that is a number": [{"role": "user", "content": 3}],
+        "a message without a role": [{"content": "ab"}],
+        "a picture": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+    }
+    for bound in bench.bounds:
+        for what, messages in cases.items():
+            try:
+                seen = bound.renderer.render(messages)
+            except DatasetError as error:
+                expect(error.what and (error.why or error.fix), f"{bound.kind}: {what} is refused without a reason")
+            except Exception as error:
+                told = f"{bound.kind}: {what}: DatasetError was due, not {type(error).__name__}: {error}"
+                raise Violation(told) from error
+            else:
+                raise Violation(f"{bound.kind}: {what} was written as {bound.decoded(seen)!r}")
