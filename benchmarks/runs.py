@@ -24,8 +24,9 @@ from areal_report.history import History
 from areal_report.journal import Journal
 from areal_report.summary import evaluation_points
 from areal_tasks.quickstart.quickstart import preset_path
-from areal_tasks.quickstart.warm_start import RECIPES, cached_model, warm_start
+from areal_tasks.quickstart.warm_start import CHATS, RECIPES, cached_model, warm_start
 from areal_tasks.tiny import make_spell_model
+from areal_tasks.tiny_chat import make_chat_model
 
 TIMEOUT_S = 1800
 
@@ -61,7 +62,8 @@ def starting_model(task: str, scratch: Path, *, quick: bool) -> Path:
     Quick runs take the same model untrained, written to `scratch`.
     """
     if quick:
-        return make_spell_model(scratch / f"{task}-model", seed=1)
+        make = make_chat_model if task in CHATS else make_spell_model
+        return make(scratch / f"{task}-model", seed=1)
     recipe = RECIPES[task]
     cached = cached_model(recipe)
     if cached is not None:

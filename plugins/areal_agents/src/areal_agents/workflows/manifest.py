@@ -6,25 +6,30 @@ from areal_core.plugins.claims import Claim, full, unsupported
 from areal_core.plugins.manifest import Manifest
 
 
-def _workflow(name: str, words: str, summary: str, **claims: Claim) -> Manifest:
+def _workflow(name: str, words: str, summary: str, conformance: str | None = None, **claims: Claim) -> Manifest:
     return Manifest(
         role="workflow",
         name=name,
         contract=(1, 3),
         factory=f"areal_agents.workflows.{name}:{words}Workflow",
         config=f"areal_agents.workflows.{name}:{words}Config",
+        requires=("torch>=2.11",),
         devices=("cpu", "cuda", "npu"),
         summary=summary,
+        conformance=conformance,
         claims={"images": unsupported("renderers write text"), **claims},
     )
 
 
+_ONE = unsupported("a conversation has one answer of the policy")
+_PLAIN = "areal_agents.workflows.conformance:PLAIN"
 _OF_POLICY = unsupported("every answer is the policy's")
 
 MULTI_TURN = _workflow(
     "multi_turn",
     "MultiTurn",
     "ask until an answer passes, with feedback and a discount of retries",
+    conformance=_PLAIN,
     multi_turn=full(),
     adapters=_OF_POLICY,
 )
@@ -36,9 +41,15 @@ TOOLS = _workflow(
     adapters=_OF_POLICY,
 )
 SELF_PLAY = _workflow(
-    "self_play", "SelfPlay", "one policy proposes tasks and solves them, a reward for each role", adapters=_OF_POLICY
+    "self_play",
+    "SelfPlay",
+    "one policy proposes tasks and solves them, a reward for each role",
+    multi_turn=_ONE,
+    adapters=_OF_POLICY,
 )
-JUDGE = _workflow("judge", "Judge", "answers graded by an adapter beside the policy, or by itself", adapters=full())
+JUDGE = _workflow(
+    "judge", "Judge", "answers graded by an adapter beside the policy, or by itself", multi_turn=_ONE, adapters=full()
+)
 PER_ROLE = Manifest(
     role="estimator",
     name="per_role",

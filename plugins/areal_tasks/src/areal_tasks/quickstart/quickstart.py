@@ -21,7 +21,7 @@ from areal_core.config.load import load_config
 from areal_core.contract.errors import ConfigError
 from areal_core.plugins.registry import Registry, default_registry
 
-PRESETS = ("spell", "long_spell", "smollm2")
+PRESETS = ("spell", "long_spell", "smollm2", "spell_again", "sums")
 
 
 def quickstart(
