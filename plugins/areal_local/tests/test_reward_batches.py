@@ -42,14 +42,17 @@ def value(completion: str, **row: object) -> RewardInput:
     return RewardInput(prompt="p", completion=completion, completion_ids=(4, 5), stop_reason="stop", row=row)
 
 
-def scored(tmp_path: Path, completions: Sequence[str], *, workers: int = 1, **options: object) -> list[RewardResult]:
-    """Return what the pool says of completions that are asked about at the same time."""
+def target(tmp_path: Path, **options: object) -> RewardTarget:
     file = tmp_path / "several.py"
     file.write_text(FILE)
-    target = RewardTarget(name="several", options=options, imports=(str(file),))
+    return RewardTarget(name="several", options=options, imports=(str(file),))
+
+
+def scored(tmp_path: Path, completions: Sequence[str], **options: object) -> list[RewardResult]:
+    """Return what the pool says of completions that are asked about at the same time."""
 
     async def ask() -> list[RewardResult]:
-        pool = RewardPool(target, workers=workers, timeout_s=60.0)
+        pool = RewardPool(target(tmp_path, **options), timeout_s=60.0)
         try:
             await pool.start()
             return await asyncio.gather(*(pool.score(value(text)) for text in completions))
@@ -70,6 +73,22 @@ def test_full_batches_go_at_once_and_the_rest_when_the_first_has_waited(tmp_path
 
     assert ([result.value for result in full], asked(full)) == ([float(n) for n in range(8)], [4.0] * 8)
     assert ([result.value for result in alone], asked(alone)) == ([1.0, 2.0, 3.0], [2.0, 2.0, 1.0])
+
+
+def test_what_waits_for_others_ends_with_the_pool(tmp_path: Path) -> None:
+    """Who asked is told, and closing waits for nobody."""
+
+    async def test() -> None:
+        pool = RewardPool(target(tmp_path), timeout_s=60.0)
+        await pool.start()
+        waiting = asyncio.create_task(pool.score(value("a")))
+        await asyncio.sleep(0)
+        await pool.close()
+
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(test())
 
 
 def test_a_batch_that_ends_its_process_is_asked_about_one_by_one(tmp_path: Path) -> None:
