@@ -58,28 +58,37 @@ class Bench:
         return self.run("python3", "-c", code, limits=limits, **more)
 
 
-def traces() -> dict[str, object]:
-    """Return what a sandbox could leave behind: processes, open files, mounts, control groups, temporary files."""
+def traces(provider: LocalProvider) -> dict[str, object]:
+    """Return what a sandbox could leave behind: processes, open files, mounts, control groups."""
     here = psutil.Process()
-    groups = [str(path) for top in ("/sys/fs/cgroup",) for path in Path(top).glob("**/areal-sandbox-*")]
+    tops = () if provider.groups is None else (provider.groups.memory, provider.groups.pids)
     return {
         "processes": sorted(child.pid for child in here.children(recursive=True)),
         "files": here.num_fds(),
         "mounts": Path("/proc/self/mounts").read_text().count("\n"),
-        "groups": [name for name in groups if f"areal-sandbox-{here.pid}-" in name],
+        "groups": sorted(str(path) for top in tops for path in top.glob(f"areal-sandbox-{here.pid}-*")),
     }
 
 
+@pytest.fixture(scope="session")
+def checked() -> None:
+    """Say what is missing where no sandbox can be had, once."""
+    LocalProvider().check()
+
+
+@pytest.fixture
+def bench(checked: None) -> Iterator[Bench]:
+    """Give sandboxes, and see that nothing of them is left."""
+    provider = LocalProvider()
+    before = traces(provider)
+
+    yield Bench()
+
+    assert before == traces(provider), "a sandbox left something behind"
+
+
 @pytest.fixture(params=[True, False], ids=["groups", "looked_at"])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """Give sandboxes, with control groups and without, and see that nothing of them is left."""
-    bench = Bench(grouped=request.param)
-    provider = bench.provider()
-    provider.check()
-    if bench.grouped and provider.groups is None:
-        bench.grouped = False  # this machine lets nobody make control groups: both ways are the same here
-    before = traces()
-
-    yield bench
-
-    assert before == traces(), "a sandbox left something behind"
+def either(request: pytest.FixtureRequest, bench: Bench) -> Bench:
+    """Give sandboxes with control groups, and such as have none."""
+    bench.grouped = request.param
+    return bench

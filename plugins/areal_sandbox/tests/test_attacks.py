@@ -1,4 +1,4 @@
-"""What code that means harm tries in a sandbox of this machine, for real: all of it has a typed end, nothing is left."""
+"""What code that means harm tries in a sandbox, for real: all of it has a typed end, and nothing is left."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-from areal_agentic.sandbox import Ending, Limits, Ran, SandboxError
 from plugins.areal_sandbox.tests.conftest import ROOMY, Bench
+
+from areal_agentic.sandbox import Ending, Limits, Ran, Sandbox, SandboxError
+from areal_sandbox.local.provider import LocalProvider
 
 SHORT = Limits(timeout_s=1.0, memory_mb=128, processes=32, disk_mb=8, output_bytes=4096)
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_fork_bomb_ends(bench: Bench) -> None:
+def test_a_fork_bomb_ends(either: Bench) -> None:
     """Its processes are counted, and all of them end with the command."""
-    ran = bench.run("sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 30", limits=SHORT)
+    ran = either.run("sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 30", limits=SHORT)
 
     assert not ran.ok
     assert ran.seconds < 10.0
 
 
-def test_no_more_processes_than_allowed(bench: Bench) -> None:
+def test_no_more_processes_than_allowed(either: Bench) -> None:
     """With control groups the kernel refuses another process; otherwise too many end the command."""
     code = "import os, sys\nfor n in range(100):\n if os.fork() == 0:\n  import time; time.sleep(30)\nprint('too many')"
-    ran = bench.python(code)
+    ran = either.python(code)
 
     assert "too many" not in ran.stdout or ran.ending == Ending.KILLED
     assert not ran.ok
 
 
-def test_a_memory_hog_ends(bench: Bench) -> None:
+def test_a_memory_hog_ends(either: Bench) -> None:
     """The kernel, or a look at its processes, ends it."""
-    ran = bench.python("hold = []\nwhile True: hold.append(bytearray(1 << 20))")
+    ran = either.python("hold = []\nwhile True: hold.append(bytearray(1 << 20))")
 
-    assert (Ending.MEMORY, None) == (ran.ending, ran.exit_code)
+    assert (ran.ending, ran.exit_code) == (Ending.MEMORY, None)
 
 
-def test_many_hogs_count_together(bench: Bench) -> None:
+def test_many_hogs_count_together(either: Bench) -> None:
     """Each of four is within the limit, their sum is not."""
     code = "import os, time\nos.fork(); os.fork()\nhold = bytearray(64 << 20)\ntime.sleep(30)"
-    ran = bench.python(code)
+    ran = either.python(code)
 
     assert ran.ending == Ending.MEMORY
 
@@ -62,11 +63,11 @@ print(ctypes.CDLL(None, use_errno=True).shmget(0, 1 << 20, 0o1600))"""
     assert ran.stdout.split() == ["38", "-1"]
 
 
-def test_an_infinite_loop_ends_in_time(bench: Bench) -> None:
+def test_an_infinite_loop_ends_in_time(either: Bench) -> None:
     """The limit of the sandbox, or the shorter one of the call."""
-    ran = bench.python("while True: pass", timeout_s=0.3)
+    ran = either.python("while True: pass", timeout_s=0.3)
 
-    assert (Ending.TIMEOUT, None) == (ran.ending, ran.exit_code)
+    assert (ran.ending, ran.exit_code) == (Ending.TIMEOUT, None)
     assert ran.seconds < 5.0
 
 
@@ -82,14 +83,14 @@ def test_endless_output_is_cut(bench: Bench, stream: str) -> None:
     """It neither blocks the reader nor fills its memory, and what came first is kept."""
     ran = bench.python(f"import sys\nwhile True: sys.{stream}.write('x' * 65536)", limits=SHORT, timeout_s=0.5)
 
-    assert (Ending.TIMEOUT, True, "x" * 4096) == (ran.ending, ran.truncated, getattr(ran, stream))
+    assert (ran.ending, ran.truncated, getattr(ran, stream)) == (Ending.TIMEOUT, True, "x" * 4096)
 
 
 def test_long_output_lets_the_command_end(bench: Bench) -> None:
     """The rest is read and thrown away."""
     ran = bench.python("import sys; sys.stdout.write('x' * 1_000_000); sys.stderr.write('end')")
 
-    assert (True, 4096, "end", True) == (ran.ok, len(ran.stdout), ran.stderr, ran.truncated)
+    assert (ran.ok, len(ran.stdout), ran.stderr, ran.truncated) == (True, 4096, "end", True)
 
 
 def test_every_place_that_can_be_written_is_bounded(bench: Bench) -> None:
@@ -97,7 +98,7 @@ def test_every_place_that_can_be_written_is_bounded(bench: Bench) -> None:
     code = """
 import os
 total = 0
-for top in ("/", "/dev", "/dev/shm", "/dev/pts", "/tmp", "/work", "/run", "/var/tmp", "/etc", "/usr", "/home", "/proc"):
+for top in ("/", "/dev", "/dev/shm", "/dev/pts", "/tmp", "/sandbox", "/run", "/etc", "/usr", "/home", "/proc"):
     try:
         with open(f"{top}/fill", "wb", buffering=0) as file:
             while True: total += file.write(bytes(1 << 20))
@@ -134,7 +135,7 @@ try: print(socket.getaddrinfo("example.org", 80))
 except OSError: print("refused")"""
         ran = bench.python(code)
 
-    assert ["refused"] * 4 == ran.stdout.split(), ran.stderr
+    assert ran.stdout.split() == ["refused"] * 4, ran.stderr
 
 
 def test_with_network_the_network_is_there(bench: Bench) -> None:
@@ -166,7 +167,8 @@ for place in sys.argv[1:]:
 def test_the_system_cannot_be_changed(bench: Bench) -> None:
     """Programs, settings and the interpreter are read-only, for the kernel and for root's own files."""
     places = ["/usr/bin/python3", "/usr/x", "/etc/passwd", "/x", "/dev/x", os.path.realpath(sys.executable),
-              "/proc/sys/kernel/hostname", "/proc/sysrq-trigger"]  # fmt: skip
+              "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches",
+              "/proc/sysrq-trigger"]  # fmt: skip
     code = """
 import sys
 for place in sys.argv[1:]:
@@ -195,20 +197,20 @@ for pid in ({os.getpid()}, {os.getppid()}):
 def test_no_way_to_more_rights(bench: Bench) -> None:
     """No capabilities, no user namespace with some, and programs that change the user change nothing."""
     ran = bench.run("sh", "-c", "grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/self/status | cut -f 2;"
-                    "unshare --user true 2> /dev/null && echo namespace; su -c id 2> /dev/null < /dev/null")  # fmt: skip
+                    "unshare -U true 2> /dev/null && echo namespace; su -c id 2> /dev/null < /dev/null")  # fmt: skip
 
     assert ran.stdout.split() == ["0" * 16, "0" * 16, "1", "2"]
 
 
-def test_children_that_hide_end_with_the_command(bench: Bench) -> None:
+def test_children_that_hide_end_with_the_command(either: Bench) -> None:
     """A daemon in a session of its own is gone, and could write nothing into the next command's time."""
 
-    async def use(sandbox: object) -> tuple[Ran, Ran]:
+    async def use(sandbox: Sandbox) -> tuple[Ran, Ran]:
         daemon = "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  time.sleep(30)\n"
-        first = await sandbox.run(["python3", "-c", daemon])  # type: ignore[attr-defined]
-        return first, await sandbox.run(["sh", "-c", "ls /proc | grep -c '^[0-9]'"])  # type: ignore[attr-defined]
+        first = await sandbox.run(["python3", "-c", daemon])
+        return first, await sandbox.run(["sh", "-c", "ls /proc | grep -c '^[0-9]'"])
 
-    first, second = bench(use)
+    first, second = either(use)
 
     assert first.ok
     assert first.seconds < 10.0
@@ -223,14 +225,14 @@ def test_children_that_hide_end_with_the_command(bench: Bench) -> None:
         ("kill -9 -1; kill -9 $$", Ending.KILLED, None),
         ("exec <&- >&- 2>&-; exit 4", Ending.EXITED, 4),
         ("exec no-such-program", Ending.EXITED, 127),
-        ("chmod 000 / /work /tmp /dev/shm; exit 0", Ending.EXITED, 0),
+        ("chmod 000 / /sandbox /tmp /dev/shm; exit 0", Ending.EXITED, 0),
     ],
 )
 def test_every_end_has_a_type(bench: Bench, script: str, ending: Ending, code: int | None) -> None:
     """And the sandbox is as good as before, whatever a command did to its folder or its processes."""
 
-    async def use(sandbox: object) -> tuple[Ran, Ran]:
-        return (await sandbox.run(["sh", "-c", script]), await sandbox.run(["sh", "-c", "touch x && ls"]))  # type: ignore[attr-defined]
+    async def use(sandbox: Sandbox) -> tuple[Ran, Ran]:
+        return (await sandbox.run(["sh", "-c", script]), await sandbox.run(["sh", "-c", "touch x && ls"]))
 
     ran, after = bench(use)
 
@@ -248,36 +250,27 @@ def test_standard_input_that_nobody_reads(bench: Bench) -> None:
 def test_binary_output(bench: Bench) -> None:
     """What is no UTF-8 is replaced; a file keeps its bytes."""
 
-    async def use(sandbox: object) -> tuple[Ran, bytes]:
-        ran = await sandbox.run(["sh", "-c", r"printf '\377\000a' | tee data"])  # type: ignore[attr-defined]
-        return ran, await sandbox.read("data")  # type: ignore[attr-defined]
+    async def use(sandbox: Sandbox) -> tuple[Ran, bytes]:
+        ran = await sandbox.run(["sh", "-c", r"printf '\377\000a' | tee data"])
+        return ran, await sandbox.read("data")
 
     ran, data = bench(use)
 
-    assert ("�\0a", b"\xff\0a") == (ran.stdout, data)
+    assert (ran.stdout, data) == ("�\0a", b"\xff\0a")
 
 
-@pytest.mark.parametrize("path", ["link", "link/passwd", "../etc/passwd", "/etc/passwd", "pipe", "folder", "", ".", "loop"])
-def test_reading_stays_in_the_folder(bench: Bench, path: str) -> None:
-    """Links that lead out, pipes that block and folders are refused."""
+def test_reading_and_writing_stay_in_the_folder(bench: Bench) -> None:
+    """Links that lead out, pipes that block, folders and paths from elsewhere are refused."""
 
-    async def use(sandbox: object) -> None:
-        await sandbox.run(["sh", "-c", "ln -s /etc link; mkfifo pipe; mkdir folder; ln -s loop loop"])  # type: ignore[attr-defined]
-        with pytest.raises(SandboxError):
-            await sandbox.read(path)  # type: ignore[attr-defined]
-
-    bench(use)
-
-
-@pytest.mark.parametrize("path", ["link/x", "../x", "/tmp/x", "folder", ""])
-def test_writing_stays_in_the_folder(bench: Bench, path: str) -> None:
-    """The same for writing."""
-
-    async def use(sandbox: object) -> str:
-        await sandbox.run(["sh", "-c", "ln -s /tmp link; mkdir folder"])  # type: ignore[attr-defined]
-        with pytest.raises(SandboxError):
-            await sandbox.write(path, b"1")  # type: ignore[attr-defined]
-        return (await sandbox.run(["ls", "/tmp"])).stdout  # type: ignore[attr-defined,no-any-return]
+    async def use(sandbox: Sandbox) -> str:
+        await sandbox.run(["sh", "-c", "ln -s /etc link; ln -s /tmp out; mkfifo pipe; mkdir folder; ln -s loop loop"])
+        for path in ("link", "link/passwd", "../etc/passwd", "/etc/passwd", "pipe", "folder", "", ".", "loop", "none"):
+            with pytest.raises(SandboxError):
+                await sandbox.read(path)
+        for path in ("out/x", "../x", "/tmp/x", "folder", ""):
+            with pytest.raises(SandboxError):
+                await sandbox.write(path, b"1")
+        return (await sandbox.run(["ls", "/tmp"])).stdout
 
     assert bench(use) == ""
 
@@ -285,10 +278,10 @@ def test_writing_stays_in_the_folder(bench: Bench, path: str) -> None:
 def test_a_link_in_place_of_a_file_is_replaced(bench: Bench) -> None:
     """What it leads to is not written."""
 
-    async def use(sandbox: object) -> tuple[bytes, str]:
-        await sandbox.run(["sh", "-c", "echo other > /tmp/other; ln -s /tmp/other file"])  # type: ignore[attr-defined]
-        await sandbox.write("file", b"mine")  # type: ignore[attr-defined]
-        return await sandbox.read("file"), (await sandbox.run(["cat", "/tmp/other"])).stdout  # type: ignore[attr-defined]
+    async def use(sandbox: Sandbox) -> tuple[bytes, str]:
+        await sandbox.run(["sh", "-c", "echo other > /tmp/other; ln -s /tmp/other file"])
+        await sandbox.write("file", b"mine")
+        return await sandbox.read("file"), (await sandbox.run(["cat", "/tmp/other"])).stdout
 
     assert bench(use) == (b"mine", "other\n")
 
@@ -296,14 +289,14 @@ def test_a_link_in_place_of_a_file_is_replaced(bench: Bench) -> None:
 def test_a_file_too_large_is_an_error_of_the_caller(bench: Bench) -> None:
     """The disk of the sandbox is full."""
 
-    async def use(sandbox: object) -> None:
+    async def use(sandbox: Sandbox) -> None:
         with pytest.raises(SandboxError, match="cannot be written"):
-            await sandbox.write("file", bytes((ROOMY.disk_mb << 20) + 1))  # type: ignore[attr-defined]
+            await sandbox.write("file", bytes((ROOMY.disk_mb << 20) + 1))
 
     bench(use)
 
 
-def test_sixteen_at_once(bench: Bench) -> None:
+def test_sixteen_at_once(either: Bench) -> None:
     """Sandboxes neither see each other nor wait for each other, hostile ones among them."""
     commands = [
         ["sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 30"],
@@ -312,13 +305,13 @@ def test_sixteen_at_once(bench: Bench) -> None:
         ["sh", "-c", "echo $MINE > mine; ls; cat mine"],
     ]
 
-    async def one(provider: object, number: int) -> Ran:
-        sandbox = await provider.open(Limits(timeout_s=8.0, memory_mb=64, processes=16, disk_mb=8))  # type: ignore[attr-defined]
+    async def one(provider: LocalProvider, number: int) -> Ran:
+        sandbox = await provider.open(Limits(timeout_s=8.0, memory_mb=64, processes=16, disk_mb=8))
         seconds = 8.0 if number % 4 > 1 else 1.0
-        return await sandbox.run(commands[number % 4], environment={"MINE": str(number)}, timeout_s=seconds)  # type: ignore[attr-defined,no-any-return]
+        return await sandbox.run(commands[number % 4], environment={"MINE": str(number)}, timeout_s=seconds)
 
     async def all_of_them() -> list[Ran]:
-        provider = bench.provider()
+        provider = either.provider()
         try:
             return await asyncio.gather(*(one(provider, number) for number in range(16)))
         finally:
@@ -328,12 +321,12 @@ def test_sixteen_at_once(bench: Bench) -> None:
         if number % 4 == 3:
             assert ran.stdout == f"mine\n{number}\n"
         else:
-            assert ran.ending != Ending.EXITED
+            assert not ran.ok
 
 
 def test_nothing_lies_in_temporary_folders(bench: Bench) -> None:
     """The files of a sandbox are in its own memory."""
-    before = set(os.listdir(tempfile.gettempdir()))
+    before = set(Path(tempfile.gettempdir()).iterdir())
     bench(lambda sandbox: sandbox.write("a-file-of-this-test", b"1"))
 
-    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before if "sandbox" in name]
+    assert not [name for name in set(Path(tempfile.gettempdir()).iterdir()) - before if "sandbox" in name.name]

@@ -19,6 +19,8 @@ def areal_doctor_findings() -> list[Finding]:
         what = f"the provider local does not work here (optional): {error.why}; {error.fix}"
     else:
         groups = provider.groups
-        counted = "every process is looked at 10 times a second" if groups is None else f"control groups v{groups.version}"
+        counted = (
+            "every process is looked at 10 times a second" if groups is None else f"control groups v{groups.version}"
+        )
         what = f"the provider local works; memory and processes: {counted}"
     return [Finding(code="sandbox.local", level=Severity.OK, subject="sandboxes", what=what)]

@@ -12,11 +12,17 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from attrs import define, field, frozen
 
 from areal_agentic.sandbox import Ending, Ran, SandboxError
 
+STARTED = b"."
+"""The first byte of standard output: all is made that the command runs in, and it comes next."""
+ANNOUNCED = f'printf {STARTED.decode()} && unset PWD OLDPWD SHLVL; exec "$@"'
+"""Shell text that says so and goes on to the command, which sees no variables of the shell."""
+START_S = 30.0
 _CHUNK = 65_536
 _PAUSE_S = 0.01
 """Between two reads of output that is thrown away: who writes without end is slowed, and costs the reader little."""
@@ -61,16 +67,22 @@ class _Output:
     """The first bytes of a stream."""
 
     bound: int
+    begun: asyncio.Event = field(factory=asyncio.Event)
+    """The first byte was read, or there is none."""
     kept: bytearray = field(factory=bytearray)
     truncated: bool = False
 
     async def read(self, stream: asyncio.StreamReader) -> None:
-        while chunk := await stream.read(_CHUNK):
-            room = self.bound - len(self.kept)
-            self.kept += chunk[:room]
-            if len(chunk) > room:
-                self.truncated = True
-                await asyncio.sleep(_PAUSE_S)
+        try:
+            while chunk := await stream.read(_CHUNK):
+                self.begun.set()
+                room = self.bound - len(self.kept)
+                self.kept += chunk[:room]
+                if len(chunk) > room:
+                    self.truncated = True
+                    await asyncio.sleep(_PAUSE_S)
+        finally:
+            self.begun.set()
 
 
 async def execute(
@@ -82,46 +94,47 @@ async def execute(
     watch: Watch | None = None,
     descriptors: Sequence[int] = (),
 ) -> Outcome:
-    """Run a command in a session of its own, and kill its process group when its time is over or `watch` says so.
+    """Run a command that begins with `ANNOUNCED`, and kill its process group once its time is over or `watch` says so.
 
-    `max_output` bounds standard output and standard error each. Nothing of the group is left when this returns or
-    raises; who left the group is the caller's affair.
+    Its time begins when it said `STARTED`, which is no part of the outcome. `max_output` bounds standard output and
+    standard error each. Nothing of the group is left when this returns or raises; who left the group is the caller's
+    affair.
 
     Raises:
-        SandboxError: it cannot be started.
+        SandboxError: it did not start; what happened before it said so is no doing of the command.
     """
-    began = time.perf_counter()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True, pass_fds=descriptors,
-        )  # fmt: skip
-    except (OSError, ValueError) as error:
-        raise SandboxError(
-            f"{command[0]} cannot be started", why=str(error),
-            fix="write what is long, or no plain text, to a file of the sandbox, and name that in the command",
-        ) from error  # fmt: skip
+    process = await _begin(command, descriptors)
     assert process.stdout is not None and process.stderr is not None
-    outputs = _Output(max_output), _Output(max_output)
+    outputs = _Output(max_output + len(STARTED)), _Output(max_output)
     streams = [
         asyncio.ensure_future(output.read(stream))
         for output, stream in zip(outputs, (process.stdout, process.stderr), strict=True)
     ]
-    fed = asyncio.ensure_future(_feed(process, stdin))
+    tasks = [asyncio.ensure_future(_feed(process, stdin)), *streams]
+    watched = asyncio.ensure_future(watch(process.pid)) if watch is not None else None
     try:
-        stopped = await _end(process, timeout_s, watch)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                await outputs[0].begun.wait()
+        began = time.perf_counter()
+        stopped = await _end(process, timeout_s if outputs[0].kept else _LAST_OUTPUT_S, watched)
+        seconds = time.perf_counter() - began
         kill_group(process.pid)
         code = await process.wait()
         await asyncio.wait(streams, timeout=_LAST_OUTPUT_S)
     finally:
         kill_group(process.pid)
-        await _settle([fed, *streams], process)
+        await _settle([*tasks, *([] if watched is None else [watched])], process)
+    if not outputs[0].kept.startswith(STARTED):
+        why = outputs[1].kept.decode(errors="replace").strip()
+        raise SandboxError("a command in a sandbox did not start", why=why or f"it ended with exit code {code}",
+                           fix="areal doctor tells whether sandboxes can be had here")  # fmt: skip
     return Outcome(
         code=code,
-        stdout=bytes(outputs[0].kept),
+        stdout=bytes(outputs[0].kept[len(STARTED) :]),
         stderr=bytes(outputs[1].kept),
         truncated=any(output.truncated for output in outputs),
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
         stopped=stopped,
     )
 
@@ -132,19 +145,37 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-async def _end(process: asyncio.subprocess.Process, timeout_s: float, watch: Watch | None) -> Ending | None:
+async def _begin(command: Sequence[str], descriptors: Sequence[int]) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+    except (OSError, ValueError) as error:
+        raise SandboxError(
+            "a command in a sandbox cannot be started",
+            why=str(error),
+            fix="write what is long, or no plain text, to a file of the sandbox, and name that in the command",
+        ) from error
+
+
+async def _end(
+    process: asyncio.subprocess.Process, timeout_s: float, watched: asyncio.Future[Ending] | None
+) -> Ending | None:
     """Wait for the process, its deadline, or a limit; return why it has to be killed, None if it ended."""
     ended = asyncio.ensure_future(process.wait())
-    watched = asyncio.ensure_future(watch(process.pid)) if watch is not None else None
-    waiting = {ended} if watched is None else {ended, watched}
+    waiting: set[asyncio.Future[Any]] = {ended} if watched is None else {ended, watched}  # Any: of two kinds
     try:
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             return None
         return watched.result() if watched is not None and watched.done() else Ending.TIMEOUT
     finally:
-        for task in waiting:
-            task.cancel()
+        ended.cancel()
 
 
 async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
@@ -156,7 +187,7 @@ async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
     process.stdin.close()
 
 
-async def _settle(tasks: Sequence[asyncio.Future[None]], process: asyncio.subprocess.Process) -> None:
+async def _settle(tasks: Sequence[asyncio.Future[Any]], process: asyncio.subprocess.Process) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

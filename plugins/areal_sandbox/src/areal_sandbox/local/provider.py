@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from attrs import define, field
 from areal_agentic.sandbox import Limits, Sandbox, SandboxError
 from areal_sandbox.local.config import LocalSandboxConfig
 from areal_sandbox.local.groups import Groups, find_groups
-from areal_sandbox.local.room import TOP, Room
+from areal_sandbox.local.room import Room
 from areal_sandbox.local.sandbox import LocalSandbox
-from areal_sandbox.local.view import View, bounded, find_python
+from areal_sandbox.local.view import View, find_python
 
-_PROGRAMS = {"bwrap": "bubblewrap", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
-_TRIAL = f"mount -t proc proc /proc && mount -t tmpfs tmpfs {TOP} && cd {TOP} && mkdir work tmp shm etc && touch etc/passwd etc/group etc/hosts && "
+_PROGRAMS = {"bwrap": "bubblewrap", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux",
+             "prlimit": "util-linux", "mount": "mount"}  # fmt: skip
 _REFUSED = (
     "allow user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu, "
     "docker run --privileged (or --security-opt seccomp=unconfined --security-opt apparmor=unconfined) in a container; "
@@ -64,16 +64,9 @@ class LocalProvider:
             packages = " ".join(sorted({_PROGRAMS[name] for name in missing}))
             raise SandboxError("no sandbox of the provider local", why=f"{', '.join(missing)} not found on PATH",
                                fix=f"apt-get install {packages}")  # fmt: skip
-        inner = [*self.view.arguments(Limits(), {}, None), *bounded(Limits(), grouped=True), "true"]
-        trial = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child",
-                 "sh", "-c", _TRIAL + 'exec "$@"', "sh", *inner]  # fmt: skip
-        try:
-            done = subprocess.run(trial, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise SandboxError("no sandbox of the provider local", why=str(error)) from error
-        if done.returncode != 0:
-            why = done.stderr.decode(errors="replace").strip()
-            raise SandboxError("no sandbox of the provider local", why=why, fix=_REFUSED)
+        _ = self.view  # refuses options that name what is not there
+        with ThreadPoolExecutor(1) as thread:  # a loop of its own: this may be called where one runs
+            thread.submit(asyncio.run, _trial(self.config)).result()
 
     async def open(self, limits: Limits, *, image: str = "") -> Sandbox:
         """Return a new, empty sandbox."""
@@ -82,12 +75,21 @@ class LocalProvider:
                                fix="choose docker or podman, or expose folders with the option `readable`")  # fmt: skip
         if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
             raise SandboxError(f"{missing[0]} not found on PATH", fix=f"apt-get install {_PROGRAMS[missing[0]]}")
+        making = asyncio.ensure_future(self._made(limits))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await (await making).close()
+            raise
+
+    async def _made(self, limits: Limits) -> LocalSandbox:
+        """Make a sandbox. Not to be broken off: until its first process is there, nobody else would tidy up."""
         view, groups = await asyncio.to_thread(lambda: (self.view, self.groups))
         try:
             group = None if groups is None else groups.make(limits)
         except OSError as error:
             raise SandboxError("a sandbox did not start", why=f"no control group for it: {error}") from error
-        sandbox = LocalSandbox(room=await Room.make(limits, group), view=view)
+        sandbox = LocalSandbox(room=await Room.make(limits, group, view.shown), view=view)
         self._open.add(sandbox)
         return sandbox
 
@@ -95,3 +97,21 @@ class LocalProvider:
         """Close every sandbox that is open. Idempotent."""
         await asyncio.gather(*(sandbox.close() for sandbox in self._open))
         self._open.clear()
+
+
+async def _trial(config: LocalSandboxConfig) -> None:
+    """Make a sandbox, run its Python, and close it.
+
+    Raises:
+        SandboxError: one of these cannot be done.
+    """
+    provider = LocalProvider(config)
+    try:
+        ran = await (await provider.open(Limits())).run(["python3", "-c", ""])
+    except SandboxError as error:
+        raise SandboxError("no sandbox of the provider local", why=error.why or error.what, fix=_REFUSED) from error
+    finally:
+        await provider.close()
+    if not ran.ok:
+        raise SandboxError("no Python in sandboxes of the provider local", why=ran.stderr.strip(),
+                           fix="name an interpreter with the option `python`")  # fmt: skip

@@ -4,7 +4,9 @@
       unshare
         cat            first process of the room's namespaces; ends when standard input does, and all in them with it
 
-Standard input is a pipe whose other end this process holds: however it ends, the room ends, and nothing is left.
+Standard input is a pipe whose other end this process holds: however it ends, the room ends, and nothing is left. Root
+lays out the room and becomes nobody before the first command: whatever is left to the owner of a file or of a setting
+of the kernel is then left to no command.
 
 Knows: how a room is made, entered and ended.
 Does not know: what a command sees of it (`view`).
@@ -13,6 +15,9 @@ Does not know: what a command sees of it (`view`).
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import field, frozen
@@ -23,27 +28,28 @@ from areal_sandbox.local.groups import Group, joining
 
 TOP = "/sys"
 """Where the room's files are mounted, for those in its namespaces: a folder no command ever sees."""
-USER, HOST = "1000", "sandbox"
+WORK, USER, HOST = "/sandbox", "1000", "sandbox"
+"""What commands see: their working folder, their user, the name of the machine."""
+_NOBODY = "65534"
 
 _OUTSIDE = """\
 trap '' INT TERM HUP
-unshare --user --map-root-user --mount --pid --fork --kill-child sh -c "$1" sh "$2" "$3"
-shift 3
+eval "$1"
+shift
 for group do
   tries=0
   until rmdir "$group" 2>/dev/null || [ ! -e "$group" ] || [ $tries -ge 100 ]; do tries=$((tries + 1)); sleep 0.05; done
 done
 """
-_INSIDE = f"""\
-read -r pid rest < /proc/self/stat &&
-mount -t proc proc /proc && mount -t tmpfs -o "size=$1m,nr_inodes=$2,mode=755,nosuid,nodev" tmpfs {TOP} && cd {TOP} &&
-mkdir work tmp shm etc &&
-echo "user:x:{USER}:{USER}::/work:/bin/sh" > etc/passwd && echo "user:x:{USER}:" > etc/group &&
-echo "127.0.0.1 localhost {HOST}" > etc/hosts && echo "$pid" && exec env --ignore-signal=CHLD cat
-"""
+_LAID_OUT = f"""\
+mount -t tmpfs -o size=%dm,nr_inodes=%d,mode=755,nosuid,nodev tmpfs {TOP} && cd {TOP} &&
+mkdir work tmp shm etc shown && echo "user:x:{USER}:{USER}::{WORK}:/bin/sh" > etc/passwd &&
+echo "user:x:{USER}:" > etc/group && echo "127.0.0.1 localhost {HOST}" > etc/hosts"""
+_HELD = """\
+read -r pid rest < /proc/self/stat && mount -t proc proc /proc && echo "$pid" && exec env --ignore-signal=CHLD cat"""
 """The id is read while /proc is still that of this process's world. Ignoring SIGCHLD reaps what nobody waits for."""
-
-_OPENED = f"chmod 1777 {TOP}/work {TOP}/tmp {TOP}/shm && "
+_UNSHARE = "unshare --user --map-root-user --mount --pid --fork --kill-child sh -c"
+_OPENED = f'chmod 1777 {TOP}/work {TOP}/tmp {TOP}/shm && exec "$@"'
 
 _START_S = 30.0
 _END_S = 10.0
@@ -59,16 +65,15 @@ class Room:
     _process: asyncio.subprocess.Process = field(alias="process")
 
     @classmethod
-    async def make(cls, limits: Limits, group: Group | None) -> Room:
-        """Make a room and wait until it is there.
+    async def make(cls, limits: Limits, group: Group | None, shown: Sequence[str] = ()) -> Room:
+        """Make a room and wait until it is there. `shown` are files and folders it has at `place(number)`.
 
         Raises:
             SandboxError: the kernel refuses.
         """
-        files = limits.disk_mb * 128 + 1024
         folders = () if group is None else tuple(map(str, group.folders))
         process = await asyncio.create_subprocess_exec(
-            *("sh", "-c", _OUTSIDE, "sh", _INSIDE, str(limits.disk_mb), str(files), *folders),
+            *("sh", "-c", _OUTSIDE, "sh", _script(limits, shown), *folders),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip
@@ -98,9 +103,9 @@ class Room:
 
         A command before may have taken the right to enter its folders from itself; it is given back.
         """
-        enter = ["nsenter", "--target", str(self.pid), "--user", "--mount", "--pid", "--preserve-credentials", "--",
-                 "sh", "-c", _OPENED + 'exec "$@"', "sh"]  # fmt: skip
-        return enter if self.group is None else ["sh", "-c", joining(self.group) + 'exec "$@"', "sh", *enter]
+        enter = ["nsenter", "--target", str(self.pid), "--user", "--mount", "--pid", "--preserve-credentials", "--"]
+        command = [*_as_nobody(), *enter, "sh", "-c", _OPENED, "sh"]
+        return command if self.group is None else ["sh", "-c", joining(self.group) + 'exec "$@"', "sh", *command]
 
     async def empty(self) -> bool:
         """Wait until nothing runs in the room but what holds it; return False if that takes too long.
@@ -118,6 +123,30 @@ class Room:
     async def end(self) -> None:
         """End the room, with its files and whatever still runs in it, and its control groups. Idempotent."""
         await _end(self._process)
+
+
+def place(number: int) -> str:
+    """Return where the room has one of the files and folders that are shown in it."""
+    return f"{TOP}/shown/{number}"
+
+
+def _script(limits: Limits, shown: Sequence[str]) -> str:
+    """Return the shell text that makes a room and holds it until standard input ends."""
+    lines = [_LAID_OUT % (limits.disk_mb, limits.disk_mb * 128 + 1024)]
+    for number, path in enumerate(shown):
+        made = f"mkdir {place(number)}" if Path(path).is_dir() else f": > {place(number)}"
+        lines.append(f"{made} && mount --rbind {shlex.quote(path)} {place(number)}")
+    laid_out = " &&\n".join(lines)
+    if not _as_nobody():
+        return f"{_UNSHARE} {shlex.quote(f'{laid_out} && {_HELD}')}"
+    owned = f"chown {_NOBODY}:{_NOBODY} work tmp shm"
+    inner = f"exec {shlex.join(_as_nobody())} {_UNSHARE} {shlex.quote(_HELD)}"
+    return f"unshare --mount sh -c {shlex.quote(f'{laid_out} && {owned} && {inner}')}"
+
+
+def _as_nobody() -> list[str]:
+    """Return the command line that gives up root; empty where there is none to give up."""
+    return [] if os.geteuid() else ["setpriv", "--reuid", _NOBODY, "--regid", _NOBODY, "--clear-groups"]
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

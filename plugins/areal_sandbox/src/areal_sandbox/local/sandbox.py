@@ -14,13 +14,13 @@ from types import MappingProxyType
 
 from attrs import define, evolve, field
 
-from areal_agentic.sandbox import Ending, Limits, Ran, SandboxError
+from areal_agentic.sandbox import Ending, Ran, SandboxError
 from areal_sandbox.execution import Outcome, execute, kill_group
 from areal_sandbox.files import read_file, write_file
 from areal_sandbox.local.filter import seccomp_filter
 from areal_sandbox.local.room import Room
 from areal_sandbox.local.usage import watch_group, watch_processes
-from areal_sandbox.local.view import STARTED, View, bounded
+from areal_sandbox.local.view import View, bounded
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -84,16 +84,20 @@ class LocalSandbox:
                             *bounded(self._room.limits, grouped=group is not None),
                             *command,
                         ],
-                        stdin=stdin, max_output=max_output + len(STARTED), timeout_s=timeout_s,
+                        stdin=stdin, max_output=max_output, timeout_s=timeout_s,
                         watch=lambda pid: self._watch(pid, kills),
                         descriptors=[] if descriptor is None else [descriptor],
                     )  # fmt: skip
+            except SandboxError:
+                self._require_open()  # it did not start, since it was closed meanwhile
+                raise
             finally:
                 self._running = None
                 if not await asyncio.shield(self._room.empty()):
                     await self._room.end()
             self._require_open()
-            return self._told(outcome, kills)
+            killed = group is not None and group.kills() > kills
+            return evolve(outcome, stopped=Ending.MEMORY) if killed else outcome
 
     async def _watch(self, pid: int, kills: int) -> Ending:
         self._running = pid
@@ -103,25 +107,13 @@ class LocalSandbox:
             return await watch_group(self._room.group, kills)
         return await watch_processes(self._room.limits, pid, self._room.pid)
 
-    def _told(self, outcome: Outcome, kills: int) -> Outcome:
-        """Return what the command did.
-
-        Raises:
-            SandboxError: it was never begun.
-        """
-        killed = self._room.group is not None and self._room.group.kills() > kills
-        if not outcome.stdout.startswith(STARTED):
-            why = "there was no memory for it" if killed else outcome.stderr.decode(errors="replace").strip()
-            raise SandboxError("a command in a sandbox did not start", why=why or f"it was {outcome.stopped or 'killed'}",
-                               fix="areal doctor tells whether sandboxes can be had here")  # fmt: skip
-        stopped = Ending.MEMORY if killed else outcome.stopped
-        return evolve(outcome, stdout=outcome.stdout[len(STARTED) :], stopped=stopped)
-
     def _require_open(self) -> None:
         if self._closed:
             raise SandboxError("the sandbox is closed", fix="open another one")
         if not self._room.alive:
-            raise SandboxError("the sandbox is gone", why="the process that holds it was killed", fix="open another one")
+            raise SandboxError(
+                "the sandbox is gone", why="the process that holds it was killed", fix="open another one"
+            )
 
 
 @contextmanager

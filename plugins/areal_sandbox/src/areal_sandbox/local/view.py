@@ -7,6 +7,8 @@ Does not know: processes.
 from __future__ import annotations
 
 import functools
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +17,28 @@ from pathlib import Path
 from attrs import frozen
 
 from areal_agentic.sandbox import Limits, SandboxError
-from areal_sandbox.local.room import HOST, TOP, USER
+from areal_sandbox.execution import ANNOUNCED
+from areal_sandbox.local.room import HOST, TOP, USER, WORK, place
 
-WORK = "/work"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 _NETWORK = ("/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki", "/etc/ca-certificates")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
-_CONFINED = """\
---unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup --die-with-parent --new-session
---cap-drop ALL --clearenv""".split()
-STARTED = b"."
-"""The first byte of standard output: the sandbox is made, and the command comes next."""
+_CONFINED = (
+    *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
+    *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
+)
+    "--unshare-user",
+    "--unshare-pid",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--unshare-cgroup",
+    "--die-with-parent",
+    "--new-session",
+    "--cap-drop",
+    "ALL",
+    "--clearenv",
+]
 
 
 @frozen(kw_only=True)
@@ -47,6 +59,11 @@ class View:
     python: Python
     readable: tuple[str, ...]
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Files and folders beside the system's, which the room has to have."""
+        return self.python.folders + self.readable
+
     def arguments(self, limits: Limits, environment: Mapping[str, str], filter_from: int | None) -> list[str]:
         """Return bubblewrap's command line without the command. `filter_from` is a descriptor with a seccomp filter."""
         variables = {"PATH": f"{Path(self.python.program).parent}:{_PATH}", "HOME": WORK, "LANG": "C.UTF-8"}
@@ -57,35 +74,32 @@ class View:
             *([] if limits.network else ["--unshare-net"]),
             *("--uid", USER, "--gid", USER, "--hostname", HOST),
             *(word for name, value in {**variables, **environment}.items() for word in ("--setenv", name, value)),
-            *self._shown(limits.network),
+            *_system(limits.network),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--bind", f"{TOP}/work", WORK, "--bind", f"{TOP}/tmp", "/tmp", "--bind", f"{TOP}/shm", "/dev/shm"),
+            *(word for number, path in enumerate(self.shown) for word in ("--ro-bind", place(number), path)),
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK),
             *([] if filter_from is None else ["--seccomp", str(filter_from)]),
             "--",
         ]
 
-    def _shown(self, network: bool) -> Iterator[str]:
-        for place in (*_SYSTEM, *_SETTINGS, *(_NETWORK if network else ())):
-            if place in _SYSTEM and Path(place).is_symlink():
-                yield from ("--symlink", str(Path(place).readlink()), place)
-            else:
-                yield from ("--ro-bind-try", place, place)
-        for name in ("passwd", "group", "hosts"):
-            yield from ("--ro-bind", f"{TOP}/etc/{name}", f"/etc/{name}")
-        for place in (*self.python.folders, *self.readable):
-            yield from ("--ro-bind", place, place)
-
 
 def bounded(limits: Limits, *, grouped: bool) -> list[str]:
     """Return the command line that tells that the sandbox is there, sets limits of single processes, and goes on.
 
-    Without control groups these hold what one process may take, until the sum of all is looked at again.
+    Without control groups these hold what can be taken until the sum of all processes is looked at again. Linux counts
+    a user's processes for each namespace since 5.14; before, the limit would count those outside.
     """
-    bounds = "ulimit -c 0 && ulimit -n 1024"
+    bounds = ["--core=0", "--nofile=1024"]
     if not grouped:
-        bounds += f" && ulimit -d {2 * limits.memory_mb * 1024}"
-    return ["/bin/sh", "-c", f"printf {STARTED.decode()} && {bounds} && unset PWD OLDPWD SHLVL; exec \"$@\"", "sh"]
+        bounds.append(f"--data={2 * limits.memory_mb << 20}")
+        if _linux() >= (5, 14):
+            bounds.append(f"--nproc={limits.processes + 1}")
+    return ["/bin/sh", "-c", ANNOUNCED, "sh", "prlimit", *bounds, "--"]
+
+
+def _linux() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
 
 
 def find_python(program: str) -> Python:
@@ -117,3 +131,13 @@ def can_disable_userns() -> bool:
     """Whether this bubblewrap, 0.8 or newer, can keep commands from making user namespaces."""
     told = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
     return "--disable-userns" in told.stdout + told.stderr
+
+
+def _system(network: bool) -> Iterator[str]:
+    for path in (*_SYSTEM, *_SETTINGS, *(_NETWORK if network else ())):
+        if path in _SYSTEM and Path(path).is_symlink():
+            yield from ("--symlink", str(Path(path).readlink()), path)
+        else:
+            yield from ("--ro-bind-try", path, path)
+    for name in ("passwd", "group", "hosts"):
+        yield from ("--ro-bind", f"{TOP}/etc/{name}", f"/etc/{name}")
