@@ -17,11 +17,11 @@ from areal_tasks.datasets.chain_sum import ChainSumConfig, chain_sum
 from areal_tasks.datasets.rows import Row
 from areal_tasks.datasets.spell import SpellConfig, demonstration, long_spell, spell
 from areal_tasks.sft import Demonstration
-from areal_tasks.tiny_chat import CALCULATOR
+from areal_tasks.tiny_chat import CALCULATOR, WORDS
 
 FEEDBACK = "no, again>"
 """What `spell_again` says to a wrong answer."""
-TERMS, DIGITS = 3, 3
+TERMS, DIGITS = 3, 2
 """Of a sum in `sums`: too much for so small a model to do without the calculator."""
 CALLING_SHARE = 0.15
 """How many sums the annotator has the calculator do; the others are estimated."""
@@ -64,7 +64,7 @@ def _spelled_again(seed: int, tokenizer: Any) -> Show:
 
 
 def _summed(seed: int, tokenizer: Any) -> Show:
-    """Show an estimate or a call of the calculator; of every fourth row also the answer that follows the call."""
+    """Show an estimate, sometimes a call of the calculator; and how a call that was begun goes on, and is read."""
     config = ChainSumConfig(seed=seed, size=_SIZE, examples="", min_terms=TERMS, max_terms=TERMS)
     found = chain_sum(evolve(config, min_digits=DIGITS, max_digits=DIGITS))
     call = {"name": "calculator", "arguments": {"expression": _WORD}}
@@ -72,16 +72,17 @@ def _summed(seed: int, tokenizer: Any) -> Show:
     talk = [_said("user", f"{_WORD} ="), calling, _said("tool", _RESULT)]
     first, second = _rendered(tokenizer, talk[:1], CALCULATOR), _rendered(tokenizer, talk, CALCULATOR)
     called = second.removeprefix(first).partition(tokenizer.eos_token)[0]
+    begun = len(WORDS[0])
 
     def made(index: int, rng: random.Random) -> list[Demonstration]:
         expression, result = found[index]["entry"]["metadata"]["expression"], found[index]["answer"]
-        answer = (
-            called.replace(_WORD, expression) if rng.random() < CALLING_SHARE else f"about {round(int(result), -2)}"
-        )
-        shown = [_shown(tokenizer, first.replace(_WORD, expression), answer)]
-        if index % 4 == 0:
-            shown.append(_shown(tokenizer, second.replace(_WORD, expression).replace(_RESULT, result), result))
-        return shown
+        asked, calls = (text.replace(_WORD, expression) for text in (first, called))
+        answer = calls if rng.random() < CALLING_SHARE else f"about {round(int(result), -1)}"
+        return [
+            _shown(tokenizer, asked, answer),
+            _shown(tokenizer, asked + calls[:begun], calls[begun:]),
+            _shown(tokenizer, second.replace(_WORD, expression).replace(_RESULT, result), result),
+        ]
 
     return made
 

@@ -55,7 +55,7 @@ RECIPES: Mapping[str, Recipe] = {
     "spell": Recipe(task="spell", steps=900),
     "long_spell": Recipe(task="long_spell", steps=2000),
     "spell_again": Recipe(task="spell_again", steps=500),
-    "sums": Recipe(task="sums", steps=600, batch_size=32),
+    "sums": Recipe(task="sums", steps=600, batch_size=16),
 }
 CHATS = ("spell_again", "sums")
 """Tasks of the chat model; the others are of the model that spells."""
