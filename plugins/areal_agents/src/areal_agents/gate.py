@@ -32,7 +32,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with 401, or pass on. Of what is no HTTP, nothing comes here."""
         headers = Headers(scope=scope)
-        session = self._sessions.get(_key(headers))
+        session = self._sessions.get(key_of(headers))
         if session is None:
             await _drain(receive)
             why = "no session has this key: it is over, or the key is of another run"
@@ -48,7 +48,8 @@ def session_of(request: Request) -> AgentSession:
     return session
 
 
-def _key(headers: Headers) -> str:
+def key_of(headers: Headers) -> str:
+    """Return the key of a request, as OpenAI's clients send it, or Anthropic's."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 

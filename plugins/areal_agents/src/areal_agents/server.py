@@ -1,4 +1,4 @@
-"""A server in somebody else's event loop, on a free port of loopback.
+"""A server in somebody else's event loop.
 
 Knows: uvicorn, sockets.
 Does not know: what is served.
@@ -27,10 +27,11 @@ class Server:
         )
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Listen on a free port."""
-        listening = socket.socket()
-        listening.bind(("127.0.0.1", 0))
+    async def start(self, listening: socket.socket | None = None) -> None:
+        """Listen on a bound socket, which is closed in the end, or on a free port of loopback."""
+        if listening is None:
+            listening = socket.socket()
+            listening.bind(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
 
         async def serve() -> None:

@@ -1,0 +1,144 @@
+"""What clients of `areal serve` are answered: who may begin a session, who may reward it, and what else is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_agents.serve.app import OnlineApp
+
+from .test_reception import Hall
+
+ADMIN = "areal-admin-key"
+
+
+class Visits:
+    """The application over real sessions and the real endpoint."""
+
+    def __init__(self, **options: Any) -> None:
+        self.hall = Hall(**options)
+        self.http = httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(OnlineApp(self.hall.reception, self.hall.endpoint.app(), ADMIN).asgi),
+            base_url="http://online/v1",
+        )
+
+    async def post(self, path: str, key: str, body: Any = None) -> httpx2.Response:
+        return await self.http.post(path, headers={"authorization": f"Bearer {key}"}, json=body)
+
+    async def begin(self) -> dict[str, Any]:
+        answer = await self.post("/sessions", ADMIN)
+        assert answer.status_code == 201
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def ask(self, key: str) -> int:
+        body = {"model": "policy", "prompt": "ab>"}
+        return (await self.http.post("/completions", headers={"x-api-key": key}, json=body)).status_code
+
+
+def visiting(work: Callable[[Visits], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        visits = Visits(**options)
+        try:
+            await work(visits)
+        finally:
+            await visits.hall.close()
+            await visits.http.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_session_is_begun_asked_and_rewarded() -> None:
+    """By its reward it is over: told again, or asked, its key opens nothing."""
+
+    async def work(visits: Visits) -> None:
+        episode = await visits.hall.wait()
+        session = await visits.begin()
+        assert session["trains"] and await visits.ask(session["api_key"]) == 200
+        told = await visits.post("/reward", session["api_key"], {"reward": 0.5, "form": 1})
+        assert told.json() == {"id": session["id"], "reward": 0.5, "trains": True}
+
+        made = await episode
+        assert made is not None and made.trajectories[0].reward == 0.5 and made.metrics["form"] == 1.0
+        assert await visits.ask(session["api_key"]) == 401
+        again = await visits.post("/reward", session["api_key"], {"reward": 9.0})
+        assert again.status_code == 401 and again.json()["error"]["type"] == "authentication_error"
+
+    visiting(work)
+
+
+def test_whoever_began_a_session_may_end_it() -> None:
+    """With a reward, or without: then it is not trained on; an end of what is over is told."""
+
+    async def work(visits: Visits) -> None:
+        for body, taught in (({"reward": 1.0}, True), (None, False)):
+            episode = await visits.hall.wait()
+            session = await visits.begin()
+            await visits.ask(session["api_key"])
+            path = f"/sessions/{session['id']}/end"
+            assert (await visits.post(path, ADMIN, body)).json()["trains"] == taught
+            assert (await episode is not None) == taught
+            assert (await visits.post(path, ADMIN)).status_code == 404
+        counts = (await visits.http.get("/sessions", headers={"authorization": f"Bearer {ADMIN}"})).json()
+        assert counts == {"open": 0, "episodes_waiting": 0, "trained": 1, "untrained": 0, "unrewarded": 1}
+
+    visiting(work)
+
+
+def test_only_the_admin_key_begins_and_ends_sessions() -> None:
+    """A session's key does not, and the admin key asks nothing."""
+
+    async def work(visits: Visits) -> None:
+        session = await visits.begin()
+        for key in ("", "wrong", session["api_key"]):
+            assert (await visits.post("/sessions", key)).status_code == 401
+            assert (await visits.post(f"/sessions/{session['id']}/end", key)).status_code == 401
+            assert (await visits.http.get("/sessions", headers={"x-api-key": key})).status_code == 401
+        assert await visits.ask(ADMIN) == 401
+        assert (await visits.post("/reward", ADMIN, {"reward": 1.0})).status_code == 401
+        assert visits.hall.reception.num_open == 1
+
+    visiting(work)
+
+
+def test_more_sessions_than_may_be_open_are_refused_for_now() -> None:
+    async def work(visits: Visits) -> None:
+        await visits.begin()
+        refused = await visits.post("/sessions", ADMIN)
+        assert refused.status_code == 429 and refused.headers["retry-after"]
+
+    visiting(work, max_sessions=1)
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"good", b'"1.0"', b"{}", b'{"reward": "1"}', b"NaN", b"[" * 30_000])
+def test_what_is_no_reward_is_refused_and_ends_nothing(body: bytes) -> None:
+    async def work(visits: Visits) -> None:
+        session = await visits.begin()
+        told = await visits.http.post("/reward", headers={"x-api-key": session["api_key"]}, content=body)
+        assert told.status_code == 400 and told.json()["error"]["message"]
+        assert await visits.ask(session["api_key"]) == 200
+
+    visiting(work)
+
+
+METHODS = st.sampled_from(["GET", "POST", "PUT", "DELETE"])
+PATHS = st.sampled_from(["/sessions", "/reward", "/sessions/x/end", "/sessions/../reward", "/models", "/%00", ""])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]), path=PATHS, body=st.binary(max_size=60), key=st.booleans()
+)
+def test_the_fault_is_never_the_servers(method: str, path: str, body: bytes, key: bool) -> None:
+    async def work(visits: Visits) -> None:
+        headers = {"authorization": f"Bearer {ADMIN if key else 'wrong'}"}
+        answer = await visits.http.request(method, path, headers=headers, content=body)
+        assert answer.status_code < 500
+
+    visiting(work)
