@@ -28,17 +28,6 @@ _CONFINED = (
     *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
     *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
 )
-    "--unshare-user",
-    "--unshare-pid",
-    "--unshare-ipc",
-    "--unshare-uts",
-    "--unshare-cgroup",
-    "--die-with-parent",
-    "--new-session",
-    "--cap-drop",
-    "ALL",
-    "--clearenv",
-]
 
 
 @frozen(kw_only=True)
