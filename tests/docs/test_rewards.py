@@ -1,4 +1,4 @@
-"""The page about rewards: every reward is on it, and its Python does what it says. Its yaml is checked with the rest."""
+"""The page about rewards: every reward is on it, its Python does what it says; its yaml is checked with the rest."""
 
 from __future__ import annotations
 
