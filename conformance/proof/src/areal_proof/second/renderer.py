@@ -82,23 +82,21 @@ class SecondBound:
         keep_thoughts: bool = False,
     ) -> list[int] | None:
         """Return the rest of the whole conversation behind the answer, if it begins as it did."""
+        if any(message.get("role") == "assistant" for message in messages):
+            raise DatasetError("an answer stands behind an answer", why="answers come from the engine")
         closed = bool(output_ids) and output_ids[-1] in self.stop_token_ids
-        said = self.decoded(output_ids[:-1] if closed else output_ids)
-        asked = self.text(history, tools, ask=True)
-        whole = self.text([*history, self.parse(output_ids, tools=tools).message, *messages], tools, ask=True)
-        rest = whole.removeprefix(asked) if whole.startswith(asked) else None
-        if rest is None or not rest.startswith(said):
-            rest, said = self.without_thoughts(rest, said) if keep_thoughts else (None, "")
         end = self.decoded(sorted(self.stop_token_ids))
-        if rest is None or not rest.startswith(said + end):
+        answer = self.parse(output_ids, tools=tools).message
+        asked = self.text(history, tools, ask=True)
+        told = self.text([*history, answer], tools, ask=False)
+        whole = self.text([*history, answer, *messages], tools, ask=True)
+        said = told.removeprefix(asked).rpartition(end)[0]
+        if keep_thoughts and not whole.startswith(asked + said + end):
+            said = _THOUGHTS.sub("", said)
+        if not told.startswith(asked) or not whole.startswith(asked + said + end):
             return None
-        behind = self.ids(rest.removeprefix(said))
+        behind = self.ids(whole.removeprefix(asked + said))
         return behind[1:] if closed else behind
-
-    def without_thoughts(self, rest: str | None, said: str) -> tuple[str | None, str]:
-        """Return the rest of a conversation, and an answer, where the template has left its thoughts out."""
-        bare = _THOUGHTS.sub("", said)
-        return (rest, bare) if rest is not None and bare != said and rest.startswith(bare) else (None, "")
 
     def parse(self, output_ids: Sequence[int], *, tools: Sequence[Tool] = ()) -> Answer:
         """Read thoughts and calls; if one call cannot be read, all of it is content."""

@@ -12,6 +12,7 @@ from typing import Any
 from areal_conformance.benches.renderer import Bound, RendererBench, Turn, difference, spelled
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_core.contract.errors import DatasetError
 
 _BRIDGE = "renderer#bridge"
 
@@ -109,6 +110,39 @@ def exact(bench: RendererBench) -> None:
             expect(seen == due, f"{told}; behind the tokens of the text it is {due}")
     if going and not tried:
         raise Inconclusive("the tokenizers of the adapter write every text in one way: nothing can drift")
+
+
+@check("renderer.bridge.spacing", level=Level.SINGLE, law=1, spec=_BRIDGE)
+def spacing(bench: RendererBench) -> None:
+    """A call in other spacing than the template's, read as the same call, goes on as that one does."""
+    for bound in bench.bounds:
+        for turn in _turns(bench, bound, 19, tools=True):
+            body, end = turn.output_ids[:-1], turn.output_ids[-1:]
+            tight = bound.encoded(bound.decoded(body).replace('": ', '":'))
+            alike = bound.renderer.parse(tight + end, tools=turn.asked.tools)
+            if tight == body or alike != bound.renderer.parse(turn.output_ids, tools=turn.asked.tools):
+                continue
+            due, seen = bound.bridged(turn), bound.bridged(turn, tight + end)
+            told = f"{bound.kind}: behind {bound.decoded(tight)!r} the bridge is {seen}"
+            expect(seen == due, f"{told}; behind the same call as the template spaces it it is {due}")
+
+
+@check("renderer.bridge.refuses", level=Level.SINGLE, law=8, spec=_BRIDGE)
+def refuses(bench: RendererBench) -> None:
+    """A message of the assistant behind an answer is refused with a DatasetError: answers come from the engine."""
+    for bound in bench.bounds:
+        turn = bound.unanswered(bench.talks(20))
+        output = bound.encoded("stone ab")
+        forged = [{"role": "assistant", "content": "ab"}, {"role": "user", "content": "ba"}]
+        try:
+            seen = bound.renderer.bridge(list(turn.asked.messages), output, forged)
+        except DatasetError as error:
+            expect(error.what and (error.why or error.fix), f"{bound.kind}: it is refused without a reason: {error!r}")
+        except Exception as error:
+            told = f"{bound.kind}: a message of the assistant behind an answer: DatasetError was due, not {error!r}"
+            raise Violation(told) from error
+        else:
+            raise Violation(f"{bound.kind}: a message of the assistant behind an answer is bridged with {seen}")
 
 
 @check("renderer.bridge.never_drifts", level=Level.SINGLE, law=1, spec=_BRIDGE)
