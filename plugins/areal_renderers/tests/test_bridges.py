@@ -71,6 +71,21 @@ def test_thoughts_stay_while_tools_are_called(template: str) -> None:
     assert told[len(prompt) + len(output) :] == renderer.bridge(history, output, [tool("rain")], tools=TOOLS)
 
 
+@pytest.mark.parametrize("template", ["qwen3", "glm4moe", "gptoss"])
+def test_thoughts_before_the_answer_count_too(template: str) -> None:
+    """A question drops the thoughts of the calls before it: there is no bridge, in whatever tokens the answer is."""
+    renderer = bound(template)
+    asked = Answer(content="", thoughts="I look.", calls=[CALL])
+    history = [user("Weather?"), asked.message, tool("rain")]
+    texts = {"gptoss": "<|channel|>final<|message|> Rain"}
+
+    for text in (texts.get(template, "Rain "), texts.get(template, " Rain")):
+        output = said(renderer, template, text)
+        assert renderer.bridge(history, output, AGAIN, tools=TOOLS) is None
+        kept = renderer.bridge(history, output, AGAIN, tools=TOOLS, keep_thoughts=True)
+        assert renderer.text(kept).count("And then?") == 1
+
+
 def test_a_switch_that_the_prompt_answers_is_no_history() -> None:
     """Qwen 3 without thinking begins each answer with empty thoughts, and leaves them out of its history."""
     renderer = bound("qwen3", enable_thinking=False)

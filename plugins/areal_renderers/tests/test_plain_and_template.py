@@ -113,6 +113,16 @@ def test_a_template_without_tokens_of_its_own() -> None:
     assert any(bridged)
 
 
+def test_answers_that_become_shorter_begin_a_new_trajectory() -> None:
+    """A template that writes an answer otherwise once another message follows it has no bridge, in any family."""
+    source = published("smollm2").replace("+ message['content'] +", "+ message['content'][:none if loop.last else 3] +")
+    own = tokenizer(source, ("<|im_start|>", "<|im_end|>"), (), None, "<|im_end|>")
+    renderer = TemplateRenderer().bind(own)
+
+    assert renderer.bridge([user("Hi")], own.encode("Hello there<|im_end|>"), [user("Yes")]) is None
+    assert renderer.bridge([user("Hi")], own.encode("Yes<|im_end|>"), [user("Yes")]) is not None
+
+
 def test_options_name_how_a_model_writes() -> None:
     """`template` reads content only, until the options name ways of thoughts and calls, which are proven too."""
     own = tokenizer(published("qwen3"), ("<|im_start|>", "<|im_end|>"), ("<think>", "</think>"), None, "<|im_end|>")

@@ -116,7 +116,9 @@ class BoundTemplate:
         ended = output_ids[-1] if output_ids and output_ids[-1] in self.stop_token_ids else None
         ids = self._encoder.ids(rest)
         if not self._closers:
-            return ids if ended is not None else self._beside(said, rest, ids)
+            if ended is None:
+                return self._beside(said, rest, ids)
+            return ids[1:] if ids[0] == ended else ids
         if ended is None:
             return ([] if reading.closed else self._encoder.ids(self._style.closing)) + ids
         return ids[1:] if ids[0] == ended or (keep_thoughts and self._style.end_of) else None
