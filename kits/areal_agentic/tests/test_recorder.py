@@ -59,3 +59,16 @@ def test_the_answer_that_was_gone_on_with_keeps_what_stands_before_it() -> None:
     assert [each.input_ids.tolist() for each in made] == [[1, 2, 1, 2, 3, 3, 3], [1, 2, 1, 1], [1, 2, 1, 3]]
     assert [each.loss_mask.int().tolist() for each in made] == [[0, 1, 0, 1, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1]]
     assert [each.reward for each in made] == [1.0, 0.5, 0.5]
+
+
+def test_of_answers_that_are_the_same_each_is_gone_on_with() -> None:
+    """Two conversations that say the same are two trajectories, and not one with a rest."""
+    recorder = Recorder()
+    for _ in range(2):
+        recorder.answered([1], [generation([2])])
+    for _ in range(2):
+        recorder.answered([1, 2, 3], [generation([4])])
+
+    made = recorder.trajectories(1.0)
+
+    assert [each.loss_mask.int().tolist() for each in made] == [[0, 1, 0, 1]] * 2

@@ -32,7 +32,8 @@ def byte_tokenizer() -> Any:
 
 TOKENIZER = byte_tokenizer()
 TOKENIZER.chat_template = (
-    "{% if tools %}t>{{ tools | tojson }}<eos>{% endif %}{% for m in messages %}{{ m['role'][0] }}>{{ m['content'] }}<eos>{% endfor %}"
+    "{% if tools %}t>{{ tools | tojson }}<eos>{% endif %}"
+    "{% for m in messages %}{{ m['role'][0] }}>{{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}a>{% endif %}"
 ).replace("<eos>", TOKENIZER.eos_token)
 

@@ -165,8 +165,9 @@ class Line:
         """Wait until so many of the family said that they are there."""
         said = b""
         while said.count(b"\n") < num_lines:
-            select.select([self._end], [], [])
-            said += os.read(self._end, 4096)
+            self.wait()
+            said += (part := os.read(self._end, 4096))
+            assert part, "all of them are gone"
 
     @property
     def over(self) -> bool:
@@ -207,6 +208,7 @@ def test_a_command_that_takes_too_long_is_killed_with_all_it_started(script: Any
     with pytest.raises(EpisodeFailed, match="not done after 1 s"):
         run(["python", script(FAMILY)], {"prompt": "ab>", "told": str(line.path)}, agent_timeout_s=1.0)
 
+    line.heard(2)
     assert line.over
 
 

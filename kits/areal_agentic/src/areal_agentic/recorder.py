@@ -52,10 +52,13 @@ class Recorder:
     """Requests that were answered; one with n answers counts once."""
 
     def find(self, prompt_ids: Sequence[int]) -> Recorded | None:
-        """Return the answer a prompt goes on from, the one with the most tokens; None if it begins anew."""
+        """Return the answer a prompt goes on from, the one with the most tokens; None if it begins anew.
+
+        Of answers that are the same, one that nothing goes on from yet, and the newest of those.
+        """
         prompt = tuple(prompt_ids)
-        fitting = (each for each in self.answers if _begins(prompt, each.token_ids))
-        return max(fitting, key=lambda each: len(each.token_ids), default=None)
+        fitting = (each for each in reversed(self.answers) if _begins(prompt, each.token_ids))
+        return max(fitting, key=lambda each: (len(each.token_ids), not each.after), default=None)
 
     def answered(self, prompt_ids: Sequence[int], generations: Sequence[Generation]) -> list[Recorded]:
         """Add the answers to one prompt."""
