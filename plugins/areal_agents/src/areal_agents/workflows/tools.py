@@ -16,8 +16,8 @@ from attrs import Factory, field, frozen, validators
 from areal_agentic.renderer import Answer, Tool
 from areal_agentic.sandbox import Limits, SandboxProvider
 from areal_agentic.tools import FunctionTool, Toolbox
+from areal_agentic.user_function import user_function
 from areal_agents.workflows.builtin import Programs, calculator
-from areal_agents.workflows.functions import function_of
 from areal_agents.workflows.talks import TalkConfig, Talks
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import ConfigError
@@ -132,7 +132,12 @@ def _function(name: str, timeout_s: float) -> FunctionTool:
             why="there are calculator and python, and functions of your own",
             fix="write a function of a file as FILE.py:FUNCTION",
         )
-    return FunctionTool.of(function_of(name, "rollout.workflow.options.tools"), timeout_s=timeout_s)
+    function = user_function(
+        name,
+        what=f"rollout.workflow.options.tools names {name}, which cannot be called",
+        fix="name a function of a file, relative to the folder areal is started in: my_tools.py:search",
+    )
+    return FunctionTool.of(function, timeout_s=timeout_s)
 
 
 async def _parsed(engine: Session, tools: Sequence[Tool], output_ids: Sequence[int]) -> Answer:
