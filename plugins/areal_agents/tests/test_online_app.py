@@ -62,7 +62,7 @@ def test_a_session_is_begun_asked_and_rewarded() -> None:
         session = await visits.begin()
         assert session["trains"] and await visits.ask(session["api_key"]) == 200
         told = await visits.post("/reward", session["api_key"], {"reward": 0.5, "form": 1})
-        assert told.json() == {"id": session["id"], "reward": 0.5, "trains": True}
+        assert told.json() == {"id": session["id"], "reward": 0.5, "trains": True, "versions": [3, 3]}
 
         made = await episode
         assert made is not None and made.trajectories[0].reward == 0.5 and made.metrics["form"] == 1.0
@@ -85,8 +85,53 @@ def test_whoever_began_a_session_may_end_it() -> None:
             assert (await visits.post(path, ADMIN, body)).json()["trains"] == taught
             assert (await episode is not None) == taught
             assert (await visits.post(path, ADMIN)).status_code == 404
-        counts = (await visits.http.get("/sessions", headers={"authorization": f"Bearer {ADMIN}"})).json()
-        assert counts == {"open": 0, "episodes_waiting": 0, "trained": 1, "untrained": 0, "unrewarded": 1}
+
+    visiting(work)
+
+
+def test_health_and_status_tell_the_version_and_who_came() -> None:
+    """Health to whoever asks, also before the policy is served; counts to who has the admin key."""
+
+    async def work(visits: Visits) -> None:
+        reception, admin = visits.hall.reception, {"authorization": f"Bearer {ADMIN}"}
+        spare, reception.spare = reception.spare, None
+        starting = await visits.http.get("http://online/health")
+        refused = await visits.post("/sessions", ADMIN)
+        assert (starting.status_code, starting.json()) == (503, {"status": "not serving"})
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+
+        reception.spare, reception.version = spare, lambda: 12
+        session = await visits.begin()
+        ready = await visits.http.get("http://online/health")
+        assert (ready.status_code, ready.json()) == (200, {"status": "serving", "version": 12})
+        told = (await visits.http.get("/status", headers=admin)).json()
+        counts = {"trained": 0, "untrained": 0, "unrewarded": 0, "failed": 0}
+        assert told == {"status": "serving", "version": 12, "open": 1, "episodes_waiting": 0, **counts}
+        assert session["version"] == 12
+
+    visiting(work)
+
+
+def test_a_session_may_be_begun_that_is_not_trained_on() -> None:
+    """Whoever waits; its reward is taken and changes nothing."""
+
+    async def work(visits: Visits) -> None:
+        episode = await visits.hall.wait()
+        session = (await visits.post("/sessions", ADMIN, {"trains": False})).json()
+        await visits.ask(session["api_key"])
+        told = (await visits.post("/reward", session["api_key"], {"reward": 1.0})).json()
+        assert (session["trains"], told["trains"], told["reward"]) == (False, False, 1.0)
+        assert not episode.done() and visits.hall.reception.num_waiting == 1
+
+    visiting(work)
+
+
+@pytest.mark.parametrize("body", [[], "no", {"trains": 1}, {"train": False}, {"trains": None}])
+def test_a_session_is_begun_with_nothing_else(body: Any) -> None:
+    async def work(visits: Visits) -> None:
+        refused = await visits.post("/sessions", ADMIN, body)
+        assert refused.status_code == 400 and "trains" in refused.json()["error"]["message"]
+        assert visits.hall.reception.num_open == 0
 
     visiting(work)
 
@@ -99,8 +144,9 @@ def test_only_the_admin_key_begins_and_ends_sessions() -> None:
         for key in ("", "wrong", session["api_key"]):
             assert (await visits.post("/sessions", key)).status_code == 401
             assert (await visits.post(f"/sessions/{session['id']}/end", key)).status_code == 401
-            assert (await visits.http.get("/sessions", headers={"x-api-key": key})).status_code == 401
-        assert await visits.ask(ADMIN) == 401
+            assert (await visits.http.get("/status", headers={"x-api-key": key})).status_code == 401
+        asked = await visits.post("/completions", ADMIN, {"model": "policy", "prompt": "ab>"})
+        assert asked.status_code == 401 and "POST /v1/sessions" in asked.json()["error"]["message"]
         assert (await visits.post("/reward", ADMIN, {"reward": 1.0})).status_code == 401
         assert visits.hall.reception.num_open == 1
 
@@ -116,7 +162,12 @@ def test_more_sessions_than_may_be_open_are_refused_for_now() -> None:
     visiting(work, max_sessions=1)
 
 
-@pytest.mark.parametrize("body", [b"", b"null", b"good", b'"1.0"', b"{}", b'{"reward": "1"}', b"NaN", b"[" * 30_000])
+HUGE = b'{"reward": 1' + b"0" * 400 + b"}"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"null", b"good", b'"1.0"', b"{}", b'{"reward": "1"}', b"NaN", b"[" * 30_000, HUGE]
+)
 def test_what_is_no_reward_is_refused_and_ends_nothing(body: bytes) -> None:
     async def work(visits: Visits) -> None:
         session = await visits.begin()
@@ -127,8 +178,9 @@ def test_what_is_no_reward_is_refused_and_ends_nothing(body: bytes) -> None:
     visiting(work)
 
 
-METHODS = st.sampled_from(["GET", "POST", "PUT", "DELETE"])
-PATHS = st.sampled_from(["/sessions", "/reward", "/sessions/x/end", "/sessions/../reward", "/models", "/%00", ""])
+PATHS = st.sampled_from(
+    ["/status", "/sessions", "/reward", "/sessions/x/end", "/sessions/../reward", "/models", "/%00", ""]
+)
 
 
 @settings(max_examples=60, deadline=None)

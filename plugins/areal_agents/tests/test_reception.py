@@ -15,6 +15,7 @@ from areal_agents.serve.config import OnlineConfig
 from areal_agents.serve.reception import ClientSession, Reception
 from areal_agents.serve.workflow import OnlineWorkflow
 from areal_core.contract.data import Episode
+from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.workflow import RewardResult
 from areal_core.testing.clock import StepClock
 
@@ -51,18 +52,18 @@ class Hall:
         self.spares.append(Spare())
         return self.spares[-1]
 
-    async def wait(self) -> asyncio.Task[Episode | None]:
+    async def wait(self, engine: Speaking | None = None) -> asyncio.Task[Episode | None]:
         """Have one more episode wait."""
-        self.episodes.append(asyncio.create_task(self.workflow.arun_episode(Speaking(), {})))
+        self.episodes.append(asyncio.create_task(self.workflow.arun_episode(engine or Speaking(), {})))
         await self.clock.settle()
         return self.episodes[-1]
 
-    async def ask(self, session: ClientSession) -> None:
-        """Have a session answered once."""
+    async def ask(self, session: ClientSession, status: int = 200) -> None:
+        """Have a session answered once, or told of a failure."""
         body, key = {"model": "policy", "prompt": "ab>"}, {"x-api-key": session.opened.key}
         with session.request():
             answer = await self.http.post("/v1/completions", json=body, headers=key)
-        assert answer.status_code == 200
+        assert answer.status_code == status
 
     async def end(self, session: ClientSession, reward: RewardResult | None) -> None:
         session.end(reward)
@@ -155,6 +156,40 @@ def test_a_quiet_session_is_over_and_a_busy_one_is_not() -> None:
         assert not session.ended and not episode.done()
         await hall.clock.advance(1.0)
         assert session.ended and episode.result() is None
+
+    run(one())
+
+
+def test_a_session_is_over_after_its_time_however_busy() -> None:
+    """Else a client could hold up the batch that waits for it."""
+
+    async def one() -> None:
+        hall = Hall(idle_timeout_s=10.0, session_timeout_s=15.0)
+        episode = await hall.wait()
+        session = hall.reception.begin()
+        await hall.ask(session)
+        with session.request():
+            await hall.clock.advance(14.0)
+            assert not session.ended
+            await hall.clock.advance(1.0)
+        assert session.ended and not session.teaches and episode.result() is None
+
+    run(one())
+
+
+def test_a_session_during_which_the_fleet_failed_fails_its_episode() -> None:
+    """Whatever its client made of the error, and whatever reward it tells."""
+
+    async def one() -> None:
+        hall = Hall()
+        episode = await hall.wait(Speaking(fails={1: GenerationFailed("a replica is gone")}))
+        session = hall.reception.begin()
+        await hall.ask(session)
+        await hall.ask(session, status=503)
+        await hall.ask(session)
+        await hall.end(session, GOOD)
+        assert not session.teaches and isinstance(episode.exception(), GenerationFailed)
+        assert (hall.reception.counts.failed, hall.reception.counts.trained) == (1, 0)
 
     run(one())
 

@@ -23,7 +23,9 @@ class Server:
         """Take the application; nothing listens yet."""
         self.port = 0
         self._server = _Uvicorn(
-            uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                app, log_level="critical", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+            )
         )
         self._serving: asyncio.Task[None] | None = None
 
@@ -39,7 +41,11 @@ class Server:
                 await self._server.serve(sockets=[listening])
 
         self._serving = asyncio.create_task(serve(), name="agents' endpoint")
-        await self._server.ready.wait()
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+            await self._serving  # raises why it ended
 
     async def close(self) -> None:
         """Take no more requests, let those answer that are there, for a second at most. Idempotent."""

@@ -29,10 +29,19 @@ def reward_told(said: object, episode: str) -> RewardResult | None:
         raise _wrong(said, episode, "a mapping needs a number under 'reward'")
     numbers: dict[str, float] = {}
     for name, part in parts.items():
-        if not isinstance(part, Real) or not math.isfinite(part):
+        number = _finite(part)
+        if number is None:
             raise _wrong(said, episode, f"{str(name)[:40]} is of type {type(part).__name__}, and no finite number")
-        numbers[str(name)] = float(part)
+        numbers[str(name)] = number
     return RewardResult(value=numbers.pop("reward"), components=numbers)
+
+
+def _finite(part: object) -> float | None:
+    try:
+        number = float(part) if isinstance(part, Real) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _wrong(said: object, episode: str, why: str) -> EpisodeFailed:

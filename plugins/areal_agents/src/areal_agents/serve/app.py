@@ -1,8 +1,9 @@
 """What clients of `areal serve` are answered: sessions and rewards here, all else by the endpoint.
 
+    GET  /health                    whether sessions may begin, and the version that is served
+    GET  /v1/status                 with the admin key: that and counts of sessions
     POST /v1/sessions               with the admin key: a key for a new session
     POST /v1/sessions/ID/end        with the admin key: the session is over, with a reward or without
-    GET  /v1/sessions               with the admin key: counts
     POST /v1/reward                 with the session's key: its reward, which ends it
 
 Knows: paths, keys, status codes.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 from attrs import asdict
 from starlette.applications import Starlette
@@ -24,13 +27,17 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from areal_agents.gate import key_of
-from areal_agents.serve.reception import ClientSession, Full, Reception
+from areal_agents.serve.config import KEY_FILE
+from areal_agents.serve.reception import ClientSession, Full, NotServing, Reception
 from areal_agents.told import reward_told
+from areal_agents.wire.problems import Problem
 from areal_core.contract.errors import EpisodeFailed
 from areal_core.contract.workflow import RewardResult
 
 _MOST_BYTES = 65_536
 _OVER = "no session has this key: it is over, or the key is of another run"
+_ASKS_WITH_ADMIN = "the admin key asks nothing itself: POST /v1/sessions gives a key that does"
+_LATER = {"retry-after": "5"}
 
 
 class OnlineApp:
@@ -39,27 +46,44 @@ class OnlineApp:
     def __init__(self, reception: Reception, endpoint: ASGIApp, admin_key: str) -> None:
         self._reception, self._endpoint, self._admin_key = reception, endpoint, admin_key
         routes = [
+            Route("/health", self._health),
+            Route("/v1/status", self._tell),
             Route("/v1/sessions", self._begin, methods=["POST"]),
-            Route("/v1/sessions", self._tell, methods=["GET"]),
             Route("/v1/sessions/{name}/end", self._end, methods=["POST"]),
             Route("/v1/reward", self._reward, methods=["POST"]),
             Mount("/", app=self._forward),
         ]
         self.asgi: ASGIApp = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
 
-    async def _begin(self, request: Request) -> JSONResponse:
-        self._check_admin(request)
-        try:
-            session = self._reception.begin()
-        except Full:
-            raise HTTPException(429, "no more sessions may begin now", {"retry-after": "5"}) from None
-        told = {"id": session.id, "api_key": session.opened.key, "trains": session.trains}
-        return JSONResponse(told, status_code=201)
+    async def _health(self, request: Request) -> JSONResponse:
+        return JSONResponse(self._state(), status_code=200 if self._reception.serves else 503)
 
     async def _tell(self, request: Request) -> JSONResponse:
         self._check_admin(request)
         here = {"open": self._reception.num_open, "episodes_waiting": self._reception.num_waiting}
-        return JSONResponse({**here, **asdict(self._reception.counts)})
+        return JSONResponse({**self._state(), **here, **asdict(self._reception.counts)})
+
+    def _state(self) -> dict[str, str | int]:
+        if not self._reception.serves:
+            return {"status": "not serving"}
+        return {"status": "serving", "version": self._reception.version()}
+
+    async def _begin(self, request: Request) -> JSONResponse:
+        self._check_admin(request)
+        asked = await _read(request)
+        if asked is not None and (not isinstance(asked, dict) or not {"trains"}.issuperset(asked)):
+            raise HTTPException(400, 'a session begins with no body, or with {"trains": false}')
+        trains = True if asked is None else asked.get("trains", True)
+        if not isinstance(trains, bool):
+            raise HTTPException(400, "trains is true or false")
+        try:
+            session = self._reception.begin(trains=trains)
+        except NotServing:
+            raise HTTPException(503, "the policy is not served now", _LATER) from None
+        except Full:
+            raise HTTPException(429, "as many sessions are open as may be (max_sessions)", _LATER) from None
+        told = {"id": session.id, "api_key": session.opened.key, "trains": session.trains}
+        return JSONResponse({**told, "version": self._reception.version()}, status_code=201)
 
     async def _end(self, request: Request) -> JSONResponse:
         self._check_admin(request)
@@ -79,43 +103,55 @@ class OnlineApp:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the endpoint answer; the session of the key is busy meanwhile."""
-        session = self._reception.of_key(key_of(Headers(scope=scope))) if scope["type"] == "http" else None
-        if session is None:
-            await self._endpoint(scope, receive, send)
-            return
-        with session.request():
+        headers = Headers(scope=scope)
+        session = self._reception.of_key(key_of(headers))
+        if session is not None:
+            with session.request():
+                await self._endpoint(scope, receive, send)
+        elif self._is_admin(headers):
+            await JSONResponse(_refusal(401, _ASKS_WITH_ADMIN), 401)(scope, receive, send)
+        else:
             await self._endpoint(scope, receive, send)
 
+    def _is_admin(self, headers: Headers) -> bool:
+        return secrets.compare_digest(key_of(headers).encode(), self._admin_key.encode())
+
     def _check_admin(self, request: Request) -> None:
-        if not secrets.compare_digest(key_of(request.headers).encode(), self._admin_key.encode()):
-            raise HTTPException(401, "this takes the admin key, which stands in the run folder")
+        if not self._is_admin(request.headers):
+            raise HTTPException(401, f"this takes the admin key, which stands in {KEY_FILE} of the run folder")
 
 
 async def _told(request: Request) -> RewardResult | None:
     """Return the reward in a body; None if it holds none."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_BYTES:
-            raise HTTPException(413, f"more than {_MOST_BYTES} bytes")
-    if not body.strip():
-        return None
     try:
-        return reward_told(json.loads(body), "of the session")
-    except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"the body is no JSON: {error}") from None
+        return reward_told(await _read(request), "of the session")
     except EpisodeFailed as error:
         raise HTTPException(400, f'{error.why}; say {{"reward": 0.5}}, other numbers beside it are its parts') from None
 
 
+async def _read(request: Request) -> Any:  # Any: JSON
+    """Return what a body holds; None if nothing."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(413, f"the body is larger than {_MOST_BYTES} bytes")
+    try:
+        return json.loads(body) if body.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"the body is no JSON: {error}") from None
+
+
 def _ended(session: ClientSession, reward: RewardResult | None) -> JSONResponse:
     session.end(reward)
-    said = session.reward
-    return JSONResponse({"id": session.id, "reward": said.value if said else None, "trains": session.teaches})
+    told = {"id": session.id, "reward": session.reward.value if session.reward else None}
+    return JSONResponse({**told, "trains": session.teaches, "versions": session.versions})
 
 
 def _refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status_code, "invalid_request_error")
-    body = {"error": {"message": error.detail, "type": kind, "param": None, "code": None}}
-    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+    return JSONResponse(_refusal(error.status_code, error.detail), error.status_code, error.headers)
+
+
+def _refusal(status: int, message: str) -> Mapping[str, Any]:  # Any: JSON
+    return Problem(status=status, message=message).body("")

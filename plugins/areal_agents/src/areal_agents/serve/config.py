@@ -12,6 +12,8 @@ from attrs import field, frozen, validators
 
 from areal_agents.endpoint_config import EndpointConfig
 
+KEY_FILE = "online.json"
+"""In the run folder, for its user alone: `base_url` and `admin_key`."""
 _PORTS = [validators.ge(0), validators.le(65_535)]
 
 
@@ -25,9 +27,11 @@ class OnlineConfig(EndpointConfig):
     host: str = field(default="127.0.0.1", validator=validators.min_len(1))
     """The address to listen on; any other than loopback lets other machines in, unencrypted."""
     port: int = field(default=8200, validator=_PORTS)
-    """The port to listen on; 0 takes a free one, which the key file tells."""
+    """The port to listen on; 0 takes a free one, which `online.json` tells."""
     idle_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))
     """A session without a request for so long is over, and not trained on."""
+    session_timeout_s: float = field(default=3600.0, validator=validators.gt(0.0))
+    """A session that began so long ago is over, and not trained on."""
     max_sessions: int = field(default=1024, validator=validators.ge(1))
     """Sessions that are open at once; one more is refused with 429."""
     turn_discount: float = field(default=1.0, validator=[validators.gt(0.0), validators.le(1.0)])

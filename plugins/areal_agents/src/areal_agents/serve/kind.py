@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from areal_agents.serve.config import OnlineConfig
-from areal_core.algorithms.config import AdvantageConfig, EstimatorConfig
+from areal_agents.serve.config import KEY_FILE, OnlineConfig
+from areal_core.algorithms.config import (
+    GROUP_ESTIMATORS,
+    AdvantageConfig,
+    AlgorithmConfig,
+    EstimatorConfig,
+    NormConfig,
+    NormLevel,
+)
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.schema import (
     RL,
@@ -28,6 +35,7 @@ from areal_core.config.schema import (
     WorkflowConfig,
 )
 from areal_core.contract.errors import PlanError
+from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.extensions import RunView
 from areal_core.plugins.registry import Registry
 
@@ -37,8 +45,8 @@ if TYPE_CHECKING:
 _DATA = DataConfig(name="clients", shuffle=False)
 _WORKFLOW = WorkflowConfig(name="online")
 _PATIENCE_S = 1e9
-"""An episode waits for a client as long as a run may last; its session is bounded by `idle_timeout_s`."""
-_ADVANTAGES = AdvantageConfig(estimator=EstimatorConfig(name="reinforce++"))
+"""An episode waits for a client as long as a run may last; `session_timeout_s` bounds the session then."""
+_ESTIMATOR = EstimatorConfig(name="reinforce++")
 _PLANNED = RewardConfig(name="exact_match")
 """Stands in while planning, which asks for a reward function; no run of this kind calls one."""
 
@@ -65,6 +73,11 @@ class Online:
         kept = evolve(plan.config, kind=config.kind, options=config.options, rollout=rollout)
         return evolve(plan, config=kept, warnings=(*plan.warnings, *self._warnings()))
 
+    def preview(self, plan: Plan) -> str:
+        """Return what `areal train --dry-run` tells in place of a first row."""
+        where = f"{self._config.host}:{self._config.port or 'a free port'}"
+        return f"clients   come to {where} with the key in {RunFolder.of(plan.config).root / KEY_FILE}"
+
     def run(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> Run:
         """Return the run of a plan."""
         from areal_agents.serve.run import OnlineRun
@@ -81,24 +94,57 @@ class Online:
 
 def _whole(config: RunConfig) -> RunConfig:
     """Return the run with the keys that make it one of clients; those of a resolved run are there already."""
+    _check_free(config)
+    rollout = evolve(config.rollout, workflow=_WORKFLOW, group_size=1, episode_timeout_s=_PATIENCE_S)
+    return evolve(config, data=_DATA, rollout=rollout, algorithm=_alone(config))
+
+
+def _check_free(config: RunConfig) -> None:
+    """Refuse keys that nobody would read, all at once."""
     rollout, default = config.rollout, RolloutConfig()
-    _check_free("data", config.data, DataConfig(), _DATA)
-    _check_free("evaluation", config.evaluation, EvaluationConfig())
-    _check_free("rollout.workflow", rollout.workflow, default.workflow, _WORKFLOW)
-    _check_free("rollout.reward", rollout.reward, default.reward)
-    _check_free("rollout.accept", rollout.accept, default.accept)
-    _check_free("rollout.group_size", rollout.group_size, default.group_size, 1)
-    algorithm = config.algorithm
-    if algorithm.advantages == AdvantageConfig() and config.critic is None:
-        algorithm = evolve(algorithm, advantages=_ADVANTAGES)
-    alone = evolve(rollout, workflow=_WORKFLOW, group_size=1, episode_timeout_s=_PATIENCE_S)
-    return evolve(config, data=_DATA, rollout=alone, algorithm=algorithm)
-
-
-def _check_free(key: str, found: object, *free: object) -> None:
-    if found not in free:
+    alone = "a session is a group of its own"
+    given: list[tuple[str, object, tuple[object, ...], str]] = [
+        ("data", config.data, (DataConfig(), _DATA), "prompts come from clients"),
+        ("evaluation", config.evaluation, (EvaluationConfig(),), "there are no held-out prompts"),
+        ("rollout.workflow", rollout.workflow, (default.workflow, _WORKFLOW), "the session of a client is an episode"),
+        ("rollout.reward", rollout.reward, (default.reward,), "clients tell the rewards"),
+        ("rollout.accept", rollout.accept, (default.accept,), alone),
+        ("rollout.group_size", rollout.group_size, (default.group_size, 1), alone),
+        (
+            "rollout.episode_timeout_s",
+            rollout.episode_timeout_s,
+            (default.episode_timeout_s, _PATIENCE_S),
+            "an episode waits for its client, and options.session_timeout_s bounds the session",
+        ),
+    ]
+    refused = [(key, why) for key, found, free, why in given if found not in free]
+    if refused:
+        keys = ", ".join(key for key, _ in refused)
         raise PlanError(
-            f"{key} is set, and kind is online",
-            why="prompts come from clients, one session at a time, and they tell the rewards",
-            fix="remove it; areal evaluate scores what a run has saved",
+            f"a run of kind online reads no {keys}",
+            why="; ".join(dict.fromkeys(why for _, why in refused)),
+            fix=f"remove {keys}; areal evaluate scores what a run has saved",
         )
+
+
+def _alone(config: RunConfig) -> AlgorithmConfig:
+    """Return the algorithm for groups of one: where nothing else is asked for, rewards are compared over the batch.
+
+    Raises:
+        PlanError: it compares answers to one prompt.
+    """
+    algorithm, default = config.algorithm, AdvantageConfig()
+    advantages = algorithm.advantages
+    if (name := advantages.estimator.name) in GROUP_ESTIMATORS:
+        raise PlanError(
+            f"algorithm.advantages.estimator.name={name}, and kind is online",
+            why="it compares the answers to one prompt, and every session is alone",
+            fix=f"leave it out, which takes {_ESTIMATOR.name}: rewards are compared over the batch",
+        )
+    if (advantages.estimator, advantages.reward_norm) != (default.estimator, default.reward_norm):
+        return algorithm
+    if config.critic is None:
+        made = evolve(advantages, estimator=_ESTIMATOR, reward_norm=NormConfig())
+    else:
+        made = evolve(advantages, reward_norm=NormConfig(mean=NormLevel.BATCH, std=NormLevel.BATCH))
+    return evolve(algorithm, advantages=made)

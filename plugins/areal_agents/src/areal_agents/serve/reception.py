@@ -36,7 +36,11 @@ class SpareSession(Session, Protocol):
 
 
 class Full(Exception):
-    """As many sessions are open as may be, or none may begin any more."""
+    """As many sessions are open as may be."""
+
+
+class NotServing(Exception):
+    """The policy is not served yet, or not any more."""
 
 
 @frozen(kw_only=True)
@@ -49,16 +53,20 @@ class Counts:
     """Served while no episode waited."""
     unrewarded: int = 0
     """Might have been trained on, and ended without a reward or without an answer."""
+    failed: int = 0
+    """Might have been trained on, and the fleet failed during it."""
 
 
 @define(eq=False)
 class ClientSession:
-    """One session, open from its beginning until `end`, or until it was quiet for `idle_timeout_s`."""
+    """One session, open from its beginning until `end`, or until it was quiet, or open, for too long."""
 
     opened: AgentSession
     trains: bool
     """An episode waited for it: it is trained on once it has a reward."""
     idle_timeout_s: float
+    ends_at: float
+    """When it is over at the latest, by `clock`."""
     clock: Clock
     id: str = field(factory=lambda: uuid4().hex)
     reward: RewardResult | None = None
@@ -69,7 +77,24 @@ class ClientSession:
     @property
     def teaches(self) -> bool:
         """Whether there is something to train on, and a reward for it."""
-        return self.trains and self.reward is not None and self.opened.last is not None
+        opened = self.opened
+        return self.trains and self.reward is not None and opened.last is not None and opened.failure is None
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """Return the oldest and the newest version of the policy that answered; None if nothing was."""
+        answers = self.opened.recorder.answers
+        seen = [span.version for each in answers for span in each.generation.version_spans]
+        return (min(seen), max(seen)) if seen else None
+
+    @property
+    def outcome(self) -> str:
+        """Return which of the `Counts` it is, once it is over."""
+        if not self.trains:
+            return "untrained"
+        if self.opened.failure is not None:
+            return "failed"
+        return "trained" if self.teaches else "unrewarded"
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -92,8 +117,10 @@ class ClientSession:
         """Wait until it has ended, by whatever."""
         while not self.ended:
             self._moved.clear()
+            left = self.ends_at - self.clock.now()
+            quiet = left if self._num_requests else min(left, self.idle_timeout_s)
             try:
-                await self.clock.wait_for(self._moved.wait(), None if self._num_requests else self.idle_timeout_s)
+                await self.clock.wait_for(self._moved.wait(), max(0.0, quiet))
             except TimeoutError:
                 self.end(None)
 
@@ -113,6 +140,8 @@ class Reception:
         """Take nobody in yet: `spare` is to be set first."""
         self.spare: Callable[[], SpareSession] | None = None
         """Makes a session of the fleet for who is not trained on; None while the run is not ready, or over."""
+        self.version: Callable[[], int] = lambda: 0
+        """Tells which version of the policy is served."""
         self.counts = Counts()
         self._config, self._endpoint, self._clock = config, endpoint, clock or SystemClock()
         self._limits = SessionLimits(max_requests=config.max_requests, concurrency=config.concurrency)
@@ -121,6 +150,11 @@ class Reception:
         self._closing: dict[str, ExitStack] = {}
         self._untrained: set[asyncio.Task[None]] = set()
         self._told = Counts()
+
+    @property
+    def serves(self) -> bool:
+        """Return whether sessions may begin."""
+        return self.spare is not None
 
     @property
     def num_waiting(self) -> int:
@@ -140,15 +174,20 @@ class Reception:
         """Return the open session of an id."""
         return next((session for session in self._sessions.values() if session.id == name), None)
 
-    def begin(self) -> ClientSession:
+    def begin(self, *, trains: bool = True) -> ClientSession:
         """Begin a session: that of the episode that waits longest, or one that is not trained on.
 
+        Args:
+            trains: False for one that is not to be trained on, whoever waits.
+
         Raises:
-            Full: no more may begin now.
+            NotServing, Full: none may begin now.
         """
-        if self.spare is None or len(self._sessions) >= self._config.max_sessions:
+        if self.spare is None:
+            raise NotServing
+        if len(self._sessions) >= self._config.max_sessions:
             raise Full
-        while self._waiting:
+        while trains and self._waiting:
             place = self._waiting.popleft()
             if not place.taken.done():  # of an episode that is being cancelled
                 session = self._open(place.engine, trains=True)
@@ -173,8 +212,7 @@ class Reception:
                 self._waiting.remove(place)
             if place.taken.done() and not place.taken.cancelled():
                 self._forget(place.taken.result())
-        word = "trained" if session.teaches else "unrewarded"
-        self.counts = evolve(self.counts, **{word: getattr(self.counts, word) + 1})
+        self._count(session)
         return session
 
     def metrics(self) -> Mapping[str, float]:
@@ -197,7 +235,7 @@ class Reception:
         try:
             await session.over()
         finally:
-            self.counts = evolve(self.counts, untrained=self.counts.untrained + 1)
+            self._count(session)
             self._forget(session)
             await engine.close()
 
@@ -205,10 +243,18 @@ class Reception:
         with ExitStack() as stack:
             opened = stack.enter_context(self._endpoint.open(engine, self._limits))
             session = ClientSession(
-                opened=opened, trains=trains, idle_timeout_s=self._config.idle_timeout_s, clock=self._clock
+                opened=opened,
+                trains=trains,
+                idle_timeout_s=self._config.idle_timeout_s,
+                ends_at=self._clock.now() + self._config.session_timeout_s,
+                clock=self._clock,
             )
             self._sessions[opened.key], self._closing[opened.key] = session, stack.pop_all()
         return session
+
+    def _count(self, session: ClientSession) -> None:
+        word = session.outcome
+        self.counts = evolve(self.counts, **{word: getattr(self.counts, word) + 1})
 
     def _forget(self, session: ClientSession) -> None:
         """Let its key open nothing more."""

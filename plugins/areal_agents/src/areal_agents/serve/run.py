@@ -7,6 +7,7 @@ Does not know: sessions (`reception`), or what is answered (`app`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 
 from areal_agents.endpoint import Endpoint
 from areal_agents.serve.app import OnlineApp
-from areal_agents.serve.config import OnlineConfig
-from areal_agents.serve.door import KEY_FILE, Door, keep_key
-from areal_agents.serve.reception import Reception
+from areal_agents.serve.config import KEY_FILE, OnlineConfig
+from areal_agents.serve.door import Door, keep_key, tell_key
+from areal_agents.serve.reception import Reception, SpareSession
 from areal_agents.serve.workflow import OnlineWorkflow
 from areal_core.config.plan import Plan
 from areal_core.contract.errors import RewardFailed
@@ -45,6 +46,7 @@ class OnlineRun(Run):
         super().__init__(plan, registry, view=view, stop=stop)
         self._options = config
         self._reception: Reception
+        self._spare: Callable[[], SpareSession]
 
     async def _start(
         self,
@@ -59,13 +61,15 @@ class OnlineRun(Run):
         door = Door(self._options.host, self._options.port)
         stack.push_async_callback(door.close)
         endpoint = Endpoint(self._options)
-        self._reception = Reception(self._options, endpoint)
-        parts = await super()._start(stack, scheduler, supervisor, events, checkpoint, progress)
-        stack.push_async_callback(self._reception.close)
+        self._reception = reception = Reception(self._options, endpoint)
         path = self._folder.root / KEY_FILE
-        app = OnlineApp(self._reception, endpoint.app(), keep_key(path, door.base_url))
-        await door.open(app.asgi)
-        stack.push_async_callback(door.close)  # also first of all: nobody is let in while the rest ends
+        key = keep_key(path)
+        await door.open(OnlineApp(reception, endpoint.app(), key).asgi)
+        parts = await super()._start(stack, scheduler, supervisor, events, checkpoint, progress)
+        stack.push_async_callback(door.close)  # before anything else ends
+        stack.push_async_callback(reception.close)
+        reception.spare = self._spare
+        tell_key(path, door.base_url, key)
         events.write("serving", base_url=door.base_url)
         self._view.note(f"clients are served at {door.base_url}; the admin key is in {path}")
         return parts
@@ -91,8 +95,9 @@ class OnlineRun(Run):
             name = f"untrained/{next(numbers)}"
             return sessions.open(task_id=TaskId(name), name=name, seed_name=name)
 
-        self._reception.spare = spare
-        return super()._executor(pool, rewards, tokenizer, *more)
+        executor = super()._executor(pool, rewards, tokenizer, *more)
+        self._spare, self._reception.version = spare, lambda: executor.stats().version
+        return executor
 
 
 class _ClientsTell:
