@@ -12,23 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from areal_agentic.renderer import Answer, BoundRenderer, Message, Tool
-from areal_conformance.adapter import Adapter
 from areal_core import backend
 from areal_core.contract.errors import DatasetError
 from areal_core.plugins.manifest import Manifest
 
 ROLES = ("system", "user", "assistant")
-
-
-ADAPTER = Adapter(tokenizers=("bare",))
-"""For the conformance suite: the one of its tokenizers that has no chat template."""
 MANIFEST = Manifest(
-    role="renderer",
-    name="lines",
-    contract=(1, 0),
-    factory="lines:Lines",
-    conformance=f"{__name__}:ADAPTER",
-    summary="a line for each message",
+    role="renderer", name="lines", contract=(1, 0), factory="lines:Lines", summary="a line for each message"
 )
 
 
@@ -37,7 +27,9 @@ class Lines:
     """Writes `user: Hello` and ends each answer with the model's end token."""
 
     def bind(self, tokenizer: Any) -> BoundRenderer:  # Any: a Hugging Face tokenizer
-        """Return the renderer of a tokenizer."""
+        """Return the renderer of a tokenizer: one that has no way of its own."""
+        if tokenizer.chat_template:
+            raise DatasetError("the renderer `lines` is for base models", why="this one has a chat template")
         return BoundLines(tokenizer)
 
 
@@ -65,6 +57,8 @@ class BoundLines:
         keep_thoughts: bool = False,
     ) -> list[int] | None:
         """Return the end of an answer that has none, and the lines that follow it."""
+        if any(message.get("role") == "assistant" for message in messages):
+            raise DatasetError("an answer cannot follow an answer", why="answers come from the engine")
         ended = bool(output_ids) and output_ids[-1] in self.stop_token_ids
         return ([] if ended else [*self.stop_token_ids]) + self.render(messages, tools=tools)
 

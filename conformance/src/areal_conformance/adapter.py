@@ -116,10 +116,10 @@ class Adapter:
     )
     """Rows a workflow makes episodes from, at least two, all different, of the characters a-z, ">" and "-".
     A column `prompt` is text the policy is asked with; name other things otherwise. Any: the workflow decides."""
-    tokenizers: tuple[str, ...] = field(default=("chatml",), converter=tuple[str, ...])
+    tokenizers: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Tokenizers a renderer is bound to: kinds of tiny ones of the suite (`probes.tokenizers.TEMPLATES`: `chatml`,
     `thinking`, `bare`), or a function that returns one, for templates of your own: `module:function`, or
-    `module:function:argument`."""
+    `module:function:argument`. None named: those kinds that it binds."""
     patience: float = 1.0
     """Multiplies every deadline: engines that take minutes to start."""
     reuse: bool = True

@@ -120,7 +120,11 @@ class _Draw:
                     "description": f"Does {name}, \u00e9 & <b>.",
                     "parameters": {
                         "type": "object",
-                        "properties": {"z": {"type": "integer"}, "a": {"type": "string"}},
+                        "properties": {
+                            "z": {"type": "integer"},
+                            "a": {"type": "string"},
+                            "deep": {"type": "array"},
+                        },
                         "required": ["z"],
                     },
                 },
@@ -142,6 +146,6 @@ class _Draw:
     def call(self, number: int, tools: Sequence[Json]) -> Json:
         arguments = {"z": self.random.randint(-9, 99), "a": self.random.choice(WORDS[:14])}
         if self.random.random() < 0.3:
-            arguments = {"a": {"deep": [1, None, True, "\u4f60"]}}
+            arguments = {"deep": [1, None, True, {"a": "\u4f60"}]}
         name = self.random.choice(tools)["function"]["name"]
         return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}

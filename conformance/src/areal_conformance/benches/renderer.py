@@ -9,6 +9,7 @@ Does not know: how any model writes conversations.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from areal_agentic.renderer import Answer, BoundRenderer, Renderer
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.conversations import Json, Talk, conversations, with_arguments
 from areal_conformance.outcome import Violation, expect
-from areal_conformance.probes.tokenizers import tiny_tokenizer
+from areal_conformance.probes.tokenizers import TEMPLATES, tiny_tokenizer
 from areal_core.contract.errors import DatasetError
 
 NUM_TALKS = 24
@@ -108,7 +109,7 @@ class Bound:
             return None
         behind = whole[len(prompt) :]
         ends = [place for place, token in enumerate(behind) if token in self.renderer.stop_token_ids]
-        output = behind[: ends[0] + 1] if ends else self._ended_by_the_next(asked, answer, then, whole, behind)
+        output = behind[: ends[0] + 1] if ends else [*behind, self._opens_the_next(asked, answer, then)]
         return Turn(asked=asked, answer=answer, then=then, prompt_ids=prompt, output_ids=output)
 
     def said_in(self, turn: Turn) -> Json:
@@ -129,15 +130,19 @@ class Bound:
         texts = [self._written((*turn.asked.messages, one), turn.asked.tools, ask=False) for one in (said, turn.answer)]
         return texts[0] != texts[1]
 
-    def _ended_by_the_next(
-        self, asked: Talk, answer: Json, then: tuple[Json, ...], whole: list[int], behind: list[int]
-    ) -> list[int]:
-        """Return an output that ends with what opens the message behind it, as some families end their answers."""
-        longer = self._written((*asked.messages, answer, *then), asked.tools, ask=False) or []
-        following = longer[len(whole) : len(whole) + 1] if longer[: len(whole)] == whole else []
+    def _opens_the_next(self, asked: Talk, answer: Json, then: tuple[Json, ...]) -> int:
+        """Return the token that opens the message behind an answer: in some families it ends the answer.
+
+        It is found where nobody thinks, as a message may change which thoughts before it are written.
+        """
+        silent = [{key: value for key, value in one.items() if key != "reasoning_content"} for one in asked.messages]
+        silent.append({key: value for key, value in answer.items() if key != "reasoning_content"})
+        alone = self._written(silent, asked.tools, ask=False) or []
+        longer = self._written([*silent, *then], asked.tools, ask=False) or []
+        following = longer[len(alone) : len(alone) + 1] if longer[: len(alone)] == alone else []
         if not set(following) & self.renderer.stop_token_ids:
-            raise Violation(f"{self.kind}: none of the tokens that end an answer ends {self.decoded(behind)!r}")
-        return [*behind, *following]
+            raise Violation(f"{self.kind}: none of the tokens that end an answer ends {self.decoded(alone)!r}")
+        return following[0]
 
     def _written(self, messages: Sequence[Json], tools: Sequence[Json], *, ask: bool) -> list[int] | None:
         """Return the tokens of a conversation: of the template if there is one, else of the renderer."""
@@ -168,14 +173,22 @@ class Bound:
 class RendererBench(Bench):
     """One renderer, bound to each of the adapter's tokenizers when that is first asked for."""
 
-    _bound: dict[str, Bound] | None = None
+    _bound: tuple[Bound, ...] | None = None
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        """Return the renderer on every tokenizer of the adapter."""
+        """Return the renderer on every tokenizer of the adapter; if it names none, on the suite's that it binds."""
         if self._bound is None:
-            self._bound = {kind: self.bind(kind) for kind in self.target.adapter.tokenizers}
-        return tuple(self._bound.values())
+            named = self.target.adapter.tokenizers
+            made = [self.bind(kind) for kind in named] if named else [*self._bindable()]
+            expect(made, "binds none of the suite's tokenizers; an adapter names one of its own: see `tokenizers`")
+            self._bound = tuple(made)
+        return self._bound
+
+    def _bindable(self) -> Iterator[Bound]:
+        for kind in TEMPLATES:
+            with contextlib.suppress(DatasetError):
+                yield self.bind(kind)
 
     @property
     def templated(self) -> bool:

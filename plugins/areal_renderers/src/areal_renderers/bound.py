@@ -18,7 +18,7 @@ from areal_agentic.renderer import Answer, Message, Tool
 from areal_core.contract.errors import DatasetError
 from areal_renderers.chat_template import ChatTemplate
 from areal_renderers.config import ChatOptions
-from areal_renderers.messages import Json, content_of
+from areal_renderers.messages import Json, content_of, refuse_answers
 from areal_renderers.ordinary import Encoder
 from areal_renderers.reading import CLOSE, OPEN, ReadCalls, Reading
 
@@ -98,10 +98,7 @@ class BoundTemplate:
         keep_thoughts: bool = False,
     ) -> list[int] | None:
         """Return what follows an answer up to the place of the next; see `areal_agentic.renderer`."""
-        if any(message.get("role") == "assistant" for message in messages):
-            raise DatasetError(
-                "an answer cannot follow an answer", why="a bridge takes messages of user, tool or system"
-            )
+        refuse_answers(messages)
         said = self._said(output_ids)
         try:
             prompt = self.template.text(history, tools, ask=True)

@@ -1,9 +1,6 @@
 """What the conformance suite needs to know of the renderers: tokenizers that they are proven on.
 
-Those of families are the published templates of which every answer of text goes on; the others begin anew, or leave
-the end of an answer to what follows, which the package's own tests prove.
-
-Knows: which tokenizers those are; they need the extra `test`.
+Knows: which those are. Those of families have published templates, and need the extra `test`.
 Does not know: any check.
 """
 
@@ -25,7 +22,10 @@ TEMPLATE = Adapter(
     tokenizers=("chatml", "thinking"),
     build=lambda case: TemplateRenderer(TemplateConfig(thoughts="think", calls="json")),
 )
-QWEN3 = Adapter(tokenizers=("thinking", f"{_FAMILY}:qwen3_training"))
+QWEN3 = Adapter(tokenizers=("thinking", f"{_FAMILY}:qwen3", f"{_FAMILY}:qwen3_training"))
 QWEN2_5 = Adapter(tokenizers=("chatml", f"{_FAMILY}:qwen2_5", f"{_FAMILY}:qwen3_instruct_2507"))
 CHATML = Adapter(tokenizers=(f"{_FAMILY}:smollm2",))
 LLAMA3 = Adapter(tokenizers=(f"{_FAMILY}:llama3", f"{_FAMILY}:llama3_1", f"{_FAMILY}:llama3_2"))
+DEEPSEEK = Adapter(tokenizers=(f"{_FAMILY}:deepseekv3", f"{_FAMILY}:deepseek_r1_distill"))
+GLM4 = Adapter(tokenizers=(f"{_FAMILY}:glm4moe",))
+HARMONY = Adapter(tokenizers=(f"{_FAMILY}:gptoss",))

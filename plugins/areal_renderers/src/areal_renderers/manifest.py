@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from areal_core.plugins.manifest import Manifest
 
-_WITHOUT_ADAPTER = ("deepseek", "glm4", "harmony")
-"""Families of which no published template goes on behind an answer of text, or ends one: see `conformance`."""
-
 
 def _renderer(name: str, factory: str, config: str, summary: str) -> Manifest:
     adapter = f"areal_renderers.conformance:{name.upper().replace('.', '_')}"
@@ -17,7 +14,7 @@ def _renderer(name: str, factory: str, config: str, summary: str) -> Manifest:
         factory=f"areal_renderers.{factory}",
         config=f"areal_renderers.{config}",
         devices=("cpu", "cuda", "npu", "xpu", "mps"),
-        conformance=None if name in _WITHOUT_ADAPTER else adapter,
+        conformance=adapter,
         summary=summary,
     )
 

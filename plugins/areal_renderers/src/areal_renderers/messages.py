@@ -41,6 +41,19 @@ def content_of(message: Message) -> str:
     )
 
 
+def refuse_answers(messages: Sequence[Message]) -> None:
+    """Refuse messages of the assistant behind an answer.
+
+    Raises:
+        DatasetError: there is one.
+    """
+    if any(message.get("role") == "assistant" for message in messages):
+        raise DatasetError(
+            "an answer cannot follow an answer",
+            why="a bridge takes messages of user, tool or system: answers come from the engine",
+        )
+
+
 @frozen(kw_only=True)
 class Form:
     """How one template takes what OpenAI's messages hold.

@@ -13,7 +13,7 @@ from attrs import field, frozen, validators
 
 from areal_agentic.renderer import Answer, Message, Tool
 from areal_core.contract.errors import DatasetError
-from areal_renderers.messages import content_of
+from areal_renderers.messages import content_of, refuse_answers
 from areal_renderers.ordinary import Encoder
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -96,6 +96,7 @@ class BoundPlain:
     ) -> list[int] | None:
         """Return what follows an answer up to the place of the next; see `areal_agentic.renderer`."""
         _refuse_tools(tools)
+        refuse_answers(messages)
         ids = self._rest_of_close(output_ids)
         for message in messages:
             ids += self._separator(True) + self._message(message)

@@ -162,6 +162,12 @@ def TakesTheEndOff(original: Original, self: SecondBound, output_ids: Any) -> An
     return made
 
 
+@breaks_bind("bind", "renderer.render.template")
+def BindsNothing(tokenizer: Any) -> Any:
+    """Refuses every tokenizer."""
+    raise DatasetError("the tokenizer is not of the family", why=f"{type(tokenizer).__name__} never is")
+
+
 @breaks_bind("bind", "renderer.bind.shows")
 def RefusesWithoutAWord(self: SecondRenderer, original: Original, tokenizer: Any) -> Any:
     """Says that it refuses a tokenizer, and not why."""

@@ -79,4 +79,3 @@ INFER = Adapter(
 SCHEDULER = Adapter()
 TRANSPORT = Adapter(faults=lambda transport: {"flip": _SpoiledBytes(transport), "truncate": _LostBytes(transport)})
 WORKFLOW = Adapter(options={"adapters": {"asks": "a"}})
-RENDERER = Adapter(tokenizers=("chatml", "thinking"))

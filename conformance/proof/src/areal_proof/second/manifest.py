@@ -148,7 +148,6 @@ RENDERER = Manifest(
     config="areal_proof.second.renderer:SecondRendererConfig",
     devices=("cpu", "cuda", "npu"),
     summary="a second opinion on conversations: bridges cut out of the template's own text",
-    conformance=f"{_CONFORMANCE}:RENDERER",
 )
 
 ENDPOINT = Manifest(

@@ -79,8 +79,8 @@ def apart(bench: RendererBench) -> None:
     for bound in bench.bounds:
         renderer = bench.fresh()
         one = Bound(kind=bound.kind, tokenizer=bound.tokenizer, renderer=renderer.bind(bound.tokenizer))
-        for kind in bench.target.adapter.tokenizers:
-            renderer.bind(tiny_tokenizer(kind))
+        for other in bench.bounds:
+            renderer.bind(other.tokenizer)
         shifted = with_template(bound.tokenizer.chat_template or "")
         shifted.add_special_tokens({"additional_special_tokens": ["ab ba"]})
         with contextlib.suppress(DatasetError):

@@ -88,7 +88,13 @@ def closes(bench: RendererBench) -> None:
                     expect(not lost, f"{bound.kind}: no bridge behind {bound.decoded(body)!r} without its end token")
                     continue
                 told = f"{bound.kind}: behind {bound.decoded(body[:cut])!r}, which does not close itself, the bridge is"
-                expect(open_ == end + closed, f"{told} {bound.decoded(open_)!r}, not {bound.decoded(end + closed)!r}")
+                told = f"{told} {bound.decoded(open_)!r}, not {bound.decoded(end + closed)!r}"
+                closing = open_[: len(open_) - len(end + closed)]
+                expect(open_ == closing + end + closed, told)
+                read = bound.renderer.parse(body[:cut], tools=turn.asked.tools)
+                if closing:  # thoughts that were cut: what closes them is no word of the answer
+                    added = bound.renderer.parse(body[:cut] + closing, tools=turn.asked.tools)
+                    expect(not read.content and added == read, told)
 
 
 @check("renderer.bridge.exact", level=Level.SINGLE, law=1, spec=_BRIDGE)
