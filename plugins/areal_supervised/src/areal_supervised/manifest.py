@@ -35,6 +35,15 @@ DISTILL = Manifest(
     devices=_DEVICES,
     summary="on-policy distillation: the reverse KL to a teacher on the student's own answers",
 )
+JUDGED = Manifest(
+    role="kind",
+    name="judged",
+    contract=(1, 0),
+    factory="areal_supervised.judged:Judged",
+    config="areal_supervised.judged_config:JudgedConfig",
+    devices=_DEVICES,
+    summary="reinforcement learning whose answers are judged by a model that is a role of the run",
+)
 DISCOUNTED = Manifest(
     role="estimator",
     name="discounted",

@@ -1,51 +1,36 @@
-"""A teacher that is a fleet of an inference engine, started with the run: what it is in a yaml, and in a plan.
+"""A teacher that is a fleet of an inference engine, started with the run.
 
-Knows: which keys of a run become those of a second fleet.
-Does not know: how it is asked (`scoring_teacher`).
+Knows: what such a teacher has to be.
+Does not know: how it is asked (`scoring_teacher`), or what a fleet beside the policy is (`fleet`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import evolve, field, frozen, validators
+from attrs import field, frozen, validators
 
-from areal_core.config.backend import parse_backend
-from areal_core.config.placement import PlacementConfig
-from areal_core.config.plan import Plan, check_room, check_vocabularies
-from areal_core.config.role_checks import check_environment
-from areal_core.config.role_plan import plan_rollout_role
-from areal_core.config.schema import Options
-from areal_core.contract.errors import PlanError
-from areal_core.contract.inference import SamplingParams
-from areal_core.plugins.extensions import ModelHub, extension
+from areal_core.config.plan import Plan, check_vocabularies
 from areal_core.plugins.registry import Registry
+from areal_supervised.fleet import Beside, FleetConfig, with_fleet
 
 ROLE = "teacher"
 """The role its workers have."""
+_BESIDE = Beside(
+    role=ROLE,
+    key="options.scorer",
+    by_url="name it under options.served: {url: ..., model: ...}",
+    claims=("scoring",),
+)
 
 
 @frozen(kw_only=True)
-class ScorerConfig:
-    """A teacher on an inference engine of this run, which claims `scoring`.
+class ScorerConfig(FleetConfig):
+    """A teacher on an inference engine of this run, which claims `scoring`. Its model is of the student's tokens.
 
     Example: ScorerConfig(path="/models/Qwen3-8B", backend="vllm:d2")
     """
 
-    path: str = field(validator=validators.min_len(1))
-    """The teacher's model: a folder or a name on the hub. Of the student's tokens."""
-    backend: str = "reference:d1"
-    """Inference engine and its layout, for example vllm:d2t2: 2 replicas of 2 tensor ranks."""
-    options: Options = field(factory=dict, metadata={"role": "infer", "named_by": "backend"})
-    """The engine's own keys: `areal backends NAME` shows them."""
-    python: str | None = None
-    """Another interpreter for its workers, for engines that pin their own torch."""
-    dtype: str | None = None
-    """Of its weights; None takes `model.dtype`."""
-    cpus_per_replica: int = field(default=1, validator=validators.ge(1))
-    """Processors kept for each replica."""
-    placement: PlacementConfig = PlacementConfig()
-    """Of each of its workers."""
     concurrency: int = field(default=16, validator=validators.ge(1))
     """Answers that one replica judges at once."""
 
@@ -58,31 +43,6 @@ def with_scorer(
     Raises:
         ConfigError, PluginError, ResourceError: as `make_plan`, of the teacher.
     """
-    config, student = plan.config, plan.roles[-1]
-    if scorer.options.get("url"):
-        raise PlanError(
-            "options.scorer.options.url is set",
-            why="a server that is there already is no engine of this run",
-            fix="name it under options.served: {url: ..., model: ...}",
-        )
-    registry.options("infer", parse_backend(scorer.backend).name, scorer.options, "options.scorer.options")
-    rollout = evolve(
-        config.rollout,
-        sampling=SamplingParams(),
-        adapters={},
-        **{name: getattr(scorer, name) for name in ("backend", "options", "python", "dtype")},
-        **{name: getattr(scorer, name) for name in ("cpus_per_replica", "placement")},
-    )
-    asked = evolve(
-        config, model=evolve(config.model, path=scorer.path), actor=evolve(config.actor, path=None), rollout=rollout
-    )
-    hub: ModelHub | None = extension("hub")
-    asked = hub.pinned(asked) if hub else asked
-    planned = plan_rollout_role(asked, registry, student.device, generating=True)
-    registry.require("infer", planned.backend.name, "scoring", device=student.device)
-    manifest = registry.describe("infer", planned.backend.name)
-    warnings = check_environment(rollout, manifest, student.device) if installed else []
-    roles = (*plan.roles[:-1], evolve(planned, role=ROLE), student)
-    check_room(config, registry, list(roles), devices)
-    check_vocabularies(list(roles))
-    return evolve(plan, roles=roles, warnings=(*plan.warnings, *warnings)), asked.model.path
+    planned, path = with_fleet(plan, scorer, _BESIDE, registry, devices, installed=installed)
+    check_vocabularies(list(planned.roles))
+    return planned, path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
@@ -29,6 +29,13 @@ _COMPLETION = "..."
 _OF_PAIRS = frozenset({"prompt", "chosen", "rejected", "system", "tools", "chat_template_kwargs"})
 
 
+@runtime_checkable
+class Previews(Protocol):
+    """A kind of run whose rows say nothing: it tells in its own words what comes first."""
+
+    def preview(self, plan: Plan) -> str: ...
+
+
 def preview(plan: Plan, registry: Registry) -> str:
     """Return what the first row becomes: the extension `preview`.
 
@@ -38,6 +45,9 @@ def preview(plan: Plan, registry: Registry) -> str:
         PlanError: the reward function cannot be built, or needs what a completion and its row do not have.
     """
     config = plan.config
+    lesson = None if config.kind == "rl" else registry.build("kind", config.kind, config.options, "options")
+    if isinstance(lesson, Previews):
+        return lesson.preview(plan)
     rows = _rows(config.data, registry, "data")
     lines = [f"data      {config.data.name}: {len(rows):,} rows, of {', '.join(map(str, rows[0]))}"]
     first = {"data": rows[0]}
@@ -46,7 +56,6 @@ def preview(plan: Plan, registry: Registry) -> str:
         first["evaluation.data"] = held_out[0]
         lines.append(f"held out  {config.evaluation.data.name}: {len(held_out):,} rows")
     tokenizer = load_tokenizer(plan.roles[-1].model.path)
-    lesson = None if config.kind == "rl" else registry.build("kind", config.kind, config.options, "options")
     if hasattr(lesson, "lesson"):
         return "\n".join([*lines, *_learned(rows[0], tokenizer, lesson.lesson())])
     if config.kind == "rl" and {"chosen", "rejected"} <= set(rows[0]) <= _OF_PAIRS:
@@ -55,6 +64,8 @@ def preview(plan: Plan, registry: Registry) -> str:
             why="a run of reinforcement learning generates its answers, and nothing here tells what they are worth",
             fix="set kind to dpo, ipo or reward_model; or give the reward a column to compare with, such as 'answer'",
         )
+    if isinstance(lesson, ReadsColumns):
+        _check_columns(f"kind {config.kind!r}", lesson.columns(), first, "options")
     prompt, told_of_prompt = _prompt(plan, rows[0], tokenizer, registry)
     lines += told_of_prompt
     if config.rollout.reward.name:
@@ -123,8 +134,7 @@ def _reward(plan: Plan, first: Mapping[str, Row], prompt: str, registry: Registr
     except (Exception, SystemExit) as error:  # whatever a user's file raises
         raise PlanError(f"reward {reward.name!r} cannot be built", why=told(error), fix="correct it") from error
     if isinstance(function, ReadsColumns):
-        for key, row in first.items():
-            _check_columns(reward.name, function.columns(), row, key)
+        _check_columns(f"reward {reward.name!r}", function.columns(), first, "rollout.reward.options")
     value = RewardInput(prompt=prompt, completion=_COMPLETION, completion_ids=(), stop_reason="stop", row=first["data"])
     if not isinstance(function, HasParts):
         return ["reward    " + _call(reward.name, function, value)]
@@ -146,15 +156,16 @@ def _call(name: str, function: object, value: RewardInput) -> str:
     return f"{name}({', '.join(f'{key}={shown.repr(each)}' for key, each in named.items())})"
 
 
-def _check_columns(reward: str, columns: Sequence[str], row: Row, key: str) -> None:
-    """Refuse a reward that reads a column which a first row lacks."""
-    for column in columns:
-        if column not in row:
-            raise PlanError(
-                f"reward {reward!r}: {FIRST} of {key} has no column {column!r}",
-                why=f"the reward function reads it; there are {', '.join(map(str, row))}",
-                fix=f"correct rollout.reward.options, or map the column with {key}.options.columns",
-            )
+def _check_columns(who: str, columns: Sequence[str], first: Mapping[str, Row], options: str) -> None:
+    """Refuse what reads a column that a first row lacks."""
+    for key, row in first.items():
+        for column in columns:
+            if column not in row:
+                raise PlanError(
+                    f"{who}: {FIRST} of {key} has no column {column!r}",
+                    why=f"it is read for the reward; there are {', '.join(map(str, row))}",
+                    fix=f"correct {options}, or map the column with {key}.options.columns",
+                )
 
 
 def _indented(text: str) -> list[str]:
