@@ -72,8 +72,12 @@ def traces(provider: LocalProvider) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def checked() -> None:
-    """Say what is missing where no sandbox can be had, once."""
-    LocalProvider().check()
+    """Say what is missing where no sandbox can be had, and prove that limits hold before anything tries to break them.
+
+    Both with control groups and without: a bomb goes off nowhere else.
+    """
+    for grouped in (True, False):
+        Bench(grouped=grouped).provider().check()
 
 
 @pytest.fixture

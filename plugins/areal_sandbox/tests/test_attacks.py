@@ -10,17 +10,41 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from attrs import evolve, frozen
 from plugins.areal_sandbox.tests.conftest import ROOMY, Bench
 
 from areal_agentic.sandbox import Ending, Limits, Ran, Sandbox, SandboxError
+from areal_sandbox.local import provider as provider_module
+from areal_sandbox.local import view
+from areal_sandbox.local.groups import Group, Groups
 from areal_sandbox.local.provider import LocalProvider
 
 SHORT = Limits(timeout_s=1.0, memory_mb=128, processes=32, disk_mb=8, output_bytes=4096)
 ROOT = Path(__file__).parents[3]
 
 
+BOMB = """
+import os, time
+for _ in range(9):
+    try: os.fork()
+    except OSError: pass
+os.write(1, b"x")
+time.sleep(30)
+"""
+"""A fork bomb with a fuse of its own: 512 processes, if nothing bounds it."""
+
+
 def test_a_fork_bomb_ends(either: Bench) -> None:
     """Its processes are counted, and all of them end with the command."""
+    ran = either.python(BOMB, limits=evolve(SHORT, timeout_s=5.0))
+
+    assert not ran.ok
+    assert 1 < len(ran.stdout) <= SHORT.processes
+    assert ran.seconds < 10.0
+
+
+def test_a_fork_bomb_without_end_ends(either: Bench) -> None:
+    """The classical one, where the fixture has proved that processes are counted."""
     ran = either.run("sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 30", limits=SHORT)
 
     assert not ran.ok
@@ -28,12 +52,56 @@ def test_a_fork_bomb_ends(either: Bench) -> None:
 
 
 def test_no_more_processes_than_allowed(either: Bench) -> None:
-    """With control groups the kernel refuses another process; otherwise too many end the command."""
-    code = "import os, sys\nfor n in range(100):\n if os.fork() == 0:\n  import time; time.sleep(30)\nprint('too many')"
+    """The kernel refuses another process, or another thread."""
+    code = """
+import threading, time
+try:
+    for n in range(1, 100): threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+except RuntimeError: print(n, flush=True)
+import os; os._exit(0)"""
     ran = either.python(code)
 
-    assert "too many" not in ran.stdout or ran.ending == Ending.KILLED
-    assert not ran.ok
+    assert 1 < int(ran.stdout) <= ROOMY.processes, ran
+
+
+def test_limits_that_do_not_hold_are_refused(checked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider whose processes nobody counts says so before a run starts; what tries it is bounded itself."""
+    monkeypatch.setattr(view, "counts_processes", lambda: False)
+
+    @frozen(kw_only=True)
+    class Careless(Groups):
+        """Bounds nothing."""
+
+        def make(self, limits: Limits) -> Group:
+            return super().make(evolve(limits, processes=1000))
+
+    provider = LocalProvider()
+    if provider.groups is None:
+        pytest.skip("no control groups can be made here")
+    provider.groups = Careless(
+        version=provider.groups.version, memory=provider.groups.memory, pids=provider.groups.pids
+    )
+    with pytest.raises(SandboxError, match="do not hold their limits") as refused:
+        provider.check()
+
+    assert "16 could be started where 8 may be" in refused.value.why
+
+
+def test_a_machine_that_cannot_count_processes_is_refused(checked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither groups nor a kernel that counts for each namespace: no sandbox is opened."""
+    monkeypatch.setattr(provider_module, "counts_processes", lambda: False)
+    provider = LocalProvider()
+    provider.groups = None
+    for use in (provider.check, lambda: asyncio.run(provider.open(ROOMY))):
+        with pytest.raises(SandboxError, match="no sandbox") as refused:
+            use()
+        assert "nothing bounds its processes" in refused.value.why
+
+
+@pytest.mark.parametrize(("release", "counted"), [("5.13.9-generic", False), ("5.14.0", True), ("6.1.0-13", True)])
+def test_linux_counts_for_each_namespace_since_5_14(release: str, counted: bool) -> None:
+    """What `uname -r` says."""
+    assert view.counts_processes(release) is counted
 
 
 def test_a_memory_hog_ends(either: Bench) -> None:
@@ -194,6 +262,18 @@ for pid in ({os.getpid()}, {os.getppid()}):
     assert ran.stdout.split() == ["[]", "none", "-1", "none", "-1"]
 
 
+def test_no_secrets_of_the_parent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its environment, in any process that is seen, nor a file that it has open."""
+    monkeypatch.setenv("OPENAI_API_KEY", "a-secret-of-this-test")
+    with tempfile.TemporaryFile() as file:
+        os.set_inheritable(file.fileno(), True)
+        ran = bench.run("sh", "-c", "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; ls -l /proc/[0-9]*/fd/ >&2")
+
+    assert "a-secret" not in ran.stdout
+    opened = {line.split(" -> ")[1].split(":")[0] for line in ran.stderr.splitlines() if " -> " in line}
+    assert opened <= {"pipe", "anon_inode", "/proc/2/fd", "/proc/3/fd"}, ran.stderr
+
+
 def test_no_way_to_more_rights(bench: Bench) -> None:
     """No capabilities, no user namespace with some, and programs that change the user change nothing."""
     ran = bench.run("sh", "-c", "grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/self/status | cut -f 2;"
@@ -299,7 +379,7 @@ def test_a_file_too_large_is_an_error_of_the_caller(bench: Bench) -> None:
 def test_sixteen_at_once(either: Bench) -> None:
     """Sandboxes neither see each other nor wait for each other, hostile ones among them."""
     commands = [
-        ["sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 30"],
+        ["python3", "-c", BOMB],
         ["python3", "-c", "while True: pass"],
         ["python3", "-c", "hold = []\nwhile True: hold.append(bytearray(1 << 20))"],
         ["sh", "-c", "echo $MINE > mine; ls; cat mine"],

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import define, field, frozen
@@ -93,17 +93,18 @@ async def execute(
     timeout_s: float,
     watch: Watch | None = None,
     descriptors: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a command that begins with `ANNOUNCED`, and kill its process group once its time is over or `watch` says so.
 
     Its time begins when it said `STARTED`, which is no part of the outcome. `max_output` bounds standard output and
-    standard error each. Nothing of the group is left when this returns or raises; who left the group is the caller's
-    affair.
+    standard error each. Without `environment` it has this process's. Nothing of the group is left when this returns or
+    raises; who left the group is the caller's affair.
 
     Raises:
         SandboxError: it did not start; what happened before it said so is no doing of the command.
     """
-    process = await _begin(command, descriptors)
+    process = await _begin(command, descriptors, environment)
     assert process.stdout is not None and process.stderr is not None
     outputs = _Output(max_output + len(STARTED)), _Output(max_output)
     streams = [
@@ -145,7 +146,28 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-async def _begin(command: Sequence[str], descriptors: Sequence[int]) -> asyncio.subprocess.Process:
+async def _begin(
+    command: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str] | None
+) -> asyncio.subprocess.Process:
+    """Start a process. If the caller is cancelled meanwhile, its whole group is killed: asyncio would kill it alone."""
+    making = asyncio.ensure_future(_started(command, descriptors, environment))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.shield(_discarded(making))
+        raise
+
+
+async def _discarded(making: asyncio.Future[asyncio.subprocess.Process]) -> None:
+    with contextlib.suppress(SandboxError):
+        process = await making
+        kill_group(process.pid)
+        await process.wait()
+
+
+async def _started(
+    command: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str] | None
+) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
             *command,
@@ -154,6 +176,7 @@ async def _begin(command: Sequence[str], descriptors: Sequence[int]) -> asyncio.
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             pass_fds=descriptors,
+            env=environment,
         )
     except (OSError, ValueError) as error:
         raise SandboxError(

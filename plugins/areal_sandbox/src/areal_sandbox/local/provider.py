@@ -18,9 +18,10 @@ from attrs import define, field
 from areal_agentic.sandbox import Limits, Sandbox, SandboxError
 from areal_sandbox.local.config import LocalSandboxConfig
 from areal_sandbox.local.groups import Groups, find_groups
+from areal_sandbox.local.proof import SMALL, prove
 from areal_sandbox.local.room import Room
 from areal_sandbox.local.sandbox import LocalSandbox
-from areal_sandbox.local.view import View, find_python
+from areal_sandbox.local.view import View, counts_processes, find_python
 
 _PROGRAMS = {"bwrap": "bubblewrap", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux",
              "prlimit": "util-linux", "mount": "mount"}  # fmt: skip
@@ -56,7 +57,7 @@ class LocalProvider:
         return find_groups()
 
     def check(self) -> None:
-        """Tell whether sandboxes can be had here, by making one."""
+        """Tell whether sandboxes can be had here, by making one, and whether it holds its limits, by exceeding them."""
         if sys.platform != "linux":
             raise SandboxError("no sandbox of the provider local", why="it needs Linux",
                                fix="choose docker, podman, e2b or daytona")  # fmt: skip
@@ -65,8 +66,11 @@ class LocalProvider:
             raise SandboxError("no sandbox of the provider local", why=f"{', '.join(missing)} not found on PATH",
                                fix=f"apt-get install {packages}")  # fmt: skip
         _ = self.view  # refuses options that name what is not there
+        self._require_count()
+        tried = LocalProvider(self.config)
+        tried.groups = self.groups
         with ThreadPoolExecutor(1) as thread:  # a loop of its own: this may be called where one runs
-            thread.submit(asyncio.run, _trial(self.config)).result()
+            thread.submit(asyncio.run, _trial(tried)).result()
 
     async def open(self, limits: Limits, *, image: str = "") -> Sandbox:
         """Return a new, empty sandbox."""
@@ -85,6 +89,7 @@ class LocalProvider:
     async def _made(self, limits: Limits) -> LocalSandbox:
         """Make a sandbox. Not to be broken off: until its first process is there, nobody else would tidy up."""
         view, groups = await asyncio.to_thread(lambda: (self.view, self.groups))
+        self._require_count()
         try:
             group = None if groups is None else groups.make(limits)
         except OSError as error:
@@ -93,25 +98,32 @@ class LocalProvider:
         self._open.add(sandbox)
         return sandbox
 
+    def _require_count(self) -> None:
+        """Refuse where nothing would keep a sandbox from starting processes without end."""
+        if self.groups is None and not counts_processes():
+            raise SandboxError(
+                "no sandbox of the provider local",
+                why="nothing bounds its processes: no control group can be made, and Linux is older than 5.14",
+                fix="use a newer kernel, run as root or by systemd-run --scope -p Delegate=yes, or choose docker",
+            )
+
     async def close(self) -> None:
         """Close every sandbox that is open. Idempotent."""
         await asyncio.gather(*(sandbox.close() for sandbox in self._open))
         self._open.clear()
 
 
-async def _trial(config: LocalSandboxConfig) -> None:
-    """Make a sandbox, run its Python, and close it.
+async def _trial(provider: LocalProvider) -> None:
+    """Make a sandbox, have it proved, and close it.
 
     Raises:
         SandboxError: one of these cannot be done.
     """
-    provider = LocalProvider(config)
     try:
-        ran = await (await provider.open(Limits())).run(["python3", "-c", ""])
-    except SandboxError as error:
-        raise SandboxError("no sandbox of the provider local", why=error.why or error.what, fix=_REFUSED) from error
+        try:
+            sandbox = await provider.open(SMALL)
+        except SandboxError as error:
+            raise SandboxError("no sandbox of the provider local", why=error.why or error.what, fix=_REFUSED) from error
+        await prove(sandbox)
     finally:
         await provider.close()
-    if not ran.ok:
-        raise SandboxError("no Python in sandboxes of the provider local", why=ran.stderr.strip(),
-                           fix="name an interpreter with the option `python`")  # fmt: skip

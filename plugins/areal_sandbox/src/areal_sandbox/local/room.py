@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attrs import field, frozen
@@ -75,7 +75,7 @@ class Room:
         process = await asyncio.create_subprocess_exec(
             *("sh", "-c", _OUTSIDE, "sh", _script(limits, shown), *folders),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True, env=outside(),
         )  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         try:
@@ -123,6 +123,11 @@ class Room:
     async def end(self) -> None:
         """End the room, with its files and whatever still runs in it, and its control groups. Idempotent."""
         await _end(self._process)
+
+
+def outside() -> Mapping[str, str]:
+    """Return the variables of the processes around a command, which it can read in /proc: none of this process's."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
 
 
 def place(number: int) -> str:

@@ -18,7 +18,7 @@ from areal_agentic.sandbox import Ending, Ran, SandboxError
 from areal_sandbox.execution import Outcome, execute, kill_group
 from areal_sandbox.files import read_file, write_file
 from areal_sandbox.local.filter import seccomp_filter
-from areal_sandbox.local.room import Room
+from areal_sandbox.local.room import Room, outside
 from areal_sandbox.local.usage import watch_group, watch_processes
 from areal_sandbox.local.view import View, bounded
 
@@ -87,6 +87,7 @@ class LocalSandbox:
                         stdin=stdin, max_output=max_output, timeout_s=timeout_s,
                         watch=lambda pid: self._watch(pid, kills),
                         descriptors=[] if descriptor is None else [descriptor],
+                        environment=outside(),
                     )  # fmt: skip
             except SandboxError:
                 self._require_open()  # it did not start, since it was closed meanwhile

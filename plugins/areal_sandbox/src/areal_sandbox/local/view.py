@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import platform
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from areal_sandbox.local.room import HOST, TOP, USER, WORK, place
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 _NETWORK = ("/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki", "/etc/ca-certificates")
+_FILES = 1024
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _CONFINED = (
     *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
@@ -76,19 +78,23 @@ class View:
 def bounded(limits: Limits, *, grouped: bool) -> list[str]:
     """Return the command line that tells that the sandbox is there, sets limits of single processes, and goes on.
 
-    Without control groups these hold what can be taken until the sum of all processes is looked at again. Linux counts
-    a user's processes for each namespace since 5.14; before, the limit would count those outside.
+    Without control groups these hold what can be taken until the sum of all processes is looked at again. With them
+    they are a second wall.
     """
-    bounds = ["--core=0", "--nofile=1024"]
+    bounds = ["--core=0", f"--nofile={min(_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])}"]
+    if counts_processes():
+        bounds.append(f"--nproc={limits.processes + 1}")
     if not grouped:
         bounds.append(f"--data={2 * limits.memory_mb << 20}")
-        if _linux() >= (5, 14):
-            bounds.append(f"--nproc={limits.processes + 1}")
     return ["/bin/sh", "-c", ANNOUNCED, "sh", "prlimit", *bounds, "--"]
 
 
-def _linux() -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+def counts_processes(release: str = platform.release()) -> bool:
+    """Whether Linux counts a user's processes for each namespace, as it does since 5.14.
+
+    Before, the limit of a sandbox would count those outside, and it is not set.
+    """
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:2]) >= (5, 14)
 
 
 def find_python(program: str) -> Python:
