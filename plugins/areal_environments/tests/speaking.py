@@ -8,15 +8,29 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
 from areal_agents.workflow import AgentWorkflow
 from areal_core.contract.data import Episode
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_core.contract.workflow import RewardInput, RewardResult
-from areal_torch.tokenizers import character_tokenizer
 
-TOKENIZER = character_tokenizer("".join(map(chr, range(32, 127))) + "\n")
+
+def byte_tokenizer() -> Any:
+    """Return a tokenizer whose tokens are bytes, and an end. Any: transformers' own."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
+    )
+
+
+TOKENIZER = byte_tokenizer()
 TOKENIZER.chat_template = """\
 {%- if tools %}[tools]{% for t in tools %}{{ t['function']['name'] }} {% endfor %}<eos>{% endif -%}
 {%- for m in messages %}[{{ m['role'] }}]{{ m['content'] or '' }}
