@@ -147,7 +147,8 @@ def test_only_the_admin_key_begins_and_ends_sessions() -> None:
             assert (await visits.http.get("/status", headers={"x-api-key": key})).status_code == 401
         asked = await visits.post("/completions", ADMIN, {"model": "policy", "prompt": "ab>"})
         assert asked.status_code == 401 and "POST /v1/sessions" in asked.json()["error"]["message"]
-        assert (await visits.post("/reward", ADMIN, {"reward": 1.0})).status_code == 401
+        told = await visits.post("/reward", ADMIN, {"reward": 1.0})
+        assert told.status_code == 401 and "key of a session" in told.json()["error"]["message"]
         assert visits.hall.reception.num_open == 1
 
     visiting(work)

@@ -115,6 +115,15 @@ def test_an_option_out_of_range_is_refused(options: dict[str, Any]) -> None:
         Registry().build("kind", "online", options, "options")
 
 
+def test_waiting_for_clients_is_no_standstill(model: Path) -> None:
+    """A scheduler that ends a run in which no worker answers is told so; who sets its time is warned."""
+    plain, asked = planned(model), planned(model, "scheduler.options.progress_timeout_s=60")
+
+    assert plain.config.scheduler.options == {"progress_timeout_s": 0.0} and plain.warnings == ()
+    assert asked.config.scheduler.options == {"progress_timeout_s": 60}
+    assert ["without clients" in warning for warning in asked.warnings] == [True]
+
+
 def test_a_dry_run_says_where_clients_come(model: Path, tmp_path: Path) -> None:
     """In place of a first row."""
     told = preview(planned(model, f"out={tmp_path}/run", "options.port=8211"), Registry())

@@ -36,7 +36,10 @@ from areal_core.contract.workflow import RewardResult
 
 _MOST_BYTES = 65_536
 _OVER = "no session has this key: it is over, or the key is of another run"
-_ASKS_WITH_ADMIN = "the admin key asks nothing itself: POST /v1/sessions gives a key that does"
+_OF_THE_ADMIN = (
+    "the admin key is for POST /v1/sessions, POST /v1/sessions/ID/end and GET /v1/status; "
+    "the key of a session asks the policy and tells the reward"
+)
 _LATER = {"retry-after": "5"}
 
 
@@ -95,7 +98,7 @@ class OnlineApp:
     async def _reward(self, request: Request) -> JSONResponse:
         session = self._reception.of_key(key_of(request.headers))
         if session is None:
-            raise HTTPException(401, _OVER)
+            raise HTTPException(401, _OF_THE_ADMIN if self._is_admin(request.headers) else _OVER)
         reward = await _told(request)
         if reward is None:
             raise HTTPException(400, 'a reward is a number: {"reward": 0.5}')
@@ -109,7 +112,7 @@ class OnlineApp:
             with session.request():
                 await self._endpoint(scope, receive, send)
         elif self._is_admin(headers):
-            await JSONResponse(_refusal(401, _ASKS_WITH_ADMIN), 401)(scope, receive, send)
+            await JSONResponse(_refusal(401, _OF_THE_ADMIN), 401)(scope, receive, send)
         else:
             await self._endpoint(scope, receive, send)
 

@@ -34,7 +34,7 @@ from areal_core.config.schema import (
     RunConfig,
     WorkflowConfig,
 )
-from areal_core.contract.errors import PlanError
+from areal_core.contract.errors import PlanError, UnknownKey
 from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.extensions import RunView
 from areal_core.plugins.registry import Registry
@@ -47,6 +47,7 @@ _WORKFLOW = WorkflowConfig(name="online")
 _PATIENCE_S = 1e9
 """An episode waits for a client as long as a run may last; `session_timeout_s` bounds the session then."""
 _ESTIMATOR = EstimatorConfig(name="reinforce++")
+_PROGRESS = "progress_timeout_s"
 _PLANNED = RewardConfig(name="exact_match")
 """Stands in while planning, which asks for a reward function; no run of this kind calls one."""
 
@@ -66,12 +67,12 @@ class Online:
             PlanError: a key is set that means nothing where clients bring prompts and rewards.
             ConfigError, PluginError, ResourceError: as `make_plan`.
         """
-        whole = _whole(config)
+        whole = _patient(_whole(config), registry)
         judged = evolve(whole, kind=RL, options={}, rollout=evolve(whole.rollout, reward=_PLANNED))
         plan = make_plan(judged, registry, devices, installed=installed)
         rollout = evolve(plan.config.rollout, reward=RewardConfig())
         kept = evolve(plan.config, kind=config.kind, options=config.options, rollout=rollout)
-        return evolve(plan, config=kept, warnings=(*plan.warnings, *self._warnings()))
+        return evolve(plan, config=kept, warnings=(*plan.warnings, *self._warnings(kept)))
 
     def preview(self, plan: Plan) -> str:
         """Return what `areal train --dry-run` tells in place of a first row."""
@@ -84,12 +85,28 @@ class Online:
 
         return OnlineRun(plan, registry, self._config, view=view, stop=stop)
 
-    def _warnings(self) -> list[str]:
-        host = self._config.host
-        if not self._config.beyond_loopback:
-            return []
-        open_to = "other machines may come in, and keys travel unencrypted; put a proxy with TLS in front"
-        return [f"options.host={host}: {open_to}"]
+    def _warnings(self, config: RunConfig) -> list[str]:
+        host, told = self._config.host, []
+        if self._config.beyond_loopback:
+            open_to = "other machines may come in, and keys travel unencrypted; put a proxy with TLS in front"
+            told.append(f"options.host={host}: {open_to}")
+        if silence := config.scheduler.options.get(_PROGRESS):
+            told.append(f"scheduler.options.{_PROGRESS}={silence}: without clients for so long the run starts again")
+        return told
+
+
+def _patient(config: RunConfig, registry: Registry) -> RunConfig:
+    """Return the run with a scheduler to which waiting for clients is no standstill, where it says when one is.
+
+    Every call of a worker has a deadline of its own.
+    """
+    scheduler = config.scheduler
+    options = {_PROGRESS: 0.0, **scheduler.options}
+    try:
+        registry.options("scheduler", scheduler.backend, options, "scheduler.options")
+    except UnknownKey:
+        return config
+    return evolve(config, scheduler=evolve(scheduler, options=options))
 
 
 def _whole(config: RunConfig) -> RunConfig:
