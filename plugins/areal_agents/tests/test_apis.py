@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter
 from areal_agentic.endpoint import SessionLimits
 from areal_core.contract.errors import CapabilityError, NoReplica, PromptTooLong
 
-from .scripted import ADD, CALLING, END, THOUGHTFUL, Scripted, asking, key, texts
+from .scripted import ADD, CALLING, END, THOUGHTFUL, Scripted, asking, key, texts, tokens
 
 USER = [{"role": "user", "content": "1 + 2?"}]
 CHAT_TOOL = {"type": "function", "function": ADD}
@@ -140,6 +140,16 @@ def test_stop_texts_end_an_answer_and_are_not_told() -> None:
     assert (first["content"][0]["text"], first["stop_reason"], first["stop_sequence"]) == ("one", "stop_sequence", ";")
     assert second["content"][0]["text"] == "two"
     assert [texts(each)[1] for each in made] == [f"one;two{END}"]
+
+
+def test_a_chat_ends_where_its_family_ends_an_answer() -> None:
+    """Also where the model itself would go on, as base models of a family do; a text does not."""
+    session = Scripted(f"Hi{END}")
+    for path, body in (("/chat/completions", CHAT), ("/messages", MESSAGES), ("/completions", {"prompt": "1"})):
+        post(session, path, body)
+
+    (end,) = tokens(END)
+    assert [end in sampling.stop_token_ids for _, sampling, _ in session.asked] == [True, True, False]
 
 
 def test_a_response_goes_on_from_the_one_it_names() -> None:

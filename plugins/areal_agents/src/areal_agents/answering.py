@@ -46,7 +46,7 @@ def prompt_of(session: AgentSession, ask: ChatAsk) -> Prompt:
 
 async def _chats(session: AgentSession, ask: ChatAsk) -> Replies:
     prompt, renderer = prompt_of(session, ask), session.conversations.renderer
-    generations = await session.generate(prompt.ids, ask)
+    generations = await session.generate(prompt.ids, ask, renderer.stop_token_ids)
     said = [renderer.parse(generation.output_ids, tools=ask.tools) for generation in generations]
     if ask.tools:
         said = [await _with_calls(session, *pair, ask.tools) for pair in zip(said, generations, strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import define, evolve, field
@@ -105,8 +105,10 @@ class AgentSession:
             raise TooManyRequests(f"this session made {self.limits.max_requests} requests, all it may (max_requests)")
         self._num_asked += 1
 
-    async def generate(self, prompt_ids: Sequence[int], ask: Ask) -> list[Generation]:
-        """Return the answers to a prompt, as the run samples.
+    async def generate(
+        self, prompt_ids: Sequence[int], ask: Ask, ends: Collection[int] = frozenset()
+    ) -> list[Generation]:
+        """Return the answers to a prompt, as the run samples; `ends` are tokens that end one, beside the run's own.
 
         Raises:
             PromptTooLong, CapabilityError, BatchError: what was asked cannot be answered.
@@ -114,7 +116,8 @@ class AgentSession:
         """
         own = self.session.sampling
         most = own.max_new_tokens if ask.limit is None else min(ask.limit, own.max_new_tokens)
-        sampling = evolve(own, max_new_tokens=most, stop=(*own.stop, *ask.stops))
+        stop_token_ids = (*own.stop_token_ids, *sorted(set(ends) - set(own.stop_token_ids)))
+        sampling = evolve(own, max_new_tokens=most, stop=(*own.stop, *ask.stops), stop_token_ids=stop_token_ids)
         try:
             async with self._places, asyncio.TaskGroup() as scope:
                 calls = [
