@@ -2,7 +2,7 @@
 
 What the policy says is asked for as chats and told to the server in the form of the Responses API, which its rows have.
 
-Knows: /seed_session, tools by their names, /verify, and the cookie that is an episode.
+Knows: /seed_session, tools by their names, /verify; /reset and /step in their place; the cookie that is an episode.
 Does not know: what any server is about; its library, which a server needs and a run does not.
 """
 
@@ -35,6 +35,9 @@ class NemoGymConfig(PlayedConfig):
 
     server: str = field(validator=validators.matches_re(r"https?://.+|.+:[A-Za-z_]\w*"))
     """The resource server's URL; or FILE.py:APP or MODULE:APP, an application that the run then serves itself."""
+    agent: str = field(default="simple", validator=validators.in_(("simple", "gymnasium")))
+    """Which of NeMo Gym's agents the server is made for: `simple` calls tools and has the session verified,
+    `gymnasium` steps the environment with each answer."""
     max_steps: int = field(default=16, validator=validators.ge(1))
     """Answers of an episode at most."""
     request_timeout_s: float = field(default=120.0, validator=validators.gt(0.0))
@@ -51,21 +54,20 @@ def workflow(config: NemoGymConfig) -> PlayedWorkflow:
         async with aiohttp.ClientSession(
             headers=dict(address.headers), cookie_jar=jar, timeout=limit, trust_env=False
         ) as http:
-            return await _played(_Server(http, address.url), row, config.max_steps, base_url, api_key)
+            played = _played if config.agent == "simple" else _stepped
+            return await played(_Server(http, address.url), row, config.max_steps, base_url, api_key)
 
     return PlayedWorkflow(config, play, close=served.close)
 
 
 async def _played(server: _Server, row: Row, max_steps: int, base_url: str, api_key: str) -> RewardResult:
-    """Play one episode.
+    """Play one episode: calls of tools, then the verification.
 
     Raises:
         DatasetError: the row is none of NeMo Gym's.
         EpisodeFailed: the server cannot be reached, or does not seed or verify the session.
     """
-    given = row.get(PARAMETERS)
-    if not isinstance(given, Mapping) or "input" not in given:
-        raise DatasetError(f"a row has no {PARAMETERS}.input", why="NeMo Gym's rows do", fix="give its own JSONL")
+    given = _parameters(row)
     await server.told("/seed_session", row)
     tools = chat_tools(given.get("tools") or ())
     names = {each["function"]["name"] for each in tools}
@@ -86,12 +88,57 @@ async def _played(server: _Server, row: Row, max_steps: int, base_url: str, api_
             if not calls:
                 break
     verified = await server.told("/verify", {**row, "response": response(said, given)})
-    reward = verified.get("reward")
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise EpisodeFailed(f"/verify gave the reward {reward!r}", why="a reward is a finite number")
     parts = {name: value for name, value in verified.items() if name not in row and name not in ("reward", "response")}
-    components = {name: float(part) for name, part in parts.items() if isinstance(part, int | float)}
-    return RewardResult(value=float(reward), components=components)
+    return RewardResult(value=_reward(verified, "/verify"), components=_numbers(parts))
+
+
+async def _stepped(server: _Server, row: Row, max_steps: int, base_url: str, api_key: str) -> RewardResult:
+    """Play one episode: each answer is a step, and what is observed the next message; rewards are summed.
+
+    Raises:
+        DatasetError: the row is none of NeMo Gym's.
+        EpisodeFailed: the server cannot be reached, or does not reset or step.
+    """
+    given = _parameters(row)
+    seen = await server.told("/reset", row)
+    value = 0.0
+    async with conversation(base_url, api_key, chat_tools(given.get("tools") or ())) as policy:
+        policy.messages += chat_messages(given["input"])
+        if observed := seen.get("observation"):
+            policy.say("user", observed)
+        while policy.num_answers < max_steps:
+            message = await policy.answer()
+            if message is None:
+                break
+            seen = await server.told("/step", {**row, "response": response(output_items(message), given)})
+            value += _reward(seen, "/step")
+            if seen.get("terminated") or seen.get("truncated"):
+                break
+            for each in (seen.get("info") or {}).get("tool_outputs", ()):
+                policy.say("tool", each["output"], tool_call_id=each["call_id"])
+            if observed := seen.get("observation"):
+                policy.say("user", observed)
+    told = {**(seen.get("info") or {}), "terminated": bool(seen.get("terminated")), "steps": policy.num_answers}
+    return RewardResult(value=value, components=_numbers(told))
+
+
+def _parameters(row: Row) -> Mapping[str, Any]:  # Any: JSON
+    given = row.get(PARAMETERS)
+    if not isinstance(given, Mapping) or "input" not in given:
+        raise DatasetError(f"a row has no {PARAMETERS}.input", why="NeMo Gym's rows do", fix="give its own JSONL")
+    return given
+
+
+def _reward(told: Mapping[str, Any], path: str) -> float:  # Any: JSON
+    reward = told.get("reward")
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise EpisodeFailed(f"{path} gave the reward {reward!r}", why="a reward is a finite number")
+    return float(reward)
+
+
+def _numbers(told: Mapping[str, object]) -> dict[str, float]:
+    """Return what else is told and is a finite number: the metrics."""
+    return {name: float(part) for name, part in told.items() if isinstance(part, int | float) and math.isfinite(part)}
 
 
 @frozen
