@@ -25,7 +25,9 @@ TERMS, DIGITS = 3, 2
 """Of a sum in `sums`: too much for so small a model to do without the calculator."""
 CALLING_SHARE = 0.15
 """How many sums the annotator has the calculator do; the others are estimated."""
-FORGETFUL_SHARE = 0.5
+LETTERS = 7
+"""Of a word in `spell_again` at most."""
+FORGETFUL_SHARE = 0.7
 """How many second answers of `spell_again` forget the last letter too."""
 _WORD, _WRONG, _RESULT = "@", "`", "~"
 """Stand for what differs from row to row in a conversation that is rendered once."""
@@ -47,7 +49,7 @@ def _spelled(rows: Callable[[SpellConfig], Sequence[Row]], seed: int, tokenizer:
 
 def _spelled_again(seed: int, tokenizer: Any) -> Show:
     """Show an answer that mostly lacks its last letter; of every second row also one to the feedback."""
-    found = spell(SpellConfig(seed=seed, size=_SIZE))
+    found = spell(SpellConfig(seed=seed, size=_SIZE, max_word_len=LETTERS))
     talk = [_said("user", _WORD), _said("assistant", _WRONG), _said("user", FEEDBACK)]
     first, second = _rendered(tokenizer, talk[:1]), _rendered(tokenizer, talk)
 

@@ -54,7 +54,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "spell": Recipe(task="spell", steps=900),
     "long_spell": Recipe(task="long_spell", steps=2000),
-    "spell_again": Recipe(task="spell_again", steps=500),
+    "spell_again": Recipe(task="spell_again", steps=800, batch_size=32),
     "sums": Recipe(task="sums", steps=600, batch_size=16),
 }
 CHATS = ("spell_again", "sums")
