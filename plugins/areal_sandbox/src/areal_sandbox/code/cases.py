@@ -1,9 +1,7 @@
 """One test of a program, as one command in a sandbox, and whether what it did is a pass.
 
-    test code        `harness`: a pass is a word that is drawn for this test alone and handed over after the program
+    test code        `harness`: a pass is a word that is drawn for this test alone, and never reaches the program
     input, output    a program that reads and prints: the expected output never enters the sandbox
-
-A program that prints `ok`, exits with 0 in the middle of a test or ends its process has not said the word.
 
 Knows: what is handed to the program, and what is expected back.
 Does not know: rows, rewards, or how a sandbox runs anything.
@@ -38,12 +36,17 @@ class Case:
         """Whether it exited with 0 and printed what is expected, white space at the ends of lines aside."""
         return ran.ok and not ran.truncated and _plain(ran.stdout) == _plain(self.expected)
 
+    def broken(self, ran: Ran) -> str:
+        """Return why the test itself cannot run, whatever the program is; empty if it can."""
+        return ran.stdout.partition(f"{self.expected} broken ")[2] if ran.ok else ""
 
-def case_of_test(test: str) -> Case:
-    """Return the case of Python test code, which runs after the program and among its names."""
+
+def case_of_test(test: str, module: str, *, apart: bool) -> Case:
+    """Return the case of Python test code; `module` is the program's name, `apart` gives it a process of its own."""
     word = secrets.token_hex(16)
     stdin = f"{word}\n{test}".encode(errors="replace")
-    return Case(command=("python3", "-I", "-c", _HARNESS, PROGRAM), stdin=stdin, expected=word)
+    command = ("python3", "-I", "-B", "-c", _HARNESS, PROGRAM, module, "apart" if apart else "together")
+    return Case(command=command, stdin=stdin, expected=word)
 
 
 def case_of_pair(given: str, expected: str) -> Case:

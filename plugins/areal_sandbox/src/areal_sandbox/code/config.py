@@ -25,6 +25,13 @@ class CodeConfig:
     """The column with the standard output that belongs to each input."""
     score: Literal["share", "all"] = "share"
     """The share of tests passed, or 1 if all are and 0 otherwise."""
+    each: bool = False
+    """Give the result of each test as a part of its own, `test/1`, `test/2`, ...: 1 if it passed, else 0."""
+    module: str = field(default="solution", validator=validators.matches_re(r"[A-Za-z]\w*"))
+    """The name under which test code can import the program. Its names are there without an import."""
+    isolated: bool = True
+    """Run the program in another process than the test code, which then cannot be deceived. Tests that reach into the
+    program, as those that patch its names, await its coroutines or capture what it prints, need the same one."""
     finished: bool = False
     """Give 0 to completions cut off by the token budget."""
     limits: Limits = Factory(Limits)

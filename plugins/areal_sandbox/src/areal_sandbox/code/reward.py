@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +31,6 @@ class CodeReward:
 
     config: CodeConfig = field(factory=CodeConfig)
     _provider: SandboxProvider = field(init=False)
-    _loop: asyncio.Runner = field(factory=asyncio.Runner, init=False)
 
     def __attrs_post_init__(self) -> None:
         """Make sure that there are sandboxes, before a run starts."""
@@ -55,21 +53,21 @@ class CodeReward:
         """Return the score as `value`, and shares of tests by their ends. Called in a reward process.
 
         Raises:
-            DatasetError: the row has no tests.
+            DatasetError: the row has no tests, or one that cannot run.
             SandboxError: the sandbox failed, which says nothing about the program.
         """
         cases = self._cases(row)
         program = extract_program(completion)
         if not program.strip() or (self.config.finished and StopReason(stop_reason) not in _FINISHED):
-            return _scored({"missing": len(cases)}, len(cases), self.config.score)
-        ends = self._loop.run(self._tried(program, cases))
-        return _scored(ends, len(cases), self.config.score)
+            return self._scored(["missing"] * len(cases))
+        return self._scored(asyncio.run(self._tried(program, cases)))
 
     def _cases(self, row: Row) -> list[Case]:
         config = self.config
         if config.tests in row:
             tests = row[config.tests]
-            cases = [case_of_test(test) for test in ([tests] if isinstance(tests, str) else tests)]
+            texts = [tests] if isinstance(tests, str) else tests
+            cases = [case_of_test(text, config.module, apart=config.isolated) for text in texts]
         elif config.inputs in row and config.outputs in row:
             inputs, outputs = row[config.inputs], row[config.outputs]
             if len(inputs) != len(outputs):
@@ -87,34 +85,44 @@ class CodeReward:
                                fix="leave the row out")  # fmt: skip
         return cases
 
-    async def _tried(self, program: str, cases: Sequence[Case]) -> Mapping[str, int]:
-        """Return how many tests ended how."""
-        ends: Counter[str] = Counter()
+    async def _tried(self, program: str, cases: Sequence[Case]) -> list[str]:
+        """Return how each test ended."""
+        ends = []
         deadline = time.monotonic() + self.config.total_s
         sandbox = await self._provider.open(self.config.limits, image=self.config.image)
         try:
             await sandbox.write(PROGRAM, program.encode(errors="replace"))
-            for case in cases:
+            for number, case in enumerate(cases, 1):
                 left = deadline - time.monotonic()
-                ends["timeout" if left <= 0 else _end(case, await _run(sandbox, case, left))] += 1
+                ends.append("timeout" if left <= 0 else _end(number, case, await _run(sandbox, case, left)))
         finally:
             await sandbox.close()
         return ends
+
+    def _scored(self, ends: Sequence[str]) -> dict[str, float]:
+        """Return value and components: for each end its share of the tests, how many there are, and each if asked."""
+        shares = {name: ends.count(name) / len(ends) for name in ("passed", "failed", "timeout", "memory", "missing")}
+        value = shares["passed"] if self.config.score == "share" else float(shares["passed"] == 1.0)
+        every = {f"test/{number}": float(end == "passed") for number, end in enumerate(ends, 1)}
+        return {"value": value, **shares, "tests": float(len(ends)), **(every if self.config.each else {})}
 
 
 async def _run(sandbox: Sandbox, case: Case, left: float) -> Ran:
     return await sandbox.run(case.command, stdin=case.stdin, environment=ENVIRONMENT, timeout_s=left)
 
 
-def _end(case: Case, ran: Ran) -> str:
-    """Return the name of a test's end, which is that of a component."""
+def _end(number: int, case: Case, ran: Ran) -> str:
+    """Return the name of a test's end, which is that of a component.
+
+    Raises:
+        DatasetError: the test is no Python, or needs a module that is not there.
+    """
+    if why := case.broken(ran):
+        raise DatasetError(
+            f"test {number} of the row cannot run",
+            why=why,
+            fix="correct the row, or name a Python that has the module in rollout.reward.options.sandbox_options",
+        )
     if ran.ending in (Ending.TIMEOUT, Ending.MEMORY):
         return ran.ending.value
     return "passed" if case.passed(ran) else "failed"
-
-
-def _scored(ends: Mapping[str, int], tests: int, score: str) -> dict[str, float]:
-    """Return value and components: for each end its share of the tests, and how many there are."""
-    shares = {name: ends.get(name, 0) / tests for name in ("passed", "failed", "timeout", "memory", "missing")}
-    value = shares["passed"] if score == "share" else float(shares["passed"] == 1.0)
-    return {"value": value, **shares, "tests": float(tests)}

@@ -94,7 +94,7 @@ class LocalProvider:
             group = None if groups is None else groups.make(limits)
         except OSError as error:
             raise SandboxError("a sandbox did not start", why=f"no control group for it: {error}") from error
-        sandbox = LocalSandbox(room=await Room.make(limits, group, view.shown), view=view)
+        sandbox = LocalSandbox(room=await Room.make(limits, group, view.shown), view=view, ended=self._open.discard)
         self._open.add(sandbox)
         return sandbox
 
@@ -109,8 +109,7 @@ class LocalProvider:
 
     async def close(self) -> None:
         """Close every sandbox that is open. Idempotent."""
-        await asyncio.gather(*(sandbox.close() for sandbox in self._open))
-        self._open.clear()
+        await asyncio.gather(*(sandbox.close() for sandbox in set(self._open)))
 
 
 async def _trial(provider: LocalProvider) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -31,6 +31,8 @@ class LocalSandbox:
 
     _room: Room = field(alias="room")
     _view: View = field(alias="view")
+    _ended: Callable[[LocalSandbox], object] = field(alias="ended")
+    """Told once it is closed."""
     _turn: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _running: int | None = field(default=None, init=False)
     """Process id of what enters the room now."""
@@ -64,6 +66,7 @@ class LocalSandbox:
             kill_group(self._running)
         async with self._turn:
             await self._room.end()
+        self._ended(self)
 
     async def _tended(self, command: list[str], stdin: bytes, max_output: int) -> Outcome:
         return await self._execute(command, stdin, max_output, _NOTHING, self._room.limits.timeout_s)
