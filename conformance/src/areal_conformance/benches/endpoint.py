@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -20,7 +21,8 @@ from attrs import define, field, frozen
 
 from areal_agentic.endpoint import AgentEndpoint, OpenSession, SessionLimits
 from areal_conformance.benches.base import Bench
-from areal_conformance.benches.endpoint_forms import CHAT, Form, Json, events
+from areal_conformance.benches.endpoint_forms import CHAT, Form
+from areal_conformance.benches.endpoint_streams import Json, events
 from areal_conformance.benches.workflow import ScriptedSession, generation, paying
 from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.outcome import Violation, expect
@@ -61,6 +63,8 @@ class Told:
 
     status: int
     body: Any  # Any: JSON, or a text that is none
+    raw: str = ""
+    """The body as it came, and the headers."""
     events: tuple[Json, ...] = ()
 
     @property
@@ -105,33 +109,40 @@ class Agent:
         Any: further fields of the body.
         """
         self.history.append(self.form.asked(text))
-        told = await self.ask(**more)
-        made = said(self.form, told, f"{self.form.name}: {text!r}")
-        self.history += [self.form.said(made)] if told.events else self.form.echo(told.body)
-        return made
+        made = answered(self.form, await self.ask(**more), f"{self.form.name}: {text!r}")
+        self.history += self.form.echo(made)
+        return self.form.text(made)
 
     async def reward(self, value: Any) -> Told:  # Any: JSON, a number if it is right
         """Tell a reward."""
         return await self.post("/reward", {"reward": value})
 
 
-def said(form: Form, told: Told, what: str) -> str:
-    """Return the text of an answer; Violation if it is none."""
+def answered(form: Form, told: Told, what: str) -> Json:
+    """Return an answer, that of a stream put together; Violation if it is none."""
     if told.status != 200:
         raise Violation(f"{what}: an answer was due, not {told.status}: {told.reason or told.body}")
     try:
-        return form.streamed(told.events) if told.events else form.text(told.body)
-    except (KeyError, IndexError, TypeError) as error:
+        made = form.whole(told.events) if told.events else dict(told.body)
+        form.text(made), form.calls(made)
+    except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
         raise Violation(f"{what}: no answer of this API: {error!r} in {told.events or told.body}") from error
+    return made
+
+
+def said(form: Form, told: Told, what: str) -> str:
+    """Return the text of an answer; Violation if it is none."""
+    return form.text(answered(form, told, what))
 
 
 def _told(response: aiohttp.ClientResponse, text: str) -> Told:
+    raw = f"{text}\n{dict(response.headers)}"
     if response.headers.get("content-type", "").startswith("text/event-stream"):
-        return Told(status=response.status, body=text, events=tuple(events(text)))
+        return Told(status=response.status, body=text, raw=raw, events=tuple(events(text)))
     try:
-        return Told(status=response.status, body=json.loads(text))
+        return Told(status=response.status, body=json.loads(text), raw=raw)
     except ValueError:
-        return Told(status=response.status, body=text)
+        return Told(status=response.status, body=text, raw=raw)
 
 
 @frozen(kw_only=True)
@@ -180,8 +191,8 @@ class EndpointBench(Bench):
         """Return a session whose turns give answers like no others. Any: its fields."""
         self._number += 1
         first = 100 * self._number
-        given = {"script": lambda turn: answer(first + turn), "judge": paying(), "image_token_id": None, **fields}
-        return ScriptedSession(tokenizer=tokenizer(), **given)
+        given = {"script": lambda turn: answer(first + turn), "judge": paying(), "tokenizer": tokenizer(), **fields}
+        return ScriptedSession(image_token_id=None, **given)
 
     @contextlib.asynccontextmanager
     async def opened(
@@ -236,9 +247,25 @@ def trained(opened: Opened, reward: float = 1.0, **more: Any) -> tuple[Trajector
     return made
 
 
+def grown(opened: Opened) -> None:
+    """Expect each request to go on from the tokens of the one before and its answer."""
+    asked = opened.session.asked
+    for number, (before, after) in enumerate(itertools.pairwise(asked), start=1):
+        assert before.generation is not None
+        whole = (*before.input_ids, *before.generation.output_ids)
+        seen = after.input_ids[: len(whole)]
+        told = f"turn {number} was {text_of(whole)!r} in {len(whole)} tokens; the next is asked with other ones"
+        expect(seen == whole, f"{told}: its beginning is {text_of(seen)!r}")
+
+
 def text_of(ids: Sequence[int]) -> str:
     """Return the text of tokens, special ones with them."""
     return str(tokenizer().decode(list(ids), skip_special_tokens=False))
+
+
+def read(ids: Sequence[int]) -> str:
+    """Return the text of tokens as an agent reads it, without special ones."""
+    return str(tokenizer().decode(list(ids), skip_special_tokens=True))
 
 
 class Gate:

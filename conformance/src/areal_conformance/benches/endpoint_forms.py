@@ -1,21 +1,24 @@
 """The forms in which agents ask: OpenAI's chat, responses and completions, Anthropic's messages; streamed or not.
 
-    form.body([form.asked("how?")]), form.text(answer), form.echo(answer)
+    form.body([form.asked("how?")]), form.text(answer), form.echo(answer), form.text(form.whole(events))
 
-Knows: fields of bodies and answers, and server-sent events.
-Does not know: endpoints, keys or tokens.
+Knows: fields of bodies and answers.
+Does not know: events of streams (`endpoint_streams`), endpoints, keys or tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from attrs import frozen
 
-Json = dict[str, Any]  # Any: JSON
+from areal_conformance.benches.endpoint_streams import Json, whole_chat, whole_message, whole_response, whole_text
+
+Call = tuple[str, str, Json]
+"""A call of a tool: its id, the tool's name, the arguments."""
 
 
 @frozen(kw_only=True)
@@ -31,18 +34,34 @@ class Form:
     """Return what an answer says."""
     echo: Callable[[Json], list[Json]]
     """Return an answer as it stands in the history of the next request."""
-    streamed: Callable[[Sequence[Json]], str]
-    """Return what the events of a stream say together."""
+    reason: Callable[[Json], str]
+    """Return why an answer ended, in the words of `reasons`."""
+    reasons: Mapping[str, str]
+    """What `stop`, `length` and `calls` are called."""
+    usage: Callable[[Json], tuple[int, int]]
+    """Return how many tokens the prompt and the answer are said to have."""
+    whole: Callable[[Sequence[Json]], Json]
+    """Return the answer that the events of a stream make together."""
     ended: Callable[[Sequence[Json]], bool]
     """Tell whether a stream came to its end."""
+    calls: Callable[[Json], list[Call]] = lambda answer: []
+    tool: Callable[[Json], Json] = lambda function: {"type": "function", "function": function}
+    """Return a function with its name, description and parameters as a tool."""
+    result: Callable[[str, str], Json] = lambda call, text: {"role": "tool", "tool_call_id": call, "content": text}
+    """Return what a tool answered to the call of an id, as it stands in the history."""
     always: Mapping[str, Any] = MappingProxyType({})  # Any: JSON
     """Fields that the API demands."""
     key_header: str = "authorization"
     limit: str = "max_tokens"
 
-    def body(self, history: Sequence[Json], **more: Any) -> Json:
-        """Return a request. Any: further fields."""
-        return {"model": "policy", **self.always, self.history: list(history), **more}
+    def question(self, text: str) -> Any:
+        """Return a history of one question. Any: a list of messages, or a text."""
+        return text if self.history == "prompt" else [self.asked(text)]
+
+    def body(self, history: Any, **more: Any) -> Json:
+        """Return a request. Any: messages, or a text; further fields."""
+        given = history if isinstance(history, str) else list(history)
+        return {"model": "policy", **self.always, self.history: given, **more}
 
     def asked(self, text: str) -> Json:
         """Return a message of the user."""
@@ -57,26 +76,20 @@ class Form:
         return {"x-api-key": key} if self.key_header == "x-api-key" else {"authorization": f"Bearer {key}"}
 
 
-def events(text: str) -> list[Json]:
-    """Return the events of a stream; what is no JSON, as `[DONE]`, stands under `done`."""
-    found = []
-    for block in text.replace("\r\n", "\n").split("\n\n"):
-        data = "\n".join(line[5:].strip() for line in block.split("\n") if line.startswith("data:"))
-        if data:
-            found.append({"done": data} if data == "[DONE]" else json.loads(data))
-    return found
-
-
 def _chat_message(answer: Json) -> Json:
     message: Json = answer["choices"][0]["message"]
     return message
 
 
-def _chat_pieces(told: Sequence[Json]) -> Iterable[str]:
-    for event in told:
-        for choice in event.get("choices") or ():
-            yield choice["delta"].get("content") or ""
+def _ended_with_done(told: Sequence[Json]) -> bool:
+    return bool(told) and told[-1].get("done") == "[DONE]"
 
+
+def _read(name: str, arguments: str, call: str) -> Call:
+    return call, name, json.loads(arguments)
+
+
+_OPENAI: Mapping[str, str] = MappingProxyType({"stop": "stop", "length": "length", "calls": "tool_calls"})
 
 CHAT = Form(
     name="chat",
@@ -84,8 +97,15 @@ CHAT = Form(
     history="messages",
     text=lambda answer: _chat_message(answer)["content"] or "",
     echo=lambda answer: [_chat_message(answer)],
-    streamed=lambda told: "".join(_chat_pieces(told)),
-    ended=lambda told: bool(told) and told[-1].get("done") == "[DONE]",
+    reason=lambda answer: answer["choices"][0]["finish_reason"],
+    reasons=_OPENAI,
+    usage=lambda answer: (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]),
+    whole=whole_chat,
+    ended=_ended_with_done,
+    calls=lambda answer: [
+        _read(call["function"]["name"], call["function"]["arguments"], call["id"])
+        for call in _chat_message(answer).get("tool_calls") or ()
+    ],
 )
 
 RESPONSES = Form(
@@ -100,9 +120,19 @@ RESPONSES = Form(
         if part["type"] == "output_text"
     ),
     echo=lambda answer: list(answer["output"]),
-    streamed=lambda told: "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta"),
+    reason=lambda answer: answer["status"],
+    reasons=MappingProxyType({"stop": "completed", "length": "incomplete", "calls": "completed"}),
+    usage=lambda answer: (answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]),
+    whole=whole_response,
     ended=lambda told: any(event.get("type") in ("response.completed", "response.incomplete") for event in told[-2:]),
     limit="max_output_tokens",
+    calls=lambda answer: [
+        _read(item["name"], item["arguments"], item["call_id"])
+        for item in answer["output"]
+        if item["type"] == "function_call"
+    ],
+    tool=lambda function: {"type": "function", **function},
+    result=lambda call, text: {"type": "function_call_output", "call_id": call, "output": text},
 )
 
 MESSAGES = Form(
@@ -111,12 +141,25 @@ MESSAGES = Form(
     history="messages",
     text=lambda answer: "".join(block["text"] for block in answer["content"] if block["type"] == "text"),
     echo=lambda answer: [{"role": "assistant", "content": answer["content"]}],
-    streamed=lambda told: "".join(
-        event["delta"].get("text", "") for event in told if event["type"] == "content_block_delta"
-    ),
+    reason=lambda answer: answer["stop_reason"],
+    reasons=MappingProxyType({"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}),
+    usage=lambda answer: (answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]),
+    whole=whole_message,
     ended=lambda told: bool(told) and told[-1].get("type") == "message_stop",
     always=MappingProxyType({"max_tokens": 512}),
     key_header="x-api-key",
+    calls=lambda answer: [
+        (block["id"], block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"
+    ],
+    tool=lambda function: {
+        "name": function["name"],
+        "description": function["description"],
+        "input_schema": function["parameters"],
+    },
+    result=lambda call, text: {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": call, "content": text}],
+    },
 )
 
 TEXT = Form(
@@ -125,8 +168,11 @@ TEXT = Form(
     history="prompt",
     text=lambda answer: answer["choices"][0]["text"],
     echo=lambda answer: [],
-    streamed=lambda told: "".join(choice["text"] for event in told for choice in event.get("choices") or ()),
-    ended=lambda told: bool(told) and told[-1].get("done") == "[DONE]",
+    reason=lambda answer: answer["choices"][0]["finish_reason"],
+    reasons=_OPENAI,
+    usage=lambda answer: (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]),
+    whole=whole_text,
+    ended=_ended_with_done,
 )
 
 DIALOGUES: Mapping[str, Form] = MappingProxyType({form.name: form for form in (CHAT, RESPONSES, MESSAGES)})

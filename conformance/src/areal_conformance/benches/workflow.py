@@ -55,6 +55,7 @@ class Asked:
     sampling: SamplingParams | None
     images: tuple[bytes, ...] = ()
     adapter: str = ""
+    structure: Structure | None = None
     generation: Generation | None = None
 
 
@@ -105,7 +106,9 @@ class ScriptedSession:
         if adapter and made is not None:
             spans = [evolve(span, version=NO_VERSION) for span in made.version_spans]
             outcome = made = evolve(made, version_spans=spans)
-        self.asked.append(Asked(input_ids=ids, sampling=sampling, images=shown, adapter=adapter, generation=made))
+        self.asked.append(
+            Asked(input_ids=ids, sampling=sampling, images=shown, adapter=adapter, structure=structure, generation=made)
+        )
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome

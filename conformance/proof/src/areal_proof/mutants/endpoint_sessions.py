@@ -12,10 +12,12 @@ from typing import Any
 
 from aiohttp import web
 
+from areal_agentic.endpoint import SessionLimits
 from areal_core.contract.errors import PromptTooLong
-from areal_proof.mutants.rows import Original, before, breaking, row, then
-from areal_proof.second.endpoint import SecondEndpoint, SecondOpen
+from areal_proof.mutants.rows import Original, after, before, breaking, put, row, then, within
+from areal_proof.second.endpoint import SecondEndpoint
 from areal_proof.second.endpoint_bodies import Refused
+from areal_proof.second.endpoint_session import SecondOpen
 
 breaks = breaking("endpoint/second", SecondEndpoint)
 breaks_session = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
@@ -103,6 +105,65 @@ async def AbortedIsKept(original: Original, wanted: Any) -> Any:
 async def CountsNothing(original: Original, self: SecondOpen) -> Any:
     """Allows any number of requests."""
     self.num_asked = 0
+    return await original()
+
+
+@breaks_session("ask", "endpoint.sessions.aborted", row="token-fidelity")
+async def AbortTakesTheLastAnswer(original: Original, self: SecondOpen) -> Any:
+    """Forgets the newest answer when a client goes away."""
+    try:
+        return await original()
+    except asyncio.CancelledError:
+        del self.answers[-1:]
+        raise
+
+
+@breaks_session("ask", "endpoint.sessions.aborted")
+async def AbortIsAnAnswer(original: Original, self: SecondOpen) -> Any:
+    """Counts a request whose client went away as answered."""
+    try:
+        return await original()
+    except asyncio.CancelledError:
+        self.num_answers += 1
+        raise
+
+
+@breaks("body_of", *_BAD)
+async def NestingIsAFailure(request: web.Request) -> Any:
+    """Fails on lists in lists without end."""
+    try:
+        body = json.loads(await request.read())
+    except ValueError as error:
+        raise Refused(f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refused("the body is no object")
+    return body
+
+
+@breaks("forget", "endpoint.life.forgets", row="flat-memory")
+def SessionsAreKept(original: Original, self: SecondEndpoint, opened: Any) -> None:
+    """Keeps every session that is over."""
+    self.__dict__.setdefault("over", []).append(opened)
+    original()
+
+
+@breaks("session_of", "endpoint.keys.unsaid")
+def KeysAreTold(original: Original, self: SecondEndpoint) -> Any:
+    """Tells a stranger which keys there are."""
+    try:
+        return original()
+    except Refused as error:
+        raise Refused(f"{error}, there are {', '.join(self.sessions)}", 401) from error
+
+
+@breaks_session("ask", "endpoint.keys.responses", row="tenants")
+async def ResponsesOfAll(original: Original, self: SecondOpen) -> Any:
+    """Goes on from responses of other sessions."""
+    shared = type(self).__dict__.get("shared")
+    if shared is None:
+        shared = {}
+        type(self).shared = shared  # type: ignore[attr-defined]  # the mutant's own class
+    self.responses = shared
     return await original()
 
 
@@ -212,6 +273,17 @@ ROWS = breaks.rows(
         failed=lambda original, self, path, opened, error: (original(), self.refused(path, str(error), 400))[1]),
     row("ListensEverywhere", "Listens on every address of the machine.", "endpoint.life.loopback",
         host="0.0.0.0"),
+    row("AnyBodyIsRead", "Reads a body of any size.", "endpoint.errors.large", row="flat-memory",
+        largest=0),
+    row("SmallBodiesOnly", "Refuses a body of a megabyte.", "endpoint.errors.large",
+        largest=2**20),
+    row("UnreadIsIgnored", "Ignores what it cannot do.", "endpoint.errors.unable",
+        body_of=after(lambda result: {key: value for key, value in result.items() if key not in ("response_format",
+            "text", "echo", "suffix")})),
+    row("PreviousIsIgnored", "Begins anew where a request names a response to go on from.", "endpoint.keys.responses",
+        body_of=after(lambda result: {key: value for key, value in result.items() if key != "previous_response_id"})),
+    row("AnswersEndWithTheSession", "Forgets what was said when a session is over.", "endpoint.sessions.apart",
+        forget=then(lambda opened: opened.answers.clear())),
     row("CloseOnce", "Cannot be closed again.", "endpoint.life.close",
         close=before(lambda self: None if self.runner else RuntimeError("it is closed"))),
 )  # fmt: skip
@@ -226,6 +298,27 @@ SESSION_ROWS = breaks_session.rows(
         tell=lambda self, reward: setattr(self, "reward", reward) if self.reward is None else None),
     row("ZeroIsNoReward", "Takes a reward of zero for none.", "endpoint.rewards.last", row="failed-is-typed",
         tell=lambda self, reward: setattr(self, "reward", reward or None)),
+    row("RestartsUncounted", "Does not count conversations that begin anew.", "endpoint.sessions.restarts",
+        "endpoint.tokens.thoughts",
+        begun_anew=lambda: None),
+    row("NewIsARestart", "Counts every new conversation as one that begins anew.", "endpoint.sessions.restarts",
+        begun_anew=lambda original, self, wanted: original() or ("edited" if self.answers and len(wanted.messages) == 1
+            else None)),
+    row("OneRequestMore", "Allows one request more.", "endpoint.sessions.limit",
+        ask=within(lambda self: put(self, limits=SessionLimits(max_requests=self.limits.max_requests + 1)))),
+    row("OneAtATimeMore", "Generates one more at once.", "endpoint.sessions.concurrency",
+        __attrs_post_init__=then(lambda self: setattr(self, "room", asyncio.Semaphore(self.limits.concurrency + 1)))),
+    row("CalledRewardsAddUp", "Adds up the rewards that it is told.", "endpoint.rewards.last",
+        tell=lambda self, reward: setattr(self, "reward", (self.reward or 0.0) + reward)),
+    row("RewardEndsWithTheSession", "Forgets the reward when the session is over.", "endpoint.rewards.last",
+        row="failed-is-typed",
+        end=then(lambda self: setattr(self, "reward", None))),
+    row("DiscountByTrajectories", "Discounts a trajectory for each that begins after it.", "endpoint.rewards.discount",
+        trajectories=lambda original, self, reward, turn_discount: tuple(self.joined(line, reward * turn_discount
+            ** (len(self.lines()) - 1 - number)) for number, line in enumerate(self.lines()))),
+    row("DiscountFromTheFirst", "Discounts a trajectory for each request before its end.", "endpoint.rewards.discount",
+        trajectories=lambda original, self, reward, turn_discount: tuple(self.joined(line, reward * turn_discount
+            ** (line[-1].request - 1)) for line in self.lines())),
     row("NoDiscount", "Takes a discount and does not apply it.", "endpoint.rewards.discount",
         trajectories=lambda original, reward: original(reward)),
 )  # fmt: skip

@@ -6,14 +6,17 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import attrs
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import SamplingParams, VersionSpan
-from areal_proof.mutants.rows import Original, after, breaking, gives, row
-from areal_proof.second.endpoint import SecondEndpoint, SecondOpen, told
+from areal_proof.mutants.rows import Original, after, breaking, gives, put, row, within
+from areal_proof.second.endpoint import SecondEndpoint
+from areal_proof.second.endpoint_session import SecondOpen, told
 
 breaks = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
 _FORMS = ("chat", "completions", "messages", "responses")
@@ -86,6 +89,37 @@ def GoesOnFromTheFirst(original: Original, self: SecondOpen, wanted: Any, prompt
     return said
 
 
+@breaks("generate", "endpoint.masks.alike", row="token-fidelity")
+async def SameTimeSameAnswer(original: Original, self: SecondOpen, prompt: Any) -> Any:
+    """Answers requests that are alike and come at the same time with one answer."""
+    waiting = self.restarts.__dict__.setdefault("waiting", {})
+    if prompt not in waiting:
+        waiting[prompt] = asyncio.ensure_future(original())
+        waiting[prompt].add_done_callback(lambda _done: waiting.pop(prompt))
+    return await asyncio.shield(waiting[prompt])
+
+
+@breaks("generate", "endpoint.masks.alike", row="token-fidelity")
+async def AnsweredFromMemory(original: Original, self: SecondOpen, prompt: Any) -> Any:
+    """Answers a request that was answered before as it was answered then."""
+    known = self.restarts.__dict__.setdefault("known", {})
+    if prompt not in known:
+        known[prompt] = await original()
+    return known[prompt]
+
+
+@breaks("keep", "endpoint.masks.choices", row="logprob-gap")
+def LogprobsOfTheFirst(original: Original, wanted: Any, prompt: Any, made: Any) -> Any:
+    """Keeps the log-probs of the first of several answers for all of them."""
+    first = made[0].logprobs
+
+    def of_the_first(one: Any) -> Any:
+        count = len(one.output_ids)
+        return attrs.evolve(one, logprobs=(first * count)[:count])
+
+    return original(wanted, prompt, [of_the_first(one) for one in made])
+
+
 @breaks("joined", "endpoint.masks.answers")
 def PromptTokenIsTrained(original: Original, line: Any) -> Any:
     """Trains on the token before an answer too."""
@@ -136,13 +170,45 @@ def SessionsShareAnswers(original: Original, self: SecondOpen) -> Any:
     return original()
 
 
+class _KeepsThoughts:
+    """A renderer whose bridges keep thoughts. Any: as the renderer's own."""
+
+    def __init__(self, renderer: Any) -> None:
+        self.renderer = renderer
+
+    def bridge(self, history: Any, output_ids: Any, messages: Any, *, tools: Any) -> Any:
+        return self.renderer.bridge(history, output_ids, messages, tools=tools, keep_thoughts=True)
+
+
 ROWS = breaks.rows(
     row("ConversationsRenderedAnew", "Renders every conversation anew.",
         *(f"endpoint.tokens.turns.{form}" for form in _DIALOGUES), incident="verl#6719", row="token-fidelity",
         went_on=lambda: None),
     row("TurnLost", "Loses the first of several trajectories.", "endpoint.tokens.conversations",
         lines=after(lambda result: result[1:] if len(result) > 1 else result)),
-    row("CallsUntold", "Leaves calls in the text.", "endpoint.tokens.tools",
+    row("ToolsAreNoDifference", "Goes on with whatever tools are offered now.", "endpoint.tokens.offered",
+        known_as=lambda original, messages: original(messages, ())),
+    row("CallsComparedAsText", "Takes calls in other spacing or order for others.",
+        *(f"endpoint.tokens.tools.{form}" for form in ("chat", "responses")), incident="verl#6719",
+        known_as=lambda original, messages, tools: json.dumps([original(), [one.get("tool_calls") for one in messages
+            if one["role"] == "assistant"]])),
+    row("SpacesAreEdits", "Takes white space around an answer for an edit.", "endpoint.tokens.spaced",
+        known_as=lambda original, messages: json.dumps([original(), [one["content"] for one in messages]])),
+    row("ThoughtsLeftOutAreEdits", "Takes thoughts that an agent leaves out for an edit.", "endpoint.tokens.thoughts",
+        known_as=lambda original, messages: f"{original()}{[one.get('reasoning_content') for one in messages]}"),
+    row("ThoughtsAreTold", "Tells thoughts as content.", "endpoint.tokens.thoughts",
+        read=after(lambda result, self, made: attrs.evolve(result, answer=attrs.evolve(result.answer,
+            content=self.session.tokenizer.decode(made.output_ids, skip_special_tokens=True).partition("<tool_call>")[0]
+            if result.answer.thoughts else result.answer.content)))),
+    row("ThoughtsStayUnasked", "Goes on also where the template leaves thoughts out now.", "endpoint.tokens.thoughts",
+        row="token-fidelity",
+        went_on=within(lambda self: put(self, renderer=_KeepsThoughts(self.renderer)))),
+    row("ColumnsLost", "Drops the columns that came with tokens.", "endpoint.masks.columns",
+        joined=gives(token_extras=lambda result: {})),
+    row("AlwaysEnded", "Says of every trajectory that it came to its end.", "endpoint.masks.columns",
+        joined=gives(stop_reason=StopReason.STOP)),
+    row("CallsUntold", "Leaves calls in the text.",
+        *(f"endpoint.tokens.tools.{form}" for form in _DIALOGUES),
         read=after(lambda result: attrs.evolve(result, calls=()))),
     row("OtherChoicesLost", "Trains on the first of several answers.", "endpoint.masks.choices",
         keep=after(lambda result, self: [self.answers.pop() for _ in result[1:]] and result)),

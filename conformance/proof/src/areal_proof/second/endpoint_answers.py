@@ -32,6 +32,11 @@ class Said:
     """The calls as chat has them, with ids."""
 
     @property
+    def message(self) -> Json:
+        """Return it as it stands in a history."""
+        return {**self.answer.message, **({"tool_calls": list(self.calls)} if self.calls else {})}
+
+    @property
     def cut(self) -> bool:
         """Whether it did not come to its end."""
         return self.generation.stop_reason is StopReason.LENGTH
@@ -147,8 +152,9 @@ def streamed(path: str, whole: Json) -> Iterator[str]:
             yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
         return
     for choice in whole["choices"]:
-        for delta, ended in _deltas(path, choice):
-            told = {"index": choice["index"], **delta, "finish_reason": ended}
+        for number, (delta, ended) in enumerate(_deltas(path, choice)):
+            logprobs = None if number else choice["logprobs"]
+            told = {"index": choice["index"], **delta, "finish_reason": ended, "logprobs": logprobs}
             yield f"data: {json.dumps({**whole, 'choices': [told]})}\n\n"
     yield "data: [DONE]\n\n"
 

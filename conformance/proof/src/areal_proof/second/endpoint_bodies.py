@@ -37,6 +37,8 @@ class Wanted:
     stops: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     stream: bool = False
     logprobs: bool = False
+    previous: str = ""
+    """The response that it goes on from."""
 
 
 def need(condition: object, why: str) -> None:
@@ -140,7 +142,7 @@ def chat(body: Json) -> Wanted:
     need(not body.get("response_format"), "response_format is not offered here")
     limit = _number(body, "max_completion_tokens", 1)
     return Wanted(
-        messages=_some(tuple(map(_chat_message, _listed(body.get("messages"), "messages")))),
+        messages=_asking(tuple(map(_chat_message, _listed(body.get("messages"), "messages")))),
         tools=_tools(body, lambda one: one.get("function", {})),
         n=_number(body, "n", 1, MOST) or 1,
         limit=_number(body, "max_tokens", 1) if limit is None else limit,
@@ -152,6 +154,7 @@ def chat(body: Json) -> Wanted:
 
 def completions(body: Json) -> Wanted:
     """Read a body of `/completions`."""
+    need(not body.get("echo") and not body.get("suffix"), "echo and suffix are not offered here")
     prompt = body.get("prompt")
     if isinstance(prompt, list):
         need(prompt, "the prompt is empty")
@@ -186,7 +189,8 @@ def _response_item(one: Json) -> Json:
 
 def responses(body: Json) -> Wanted:
     """Read a body of `/responses`."""
-    need(not body.get("previous_response_id"), "nothing is kept here: give the whole conversation as `input`")
+    need(not body.get("text"), "formats of an answer are not offered here")
+    previous = body.get("previous_response_id")
     given = body.get("input")
     if isinstance(given, str):
         items = [{"role": "user", "content": _text(given, "input")}]
@@ -195,7 +199,8 @@ def responses(body: Json) -> Wanted:
     system = body.get("instructions")
     first = [] if system is None else [{"role": "system", "content": _text(system, "instructions")}]
     return Wanted(
-        messages=(*first, *_some(tuple(items))),
+        messages=(*first, *_asking(tuple(items))),
+        previous="" if previous is None else _text(previous, "previous_response_id"),
         tools=_tools(body, lambda one: {key: value for key, value in one.items() if key in _FUNCTION}),
         limit=_number(body, "max_output_tokens", 1),
         stream=_flag(body, "stream"),
@@ -250,7 +255,7 @@ def messages(body: Json) -> Wanted:
     first = [] if system is None else [{"role": "system", "content": _parts(system, "system", "text")}]
     said = [message for one in _listed(body.get("messages"), "messages") for message in _blocks(one)]
     return Wanted(
-        messages=(*first, *_some(tuple(said))),
+        messages=(*first, *_asking(tuple(said))),
         tools=_tools(body, _anthropic_tool),
         limit=limit,
         stops=_stops(body, "stop_sequences"),
@@ -263,8 +268,9 @@ def _anthropic_tool(one: Json) -> Json:
     return {"name": one.get("name"), **described, "parameters": one.get("input_schema", {})}
 
 
-def _some(said: tuple[Json, ...]) -> tuple[Json, ...]:
+def _asking(said: tuple[Json, ...]) -> tuple[Json, ...]:
     need(said, "the conversation is empty")
+    need(said[-1]["role"] != "assistant", "an answer that was begun is not gone on with here")
     return said
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from areal_conformance.benches.endpoint import EndpointBench, Opened, answer, trained
-from areal_conformance.benches.endpoint_forms import CHAT, FORMS, MESSAGES, RESPONSES, TEXT, Form, Json
+from areal_conformance.benches.endpoint import EndpointBench, Opened, Told, answer, text_of, trained
+from areal_conformance.benches.endpoint_forms import CHAT, FORMS, MESSAGES, RESPONSES, TEXT, Form
+from areal_conformance.benches.endpoint_streams import Json
+from areal_conformance.benches.workflow import Asked
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, NoReplica, PromptTooLong
@@ -22,14 +24,15 @@ _ERRORS = "endpoint#errors"
 
 
 def _body(form: Form, **more: Any) -> Json:  # Any: JSON
-    history = "stone?" if form is TEXT else [form.asked("stone?")]
-    return {**form.body([]), form.history: history, **more}
+    return {**form.body(form.question("stone?")), **more}
 
 
 def _wrong(form: Form) -> Iterator[tuple[str, Any]]:  # Any: JSON, or bytes
     """Yield bodies that no server of this API could answer."""
     broken = {"no JSON": b"{", "no object": b"[1]", "nothing": b"", "a text": b'"stone?"', "no UTF-8": b"\xff"}
     yield from broken.items()
+    yield "lists in lists without end", b"[" * 100_000 + b"]" * 100_000
+    yield "a number of 5000 digits", b'{"model": ' + b"1" * 5000 + b"}"
     yield "no history", {"model": "policy", **form.always}
     yield from _each(form, form.history, None, 3, {"a": 1}, [])
     yield from _each(form, form.limit, -1, 0, "many", 1.5)
@@ -188,3 +191,49 @@ async def too_long(bench: EndpointBench) -> None:
         expect(opened.open.num_answers == 2, f"2 requests were answered, num_answers is {opened.open.num_answers}")
         made = trained(opened)
         expect(len(made) == 1, f"a conversation beside a request that was refused became {len(made)} trajectories")
+
+
+@check("endpoint.errors.large", level=Level.SINGLE, law=9, spec=_ERRORS)
+async def large(bench: EndpointBench) -> None:
+    """A body of 64 MiB is 413 with a reason, one of 8 MiB is read, and the session goes on."""
+    async with bench.opened() as opened:
+        body = _body(CHAT, metadata={"a": "b" * (8 << 20)})
+        told = await opened.agent.post(CHAT.path, body)
+        expect(told.status == 200, f"a body of 8 MiB is answered with {told.status}: {told.reason}")
+        told = await opened.agent.post(CHAT.path, _body(CHAT, metadata={"a": "b" * (64 << 20)}))
+        expect(told.status == 413 and told.reason, f"a body of 64 MiB is answered with {told.status}: {told.reason}")
+        expect(opened.open.failure is None, f"a body that is too large is a failure: {opened.open.failure!r}")
+        await opened.agent.say("well?")
+        trained(opened)
+
+
+@check("endpoint.errors.unable", level=Level.SINGLE, law=8, spec=_ERRORS)
+async def unable(bench: EndpointBench) -> None:
+    """What would make another answer is done or refused with a reason, never ignored."""
+    schema = {"type": "object", "properties": {}}
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    begun = [CHAT.asked("stone?"), CHAT.said("It is ab")]
+    cases: list[tuple[str, Form, Json, Callable[[Told, Asked], bool]]] = [
+        ("an answer that was begun", CHAT, {"messages": begun}, _goes_on_with("It is ab")),
+        ("an answer that was begun", MESSAGES, {"messages": begun}, _goes_on_with("It is ab")),
+        ("a format of the answer", CHAT, {"response_format": named}, _structured),
+        ("a format of the answer", RESPONSES, {"text": {"format": {**named, "schema": schema}}}, _structured),
+        ("echo", TEXT, {"echo": True}, lambda told, _: TEXT.text(told.body).startswith("stone?")),
+        ("suffix", TEXT, {"suffix": "ab"}, lambda _told, _asked: False),
+    ]
+    for what, form, more, done in cases:
+        async with bench.opened(form) as opened:
+            told = await opened.agent.post(form.path, _body(form, **more))
+            if told.status == 200:
+                expect(done(told, opened.session.asked[0]), f"{form.path}: {what} is ignored: {str(told.body)[:200]}")
+            else:
+                shown = f"{form.path}: {what} is answered with {told.status}: {str(told.body)[:200]}"
+                expect(400 <= told.status < 500 and told.reason, shown)
+
+
+def _goes_on_with(text: str) -> Callable[[Told, Asked], bool]:
+    return lambda _told, asked: text_of(asked.input_ids).endswith(text)
+
+
+def _structured(_told: Told, asked: Asked) -> bool:
+    return asked.structure is not None

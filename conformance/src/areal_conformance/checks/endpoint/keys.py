@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import math
 
-from areal_conformance.benches.endpoint import Agent, EndpointBench, Gate, said, trained
-from areal_conformance.benches.endpoint_forms import CHAT, FORMS
+from areal_agentic.endpoint import SessionLimits
+from areal_conformance.benches.endpoint import Agent, EndpointBench, Gate, answered, grown, said, trained
+from areal_conformance.benches.endpoint_forms import CHAT, FORMS, RESPONSES
+from areal_conformance.benches.endpoint_streams import Json
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 
@@ -49,7 +51,7 @@ async def required(bench: EndpointBench) -> None:
         for what, given in wrong.items():
             agent = Agent(http=bench.http, url=url, key=given)
             for form in FORMS.values():
-                body = {**form.body([]), form.history: "stone?" if form.history == "prompt" else [form.asked("stone?")]}
+                body = form.body(form.question("stone?"))
                 for headers in (
                     {"authorization": f"Bearer {given}".strip()},
                     {"authorization": "", "x_api_key": given},
@@ -70,7 +72,7 @@ async def taken(bench: EndpointBench) -> None:
         url = (await bench.endpoint()).url
         agent = Agent(http=bench.http, url=url, key=opened.agent.key)
         for form in FORMS.values():
-            body = {**form.body([]), form.history: "stone?" if form.history == "prompt" else [form.asked("stone?")]}
+            body = form.body(form.question("stone?"))
             said(form, await agent.post(form.path, body), f"{form.path} with a bearer token")
             by_name = await agent.post(form.path, body, authorization="", x_api_key=agent.key)
             said(form, by_name, f"{form.path} with x-api-key")
@@ -104,3 +106,45 @@ async def closed(bench: EndpointBench) -> None:
     seen = (opened.open.num_answers, opened.open.reward, opened.session.begun)
     expect(seen == (1, None, 2), f"the session was over, and answers, reward and engine know of more: {seen}")
     trained(opened)
+
+
+@check("endpoint.keys.unsaid", level=Level.SINGLE, law=11, spec=_KEYS)
+async def unsaid(bench: EndpointBench) -> None:
+    """Nothing that is told, answers, streams, refusals or headers, holds a key, of the session or of another."""
+    async with bench.opened() as other, bench.opened(limits=SessionLimits(max_requests=9)) as opened:
+        told = [await opened.agent.get("/models"), await opened.agent.post("/nowhere", {})]
+        for form in FORMS.values():
+            for more in ({}, {"stream": True}):
+                told.append(await opened.agent.post(form.path, form.body(form.question("stone?"), **more)))
+            told.append(await opened.agent.post(form.path, {}))
+        told += [await opened.agent.post(CHAT.path, CHAT.body(CHAT.question("ab?"))) for _ in range(2)]
+        told += [await opened.agent.reward(0.5), await opened.agent.reward("much")]
+        stranger = bench.agent(await bench.endpoint(), "areal-no-such-key")
+        told.append(await stranger.reward(0.5))
+        for key in (opened.agent.key, other.agent.key):
+            seen = [f"{one.status} {one.raw[:200]}" for one in told if key in one.raw]
+            expect(not seen, f"a key is told: {seen[:2]}")
+
+
+@check("endpoint.keys.responses", level=Level.SINGLE, law=11, spec=_KEYS)
+async def responses(bench: EndpointBench) -> None:
+    """A `previous_response_id` is gone on from in its own session, or refused; that of another session always is."""
+    async with bench.opened(RESPONSES) as opened, bench.opened(RESPONSES) as other:
+        made = answered(RESPONSES, await opened.agent.post("/responses", _named("stone?")), "a response")
+        for agent, previous in ((other.agent, made["id"]), (opened.agent, "resp_none"), (other.agent, "resp_none")):
+            told = await agent.post("/responses", _named("well?", previous))
+            what = "of another session" if previous == made["id"] else "that nobody has"
+            expect(400 <= told.status < 500 and told.reason, f"a response {what} is answered with {told}")
+        begun = (opened.session.begun, other.session.begun)
+        expect(begun == (1, 0), f"responses that are not there reached the engines: {begun}")
+        told = await opened.agent.post("/responses", _named("well?", made["id"]))
+        if told.status == 200:
+            grown(opened)
+        else:
+            expect(400 <= told.status < 500 and told.reason, f"a response of the session is answered with {told}")
+        expect(len(trained(opened)) == 1, "a response that is gone on from is not one trajectory")
+
+
+def _named(question: str, previous: str = "") -> Json:
+    more = {"previous_response_id": previous} if previous else {}
+    return RESPONSES.body(RESPONSES.question(question), **more)

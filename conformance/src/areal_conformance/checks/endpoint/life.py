@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
+import weakref
 from urllib.parse import urlsplit
 
 from areal_agentic.endpoint import AgentEndpoint
@@ -116,3 +118,20 @@ async def in_flight(bench: EndpointBench) -> None:
         expect(not answered, f"requests that were cancelled are answered with {answered}")
         expect(opened.open.num_answers == 0, f"nothing was answered, num_answers is {opened.open.num_answers}")
         expect(tuple(opened.open.trajectories(1.0)) == (), "requests that were cancelled have trajectories")
+
+
+@check("endpoint.life.forgets", level=Level.SINGLE, law=10, spec="endpoint#sessions")
+async def forgets(bench: EndpointBench) -> None:
+    """Sessions that are over are let go of: what a run has made so far is not in memory."""
+    count, left = 12, []
+    for number in range(count):
+        async with bench.opened() as opened:
+            await opened.agent.say("stone?", stream=number % 2 == 1)
+            await opened.agent.say("ab ba?")
+            left.append(weakref.ref(opened.session))
+        del opened
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gc.collect()
+    held = sum(session() is not None for session in left)  # a connection may hold on to its last request
+    expect(held <= count // 3, f"{held} of {count} sessions that are over are still held")

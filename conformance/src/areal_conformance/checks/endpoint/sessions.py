@@ -12,7 +12,7 @@ from random import Random
 
 from areal_agentic.endpoint import SessionLimits
 from areal_conformance.benches.endpoint import EndpointBench, Gate, Opened, answer, said, text_of, trained, words
-from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, FORMS, TEXT, Form
+from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, FORMS, Form
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
@@ -150,6 +150,23 @@ async def told(bench: EndpointBench) -> None:
     expect(len(trained(opened)) == 2, "an answer, and two that go on from it, are not two trajectories")
 
 
+@check("endpoint.sessions.restarts", level=Level.SINGLE, law=5, spec=_SESSIONS)
+async def restarts(bench: EndpointBench) -> None:
+    """A conversation that was answered and begins anew is counted, with the reason; one that is new is not."""
+    async with bench.opened() as opened:
+        endpoint = await bench.endpoint()
+        await opened.agent.say("stone?")
+        await opened.agent.say("ab ba?")
+        await bench.agent(endpoint, opened.agent.key).say("quite another?")
+        seen = opened.open.metrics["agent/restarted"]
+        expect(seen == 0, f"nothing began anew, agent/restarted is {seen}")
+        opened.agent.history[1] = CHAT.said("ab, as I said")
+        await opened.agent.say("well?")
+        counted = {name: opened.open.metrics.get(f"agent/restarted{name}", 0) for name in ("", "/edited")}
+        expect(set(counted.values()) == {1}, f"a conversation was edited and began anew, counted is {counted}")
+        expect(len(trained(opened)) == 3, "two conversations, and one that began anew, are not three trajectories")
+
+
 @family("endpoint.streams.whole.{form}", FORMS, level=Level.SINGLE, law=1, spec="endpoint#tokens")
 async def whole(bench: EndpointBench, form: Form) -> None:
     """The pieces of a stream by {form} are the whole answer, its end is told, and the tokens are kept all the same."""
@@ -157,9 +174,7 @@ async def whole(bench: EndpointBench, form: Form) -> None:
     made = [answer(number, text=text, stop=_END[number % 2]) for number, text in enumerate(texts)]
     async with bench.opened(form, script=lambda turn: made[turn]) as opened:
         for text in texts:
-            history = "stone?" if form is TEXT else [form.asked("stone?")]
-            body = {**form.body([]), form.history: history, "stream": True}
-            streamed = await opened.agent.post(form.path, body)
+            streamed = await opened.agent.post(form.path, form.body(form.question("stone?"), stream=True))
             seen = said(form, streamed, f"a stream by {form.name}")
             expect(len(streamed.events) > 1, f"asked for a stream, the agent is told {streamed.body!r}")
             expect(seen == text, f"the engine gave {text!r}, the pieces say {seen!r}")

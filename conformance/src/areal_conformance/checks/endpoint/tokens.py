@@ -7,12 +7,11 @@ Does not know: how an endpoint remembers them.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from random import Random
 
 from areal_conformance.benches.conversations import Json
-from areal_conformance.benches.endpoint import EndpointBench, Opened, answer, said, text_of, tokenizer, trained
+from areal_conformance.benches.endpoint import EndpointBench, answer, grown, said, text_of, tokenizer, trained
 from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, FORMS, TEXT, Form
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import Violation, expect
@@ -20,10 +19,6 @@ from areal_conformance.probes.tokenizers import END
 from areal_core.contract.data import StopReason
 
 _TOKENS = "endpoint#tokens"
-_TOOL: Json = {
-    "type": "function",
-    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}},
-}
 
 
 @family("endpoint.tokens.exact.{form}", FORMS, level=Level.SINGLE, law=1, spec=_TOKENS)
@@ -34,8 +29,7 @@ async def exact(bench: EndpointBench, form: Form) -> None:
         async with bench.opened(form, script=lambda _turn, made=made: made) as opened:
             agent = opened.agent
             question = "stone ab?"
-            history = [form.asked(question)] if form is not TEXT else question
-            told = await agent.post(form.path, {**form.body([]), form.history: history})
+            told = await agent.post(form.path, form.body(form.question(question)))
             seen = said(form, told, form.name)
             due = tokenizer().decode(made.output_ids, skip_special_tokens=True)
             expect(seen == due, f"the engine gave {due!r}, the agent reads {seen!r}")
@@ -55,19 +49,9 @@ async def turns(bench: EndpointBench, form: Form) -> None:
     async with bench.opened(form) as opened:
         for question in ("stone?", "ab ba?", "and \u4f60\u597d?", "well"):
             await opened.agent.say(question)
-        _grown(opened)
+        grown(opened)
         made = trained(opened)
         expect(len(made) == 1, f"one conversation became {len(made)} trajectories")
-
-
-def _grown(opened: Opened) -> None:
-    asked = opened.session.asked
-    for number, (before, after) in enumerate(itertools.pairwise(asked), start=1):
-        assert before.generation is not None
-        whole = (*before.input_ids, *before.generation.output_ids)
-        seen = after.input_ids[: len(whole)]
-        told = f"turn {number} was {text_of(whole)!r} in {len(whole)} tokens; the next is asked with other ones"
-        expect(seen == whole, f"{told}: its beginning is {text_of(seen)!r}")
 
 
 @check("endpoint.tokens.cut", level=Level.SINGLE, law=1, spec=_TOKENS)
@@ -76,12 +60,25 @@ async def cut(bench: EndpointBench) -> None:
     async with bench.opened(script=lambda turn: answer(7 + turn, stop=StopReason.LENGTH)) as opened:
         for question in ("stone?", "ab ba?", "well"):
             await opened.agent.say(question)
-        _grown(opened)
+        grown(opened)
         for before, asked in itertools.pairwise(opened.session.asked):
             assert before.generation is not None
             behind = asked.input_ids[len(before.input_ids) + len(before.generation.output_ids) :]
             expect(text_of(behind).startswith(END), f"behind a cut answer stands {text_of(behind)!r}")
         expect(len(trained(opened)) == 1, "one conversation became several trajectories")
+
+
+@check("endpoint.tokens.spaced", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def spaced(bench: EndpointBench) -> None:
+    """An answer that the agent keeps without the white space around it goes on with it, in the engine's tokens."""
+    texts = (" ab ba ", "ba\n\n", "\nstone")
+    async with bench.opened(script=lambda turn: answer(turn, text=texts[turn % 3])) as opened:
+        for number in range(4):
+            await opened.agent.say(f"stone {number}?")
+            said_last = opened.agent.history[-1]
+            opened.agent.history[-1] = {**said_last, "content": said_last["content"].strip()}
+        grown(opened)
+        expect(len(trained(opened)) == 1, "one conversation whose answers were trimmed became several trajectories")
 
 
 @check("endpoint.tokens.ids", level=Level.SINGLE, law=1, spec=_TOKENS)
@@ -124,31 +121,6 @@ async def edited(bench: EndpointBench) -> None:
             assert first.generation is not None
             made = trained(opened)
             expect(len(made) == 2, f"{what} was edited, and {len(made)} trajectories were made of two")
-
-
-@check("endpoint.tokens.tools", level=Level.SINGLE, law=1, spec=_TOKENS)
-async def tools(bench: EndpointBench) -> None:
-    """Calls are told as the API has them, and behind the answer of a tool the exact tokens go on."""
-    call = '<tool_call>\n{"name": "add", "arguments": {"b": "ab", "a": 1}}\n</tool_call>'
-    script = [answer(1, text=f"abba\n{call}"), answer(2, text=call), answer(3)]
-    async with bench.opened(script=lambda turn: script[turn]) as opened:
-        agent = opened.agent
-        agent.history.append(CHAT.asked("what is it?"))
-        for number in range(2):
-            told = await agent.ask(tools=[_TOOL])
-            said(CHAT, told, "a call")
-            choice = told.body["choices"][0]
-            calls = choice["message"].get("tool_calls") or []
-            read = [(one["function"]["name"], json.loads(one["function"]["arguments"])) for one in calls]
-            expect(read == [("add", {"b": "ab", "a": 1})], f"the policy called add, the agent is told {read}")
-            expect(choice["finish_reason"] == "tool_calls", f"finish_reason of a call is {choice['finish_reason']!r}")
-            done = {"role": "tool", "tool_call_id": calls[0]["id"], "content": f"{number} ab"}
-            agent.history += [choice["message"], done]
-        said(CHAT, await agent.ask(tools=[_TOOL]), "an answer behind calls")
-        first = text_of(opened.session.asked[0].input_ids)
-        expect('"add"' in first, f"the tool is not in what the policy was asked: {first!r}")
-        _grown(opened)
-        expect(len(trained(opened)) == 1, "one conversation with calls became several trajectories")
 
 
 @check("endpoint.tokens.conversations", level=Level.SINGLE, law=1, spec=_TOKENS, deadline_s=120.0)

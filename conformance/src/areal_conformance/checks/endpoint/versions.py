@@ -44,8 +44,7 @@ async def logprobs(bench: EndpointBench) -> None:
     """An agent that asks for log-probs is told those of the engine, one for each token."""
     for form, flag in ((CHAT, True), (TEXT, 1)):
         async with bench.opened(form) as opened:
-            history = [form.asked("stone?")] if form is CHAT else "stone?"
-            told = await opened.agent.post(form.path, {**form.body([]), form.history: history, "logprobs": flag})
+            told = await opened.agent.post(form.path, form.body(form.question("stone?"), logprobs=flag))
             said(form, told, form.name)
             choice, made = told.body["choices"][0], opened.session.asked[0].generation
             assert made is not None
