@@ -32,6 +32,8 @@ class Body(BaseModel):
     @classmethod
     def _writable(cls, value: object) -> object:
         """Refuse what Python reads and nobody could write: half of a surrogate pair, NaN, ever deeper lists."""
+        if isinstance(value, bytes):
+            raise ValueError("it is not sent as JSON: the content-type has to be application/json")
         try:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError) as error:
