@@ -8,7 +8,7 @@ import pytest
 
 from areal_core.contract.errors import ConfigError, DatasetError
 from areal_environments import verifiers
-from areal_environments.played import PlayedConfig
+from areal_environments.verifiers import VerifiersConfig
 
 from .speaking import episode
 
@@ -36,4 +36,4 @@ def test_what_is_no_environment_is_told(tmp_path: Path, text: str, function: str
 def test_a_row_of_another_data_set_is_refused() -> None:
     """It does not say what to play."""
     with pytest.raises(DatasetError, match="no column 'environment'"):
-        episode(verifiers.workflow(PlayedConfig()), {"prompt": "a"}, ["b"])
+        episode(verifiers.workflow(VerifiersConfig()), {"prompt": "a"}, ["b"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.contract.errors import EpisodeFailed
+from areal_core.contract.errors import ConfigError, DatasetError, EpisodeFailed
 from areal_environments import verifiers
-from areal_environments.played import PlayedConfig
+from areal_environments.verifiers import VerifiersConfig
 
 from .speaking import call, episode, episodes
 
@@ -83,7 +83,7 @@ def test_a_single_turn_is_scored_by_the_rubric(tmp_path: Path) -> None:
     name = written(tmp_path, SINGLE, "single_env") + ":load_environment"
     rows = verifiers.rows(verifiers.VerifiersRows(environment=name, arguments={"count": 2}))
     cases = [(rows[1], ["it is 2"]), (rows[1], ["it is 3"])]
-    (right, text), (wrong, _) = episodes(verifiers.workflow(PlayedConfig()), cases)
+    (right, text), (wrong, _) = episodes(verifiers.workflow(VerifiersConfig()), cases)
 
     assert len(rows) == 2
     assert text == "[system]Add.<eos>[user]1 + 1?<eos>[assistant]<it is 2<eos>>"
@@ -94,7 +94,7 @@ def test_a_single_turn_is_scored_by_the_rubric(tmp_path: Path) -> None:
 def test_turns_of_a_conversation_are_one_trajectory(tmp_path: Path) -> None:
     """The environment's words are context, each answer is trained on, the rubric sees the whole rollout."""
     (row,) = verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, MULTI, "multi_env")))
-    made, text = episode(verifiers.workflow(PlayedConfig()), row, ["3", "8", "5"])
+    made, text = episode(verifiers.workflow(VerifiersConfig()), row, ["3", "8", "5"])
 
     assert len(made.trajectories) == 1 and made.metrics["agent/requests"] == 3.0
     assert text.startswith("[user]Guess.<eos>[assistant]<3<eos>>[user]too low<eos>[assistant]<8<eos>>[user]too high")
@@ -104,7 +104,7 @@ def test_turns_of_a_conversation_are_one_trajectory(tmp_path: Path) -> None:
 def test_a_tool_of_the_environment_is_called(tmp_path: Path) -> None:
     """The policy sees what the tool returns and goes on."""
     (row,) = verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, TOOLS, "tool_env")))
-    made, text = episode(verifiers.workflow(PlayedConfig()), row, [call("double", x=21), "42"])
+    made, text = episode(verifiers.workflow(VerifiersConfig()), row, [call("double", x=21), "42"])
 
     assert "[tool]42<eos>" in text and text.endswith("[assistant]<42<eos>>")
     assert (made.trajectories[-1].reward, made.metrics["double_calls"]) == (1.0, 1.0)
@@ -119,10 +119,63 @@ def test_an_environment_takes_no_signals(tmp_path: Path) -> None:
 
 
 def test_a_rollout_that_fails_is_no_reward_of_zero(tmp_path: Path) -> None:
-    """A rubric or an environment that raises fails the episode."""
+    """An environment that raises fails the episode."""
     broken = MULTI.replace("return [vf.UserMessage", 'raise vf.InfraError("the world ended")\n        return [vf.User')
     (row,) = verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, broken, "broken_env")))
 
     with pytest.raises(EpisodeFailed, match="the rollout of the environment failed") as caught:
-        episode(verifiers.workflow(PlayedConfig()), row, ["3", "5"])
+        episode(verifiers.workflow(VerifiersConfig()), row, ["3", "5"])
     assert "the world ended" in str(caught.value.why)
+
+
+GROUP = """
+def load_environment():
+    return vf.EnvGroup(envs=[Guess(dataset=Dataset.from_list([{"question": "Guess.", "answer": "5"}]),
+                             rubric=vf.RubricGroup([vf.Rubric(funcs=[turns])]), max_turns=4)], env_names=["guess"])
+"""
+
+
+@pytest.mark.parametrize("text", [MULTI, MULTI.partition("def load_environment")[0] + GROUP], ids=["alone", "group"])
+def test_a_reward_function_that_raises_is_no_reward_of_zero(tmp_path: Path, text: str) -> None:
+    """The library says 0 there; that has to be asked for. Its name and its line are told."""
+    broken = text.replace("return 1.0 / len", "return 1.0 / 0 * len")
+    name = written(tmp_path, broken, f"broken_rubric_{len(text)}")
+    (row,) = verifiers.rows(verifiers.VerifiersRows(environment=name))
+
+    with pytest.raises(EpisodeFailed, match="reward function turns raised") as caught:
+        episode(verifiers.workflow(VerifiersConfig()), row, ["3", "5"])
+    assert "ZeroDivisionError" in str(caught.value.why) and "return 1.0 / 0" in str(caught.value.why)
+
+    made, _ = episode(verifiers.workflow(VerifiersConfig(raised_is_zero=True)), row, ["3", "5"])
+    assert made.trajectories[0].reward == 0.0
+
+
+def test_an_answer_without_text_is_an_answer(tmp_path: Path) -> None:
+    """The rubric says what it is worth, and it is trained on: a policy has to unlearn it."""
+    name = written(tmp_path, SINGLE, "empty_env")
+    (row, *_) = verifiers.rows(verifiers.VerifiersRows(environment=name))
+    made, text = episode(verifiers.workflow(VerifiersConfig()), row, [""])
+
+    assert text.endswith("[assistant]<<eos>>") and made.trajectories[0].reward == 0.0
+
+
+def test_a_rubric_of_groups_is_refused(tmp_path: Path) -> None:
+    """Before anything is played."""
+    text = MULTI.replace(
+        "async def turns(state):\n    return 1.0 / len(state[",
+        "async def turns(states):\n    return (1.0 / len(states[0][",
+    )
+    with pytest.raises(ConfigError, match="reward functions of groups"):
+        verifiers.rows(
+            verifiers.VerifiersRows(
+                environment=written(
+                    tmp_path, text.replace('["trajectory"])\n\n\ndef', '["trajectory"]),)\n\n\ndef'), "groups_env"
+                )
+            )
+        )
+
+
+def test_rows_to_evaluate_on_are_no_others(tmp_path: Path) -> None:
+    """The library would take those to train on where there are none."""
+    with pytest.raises(DatasetError, match="no rows of the split eval"):
+        verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, SINGLE, "split_env"), split="eval"))

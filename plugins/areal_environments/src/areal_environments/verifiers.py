@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ from areal_tasks.datasets.rows import LazyRows
 
 KEY = "data.options.environment"
 _FIX = "name an installed environment, FILE.py with a taskset, or FILE.py:FUNCTION that returns an environment"
+_OLDER = re.compile(r"module 'verifiers' has no attribute|from 'verifiers'|No module named 'verifiers\.(?!v1)")
+"""What Python says of an environment that the installed library has grown out of."""
 COLUMN = "environment"
 
 
@@ -36,7 +39,7 @@ class Loaded(Protocol):
     def row(self, split: str, index: int) -> Row:
         """Return a row as JSON, with its `prompt`."""
 
-    async def play(self, row: Row, base_url: str, api_key: str) -> RewardResult:
+    async def play(self, row: Row, base_url: str, api_key: str, *, raised_is_zero: bool) -> RewardResult:
         """Return what one rollout was worth; raises EpisodeFailed if it failed."""
 
 
@@ -57,6 +60,18 @@ class VerifiersRows:
     """Rows at most; 0 takes all."""
 
 
+@frozen(kw_only=True)
+class VerifiersConfig(PlayedConfig):
+    """Options of the workflow `verifiers`.
+
+    Example: VerifiersConfig(raised_is_zero=True, max_requests=20)
+    """
+
+    raised_is_zero: bool = False
+    """Take a reward function that raised for a reward of 0, as environments up to 0.3 are used to; else the episode
+    has failed."""
+
+
 def rows(config: VerifiersRows) -> LazyRows:
     """Return the environment's rows: the data set `verifiers`.
 
@@ -72,21 +87,17 @@ def rows(config: VerifiersRows) -> LazyRows:
     return LazyRows(count, lambda index: {COLUMN: named, **environment.row(config.split, index)})
 
 
-def workflow(config: PlayedConfig) -> PlayedWorkflow:
+def workflow(config: VerifiersConfig) -> PlayedWorkflow:
     """Return the workflow `verifiers`: an episode is a rollout of the row's environment, scored by its rubric."""
+
+    async def play(row: Row, base_url: str, api_key: str) -> RewardResult:
+        if COLUMN not in row:
+            fix = "data.name: verifiers"
+            raise DatasetError(f"a row has no column {COLUMN!r}", why="it says what to play", fix=fix)
+        environment = loaded(row[COLUMN])
+        return await environment.play(row, base_url, api_key, raised_is_zero=config.raised_is_zero)
+
     return PlayedWorkflow(config, play)
-
-
-async def play(row: Row, base_url: str, api_key: str) -> RewardResult:
-    """Play a row of the data set `verifiers`.
-
-    Raises:
-        DatasetError: the row is of another data set.
-        EpisodeFailed: the rollout failed.
-    """
-    if COLUMN not in row:
-        raise DatasetError(f"a row has no column {COLUMN!r}", why="it says what to play", fix="data.name: verifiers")
-    return await loaded(row[COLUMN]).play(row, base_url, api_key)
 
 
 def loaded(named: Mapping[str, Any]) -> Loaded:
@@ -101,10 +112,10 @@ def _loaded(name: str, arguments: str) -> Loaded:
     given = json.loads(arguments)
     try:
         made = _made(name, given)
-    except ConfigError:
-        raise
     except Exception as error:  # whatever an environment raises
-        raise ConfigError(f"{KEY}={name} cannot be loaded", why=told(error), fix=_FIX) from error
+        why = str(error.why) if isinstance(error, ConfigError) else told(error)
+        fix = "it is of an earlier version: pip install 'verifiers<0.4'" if _OLDER.search(why) else _FIX
+        raise ConfigError(f"{KEY}={name} cannot be loaded", why=why, fix=fix) from error
     if hasattr(made, "run_rollout"):
         return verifiers_v0.Environment(made)
     if hasattr(made, "run_episode"):

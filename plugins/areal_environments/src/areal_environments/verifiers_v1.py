@@ -46,11 +46,15 @@ class Environment:
         """Return how many tasks there are, `size` at most; 0 is all of them.
 
         Raises:
-            DatasetError: there is no end of them.
+            DatasetError: there is no end of them; a split is asked for.
         """
         taskset = self.made.taskset
-        if not size and not taskset.bounded:
-            raise DatasetError(f"{type(taskset).__name__} has no end", why="options.size is 0", fix="set options.size")
+        name = type(taskset).__name__
+        if split != "train":
+            fix = "leave split out, and choose its tasks by arguments: {taskset: {...}}, as its configuration has them"
+            raise DatasetError(f"{name} has no split {split}", why="a taskset is one list of tasks", fix=fix)
+        if not size and not getattr(taskset, "bounded", not taskset.INFINITE):  # 0.3 has INFINITE alone
+            raise DatasetError(f"{name} has no end", why="options.size is 0", fix="set options.size")
         self._until(size or sys.maxsize)
         return len(self._tasks)
 
@@ -69,8 +73,11 @@ class Environment:
             except StopIteration:
                 return
 
-    async def play(self, row: Row, base_url: str, api_key: str) -> RewardResult:
-        """Return what one episode was worth: the mean over its agents that are trained, with their metrics."""
+    async def play(self, row: Row, base_url: str, api_key: str, *, raised_is_zero: bool = False) -> RewardResult:
+        """Return what one episode was worth: the mean over its agents that are trained, with their metrics.
+
+        A reward function that raised has failed the episode in the library already, whatever `raised_is_zero`.
+        """
         v1 = importlib.import_module("verifiers.v1")
         self._until(row["task"] + 1)
         with _in_environment(api_key) as variable:
