@@ -187,7 +187,7 @@ def test_a_server_of_the_run_answers_only_to_the_run(count: str) -> None:
     """Others on this machine have not its key; by its URL and key it is one as any other; closed, it is gone."""
 
     async def asked() -> list[int]:
-        server = Served(count, "server")
+        server = Served(count)
         address = await server.address()
         statuses = []
         async with aiohttp.ClientSession() as http:
@@ -205,14 +205,36 @@ def test_a_server_of_the_run_answers_only_to_the_run(count: str) -> None:
 
 
 def test_what_is_no_application_is_refused(tmp_path: Path) -> None:
-    """With the option and what it may name."""
+    """With the option and what it may name; before a worker starts."""
     path = tmp_path / "no_application.py"
     path.write_text("app = 3")
 
     for name in ("app", "other"):
         with pytest.raises(ConfigError, match="is no application") as caught:
-            episode(openenv.workflow(openenv.OpenEnvConfig(server=f"{path}:{name}")), {"reset": {}}, ["a"])
+            openenv.workflow(openenv.OpenEnvConfig(server=f"{path}:{name}"))
         assert "FILE.py:APP" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("line", "missing", "fix"),
+    [
+        ("from openenv.core import thing", "openenv", "openenv]"),
+        ("import nemo_gym.app, no_such_package", "nemo_gym, no_such_package", "nemo-gym]"),
+        ("import no_such_package", "no_such_package", "install it"),
+    ],
+)
+def test_what_an_application_lacks_is_told_while_a_run_is_planned(
+    tmp_path: Path, line: str, missing: str, fix: str
+) -> None:
+    """Its file is not run for that; what lies beside it, and imports that may fail, are no lack."""
+    path = tmp_path / "lacks.py"
+    (tmp_path / "beside.py").touch()
+    path.write_text(f"{line}\nimport beside\ntry:\n    import no_other\nexcept ImportError:\n    pass\napp = 1 / 0")
+
+    for config in (openenv.OpenEnvConfig, nemo_gym.NemoGymConfig):
+        with pytest.raises(ConfigError, match="cannot be served") as caught:
+            config(server=f"{path}:app")
+        assert f"it imports {missing}, which" in str(caught.value.why) and fix in str(caught.value.fix)
 
 
 def test_an_episode_without_room_for_more_is_scored_as_it_is(guess: str) -> None:

@@ -21,7 +21,7 @@ from areal_core.contract.workflow import RewardResult
 from areal_environments.played import PlayedConfig, PlayedWorkflow, Row
 from areal_environments.policy import conversation
 from areal_environments.responses import Item, answered, chat_messages, chat_tools, output_items, response
-from areal_environments.serving import Served
+from areal_environments.serving import Served, check_server
 
 PARAMETERS = "responses_create_params"
 
@@ -43,10 +43,14 @@ class NemoGymConfig(PlayedConfig):
     request_timeout_s: float = field(default=120.0, validator=validators.gt(0.0))
     """How long the server may take for one request."""
 
+    def __attrs_post_init__(self) -> None:
+        """Refuse an application that is not there, while a run is planned."""
+        check_server(self.server)
+
 
 def workflow(config: NemoGymConfig) -> PlayedWorkflow:
     """Return the workflow `nemo_gym`: an episode is one session of the resource server."""
-    served = Served(config.server, "rollout.workflow.options.server")
+    served = Served(config.server)
 
     async def play(row: Row, base_url: str, api_key: str) -> RewardResult:
         address = await served.address()

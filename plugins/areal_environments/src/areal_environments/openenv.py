@@ -23,7 +23,7 @@ from areal_core.contract.errors import EpisodeFailed
 from areal_core.contract.workflow import RewardResult
 from areal_environments.played import PlayedConfig, PlayedWorkflow, Row
 from areal_environments.policy import conversation
-from areal_environments.serving import Address, Served
+from areal_environments.serving import Address, Served, check_server
 from areal_tasks.datasets.rows import LazyRows
 from areal_tasks.datasets.seeds import SplitConfig
 
@@ -81,6 +81,10 @@ class OpenEnvConfig(PlayedConfig):
     step_timeout_s: float = field(default=60.0, validator=validators.gt(0.0))
     """How long the server may take for one step."""
 
+    def __attrs_post_init__(self) -> None:
+        """Refuse an application that is not there, while a run is planned."""
+        check_server(self.server)
+
 
 def workflow(config: OpenEnvConfig) -> PlayedWorkflow:
     """Return the workflow `openenv`: an episode is one session of the environment."""
@@ -97,7 +101,7 @@ class Player:
     _places: asyncio.Semaphore = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._served = Served(self.config.server, "rollout.workflow.options.server")
+        self._served = Served(self.config.server)
         self._places = asyncio.Semaphore(self.config.sessions)
 
     async def play(self, row: Row, base_url: str, api_key: str) -> RewardResult:

@@ -3,17 +3,21 @@
 An application is served on loopback by the controller itself, to those who know the run's own key, until its event loop
 ends.
 
-Knows: URLs, applications, the key.
+Knows: URLs, applications, what their files import, the key.
 Does not know: what is asked.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import secrets
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,10 +25,49 @@ from attrs import Factory, define, field, frozen
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from areal_agentic.user_function import check_function
 from areal_core.contract.errors import ConfigError
+from areal_core.plugins.install import pip_install
 from areal_environments.source import module_of
 
+KEY = "rollout.workflow.options.server"
 FIX = "give a URL, or FILE.py:APP or MODULE:APP that names an application (ASGI, such as FastAPI)"
+_URL = ("http://", "https://")
+_EXTRAS = {"openenv": "openenv", "nemo_gym": "nemo-gym"}
+"""Packages that applications import, and the extras that bring them."""
+
+
+def check_server(server: str) -> None:
+    """Refuse, while a run is planned, an application that is not there or imports what is not installed; runs no file.
+
+    Raises:
+        ConfigError: says why.
+    """
+    if server.startswith(_URL):
+        return
+    check_function(server, what=f"{KEY}={server} is no application", fix=FIX)
+    where = server.rpartition(":")[0]
+    missing = _missing(Path(where).expanduser()) if where.endswith(".py") else []
+    if missing:
+        brings = [f"areal-environments[{_EXTRAS[name]}]" for name in missing if name in _EXTRAS]
+        raise ConfigError(
+            f"{KEY}={server} cannot be served",
+            why=f"it imports {', '.join(missing)}, which is not installed",
+            fix=f"{pip_install(brings[0]) if brings else 'install it'}, or serve it elsewhere and give its URL",
+        )
+
+
+def _missing(path: Path) -> list[str]:
+    """Return the packages that a file imports at its top level and that neither are installed nor lie beside it."""
+    names = []
+    for line in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(line, ast.Import):
+            names += [each.name for each in line.names]
+        elif isinstance(line, ast.ImportFrom) and line.module and not line.level:
+            names.append(line.module)
+    roots = dict.fromkeys(name.partition(".")[0] for name in names)
+    beside = {each.stem for each in path.parent.iterdir()}
+    return [root for root in roots if root not in beside and root not in sys.modules and find_spec(root) is None]
 
 
 @frozen
@@ -37,22 +80,33 @@ class Address:
 
 @define(eq=False)
 class Served:
-    """One server, started when it is first asked for."""
+    """One server, started when it is first asked for; an application is imported at once.
+
+    Raises:
+        ConfigError: there is no such application.
+    """
 
     server: str
     """A URL, or FILE.py:APP or MODULE:APP."""
-    key: str
-    """The option that named it, for errors."""
+    _app: Any = field(default=None, init=False)  # Any: the user's own
     _address: Address | None = field(default=None, init=False)
     _running: _Server | None = field(default=None, init=False)
     _serving: asyncio.Task[None] | None = field(default=None, init=False)
     _starting: asyncio.Lock = field(factory=asyncio.Lock, init=False)
 
+    def __attrs_post_init__(self) -> None:
+        if self.server.startswith(_URL):
+            return
+        where, _, name = self.server.rpartition(":")
+        self._app = getattr(module_of(where, KEY, FIX), name, None)
+        if not callable(self._app):
+            raise ConfigError(f"{KEY}={self.server} is no application", why=f"{where} has no {name}", fix=FIX)
+
     async def address(self) -> Address:
         """Return where it is; an application is listening then.
 
         Raises:
-            ConfigError: there is no such application.
+            ConfigError: the application does not start.
         """
         async with self._starting:
             if self._address is None:
@@ -67,21 +121,17 @@ class Served:
         self._running = self._serving = self._address = None
 
     async def _found(self) -> Address:
-        if self.server.startswith(("http://", "https://")):
+        if self._app is None:
             return Address(self.server.rstrip("/"))
-        where, _, name = self.server.rpartition(":")
-        app = getattr(module_of(where, self.key, FIX), name, None)
-        if not callable(app):
-            raise ConfigError(f"{self.key}={self.server} is no application", why=f"{where} has no {name}", fix=FIX)
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         key = secrets.token_urlsafe(24)
-        guarded: Any = _Guarded(app, key)  # Any: uvicorn takes more kinds of applications than it says
+        guarded: Any = _Guarded(self._app, key)  # Any: uvicorn takes more kinds of applications than it says
         config = uvicorn.Config(guarded, log_level="error", access_log=False, timeout_graceful_shutdown=1)
         self._running = _Server(config)
         self._serving = asyncio.create_task(_serve(self._running, listening), name=f"server {self.server}")
         if not await self._running.listens(self._serving):
-            raise ConfigError(f"{self.key}={self.server} did not start", why="its lifespan failed", fix=FIX)
+            raise ConfigError(f"{KEY}={self.server} did not start", why="its lifespan failed", fix=FIX)
         return Address(f"http://127.0.0.1:{listening.getsockname()[1]}", {"Authorization": f"Bearer {key}"})
 
 
