@@ -1,6 +1,6 @@
-"""A client of `areal serve`: it asks the policy to spell words backward, and says how well each was done.
+"""A client of `areal serve`: it asks the policy to spell words backward, and says whether each was right.
 
-python examples/agents/visitor.py runs/online/online.json 2000
+python examples/agents/visitor.py runs/online/online.json 4000
 """
 
 import asyncio
@@ -16,13 +16,11 @@ AT_ONCE = 16
 
 
 async def visit(admin: AsyncOpenAI, word: str) -> float:
-    """Have one session, and tell its reward: the share of letters that are right."""
+    """Have one session, and tell its reward: 1 if the answer is right."""
     session = await admin.post("/sessions", cast_to=object)
     client = admin.with_options(api_key=session["api_key"])
     answer = await client.completions.create(model="policy", prompt=f"{word}>", max_tokens=16)
-    spelled, wanted = answer.choices[0].text, word[::-1]
-    right = sum(said == letter for said, letter in zip(spelled, wanted, strict=False))
-    reward = right / max(len(spelled), len(wanted))
+    reward = float(answer.choices[0].text == word[::-1])
     await client.post("/reward", body={"reward": reward}, cast_to=object)
     return reward
 
