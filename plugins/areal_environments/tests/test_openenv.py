@@ -9,7 +9,7 @@ import pytest
 from areal_core.contract.errors import EpisodeFailed
 from areal_environments import openenv
 
-from .speaking import episode, episodes
+from .speaking import call, episode, episodes
 
 pytestmark = pytest.mark.environments
 GUESS = '''
@@ -101,3 +101,80 @@ def test_an_environment_that_fails_fails_the_episode(server: str) -> None:
     with pytest.raises(EpisodeFailed, match="CAPACITY_REACHED") as caught:
         episodes(openenv.workflow(config), [(ROW, ["1", "2", "7"])] * 4)
     assert "max_concurrent_envs" in str(caught.value.fix)
+
+
+TOOLS = '''
+from fastmcp import FastMCP
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Observation, State
+
+
+class Counting(MCPEnvironment):
+    """Count to the seed."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        self.count = 0
+        server = FastMCP("counting")
+
+        @server.tool()
+        def add(number: int) -> int:
+            """Add to the count."""
+            self.count += number
+            return self.count
+
+        super().__init__(server)
+
+    def reset(self, seed=None, episode_id=None, **more):
+        self.wanted = seed
+        return Observation()
+
+    def step(self, action, timeout_s=None, **more):
+        return self._scored(super().step(action, timeout_s=timeout_s))
+
+    async def step_async(self, action, timeout_s=None, **more):
+        return self._scored(await super().step_async(action, timeout_s=timeout_s))
+
+    def _scored(self, seen):
+        if isinstance(seen, CallToolObservation):
+            seen.done = self.count >= self.wanted
+            seen.reward = float(self.count == self.wanted) if seen.done else 0.0
+        return seen
+
+    def _step_impl(self, action, timeout_s=None, **more):
+        raise AssertionError(action)
+
+    @property
+    def state(self):
+        return State()
+
+
+app = create_fastapi_app(Counting, CallToolAction, CallToolObservation, max_concurrent_envs=4)
+'''
+
+
+def test_tools_of_an_environment_are_called(tmp_path: Path) -> None:
+    """It lists them; a call is a step with a reward; what is wrong with one is told; it says when it ends."""
+    (tmp_path / "counting_app.py").write_text(TOOLS)
+    config = openenv.OpenEnvConfig(server=f"{tmp_path}/counting_app.py:app", tools=True, instruction="Count.")
+    right = [call("add", number=3) + call("add", number="many"), call("minus"), call("add", number=4), "never"]
+    wrong = [call("add", number=9)]
+    cases = [(ROW, right), (ROW, wrong), (ROW, ["I do not."])]
+    (one, text), (other, _), (none, said) = episodes(openenv.workflow(config), cases)
+
+    assert "[tools]add <eos>[user]Count.<eos>[assistant]<" in text and "[tool]3<eos>[tool]" in text
+    assert "there is no tool minus; there are add" in text and "number" in text and "never" not in text
+    assert [each.trajectories[-1].reward for each in (one, other, none)] == [1.0, 0.0, 0.0]
+    assert [each.metrics["done"] for each in (one, other, none)] == [1.0, 1.0, 0.0]
+    assert said.endswith("[assistant]<I do not.<eos>>")
+
+
+def test_an_environment_without_tools_fails_its_episodes(server: str) -> None:
+    """With what to set."""
+    config = openenv.OpenEnvConfig(server=server, tools=True)
+    with pytest.raises(EpisodeFailed, match="lists no tools") as caught:
+        episode(openenv.workflow(config), ROW, ["3"])
+    assert "options.tools" in str(caught.value.fix)

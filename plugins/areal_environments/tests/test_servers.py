@@ -27,6 +27,13 @@ async def session(socket):
         asked = json.loads(text)
         if asked["type"] == "reset":
             secret, told = asked["data"]["seed"] % 10, {"observation": {"hint": "?"}, "reward": None, "done": False}
+        elif asked["data"].get("type") == "list_tools":
+            told = {"observation": {"tools": [{"name": "guess", "description": "Guess."}]}}
+        elif asked["data"].get("type") == "call_tool":
+            right = asked["data"]["arguments"].get("number") == secret
+            error = {"error_type": "invalid_args", "message": "no number"}
+            seen = {"result": "yes" if right else {"closer": True}, "error": error if "number" not in text else None}
+            told = {"observation": seen, "reward": float(right), "done": right}
         elif not asked["data"].get("number", "").isdigit():
             error = {"code": "VALIDATION_ERROR", "errors": [{"msg": "no digit"}]}
             await socket.send_json({"type": "error", "data": error})
@@ -113,6 +120,20 @@ def test_what_the_policy_says_becomes_actions_and_observations_messages(guess: s
     )
     assert "This is no action" in text and "no digit" in text and text.endswith("[assistant]<now 7<eos>>")
     assert [each.trajectories[0].reward for each in (made, last)] == [0.75, 1.0]
+
+
+def test_tools_of_an_environment_are_called(guess: str) -> None:
+    """Results are told as they are, errors by their message; it ends with a call, or without one."""
+    config = openenv.OpenEnvConfig(server=guess, tools=True, observation="it says {hint}")
+    right = [call("guess") + call("guess", number=1), call("other"), call("guess", number=7) + call("guess"), "never"]
+    (made, text), (none, said) = episodes(
+        openenv.workflow(config), [({"reset": {"seed": 7}}, right), ({"reset": {"seed": 7}}, ["no"])]
+    )
+
+    assert text.startswith("[tools]guess <eos>[user]it says ?<eos>[assistant]<")
+    assert '[tool]invalid_args: no number<eos>[tool]{"closer": true}<eos>' in text
+    assert "[tool]there is no tool other; there are guess<eos>" in text and "never" not in text
+    assert [each.trajectories[-1].reward for each in (made, none)] == [1.0, 0.0] and said.endswith("<no<eos>>")
 
 
 def test_a_game_ends_after_its_turns(guess: str) -> None:
@@ -218,7 +239,7 @@ def test_what_is_no_application_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "missing", "fix"),
     [
-        ("from openenv.core import thing", "openenv", "openenv]"),
+        ("from nemo_gym.app import thing", "nemo_gym", "nemo-gym]"),
         ("import nemo_gym.app, no_such_package", "nemo_gym, no_such_package", "nemo-gym]"),
         ("import no_such_package", "no_such_package", "install it"),
     ],

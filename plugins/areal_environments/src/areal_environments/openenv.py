@@ -1,10 +1,9 @@
 """Environments of OpenEnv: what the policy says becomes an action, what is observed the next message.
 
-The server is spoken to by its own protocol over a WebSocket, one connection for each episode, so the library is needed
-only where an environment is served.
+The library is needed only where an environment is served.
 
-Knows: reset, step, actions and observations as JSON.
-Does not know: what any environment is about.
+Knows: reset, step, actions and observations as JSON; rewards of steps.
+Does not know: the protocol (`openenv_session`), tools (`openenv_tools`), what any environment is about.
 """
 
 from __future__ import annotations
@@ -12,25 +11,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 from attrs import Factory, define, field, frozen, validators
 
-from areal_core.contract.errors import EpisodeFailed
 from areal_core.contract.workflow import RewardResult
+from areal_environments.openenv_session import Json, Session, opened
+from areal_environments.openenv_tools import call_tool, list_tools
 from areal_environments.played import PlayedConfig, PlayedWorkflow, Row
-from areal_environments.policy import conversation
-from areal_environments.serving import Address, Served, check_server
+from areal_environments.policy import Message, Policy, conversation
+from areal_environments.serving import Served, check_server
 from areal_tasks.datasets.rows import LazyRows
 from areal_tasks.datasets.seeds import SplitConfig
 
-Json = dict[str, Any]  # Any: JSON
 _NAMED = re.compile(r"\{(\w+)\}")
-_INVALID = "VALIDATION_ERROR"
-"""The server's code for an action that is none: the policy is told, and the episode goes on."""
 
 
 @frozen(kw_only=True)
@@ -74,6 +69,8 @@ class OpenEnvConfig(PlayedConfig):
     """Other fields of the action, the same in every step."""
     pattern: str = field(default="", validator=lambda _, __, value: re.compile(value) and None)
     """A regular expression: the first group of its last match in the text stands for the text. Empty takes all."""
+    tools: bool = False
+    """Whether the environment is one of tools (`MCPEnvironment`): the policy calls them, until it calls none."""
     reward: str = field(default="sum", validator=validators.in_(("sum", "last")))
     """What the episode is worth: the sum of the rewards of its steps, or the last one that was told."""
     max_turns: int = field(default=16, validator=validators.ge(1))
@@ -111,32 +108,47 @@ class Player:
             EpisodeFailed: the server cannot be reached, is full, or failed.
         """
         address, config = await self._served.address(), self.config
-        async with (
-            self._places,
-            _session(address, config.step_timeout_s) as session,
-            conversation(base_url, api_key) as policy,
-        ):
+        async with self._places, opened(address, config.step_timeout_s) as session:
             seen = await session.told("reset", dict(row.get("reset") or {}))
-            rewards, turns = [seen.get("reward")], 0
-            start = [_filled(config.instruction, seen)] if config.instruction else []
-            policy.say("user", "\n\n".join([*start, self._message(seen)]))
-            while not seen.get("done") and turns < config.max_turns:
-                answer = await policy.answer()
-                if answer is None:
-                    break
-                turns += 1
-                seen = await self._stepped(session, answer.get("content") or "")
-                rewards.append(seen.get("reward"))
-                policy.say("user", seen["refused"] if "refused" in seen else self._message(seen))
+            rewards = [seen.get("reward")]
+            tools = await list_tools(session) if config.tools else ()
+            async with conversation(base_url, api_key, tools) as policy:
+                start = [_filled(config.instruction, seen)] if config.instruction else []
+                policy.say("user", "\n\n".join([*start, *self._messages(seen)]))
+                while not seen.get("done") and policy.num_answers < config.max_turns:
+                    answer = await policy.answer()
+                    if answer is None:
+                        break
+                    steps = await self._stepped(session, policy, answer)
+                    if not steps:
+                        break
+                    rewards += [step.get("reward") for step in steps]
+                    seen = steps[-1]
         told = [float(reward) for reward in rewards if reward is not None]
-        value = sum(told) if self.config.reward == "sum" else (told or [0.0])[-1]
-        return RewardResult(value=value, components={"turns": float(turns), "done": float(bool(seen.get("done")))})
+        value = sum(told) if config.reward == "sum" else (told or [0.0])[-1]
+        turns = float(policy.num_answers)
+        return RewardResult(value=value, components={"turns": turns, "done": float(bool(seen.get("done")))})
 
     async def close(self) -> None:
         """End the server, if it is here. Idempotent."""
         await self._served.close()
 
-    async def _stepped(self, session: _Session, text: str) -> Json:
+    async def _stepped(self, session: Session, policy: Policy, answer: Message) -> list[Json]:
+        """Take the steps that an answer asks for, and tell the policy what came of them."""
+        if not self.config.tools:
+            seen = await self._acted(session, answer.get("content") or "")
+            policy.say("user", seen["refused"] if "refused" in seen else "\n\n".join(self._messages(seen)))
+            return [seen]
+        steps: list[Json] = []
+        for call in answer.get("tool_calls") or ():
+            seen, said = await call_tool(session, call["function"], policy.tools)
+            steps.append(seen)
+            policy.say("tool", said, tool_call_id=call["id"])
+            if seen.get("done"):
+                break
+        return steps
+
+    async def _acted(self, session: Session, text: str) -> Json:
         found = re.findall(self.config.pattern, text, re.DOTALL) if self.config.pattern else []
         if found:
             text = found[-1] if isinstance(found[-1], str) else found[-1][0]
@@ -150,54 +162,13 @@ class Player:
             return {"refused": "This is no JSON object."}
         return await session.told("step", {**self.config.fixed, **action})
 
-    def _message(self, seen: Json) -> str:
-        return _filled(self.config.observation, seen) if self.config.observation else json.dumps(seen["observation"])
+    def _messages(self, seen: Json) -> list[str]:
+        if self.config.observation:
+            return [_filled(self.config.observation, seen)]
+        told = {name: value for name, value in seen["observation"].items() if name != "metadata" or value}
+        return [json.dumps(told)] if told or not self.config.tools else []
 
 
 def _filled(template: str, seen: Json) -> str:
     observed = seen["observation"]
     return _NAMED.sub(lambda found: str(observed.get(found[1], found[0])), template)
-
-
-@frozen
-class _Session:
-    """One connection, which is one instance of the environment."""
-
-    socket: aiohttp.ClientWebSocketResponse
-    timeout_s: float
-
-    async def told(self, kind: str, data: Json) -> Json:
-        """Return what the server answers: `observation`, `reward`, `done`; or `refused`, why the action is none."""
-        await self.socket.send_json({"type": kind, "data": data})
-        try:
-            answer = await self.socket.receive_json(timeout=self.timeout_s)
-        except (TypeError, TimeoutError) as error:  # aiohttp's TypeError: a connection closed, no text came
-            raise EpisodeFailed(
-                f"the environment gave no answer to {kind}",
-                why=f"{type(error).__name__}: {error}",
-                fix="look at its log; raise step_timeout_s if it is slow",
-            ) from error
-        told: Json = answer.get("data") or {}
-        if answer.get("type") == "observation":
-            return told
-        if kind == "step" and told.get("code") == _INVALID:
-            return {"refused": f"This is no action: {json.dumps(told.get('errors'), default=str)[:500]}"}
-        full = told.get("code") == "CAPACITY_REACHED"
-        raise EpisodeFailed(
-            f"the environment refuses {kind}",
-            why=f"{told.get('code')}: {told.get('message')}",
-            fix="lower rollout.workflow.options.sessions, or raise the server's max_concurrent_envs" if full else "",
-        )
-
-
-@asynccontextmanager
-async def _session(address: Address, timeout_s: float) -> AsyncIterator[_Session]:
-    url, headers = f"{address.url}/ws", dict(address.headers)
-    async with aiohttp.ClientSession(trust_env=False) as http:
-        try:
-            socket = await http.ws_connect(url, headers=headers, max_msg_size=0)
-        except aiohttp.ClientError as error:
-            why, fix = f"{type(error).__name__}: {error}", "start it, or correct rollout.workflow.options.server"
-            raise EpisodeFailed(f"no environment at {url}", why=why, fix=fix) from error
-        async with socket:
-            yield _Session(socket, timeout_s)
