@@ -126,7 +126,35 @@ def test_a_session_may_be_begun_that_is_not_trained_on() -> None:
     visiting(work)
 
 
-@pytest.mark.parametrize("body", [[], "no", {"trains": 1}, {"train": False}, {"trains": None}])
+def test_a_session_may_be_asked_for_that_is_trained_on_or_none() -> None:
+    """A client whose visits are for training comes again later."""
+
+    async def work(visits: Visits) -> None:
+        refused = await visits.post("/sessions", ADMIN, {"trains": True})
+        assert refused.status_code == 429 and refused.headers["retry-after"] and visits.hall.reception.num_open == 0
+        await visits.hall.wait()
+        assert (await visits.post("/sessions", ADMIN, {"trains": True})).json()["trains"]
+
+    visiting(work)
+
+
+def test_an_agent_may_be_kept_from_telling_its_own_reward() -> None:
+    """A policy that finds the path of rewards would learn to praise itself."""
+
+    async def work(visits: Visits) -> None:
+        episode = await visits.hall.wait()
+        session = (await visits.post("/sessions", ADMIN, {"tells_reward": False})).json()
+        await visits.ask(session["api_key"])
+        refused = await visits.post("/reward", session["api_key"], {"reward": 1.0})
+        assert refused.status_code == 403 and "admin key" in refused.json()["error"]["message"]
+        await visits.post(f"/sessions/{session['id']}/end", ADMIN, {"reward": 0.25})
+        made = await episode
+        assert made is not None and made.trajectories[0].reward == 0.25
+
+    visiting(work)
+
+
+@pytest.mark.parametrize("body", [[], "no", {"trains": 1}, {"train": False}, {"trains": None}, {"tells_reward": "no"}])
 def test_a_session_is_begun_with_nothing_else(body: Any) -> None:
     async def work(visits: Visits) -> None:
         refused = await visits.post("/sessions", ADMIN, body)
@@ -161,6 +189,24 @@ def test_more_sessions_than_may_be_open_are_refused_for_now() -> None:
         assert refused.status_code == 429 and refused.headers["retry-after"]
 
     visiting(work, max_sessions=1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({"reward": 1e308}, {"reward": 1, "form": -1e13}, {"reward": 1, "a" * 65: 1}, {"reward": 1, "a\nb": 1}),
+        {"reward": 1, **{f"part{n}": 1 for n in range(33)}},
+    ],
+)
+def test_what_would_spoil_a_batch_is_refused(body: Any) -> None:
+    """Sums of such numbers overflow, and names without end fill the metrics."""
+
+    async def work(visits: Visits) -> None:
+        session = await visits.begin()
+        assert (await visits.post("/reward", session["api_key"], body)).status_code == 400
+        assert await visits.ask(session["api_key"]) == 200
+
+    visiting(work)
 
 
 HUGE = b'{"reward": 1' + b"0" * 400 + b"}"

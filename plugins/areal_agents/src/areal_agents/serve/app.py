@@ -28,13 +28,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from areal_agents.gate import key_of
 from areal_agents.serve.config import KEY_FILE
-from areal_agents.serve.reception import ClientSession, Full, NotServing, Reception
+from areal_agents.serve.reception import ClientSession, Full, NobodyWaits, NotServing, Reception
 from areal_agents.told import reward_told
 from areal_agents.wire.problems import Problem
 from areal_core.contract.errors import EpisodeFailed
 from areal_core.contract.workflow import RewardResult
 
 _MOST_BYTES = 65_536
+_MOST_NUMBER = 1e12
+"""Beyond, sums and squares of a batch's rewards overflow: one client would end the run."""
+_MOST_PARTS, _MOST_LETTERS = 32, 64
+_OF_A_SESSION = frozenset({"trains", "tells_reward"})
 _OVER = "no session has this key: it is over, or the key is of another run"
 _OF_THE_ADMIN = (
     "the admin key is for POST /v1/sessions, POST /v1/sessions/ID/end and GET /v1/status; "
@@ -73,18 +77,15 @@ class OnlineApp:
 
     async def _begin(self, request: Request) -> JSONResponse:
         self._check_admin(request)
-        asked = await _read(request)
-        if asked is not None and (not isinstance(asked, dict) or not {"trains"}.issuperset(asked)):
-            raise HTTPException(400, 'a session begins with no body, or with {"trains": false}')
-        trains = True if asked is None else asked.get("trains", True)
-        if not isinstance(trains, bool):
-            raise HTTPException(400, "trains is true or false")
+        asked = await _asked(request)
         try:
-            session = self._reception.begin(trains=trains)
+            session = self._reception.begin(trains=asked.get("trains"), tells=asked.get("tells_reward", True))
         except NotServing:
             raise HTTPException(503, "the policy is not served now", _LATER) from None
         except Full:
             raise HTTPException(429, "as many sessions are open as may be (max_sessions)", _LATER) from None
+        except NobodyWaits:
+            raise HTTPException(429, "no session may begin now that is trained on", _LATER) from None
         told = {"id": session.id, "api_key": session.opened.key, "trains": session.trains}
         return JSONResponse({**told, "version": self._reception.version()}, status_code=201)
 
@@ -99,6 +100,10 @@ class OnlineApp:
         session = self._reception.of_key(key_of(request.headers))
         if session is None:
             raise HTTPException(401, _OF_THE_ADMIN if self._is_admin(request.headers) else _OVER)
+        if not session.tells:
+            raise HTTPException(
+                403, "the reward of this session is told with the admin key, to POST /v1/sessions/ID/end"
+            )
         reward = await _told(request)
         if reward is None:
             raise HTTPException(400, 'a reward is a number: {"reward": 0.5}')
@@ -127,9 +132,27 @@ class OnlineApp:
 async def _told(request: Request) -> RewardResult | None:
     """Return the reward in a body; None if it holds none."""
     try:
-        return reward_told(await _read(request), "of the session")
+        reward = reward_told(await _read(request), "of the session")
     except EpisodeFailed as error:
         raise HTTPException(400, f'{error.why}; say {{"reward": 0.5}}, other numbers beside it are its parts') from None
+    if reward is not None:
+        parts = reward.components
+        if any(abs(number) > _MOST_NUMBER for number in (reward.value or 0.0, *parts.values())):
+            raise HTTPException(400, f"a reward and its parts lie within plus and minus {_MOST_NUMBER:g}")
+        if len(parts) > _MOST_PARTS or any(len(name) > _MOST_LETTERS or not name.isprintable() for name in parts):
+            raise HTTPException(400, f"a reward has {_MOST_PARTS} parts at most, of {_MOST_LETTERS} letters each")
+    return reward
+
+
+async def _asked(request: Request) -> Mapping[str, bool]:
+    """Return what the body that begins a session asks for."""
+    asked = await _read(request)
+    if asked is None:
+        return {}
+    known = isinstance(asked, dict) and _OF_A_SESSION.issuperset(asked)
+    if not known or not all(isinstance(value, bool) for value in asked.values()):
+        raise HTTPException(400, f"the body of a session has {' and '.join(sorted(_OF_A_SESSION))}, true or false")
+    return dict(asked)
 
 
 async def _read(request: Request) -> Any:  # Any: JSON

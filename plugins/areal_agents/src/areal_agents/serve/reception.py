@@ -39,6 +39,10 @@ class Full(Exception):
     """As many sessions are open as may be."""
 
 
+class NobodyWaits(Exception):
+    """No session may begin now that is trained on."""
+
+
 class NotServing(Exception):
     """The policy is not served yet, or not any more."""
 
@@ -64,6 +68,8 @@ class ClientSession:
     opened: AgentSession
     trains: bool
     """An episode waited for it: it is trained on once it has a reward."""
+    tells: bool
+    """Its own key may tell the reward."""
     idle_timeout_s: float
     ends_at: float
     """When it is over at the latest, by `clock`."""
@@ -174,27 +180,30 @@ class Reception:
         """Return the open session of an id."""
         return next((session for session in self._sessions.values() if session.id == name), None)
 
-    def begin(self, *, trains: bool = True) -> ClientSession:
+    def begin(self, *, trains: bool | None = None, tells: bool = True) -> ClientSession:
         """Begin a session: that of the episode that waits longest, or one that is not trained on.
 
         Args:
-            trains: False for one that is not to be trained on, whoever waits.
+            trains: True for one that is trained on or none at all, False for one that is not, whoever waits.
+            tells: whether its own key may tell the reward.
 
         Raises:
-            NotServing, Full: none may begin now.
+            NotServing, Full, NobodyWaits: none may begin now.
         """
         if self.spare is None:
             raise NotServing
         if len(self._sessions) >= self._config.max_sessions:
             raise Full
-        while trains and self._waiting:
+        while trains is not False and self._waiting:
             place = self._waiting.popleft()
             if not place.taken.done():  # of an episode that is being cancelled
-                session = self._open(place.engine, trains=True)
+                session = self._open(place.engine, trains=True, tells=tells)
                 place.taken.set_result(session)
                 return session
+        if trains:
+            raise NobodyWaits
         engine = self.spare()
-        session = self._open(engine, trains=False)
+        session = self._open(engine, trains=False, tells=tells)
         task = asyncio.create_task(self._accompany(session, engine), name=f"untrained session {session.id}")
         self._untrained.add(task)
         task.add_done_callback(self._untrained.discard)
@@ -239,12 +248,13 @@ class Reception:
             self._forget(session)
             await engine.close()
 
-    def _open(self, engine: Session, *, trains: bool) -> ClientSession:
+    def _open(self, engine: Session, *, trains: bool, tells: bool) -> ClientSession:
         with ExitStack() as stack:
             opened = stack.enter_context(self._endpoint.open(engine, self._limits))
             session = ClientSession(
                 opened=opened,
                 trains=trains,
+                tells=tells,
                 idle_timeout_s=self._config.idle_timeout_s,
                 ends_at=self._clock.now() + self._config.session_timeout_s,
                 clock=self._clock,

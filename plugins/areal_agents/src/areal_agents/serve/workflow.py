@@ -44,5 +44,5 @@ class OnlineWorkflow:
             trajectories=opened.trajectories(reward, turn_discount=self.turn_discount),
             task_id=engine.task_id,
             group_id=engine.group_id,
-            metrics={**opened.metrics, **self.reception.metrics(), **session.reward.components},
+            metrics={**session.reward.components, **opened.metrics, **self.reception.metrics()},
         )
