@@ -10,8 +10,8 @@ from areal_agentic.sandbox import SandboxError
 from areal_core.contract.errors import DatasetError, EpisodeFailed
 from areal_environments.harbor import HarborConfig, HarborRows, rows, workflow
 from areal_environments.task_sandbox import rewarded
+from areal_environments.testing.scripted import call, episode, episodes
 
-from .speaking import call, episode, episodes
 from .tasks import TOML, harbor_task, terminal_bench_task
 
 GREET = call("run", command="cat notes.txt > greeting; cat greeting; echo oh >&2; exit 3")

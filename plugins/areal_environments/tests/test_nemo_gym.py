@@ -13,8 +13,7 @@ from attrs import frozen
 
 from areal_environments import nemo_gym
 from areal_environments.testing.packages import interpreter
-
-from .speaking import call, episode, episodes
+from areal_environments.testing.scripted import call, episode, episodes
 
 pytestmark = pytest.mark.environments
 

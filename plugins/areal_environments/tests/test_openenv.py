@@ -8,8 +8,7 @@ import pytest
 
 from areal_core.contract.errors import EpisodeFailed
 from areal_environments import openenv
-
-from .speaking import call, episode, episodes
+from areal_environments.testing.scripted import call, episode, episodes
 
 pytestmark = pytest.mark.environments
 GUESS = '''

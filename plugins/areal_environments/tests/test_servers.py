@@ -11,8 +11,7 @@ import pytest
 from areal_core.contract.errors import ConfigError, DatasetError, EpisodeFailed
 from areal_environments import nemo_gym, openenv
 from areal_environments.serving import Served
-
-from .speaking import call, episode, episodes
+from areal_environments.testing.scripted import call, episode, episodes
 
 GUESS = """
 import json

@@ -8,9 +8,8 @@ import pytest
 
 from areal_core.contract.errors import ConfigError, DatasetError
 from areal_environments import verifiers
+from areal_environments.testing.scripted import episode
 from areal_environments.verifiers import VerifiersConfig
-
-from .speaking import episode
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 
 from areal_core.contract.errors import ConfigError, DatasetError, EpisodeFailed
 from areal_environments import verifiers
+from areal_environments.testing.scripted import call, episode, episodes
 from areal_environments.verifiers import VerifiersConfig
-
-from .speaking import call, episode, episodes
 
 pytestmark = pytest.mark.environments
 

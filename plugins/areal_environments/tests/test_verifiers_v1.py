@@ -9,9 +9,8 @@ import pytest
 
 from areal_core.contract.errors import DatasetError, EpisodeFailed
 from areal_environments import verifiers
+from areal_environments.testing.scripted import episode, episodes
 from areal_environments.verifiers import VerifiersConfig
-
-from .speaking import episode, episodes
 
 pytestmark = pytest.mark.environments
 
