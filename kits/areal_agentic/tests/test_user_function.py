@@ -62,7 +62,7 @@ def test_a_file_may_be_known_by_its_own_name(file: Callable[[str], str]) -> None
         ("def run(:", "SyntaxError"),
         ("other = 1", "no attribute 'run'"),
         ("run = 1", "run is a int"),
-        ("def run(): ...", "too many positional arguments"),
+        ("def run(a, b): ...", "run(a, b) is not called with row"),
     ],
 )
 def test_what_is_wrong_is_told_in_the_words_of_who_named_it(file: Callable[[str], str], text: str, told: str) -> None:
@@ -73,6 +73,7 @@ def test_what_is_wrong_is_told_in_the_words_of_who_named_it(file: Callable[[str]
             user_function(f"{path}:run", what=WHAT, fix=FIX, takes=["row"])
 
     assert (raised.value.what, raised.value.fix) == (WHAT, FIX) and told in raised.value.why
+    assert "user_function.py" not in raised.value.why, "only lines of the user's own are shown"
 
 
 def test_a_function_is_looked_for_without_running_its_file(file: Callable[[str], str]) -> None:

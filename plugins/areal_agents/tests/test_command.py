@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,17 @@ with open(row["seen"], "w") as file:
     variables = dict(line.split("=", 1) for line in lines)
     folder = where.split()[0]
     ours = {"HOME", "TMPDIR", "NO_PROXY", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL"}
-    ours |= {"ANTHROPIC_API_KEY", "AREAL_ROW", "AREAL_REWARD", "AREAL_REWARD_URL", "WANTED", "PWD", "_", "SHLVL"}
+    ours |= {
+        "AREAL_EPISODE",
+        "ANTHROPIC_API_KEY",
+        "AREAL_ROW",
+        "AREAL_REWARD",
+        "AREAL_REWARD_URL",
+        "WANTED",
+        "PWD",
+        "_",
+        "SHLVL",
+    }
     assert set(variables) <= {*PASSED, *ours} and variables["WANTED"] == "named"
     assert "of the user" not in seen.read_text()
     assert variables["HOME"] == folder and where.split()[1:] == ["0o700", "[]"]
@@ -134,6 +145,30 @@ def test_a_command_that_fails_fails_its_episode_with_its_last_words(script: Any)
         )
 
     assert "cannot go on with <redacted>" in raised.value.why
+
+
+def test_what_commands_write_is_kept_in_a_file(script: Any, tmp_path: Path) -> None:
+    """Of those that end well, fail and are stopped; in one piece each, without keys."""
+    log = tmp_path / "agents.log"
+    for ends in ("", "sys.exit(3)", "import time; time.sleep(600)"):
+        path = script(f'print("I am", os.environ["AREAL_EPISODE"], os.environ["OPENAI_API_KEY"], flush=True); {ends}')
+        with suppress(EpisodeFailed):
+            run(["python", path], log=str(log), agent_timeout_s=1.0 if "sleep" in ends else 60.0)
+
+    assert log.read_text() == (
+        "==== train/0/x: ended with exit code 0\nI am train/0/x <redacted>\n"
+        "==== train/0/x: ended with exit code 3\nI am train/0/x <redacted>\n"
+        "==== train/0/x: was not done after 1 s, and killed\nI am train/0/x <redacted>\n"
+    )
+
+
+@pytest.mark.parametrize("prompt", ["a\0b", "x" * 200_000])
+def test_a_column_that_can_be_no_argument_fails_the_episode(prompt: str) -> None:
+    """It says how a row of any size is read."""
+    with pytest.raises(EpisodeFailed, match="could not be started") as raised:
+        run(["true", "{prompt}"], {"prompt": prompt})
+
+    assert "standard input" in raised.value.fix
 
 
 def test_words_that_are_no_reward_fail_the_episode(script: Any) -> None:
@@ -291,6 +326,8 @@ def test_a_command_runs_in_a_container_whose_end_is_sure(script: Any, docker: Pa
         ({"run": "nowhere.py:run"}, "no file nowhere.py"),
         ({"run": "no.such.module:run"}, "No module named"),
         ({"run": "json:loads", "container": "image"}, "container is set beside run"),
+        ({"run": "json:loads", "log": "x"}, "log is set beside run"),
+        ({"command": ["true"], "log": "no/such/folder/x.log"}, "no folder no/such/folder"),
         ({"command": ["no-such-program"]}, "no program 'no-such-program'"),
         ({"command": ["python", "nowhere.py"]}, "no file 'nowhere.py'"),
     ],

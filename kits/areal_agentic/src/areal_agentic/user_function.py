@@ -15,11 +15,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from areal_core.contract.errors import ConfigError
 from areal_core.plugins.blame import told
+
+_IMPORTS = importlib.__path__[0]
 
 
 def check_function(name: str, *, what: str, fix: str) -> None:
@@ -33,8 +35,8 @@ def check_function(name: str, *, what: str, fix: str) -> None:
         if not where.endswith(".py"):
             if importlib.util.find_spec(where) is None:
                 raise ModuleNotFoundError(f"no module named {where!r}")
-        elif function not in _names(_found(where)):
-            raise AttributeError(f"{where} defines no {function!r}")
+        else:
+            _look_for(function, where)
 
 
 def user_function(name: str, *, what: str, fix: str, takes: Sequence[str] = ()) -> Callable[..., Any]:
@@ -55,7 +57,7 @@ def user_function(name: str, *, what: str, fix: str, takes: Sequence[str] = ()) 
         if not callable(found):
             raise TypeError(f"{function} is a {type(found).__name__}")
         if takes:
-            inspect.signature(found).bind(*takes)
+            _check_takes(found, function, takes)
     return found  # type: ignore[no-any-return]
 
 
@@ -80,13 +82,31 @@ def _blamed(what: str, fix: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:  # whatever a user's file raises
-        raise ConfigError(what, why=told(error), fix=fix) from error
+        raise ConfigError(what, why=told(error.with_traceback(_theirs(error.__traceback__))), fix=fix) from error
 
 
-def _names(path: Path) -> set[str]:
-    """Return what a file defines or imports at its top level, without running it."""
-    table = symtable.symtable(path.read_text(encoding="utf-8"), str(path), "exec")
-    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+def _theirs(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from where it left this file and Python's own importing."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib", _IMPORTS)):
+        trace = trace.tb_next
+    return trace
+
+
+def _look_for(function: str, where: str) -> None:
+    """Find what a file defines or imports at its top level, without running it."""
+    path = _found(where)
+    symbols = symtable.symtable(path.read_text(encoding="utf-8"), str(path), "exec").get_symbols()
+    if function not in {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}:
+        there = [symbol.get_name() for symbol in symbols if symbol.is_namespace()]
+        raise AttributeError(f"{where} defines no {function!r}; it has: {', '.join(there) or 'no function'}")
+
+
+def _check_takes(found: Callable[..., Any], name: str, takes: Sequence[str]) -> None:
+    signature = inspect.signature(found)
+    try:
+        signature.bind(*takes)
+    except TypeError:
+        raise TypeError(f"{name}{signature} is not called with {', '.join(takes)}") from None
 
 
 def _found(where: str) -> Path:

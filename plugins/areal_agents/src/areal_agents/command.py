@@ -21,7 +21,7 @@ from typing import Any
 
 from areal_agents.config import AgentConfig
 from areal_agents.container import Container
-from areal_agents.process import Ended, run_command
+from areal_agents.process import Said, run_command
 from areal_agents.programs import absolute
 from areal_core.contract.errors import EpisodeFailed
 from areal_core.plugins.redact import REDACTED, redact
@@ -31,6 +31,9 @@ PASSED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _STDIN = ("/bin/sh", "-c", 'exec "$@" <"$AREAL_ROW"', "sh")
 _COLUMN = re.compile(r"\{(\w+)\}")
 _MOST_REWARD_BYTES = 65_536
+_MAX_LOGGED_BYTES = 65_536
+_MAX_TOLD = 4096
+"""Characters of what a command wrote that stand in an error."""
 _REMOVE_TIMEOUT_S = 30.0
 
 
@@ -44,8 +47,8 @@ class CommandAgent:
         self._command = config.command if config.container else absolute(config.command)
         self._places = asyncio.Semaphore(config.processes)
 
-    async def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str) -> object:
-        """Run it once. Any: a row is the data set's.
+    async def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str, episode: str) -> object:
+        """Run it once, for an episode of that name. Any: a row is the data set's.
 
         Raises:
             EpisodeFailed: it ended with another exit code than 0, took too long, or wrote something as its reward that
@@ -53,22 +56,32 @@ class CommandAgent:
         """
         async with self._places, _private_folder() as folder:
             (folder / "row.json").write_text(json.dumps(row, default=str), encoding="utf-8")
-            environment = self._environment(folder, base_url, api_key)
-            ended = await self._run([_filled(word, row) for word in self._command], environment, folder)
-            said = redact(ended.said.replace(api_key, REDACTED).strip())
-            if ended.code != 0:
-                raise self._failed(ended, said)
-            return _written(folder / "reward.json", said)
+            environment = {**self._environment(folder, base_url, api_key), "AREAL_EPISODE": episode}
+            said, how = Said(_MAX_LOGGED_BYTES), "cancelled"
+            try:
+                code = await self._run([_filled(word, row) for word in self._command], environment, folder, said)
+                how = self._ended(code)
+            except (OSError, ValueError) as error:
+                raise _not_started(error) from error
+            finally:
+                words = redact(str(said).replace(api_key, REDACTED).strip())
+                await self._log(episode, how, words)
+            if code != 0:
+                raise _failed(code, how, words)
+            return _written(folder / "reward.json", words)
 
-    async def _run(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> Ended:
+    async def _run(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, said: Said
+    ) -> int | None:
         work, timeout_s = folder / "work", self._config.agent_timeout_s
         if not self._config.container:
-            return await run_command([*_STDIN, *command], environment=environment, folder=work, timeout_s=timeout_s)
+            whole = [*_STDIN, *command]
+            return await run_command(whole, environment=environment, folder=work, timeout_s=timeout_s, said=said)
         named = [name for name in environment if name not in PASSED]
         container = Container(image=self._config.container, folder=folder, variables=named)
         inside = [*_STDIN, *container.run(command, work)]
         try:
-            return await run_command(inside, environment=environment, folder=work, timeout_s=timeout_s)
+            return await run_command(inside, environment=environment, folder=work, timeout_s=timeout_s, said=said)
         finally:
             remove = container.remove()
             await run_command(remove, environment=environment, folder=work, timeout_s=_REMOVE_TIMEOUT_S)
@@ -92,15 +105,33 @@ class CommandAgent:
             "AREAL_REWARD_URL": f"{base_url}/reward",
         }
 
-    def _failed(self, ended: Ended, said: str) -> EpisodeFailed:
-        last = f"the last it wrote:\n{said}" if said else "it wrote nothing"
-        if ended.code is None:
-            took = f"the agent's command was not done after {self._config.agent_timeout_s:g} s, and killed"
-            return EpisodeFailed(took, why=last, fix="make it faster, or raise agent_timeout_s")
-        how = f"exit code {ended.code}" if ended.code < 128 else f"signal {ended.code - 128}"
-        return EpisodeFailed(
-            f"the agent's command ended with {how}", why=last, fix="have it end with 0 where its answers count"
-        )
+    def _ended(self, code: int | None) -> str:
+        if code is None:
+            return f"was not done after {self._config.agent_timeout_s:g} s, and killed"
+        return f"ended with exit code {code}" if code < 128 else f"ended with signal {code - 128}"
+
+    async def _log(self, episode: str, how: str, said: str) -> None:
+        """Append what a command wrote to the file of the options, in one piece."""
+        if self._config.log:
+            await asyncio.to_thread(_append, Path(self._config.log), f"==== {episode}: {how}\n{said}\n")
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+
+
+def _not_started(error: Exception) -> EpisodeFailed:
+    fix = "have it read its row from standard input: an argument has at most 128 KiB, and no NUL"
+    return EpisodeFailed("the agent's command could not be started", why=str(error), fix=fix)
+
+
+def _failed(code: int | None, how: str, said: str) -> EpisodeFailed:
+    why = f"the last it wrote:\n{said[-_MAX_TOLD:]}" if said else "it wrote nothing"
+    fix = "have it end with 0 where its answers count"
+    if code is None:
+        fix = "make it faster, or raise agent_timeout_s"
+    return EpisodeFailed(f"the agent's command {how}", why=why, fix=fix)
 
 
 def _filled(word: str, row: Mapping[str, Any]) -> str:
@@ -119,7 +150,7 @@ def _written(path: Path, said: str) -> object:
     except ValueError as error:
         raise EpisodeFailed(
             f"the agent's command wrote {text[:60]!r} as its reward",
-            why=f"it is no JSON: {error}" + (f"; the last it said:\n{said}" if said else ""),
+            why=f"it is no JSON: {error}" + (f"; the last it wrote:\n{said[-_MAX_TOLD:]}" if said else ""),
             fix='write a number, or an object {"reward": 0.5, "form": 1.0}, to the file $AREAL_REWARD',
         ) from None
 

@@ -7,6 +7,7 @@ Does not know: how an agent is called.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from attrs import field, frozen, validators
 
@@ -37,6 +38,9 @@ class AgentConfig(EndpointConfig):
     """The image in which the command runs, by docker or podman; empty runs it as a process of this machine."""
     environment: tuple[str, ...] = field(default=(), converter=tuple[str, ...], validator=_VARIABLE)
     """Names of environment variables that the command sees beside its own and PATH, LANG, LC_ALL, LC_CTYPE, TZ."""
+    log: str = ""
+    """A file that the output of every command is appended to, the last 64 KiB of each; empty keeps the last words of
+    those that fail, in the error of their episode."""
     processes: int = field(default=16, validator=validators.ge(1))
     """Agents at once where each is a command, or a plain function in a thread; more wait."""
     agent_timeout_s: float = field(default=600.0, validator=validators.gt(0.0))
@@ -60,10 +64,17 @@ class AgentConfig(EndpointConfig):
             )
         if self.run:
             self._check_run()
-        elif self.container:
+            return
+        if self.container:
             container_program()
         else:
             absolute(self.command)
+        if self.log and not Path(self.log).absolute().parent.is_dir():
+            raise ConfigError(
+                f"rollout.workflow.options.log={self.log} cannot be written",
+                why=f"there is no folder {Path(self.log).parent}",
+                fix="make it, or name a file elsewhere",
+            )
 
     def _check_run(self) -> None:
         if _AGENT.fullmatch(self.run) is None:
@@ -72,7 +83,7 @@ class AgentConfig(EndpointConfig):
                 why="it has no :FUNCTION behind the file or the module",
                 fix="my_agent.py:run",
             )
-        for name in ("container", "environment"):
+        for name in ("container", "environment", "log"):
             if getattr(self, name):
                 why, fix = "a function runs in the controller", "name a command in place of run"
                 raise ConfigError(f"{name} is set beside run", why=why, fix=fix)

@@ -25,7 +25,7 @@ class FunctionAgent:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="areal-agent")
         self._timeout_s = timeout_s
 
-    async def __call__(self, row: dict[str, Any], base_url: str, api_key: str) -> object:
+    async def __call__(self, row: dict[str, Any], base_url: str, api_key: str, episode: str) -> object:
         """Call it once. Any: a row is the data set's.
 
         Raises:

@@ -11,34 +11,46 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import define, field
 
 import areal_core
 
 _WATCHDOG = Path(areal_core.__file__).parent / "worker" / "watchdog.py"
 """Run as a file, so that it needs nothing but an interpreter."""
-_KEPT_BYTES = 4096
 
 
-@frozen(kw_only=True)
-class Ended:
-    """How a command ended.
+@define
+class Said:
+    """The end of what a command writes, to either output, as far as it has come.
 
-    Example: Ended(code=1, said="Traceback ...")
+    Example: Said(max_bytes=65_536)
     """
 
-    code: int | None
-    """128 + n if signal n ended it, None if it was killed because its time was over."""
-    said: str
-    """The end of what it wrote, to either output."""
+    max_bytes: int = 4096
+    _kept: bytearray = field(factory=bytearray)
+
+    def add(self, part: bytes) -> None:
+        """Hear some more."""
+        self._kept += part
+        del self._kept[: -self.max_bytes]
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        return self._kept.decode(errors="replace")
 
 
 async def run_command(
-    command: Sequence[str], *, environment: Mapping[str, str], folder: Path, timeout_s: float
-) -> Ended:
-    """Run a command and return how it ended; by then everything it started is gone, also if the caller is cancelled.
+    command: Sequence[str], *, environment: Mapping[str, str], folder: Path, timeout_s: float, said: Said | None = None
+) -> int | None:
+    """Run a command until it is over; by then everything it started is gone, also if the caller is cancelled.
 
     Its standard input is empty; its whole environment is `environment`.
+
+    Args:
+        said: hears what it writes.
+
+    Returns:
+        Its exit code, 128 + n if signal n ended it, None if it was killed because its time was over.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", str(_WATCHDOG), *command),
@@ -49,14 +61,13 @@ async def run_command(
         cwd=folder,
         start_new_session=True,
     )
-    said = bytearray()
-    reading = asyncio.create_task(_listen(process, said))
+    reading = asyncio.create_task(_listen(process, Said() if said is None else said))
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(reading)
-        return Ended(code=await process.wait(), said=said.decode(errors="replace"))
+        return await process.wait()
     except TimeoutError:
-        return Ended(code=None, said=said.decode(errors="replace"))
+        return None
     finally:
         assert process.stdin is not None
         process.stdin.close()
@@ -64,9 +75,8 @@ async def run_command(
         await process.wait()
 
 
-async def _listen(process: asyncio.subprocess.Process, said: bytearray) -> None:
-    """Keep the end of what is written, until whoever could write is gone."""
+async def _listen(process: asyncio.subprocess.Process, said: Said) -> None:
+    """Hear what is written, until whoever could write is gone."""
     assert process.stdout is not None
     while part := await process.stdout.read(65_536):
-        said += part
-        del said[:-_KEPT_BYTES]
+        said.add(part)

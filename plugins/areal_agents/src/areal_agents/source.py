@@ -12,7 +12,9 @@ from typing import Any
 from areal_agentic.user_function import check_function, user_function
 
 ARGUMENTS = ("row", "base_url", "api_key")
-_FIX = "name a function of a file, called as run(row, base_url, api_key): my_agent.py:run"
+_FIX = (
+    "name a function of a file, my_agent.py:run, or of an installed module; it is called as run(row, base_url, api_key)"
+)
 
 
 def check_agent(name: str) -> None:

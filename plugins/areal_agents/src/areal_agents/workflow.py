@@ -23,8 +23,8 @@ from areal_core.contract.workflow import RewardInput, RewardResult, Session, req
 from areal_core.plugins.registry import current_registry
 from areal_core.plugins.structure import unstructure
 
-Agent = Callable[[dict[str, Any], str, str], Awaitable[object]]
-"""Called with a row, a base URL and a key. Any: a row is the data set's."""
+Agent = Callable[[dict[str, Any], str, str, str], Awaitable[object]]
+"""Called with a row, a base URL, a key and the episode's name. Any: a row is the data set's."""
 
 
 class AgentWorkflow:
@@ -50,7 +50,7 @@ class AgentWorkflow:
             await self._endpoint.start()
         limits = SessionLimits(max_requests=self._config.max_requests, concurrency=self._config.concurrency)
         with self._endpoint.open(engine, limits) as episode:
-            returned = await self._agent(dict(data), self._endpoint.url, episode.key)
+            returned = await self._agent(dict(data), self._endpoint.url, episode.key, engine.task_id)
         if episode.failure is not None:
             raise episode.failure
         if episode.last is None:
