@@ -13,7 +13,10 @@ class ContainerConfig:
     """
 
     image: str = field(default="python:3.12-slim", validator=validators.min_len(1))
-    """What sandboxes are made of where nobody names an image. It needs `sh`, `env` and `cat`."""
+    """What sandboxes are made of where nobody names an image. It needs a shell with the usual commands, as busybox."""
+    root: bool = False
+    """Commands are root in their container and may write all of it, not the working folder and /tmp alone. Images of
+    tasks that install or build something need it. `disk_mb` then bounds these two folders only."""
     runtime: str = ""
     """Another runtime than the command's own, such as gVisor's `runsc`."""
     start_timeout_s: float = field(default=300.0, validator=validators.gt(0.0))

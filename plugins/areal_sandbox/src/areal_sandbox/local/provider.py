@@ -18,10 +18,10 @@ from attrs import define, field
 from areal_agentic.sandbox import Limits, Sandbox, SandboxError
 from areal_sandbox.local.config import LocalSandboxConfig
 from areal_sandbox.local.groups import Groups, find_groups
-from areal_sandbox.local.proof import SMALL, prove
 from areal_sandbox.local.room import Room
 from areal_sandbox.local.sandbox import LocalSandbox
 from areal_sandbox.local.view import View, counts_processes, find_python
+from areal_sandbox.proof import PYTHON, SMALL, prove
 
 _PROGRAMS = {"bwrap": "bubblewrap", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux",
              "prlimit": "util-linux", "mount": "mount"}  # fmt: skip
@@ -29,6 +29,10 @@ _REFUSED = (
     "allow user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu, "
     "docker run --privileged (or --security-opt seccomp=unconfined --security-opt apparmor=unconfined) in a container; "
     "or choose another provider, as docker or e2b"
+)
+
+_UNHELD = (
+    "use a newer kernel, allow this process control groups (systemd-run --scope -p Delegate=yes), or choose docker"
 )
 
 
@@ -123,6 +127,10 @@ async def _trial(provider: LocalProvider) -> None:
             sandbox = await provider.open(SMALL)
         except SandboxError as error:
             raise SandboxError("no sandbox of the provider local", why=error.why or error.what, fix=_REFUSED) from error
-        await prove(sandbox)
+        ran = await sandbox.run(["python3", "-c", ""])
+        if not ran.ok:
+            raise SandboxError("no Python in sandboxes of the provider local", why=ran.stderr.strip() or ran.ending,
+                               fix="name an interpreter with the option `python`")  # fmt: skip
+        await prove(sandbox, PYTHON, _UNHELD)
     finally:
         await provider.close()
