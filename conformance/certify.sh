@@ -59,6 +59,10 @@ certify transport-shm --backend shm --role transport
 certify transport-collective --backend collective --role transport
 certify device-cpu --backend cpu --role device
 certify workflow-single_turn --backend single_turn --role workflow
+certify endpoint-http --backend http --role endpoint
+for renderer in auto plain template chatml qwen2.5 qwen3 llama3 deepseek glm4 harmony; do
+  certify "renderer-$renderer" --backend "$renderer" --role renderer
+done
 if [ "$LEVEL" -ge 3 ]; then  # these have no checks below
   for trainer in reference $SEVERAL_RANKS; do
     certify "pair-$trainer+reference" --pair "$trainer+reference"

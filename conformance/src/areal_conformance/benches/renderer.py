@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from areal_agentic.renderer import Answer, BoundRenderer, Renderer
 from areal_conformance.benches.base import Bench
@@ -51,11 +51,15 @@ class Bound:
     kind: str
     tokenizer: Any  # Any: transformers is not typed here
     renderer: BoundRenderer
+    _known: dict[str, list[int]] = field(factory=dict, init=False, repr=False)
+    """The tokens of texts that the template gave before."""
 
     def truth(self, messages: Sequence[Json], tools: Sequence[Json] = (), *, ask: bool = True) -> list[int] | None:
         """Return the tokens that the model's own template gives; None if it refuses, or there is none."""
         text = self.text(messages, tools, ask=ask)
-        return None if text is None else self.encoded(text)
+        if text is not None and text not in self._known:
+            self._known[text] = self.encoded(text)
+        return None if text is None else [*self._known[text]]
 
     def text(self, messages: Sequence[Json], tools: Sequence[Json] = (), *, ask: bool = True) -> str | None:
         """Return the text of the model's own template; None if it refuses, or there is none."""

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from areal_conformance.target import Locator, locate
 from areal_core.contract.errors import ArealError
 
+RENDERERS = (
+    "auto", "plain", "template", "chatml", "qwen2.5", "qwen3", "llama3", "deepseek", "glm4", "harmony", "second",
+)  # fmt: skip
 REFERENCES: tuple[Locator, ...] = (
     Locator(role="train", name="reference", ranks=2),
     Locator(role="train", name="second", ranks=2),
@@ -26,8 +29,9 @@ REFERENCES: tuple[Locator, ...] = (
     Locator(role="transport", name="second"),
     Locator(role="workflow", name="single_turn"),
     Locator(role="workflow", name="second"),
+    Locator(role="endpoint", name="http"),
     Locator(role="endpoint", name="second"),
-    Locator(role="renderer", name="second"),
+    *(Locator(role="renderer", name=name) for name in RENDERERS),
     Locator(role="device", name="cpu"),
     Locator(role="device", name="cuda"),
     Locator(role="device", name="npu"),

@@ -18,7 +18,7 @@ _BRIDGE = "renderer#bridge"
 
 
 def _turns(bench: RendererBench, bound: Bound, seed: int, **more: Any) -> list[Turn]:
-    return list(bound.turns(bench.talks(seed, 12, **more)))
+    return list(bound.turns(bench.talks(seed, 8, **more)))
 
 
 def _lawful(bound: Bound, turn: Turn) -> bool:

@@ -36,7 +36,7 @@ def _parsed(bound: Bound, output_ids: list[int], **options: Any) -> Answer:  # A
 
 def _read_back(bench: RendererBench, seed: int, **more: Any) -> None:
     for bound in bench.bounds:
-        for turn in bound.turns(bench.talks(seed, 12, **more)):
+        for turn in bound.turns(bench.talks(seed, 8, **more)):
             written = bound.decoded(turn.output_ids)
             due = bound.said_in(turn)
             seen = message_of(_parsed(bound, turn.output_ids, tools=turn.asked.tools))

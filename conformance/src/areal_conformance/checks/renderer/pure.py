@@ -29,7 +29,7 @@ def _made(bound: Bound, turn: Turn) -> list[Any]:  # Any: tokens, and an answer
 def same(bench: RendererBench) -> None:
     """Asked again, in another order and by another instance, everything is as it was the first time."""
     for bound in bench.bounds:
-        turns = [*bound.turns(bench.talks(31, 8, tools=True)), *bound.turns(bench.talks(32, 8, thoughts=True))]
+        turns = [*bound.turns(bench.talks(31, 4, tools=True)), *bound.turns(bench.talks(32, 4, thoughts=True))]
         first = [_made(bound, turn) for turn in turns]
         again = [_made(bound, turn) for turn in reversed(turns)][::-1]
         other = bench.bind(bound.kind)
@@ -42,7 +42,7 @@ def same(bench: RendererBench) -> None:
 def inputs(bench: RendererBench) -> None:
     """What it is given it leaves as it was, and what it gave belongs to the caller: changing that changes nothing."""
     for bound in bench.bounds:
-        for turn in bound.turns(bench.talks(33, 8, tools=True)):
+        for turn in bound.turns(bench.talks(33, 4, tools=True)):
             messages, tools = list(turn.asked.as_text()), list(turn.asked.tools)
             output, then = list(turn.output_ids), list(turn.then)
             before = copy.deepcopy((messages, tools, output, then))
