@@ -140,7 +140,8 @@ async def _told(request: Request) -> RewardResult | None:
         if any(abs(number) > _MOST_NUMBER for number in (reward.value or 0.0, *parts.values())):
             raise HTTPException(400, f"a reward and its parts lie within plus and minus {_MOST_NUMBER:g}")
         if len(parts) > _MOST_PARTS or any(len(name) > _MOST_LETTERS or not name.isprintable() for name in parts):
-            raise HTTPException(400, f"a reward has {_MOST_PARTS} parts at most, of {_MOST_LETTERS} letters each")
+            most = f"{_MOST_PARTS} parts at most, named in {_MOST_LETTERS} printable letters"
+            raise HTTPException(400, f"a reward has {most}")
     return reward
 
 
