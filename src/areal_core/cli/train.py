@@ -130,7 +130,7 @@ def train(
     first = preview(plan, registry) if preview else ""
     console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
-        if resume and (tell := extension("changes")) and (changed := tell(RunFolder.of(run).config, run)):
+        if resume and (tell := extension("changes")) and (changed := tell(RunFolder.of(run).config, plan.config)):
             console.print(changed, highlight=False, markup=False, soft_wrap=True)
         console.print(first, highlight=False, markup=False, soft_wrap=True, end="\n" if first else "")
         return 0
