@@ -9,8 +9,7 @@ from typing import Any
 import openai
 import pytest
 from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, RunConfig, Runner, function_tool
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 
 from .scripted import CALLING, END, Scripted, listening, texts
@@ -40,14 +39,10 @@ def of_openai(kind: Any) -> Callable[[str, str], Awaitable[None]]:
 def of_langchain(**options: Any) -> Callable[[str, str], Awaitable[None]]:
     async def talk(url: str, key: str) -> None:
         model = ChatOpenAI(model="policy", base_url=url, api_key=key, max_retries=0, **options)
-        adder = model.bind_tools([tool(add)])
+        agent = create_agent(model, tools=[add])
         for _ in range(2):
-            messages: list[Any] = [HumanMessage("1 + 2?")]
-            messages.append(await adder.ainvoke(messages))
-            [call] = messages[-1].tool_calls
-            messages.append(ToolMessage(str(add(**call["args"])), tool_call_id=call["id"]))
-            last = await adder.ainvoke(messages)
-            assert last.text == "It is 3."
+            result = await agent.ainvoke({"messages": [{"role": "user", "content": "1 + 2?"}]})
+            assert result["messages"][-1].text == "It is 3."
 
     return talk
 
