@@ -6,11 +6,12 @@ greedy reward on held-out rows that a task reached with an engine, its mean over
 `docs/images/agents.png`: lines are means over seeds, a band spans the lowest and the highest of them.
 
 An engine without an environment (`areal env create vllm --device cpu`) is left out, and said to be. The picture is
-drawn if no engine is.
+drawn if no engine is. With `--folder` the run folders are kept, and a run that finished in it is not repeated.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import tempfile
@@ -78,7 +79,10 @@ def train(task: Task, engine: str, seed: int, model: Path, folder: Path, *, quic
     overrides = [f"steps={steps}", f"seed={seed}", "evaluation.max_prompts=64", f"rollout.backend={engine}:d1"]
     if engine != REFERENCE:
         overrides.append("rollout.options={kv_cache_gib: 0.25}")
-    found = runs.areal_train(task.name, model, folder, overrides, evaluate_every=every)
+    if finished(folder):
+        found = runs.figures(folder)
+    else:
+        found = runs.areal_train(task.name, model, folder, overrides, evaluate_every=every)
     measured = [(float(line["step"]), float(line[task.metric])) for line in read_lines(folder / "metrics.jsonl")]
     return Run(
         task=task.name,
@@ -88,6 +92,12 @@ def train(task: Task, engine: str, seed: int, model: Path, folder: Path, *, quic
         measured=measured,
         seconds=found.seconds,
     )
+
+
+def finished(folder: Path) -> bool:
+    """Tell whether a folder holds a run that went to its end."""
+    summary = folder / "summary.json"
+    return summary.exists() and json.loads(summary.read_text())["status"] == "finished"
 
 
 def at_hand(engines: Sequence[str]) -> Iterator[str]:
@@ -159,6 +169,7 @@ def main() -> int:
     parser = frame.parser(__doc__)
     parser.add_argument("--engines", nargs="+", default=list(COLOURS), choices=COLOURS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--folder", type=Path, help="where run folders are kept")
     options = parser.parse_args()
     engines = list(at_hand([REFERENCE] if options.quick else options.engines))
     found: list[Run] = []
@@ -167,7 +178,7 @@ def main() -> int:
             model = runs.starting_model(task.name, Path(scratch), quick=options.quick)
             for engine in engines:
                 for seed in options.seeds[:1] if options.quick else options.seeds:
-                    folder = Path(scratch) / f"{task.name}-{engine}-{seed}"
+                    folder = (options.folder or Path(scratch)) / f"{task.name}-{engine}-{seed}"
                     found.append(train(task, engine, seed, model, folder, quick=options.quick))
                     print(found[-1], flush=True)
     if engines == list(COLOURS):

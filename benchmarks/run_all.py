@@ -24,10 +24,12 @@ SCRIPTS = (
     "generation",
     "algorithms",
     "kinds",
+    "agents",
     "async_vs_sync",
     "time_to_reward",
 )
-"""The short ones first. Never two at once: they measure the same cores."""
+"""The short ones first. Never two at once: they measure the same cores. `served` and `prefix_sharing` are left out:
+they measure one engine, which must be named, and need its environment."""
 TIMEOUT_S = 3 * 3600
 
 

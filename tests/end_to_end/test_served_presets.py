@@ -1,4 +1,4 @@
-"""Every preset, and adapters, trained with a real server: what it sampled is what the trainer computes.
+"""Every preset, adapters and conversations, trained with a real server: what it sampled is what the trainer computes.
 
 One server of each engine serves all presets. Needs the environments of the engines. `make test-vllm`,
 `make test-sglang`
@@ -21,6 +21,7 @@ from areal_core.cli.train import train
 from areal_core.config.load import load_config
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Reader
+from areal_tasks.tiny_chat import make_chat_model
 from areal_torch.testing.serving import FolderWeights, model_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples/algorithms"
@@ -96,6 +97,20 @@ def test_a_critic_is_served_beside_the_policy(
     with Reader(tmp_path / "run") as reader:
         masks = [one.loss_mask.int() for _, found in reader.trained(STEPS) for one in found]
     assert {int((mask.diff() == 1).sum()) for mask in masks} == {2}, "two turns of the policy"
+
+
+@both_engines
+def test_a_conversation_is_sampled_as_it_is_trained(tmp_path: Path, engine: str) -> None:
+    """Three answers of one trajectory, with what was said between them: a prompt goes on with tokens, not with text."""
+    model = make_chat_model(tmp_path / "chat", seed=1)
+    turns = "{name: multi_turn, options: {max_turns: 3, feedback: 'no, again>', pass_reward: 9, renderer: template}}"
+    own = f"rollout.backend={engine}:d1", "rollout.options={kv_cache_gib: 0.25}", f"rollout.workflow={turns}"
+    run(tmp_path / "run", model, EXAMPLES / "grpo.yaml", *own)
+
+    assert_trained(tmp_path / "run", model)
+    with Reader(tmp_path / "run") as reader:
+        masks = [one.loss_mask.int() for _, found in reader.trained(STEPS) for one in found]
+    assert {int((mask.diff() == 1).sum()) for mask in masks} == {3}, "three answers"
 
 
 def run(folder: Path, model: Path, example: Path, *overrides: str) -> None:
