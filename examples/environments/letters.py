@@ -8,8 +8,8 @@ from openai import AsyncOpenAI
 from areal_core import dataset
 from areal_core.contract.workflow import RewardResult
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-TURNS = 5
+LETTERS = "abcdefgh"
+TURNS = 3
 CLIENT = AsyncOpenAI(base_url="http://unset", api_key="unset")  # one for all episodes
 
 
@@ -23,30 +23,31 @@ class Game:
     """The environment: what there is to see, and what a guess changes."""
 
     def __init__(self, secret: str) -> None:
-        self.secret, self.low, self.high = secret, "a", "z"
+        self.secret, self.left, self.found = secret, LETTERS, False
 
     def seen(self) -> str:
         """Say between which letters the secret is."""
-        return f"{self.low}-{self.high}>"
+        return f"{self.left[0]}-{self.left[-1]}>"
 
-    def guess(self, letter: str) -> bool:
-        """Tell whether it is right; else there is less to guess from."""
-        if letter and self.low <= letter < self.secret:
-            self.low = chr(ord(letter) + 1)
-        if letter and self.secret < letter <= self.high:
-            self.high = chr(ord(letter) - 1)
-        return letter == self.secret
+    def guess(self, letter: str) -> None:
+        """Find it, or leave less to guess from; what is none of the letters left changes nothing."""
+        if len(letter) == 1 and letter in self.left:
+            before, _, after = self.left.partition(letter)
+            self.found = letter == self.secret
+            self.left = letter if self.found else before if self.secret < letter else after
 
 
 async def run(row: dict[str, Any], base_url: str, api_key: str) -> RewardResult:
-    """Play one game: each turn is a message, each answer is trained on. The sooner it is guessed, the better."""
+    """Play one game: half of the reward for a letter found, half for letters excluded."""
     client = CLIENT.with_options(base_url=base_url, api_key=api_key)
-    game, messages = Game(row["secret"]), []
-    for turn in range(TURNS):
+    game, messages, turns = Game(row["secret"]), [], 0
+    while turns < TURNS and not game.found:
         messages.append({"role": "user", "content": game.seen()})
-        answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=4)
+        answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=1)
         said = answer.choices[0].message.content or ""
         messages.append({"role": "assistant", "content": said})
-        if game.guess(said.strip()[:1]):
-            return RewardResult(value=1.0 - turn / TURNS, components={"turns": turn + 1.0})
-    return RewardResult(value=0.0, components={"turns": float(TURNS)})
+        game.guess(said)
+        turns += 1
+    excluded = 1.0 - (len(game.left) - 1) / (len(LETTERS) - 1)
+    components = {"found": float(game.found), "excluded": excluded, "turns": float(turns)}
+    return RewardResult(value=0.5 * game.found + 0.5 * excluded, components=components)

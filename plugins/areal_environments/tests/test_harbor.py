@@ -42,6 +42,15 @@ def test_a_task_of_terminal_bench_is_worth_one_if_all_its_tests_pass(tmp_path: P
     assert (wrong.trajectories[-1].reward, wrong.metrics["tests/passed"]) == (0.0, 0.5)
 
 
+@pytest.mark.parametrize(("command", "says"), [("a\0b", "NUL"), ("\ud800", "no text"), ("x" * 200_000, "longer than")])
+def test_what_is_no_command_is_told_to_the_policy(tmp_path: Path, command: str, says: str) -> None:
+    """The sandbox would be blamed for it, and the episode lost."""
+    (row,) = rows(HarborRows(path=str(harbor_task(tmp_path))))
+    made, text = episode(workflow(HarborConfig()), row, [call("run", command=command), "done"])
+
+    assert says in text and "[exit code 126]" in text and made.trajectories[-1].reward == 0.0
+
+
 def test_what_the_policy_leaves_where_tests_are_is_gone(tmp_path: Path) -> None:
     """Neither a reward of its own nor a file beside the tests counts."""
     (row,) = rows(HarborRows(path=str(harbor_task(tmp_path, test='ls "$TEST_DIR" >&2; test -e "$TEST_DIR/sly"'))))

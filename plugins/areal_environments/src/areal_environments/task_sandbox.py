@@ -27,6 +27,8 @@ from areal_environments.task_folders import TaskFolder
 _SUMMARY = re.compile(r"=+\s*short test summary info\s*=+", re.IGNORECASE)
 _STATES = {"PASSED": True, "XFAIL": True, "SKIPPED": True, "FAILED": False, "XPASS": False, "ERROR": False}
 """What pytest says of a test, and whether that is passed."""
+_MAX_COMMAND = 100_000
+"""Linux takes arguments of 128 KiB at most."""
 _NOT_COPIED = {"Dockerfile", "docker-compose.yaml", ".dockerignore"}
 
 
@@ -64,7 +66,9 @@ class TaskSandbox:
         return made
 
     async def run(self, command: str, timeout_s: float) -> Ran:
-        """Run a shell command where the task has it run."""
+        """Run a shell command where the task has it run. What no shell could be given ends as a shell would say it."""
+        if problem := _no_command(command):
+            return Ran(ending=Ending.EXITED, exit_code=126, stdout="", stderr=f"sh: {problem}")
         return await self._shell(f"cd {self.app} 2>/dev/null; {command}", self.variables, timeout_s)
 
     async def tested(self) -> RewardResult:
@@ -110,6 +114,17 @@ class TaskSandbox:
 
     async def _shell(self, command: str, variables: dict[str, str], timeout_s: float) -> Ran:
         return await self.sandbox.run(["sh", "-c", command], environment=variables, timeout_s=timeout_s)
+
+
+def _no_command(command: str) -> str:
+    """Return why a text cannot be the argument of a program, "" if it can."""
+    try:
+        size = len(command.encode())
+    except UnicodeEncodeError:
+        return "the command is no text"
+    if "\0" in command:
+        return "the command holds a NUL character"
+    return f"the command is longer than {_MAX_COMMAND} bytes" if size > _MAX_COMMAND else ""
 
 
 def _packed(source: Path) -> bytes:

@@ -9,6 +9,7 @@ Does not know: what is tested.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import json
 import re
@@ -73,9 +74,18 @@ def played(run: Agent, row: Row, answers: Answers) -> Played:
         EpisodeFailed: the agent asked nothing, or returned no reward.
         Anything: what the agent raised.
     """
-    made, text = episode(AgentWorkflow(AgentConfig(run="scripted:run"), run=run), row, answers)
+    workflow = AgentWorkflow(AgentConfig(run=f"{__name__}:played"), run=run)
+    ((made, text),) = _runner().run(_play(workflow, [(row, answers)]))
     reward, number = made.trajectories[-1].reward, len(made.trajectories)
     return Played(reward=reward, metrics=dict(made.metrics), text=text, num_trajectories=number)
+
+
+@functools.cache
+def _runner() -> asyncio.Runner:
+    """Return one event loop for every agent that is played: a client made at the top of a file belongs to one."""
+    runner = asyncio.Runner()
+    atexit.register(runner.close)
+    return runner
 
 
 def episode(workflow: AgentWorkflow, row: Row, answers: Answers) -> tuple[Episode, str]:
@@ -85,16 +95,16 @@ def episode(workflow: AgentWorkflow, row: Row, answers: Answers) -> tuple[Episod
 
 def episodes(workflow: AgentWorkflow, cases: Sequence[tuple[Row, Answers]]) -> list[tuple[Episode, str]]:
     """Return the episodes of rows, side by side."""
+    return asyncio.run(_play(workflow, cases))
 
-    async def run() -> list[Episode]:
-        try:
-            sessions = [Scripted(answers, name=str(number)) for number, (_, answers) in enumerate(cases)]
-            calls = [workflow.arun_episode(each, row) for each, (row, _) in zip(sessions, cases, strict=True)]
-            return list(await asyncio.gather(*calls))
-        finally:
-            await workflow.close()
 
-    return [(each, text_of(each)) for each in asyncio.run(run())]
+async def _play(workflow: AgentWorkflow, cases: Sequence[tuple[Row, Answers]]) -> list[tuple[Episode, str]]:
+    try:
+        sessions = [Scripted(answers, name=str(number)) for number, (_, answers) in enumerate(cases)]
+        calls = [workflow.arun_episode(each, row) for each, (row, _) in zip(sessions, cases, strict=True)]
+        return [(made, text_of(made)) for made in await asyncio.gather(*calls)]
+    finally:
+        await workflow.close()
 
 
 def text_of(made: Episode) -> str:
