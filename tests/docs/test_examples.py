@@ -36,6 +36,7 @@ PAGES = sorted(
 EXAMPLES = sorted(ROOT.glob("examples/**/*.yaml")) + [preset_path(p.stem) for p in ROOT.glob("examples/offline/*.yaml")]
 TUTORIAL = ROOT / "docs/tutorial/train-your-first-model.md"
 BACKEND = ROOT / "docs/tutorial/write-a-backend.md"
+AGENTS = ROOT / "docs/how-to/agents.md"
 TASKS = "tasks.yaml"
 """Title of a block that holds benchmarks, not a run."""
 
@@ -136,8 +137,13 @@ def test_offline_examples_are_the_presets_of_the_quickstart() -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in blocks("yaml") if b.title != TASKS], ids=lambda block: block.page)
-def test_a_run_file_in_the_docs_loads(block: Block, tmp_path: Path) -> None:
+def test_a_run_file_in_the_docs_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every `yaml` block is a part of a run file, options included; those with a file of their own are tested below."""
+    for page in (AGENTS, ROOT / block.page):  # an agent that a block names is there
+        for match in _FENCE.finditer(page.read_text()):
+            if match["title"]:
+                (tmp_path / Path(match["title"]).name).write_text(match["text"])
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "run.yaml"
     file.write_text(block.text)
     config = load_config(file)

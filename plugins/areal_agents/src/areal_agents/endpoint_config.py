@@ -12,16 +12,23 @@ from typing import Any
 from attrs import Factory, field, frozen
 
 from areal_agentic.endpoint import Export
-from areal_tasks.datasets.encoding import ChatConfig
 
 
 @frozen(kw_only=True)
-class EndpointConfig(ChatConfig):
+class EndpointConfig:
     """How an endpoint turns chats into tokens, and answers into trajectories.
 
     Example: EndpointConfig(renderer="qwen3", keep_thoughts=True)
     """
 
+    system: str = ""
+    """A system message put before every chat; one of the agent's own comes after it."""
+    template: Mapping[str, Any] = Factory(dict)  # Any: the template's own variables
+    """Given to the chat template, for switches of other names than the next one."""
+    enable_thinking: bool | None = None
+    """Whether the model is to think first, for chat templates with such a switch. None leaves it to the template."""
+    add_special_tokens: bool = True
+    """Whether a `prompt` of completions gets the special tokens that the tokenizer puts around a text."""
     renderer: str = "auto"
     """The plugin that writes chats as tokens: the model's family, or `auto`, which finds it."""
     renderer_options: Mapping[str, Any] = Factory(dict)  # Any: the renderer's own
