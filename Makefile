@@ -33,10 +33,10 @@ quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
 
 test: $(DEV) ## everything that takes less than half a minute
-	$(PYTEST) -m "not slow and not hostile and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
+	$(PYTEST) -m "not slow and not hostile and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
-	$(PYTEST) -m "slow and not long and not gpu and not browser and not vllm and not sglang and not ascend" $(ARGS)
+	$(PYTEST) -m "slow and not long and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
 
 test-long: $(DEV) ## a pretrained model of 135 million parameters learns on the CPU: ten minutes on two cores
 	$(BIN)/python -m pytest -m long $(ARGS)
