@@ -9,10 +9,11 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -95,15 +96,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def train_here(folder: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> list[dict[str, Any]]:
+def run_here(monkeypatch: pytest.MonkeyPatch, file: Path, overrides: Sequence[str] = ()) -> None:
     """Train with every worker in this process."""
     monkeypatch.setattr("areal_core.loop.run.make_scheduler", lambda config, registry, logs: OneProcess())
     registry = default_registry()
-    config = load_config(file)
+    config = load_config(file, overrides)
     for each in config.imports:
         registry.add_file(Path(each))
     run = Run(make_plan(config, registry, {}), registry, view=Silent(), stop=asyncio.Event())
     asyncio.run(run.execute())
+
+
+def train_here(folder: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> list[dict[str, Any]]:
+    """Train a page's run; return its metrics."""
+    run_here(monkeypatch, file)
     return trained(folder)
 
 
@@ -141,6 +147,21 @@ def test_an_environment_of_ones_own_trains(here: Path, monkeypatch: pytest.Monke
     steps = train_here(here, monkeypatch, run_file(here, text, chat=name == "safe.yaml"))
 
     assert all("episode/turns" in step or "episode/found" in step for step in steps)
+
+
+@pytest.mark.slow
+def test_the_environment_of_the_page_is_learned(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's run file as it is; only every worker is in this process, and the trainer the reference."""
+    overrides = [
+        f"model.path={make_spell_model(here / 'model', 1)}",
+        f"out={here / 'run'}",
+        "actor.backend=reference:d1",
+    ]
+    monkeypatch.chdir(ROOT)
+    run_here(monkeypatch, EXAMPLES / "letters.yaml", overrides)
+    rewards = [step["reward"] for step in read_lines(here / "run" / "metrics.jsonl")]
+
+    assert mean(rewards[-10:]) > mean(rewards[:10]) + 0.2, rewards
 
 
 # ------------------------------------------------------------------------------------------------ the ecosystem's

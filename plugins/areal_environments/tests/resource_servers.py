@@ -21,8 +21,8 @@ HEAD = BaseServerConfig(host="127.0.0.1", port=1)
 CLIENT = ServerClient(head_server_config=HEAD, global_config_dict=OmegaConf.create())
 
 
-async def serve(name: str) -> uvicorn.Server:
-    """Listen, and print where."""
+async def serve(name: str, running: list[uvicorn.Server]) -> None:
+    """Listen, print where, and serve until that is to end."""
     module = importlib.import_module(f"resources_servers.{name}.app")
     classes = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
     (kind,) = (each for each in classes if issubclass(each, SimpleResourcesServer))
@@ -31,16 +31,18 @@ async def serve(name: str) -> uvicorn.Server:
     listening = socket.create_server(("127.0.0.1", 0))
     print(json.dumps([name, listening.getsockname()[1], str(Path(module.__file__).parent / "data")]), flush=True)
     app = kind(config=config, server_client=CLIENT).setup_webserver()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    await server.serve(sockets=[listening])
+    running.append(uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)))
+    await running[-1].serve(sockets=[listening])
 
 
 async def main() -> None:
     """Serve them all."""
-    serving = asyncio.gather(*map(serve, sys.argv[1:]))
+    running: list[uvicorn.Server] = []
+    serving = asyncio.gather(*(serve(name, running) for name in sys.argv[1:]))
     await asyncio.to_thread(sys.stdin.read)
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
+    for each in running:
+        each.should_exit = True
+    await serving
 
 
 asyncio.run(main())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from areal_core.contract.errors import ConfigError, DatasetError, EpisodeFailed
-from areal_environments import nemo_gym, openenv
+from areal_environments import nemo_gym, nemo_gym_rows, openenv
 from areal_environments.serving import Served
 from areal_environments.testing.scripted import call, episode, episodes
 
@@ -263,3 +264,43 @@ def test_an_episode_without_room_for_more_is_scored_as_it_is(guess: str) -> None
     made, _ = episode(openenv.workflow(config), {"reset": {"seed": 1}}, ["2", "3", "1"])
 
     assert (made.trajectories[0].reward, made.metrics["turns"]) == (-0.5, 2.0)
+
+
+LINE = '{"responses_create_params": {"input": "a"}, "more": 1}'
+
+
+def test_rows_of_nemo_gym_are_taken_as_they_are(tmp_path: Path) -> None:
+    """So many as are asked for; blank lines are none."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{LINE}\n\n{LINE}\n{LINE}\n")
+
+    assert list(nemo_gym_rows.rows(nemo_gym_rows.NemoGymRows(path=str(path), limit=2))) == [json.loads(LINE)] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "AttributeError"),
+        ('{"prompt": "a"}', "no responses_create_params.input"),
+        ('{"responses_create_params": {"input": [{"type": "computer_call"}]}}', "an item of type computer_call"),
+        ('{"responses_create_params": {"input": "a", "tools": [{"type": "mcp"}]}}', "a tool of type mcp"),
+        ('{"responses_create_params": {"input": [{"content": "a"}]}}', "KeyError: 'role'"),
+    ],
+)
+def test_a_line_that_is_no_row_of_nemo_gym_is_told_with_its_number(tmp_path: Path, line: str, says: str) -> None:
+    """When the data is opened, not in the middle of a run."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{LINE}\n{line}\n")
+
+    with pytest.raises(DatasetError, match=r"rows.jsonl:2 is no row") as caught:
+        nemo_gym_rows.rows(nemo_gym_rows.NemoGymRows(path=str(path)))
+    assert says in str(caught.value.why) and caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "blank.jsonl", "."])
+def test_a_file_without_rows_is_told(tmp_path: Path, name: str) -> None:
+    """Also one that is none."""
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    with pytest.raises(DatasetError, match=r"cannot read|has no rows"):
+        nemo_gym_rows.rows(nemo_gym_rows.NemoGymRows(path=str(tmp_path / name)))

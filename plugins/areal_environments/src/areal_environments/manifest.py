@@ -68,6 +68,15 @@ NEMO_GYM = Manifest(
     summary="a session of a NeMo Gym resource server: its tools, its verification",
 )
 
+NEMO_GYM_ROWS = Manifest(
+    role="dataset",
+    name="nemo_gym",
+    contract=(1, 0),
+    factory="areal_environments.nemo_gym_rows:rows",
+    config="areal_environments.nemo_gym_rows:NemoGymRows",
+    summary="rows in NeMo Gym's own JSONL form",
+)
+
 HARBOR = Manifest(
     role="workflow",
     name="harbor",

@@ -1,4 +1,4 @@
-"""Resource servers of NeMo Gym: tools and verification over HTTP, rows in their JSONL form.
+"""Resource servers of NeMo Gym: tools and verification over HTTP.
 
 What the policy says is asked for as chats and told to the server in the form of the Responses API, which its rows have.
 
@@ -16,14 +16,13 @@ from typing import Any
 import aiohttp
 from attrs import field, frozen, validators
 
-from areal_core.contract.errors import DatasetError, EpisodeFailed
+from areal_core.contract.errors import EpisodeFailed
 from areal_core.contract.workflow import RewardResult
+from areal_environments.nemo_gym_rows import parameters
 from areal_environments.played import PlayedConfig, PlayedWorkflow, Row
 from areal_environments.policy import conversation
 from areal_environments.responses import Item, answered, chat_messages, chat_tools, output_items, response
 from areal_environments.serving import Served, check_server
-
-PARAMETERS = "responses_create_params"
 
 
 @frozen(kw_only=True)
@@ -71,7 +70,7 @@ async def _played(server: _Server, row: Row, max_steps: int, base_url: str, api_
         DatasetError: the row is none of NeMo Gym's.
         EpisodeFailed: the server cannot be reached, or does not seed or verify the session.
     """
-    given = _parameters(row)
+    given = parameters(row)
     await server.told("/seed_session", row)
     tools = chat_tools(given.get("tools") or ())
     names = {each["function"]["name"] for each in tools}
@@ -103,7 +102,7 @@ async def _stepped(server: _Server, row: Row, max_steps: int, base_url: str, api
         DatasetError: the row is none of NeMo Gym's.
         EpisodeFailed: the server cannot be reached, or does not reset or step.
     """
-    given = _parameters(row)
+    given = parameters(row)
     seen = await server.told("/reset", row)
     value = 0.0
     async with conversation(base_url, api_key, chat_tools(given.get("tools") or ())) as policy:
@@ -124,13 +123,6 @@ async def _stepped(server: _Server, row: Row, max_steps: int, base_url: str, api
                 policy.say("user", observed)
     told = {**(seen.get("info") or {}), "terminated": bool(seen.get("terminated")), "steps": policy.num_answers}
     return RewardResult(value=value, components=_numbers(told))
-
-
-def _parameters(row: Row) -> Mapping[str, Any]:  # Any: JSON
-    given = row.get(PARAMETERS)
-    if not isinstance(given, Mapping) or "input" not in given:
-        raise DatasetError(f"a row has no {PARAMETERS}.input", why="NeMo Gym's rows do", fix="give its own JSONL")
-    return given
 
 
 def _reward(told: Mapping[str, Any], path: str) -> float:  # Any: JSON

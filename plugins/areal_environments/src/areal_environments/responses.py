@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal_core.contract.errors import DatasetError
@@ -39,12 +39,19 @@ def chat_messages(given: str | Sequence[Item]) -> list[Item]:
         elif kind == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])})
         elif kind != "reasoning":
-            raise _strange(kind)
+            raise _strange(f"an item of type {kind}")
     return messages
 
 
-def chat_tools(given: Iterable[Item]) -> list[Item]:
-    """Return the tools of a request as chat completions have them."""
+def chat_tools(given: Sequence[Item]) -> list[Item]:
+    """Return the tools of a request as chat completions have them.
+
+    Raises:
+        DatasetError: one is no function.
+    """
+    for tool in given:
+        if tool.get("type", "function") != "function":
+            raise _strange(f"a tool of type {tool['type']}")
     return [{"type": "function", "function": _function(tool, "description", "parameters")} for tool in given]
 
 
@@ -92,13 +99,13 @@ def _text(content: str | Sequence[Item]) -> str:
         return content
     for part in content:
         if "text" not in part:
-            raise _strange(part.get("type", "?"))
+            raise _strange(f"an item of type {part.get('type', '?')}")
     return "".join(part["text"] for part in content)
 
 
 def _strange(kind: str) -> DatasetError:
     return DatasetError(
-        f"a row's input holds an item of type {kind}",
+        f"a row holds {kind}",
         why="the policy is asked by text and functions",
         fix="leave such rows out",
     )
