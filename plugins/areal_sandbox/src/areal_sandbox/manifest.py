@@ -37,7 +37,7 @@ E2B = Manifest(
     contract=(1, 0),
     factory="areal_sandbox.hosted.e2b:E2BProvider",
     config="areal_sandbox.hosted.config:E2BConfig",
-    requires=("e2b>=2.6",),
+    requires=("e2b>=2.63",),
     extra="e2b",
     summary="micro virtual machines of E2B; the key is read from E2B_API_KEY",
 )
@@ -48,7 +48,7 @@ DAYTONA = Manifest(
     contract=(1, 0),
     factory="areal_sandbox.hosted.daytona:DaytonaProvider",
     config="areal_sandbox.hosted.config:DaytonaConfig",
-    requires=("daytona>=0.200",),
+    requires=("daytona>=0.226",),
     extra="daytona",
     summary="sandboxes of Daytona; the key is read from DAYTONA_API_KEY",
 )
