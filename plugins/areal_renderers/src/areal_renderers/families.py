@@ -87,7 +87,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         style=Style(name="glm4", thoughts=think, calls=xml_calls, stops=("<|user|>", "<|observation|>"), closing=CLOSE),
-        models="GLM 4.5, 4.6",
+        models="GLM 4.5",
         tokens=("<|user|>", "<|assistant|>", "<|observation|>"),
         holding=("<arg_key>",),
     ),
