@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from areal_agentic.sandbox import SandboxError
-from areal_core.contract.errors import DatasetError, EpisodeFailed
+from areal_core.contract.errors import ConfigError, DatasetError, EpisodeFailed
 from areal_environments.harbor import HarborConfig, HarborRows, rows, workflow
 from areal_environments.task_sandbox import rewarded
 from areal_environments.testing.scripted import call, episode, episodes
@@ -104,6 +104,25 @@ def test_an_agent_of_your_own_runs_commands_in_the_sandbox(tmp_path: Path) -> No
     made, _ = episode(workflow(HarborConfig(agent=f"{agent}:run")), row, ["echo hello > greeting"])
 
     assert (made.trajectories[0].reward, made.metrics["commands"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "defines no 'run'"),
+        ("def run(row, base_url, api_key, run_command): pass", "a plain function"),
+        ("async def run(row): pass", "is not called with row"),
+        ("1 / 0\nasync def run(row, base_url, api_key, run_command): pass", "ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_agent_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    """Before a worker starts."""
+    agent = tmp_path / f"no_agent_{len(text)}.py"
+    agent.write_text(text)
+
+    with pytest.raises(ConfigError, match="is no agent") as caught:
+        workflow(HarborConfig(agent=f"{agent}:run"))
+    assert says in str(caught.value.why) and "run_command" in str(caught.value.fix)
 
 
 def test_images_are_named_and_providers_without_images_refuse(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from areal_environments.serving import Served
 from areal_environments.testing.scripted import call, episode, episodes
 
 GUESS = """
+import asyncio
 import json
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
@@ -38,6 +39,8 @@ async def session(socket):
             error = {"code": "VALIDATION_ERROR", "errors": [{"msg": "no digit"}]}
             await socket.send_json({"type": "error", "data": error})
             continue
+        elif asked["data"]["number"] == "66":
+            await asyncio.Event().wait()
         elif asked["data"]["number"] == "99":
             await socket.close()
             return
@@ -50,6 +53,7 @@ async def session(socket):
 app = Starlette(routes=[WebSocketRoute("/ws", session)])
 """
 COUNT = """
+import asyncio
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
@@ -78,6 +82,10 @@ async def verify(request):
     return JSONResponse({**body, "reward": reward, "calls": kinds.count("function_call")})
 
 
+async def slow(request):
+    await asyncio.Event().wait()
+
+
 async def broken(request):
     return PlainTextResponse("the world ended", status_code=500)
 
@@ -85,6 +93,7 @@ async def broken(request):
 app = Starlette(routes=[
     Route("/seed_session", seed, methods=["POST"]), Route("/add", add, methods=["POST"]),
     Route("/verify", verify, methods=["POST"]), Route("/bad/seed_session", broken, methods=["POST"]),
+    Route("/slow/seed_session", slow, methods=["POST"]),
 ])
 """
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}
@@ -149,6 +158,35 @@ def test_a_connection_that_is_closed_fails_the_episode(guess: str) -> None:
     config = openenv.OpenEnvConfig(server=guess, action="number")
     with pytest.raises(EpisodeFailed, match="gave no answer to step"):
         episode(openenv.workflow(config), {"reset": {"seed": 1}}, ["99"])
+
+
+def test_an_environment_that_takes_too_long_fails_the_episode(guess: str) -> None:
+    """With the option that bounds it."""
+    config = openenv.OpenEnvConfig(server=guess, action="number", step_timeout_s=0.2)
+    with pytest.raises(EpisodeFailed, match="gave no answer to step") as caught:
+        episode(openenv.workflow(config), {"reset": {"seed": 1}}, ["66"])
+    assert "step_timeout_s" in str(caught.value.fix)
+
+
+def test_a_resource_server_that_takes_too_long_or_breaks_fails_the_episode(count: str) -> None:
+    """With what it said, or the option that bounds it."""
+
+    async def slow_and_broken() -> list[EpisodeFailed]:
+        server, failures = Served(count), []
+        address = await server.address()
+        for path in ("slow", "bad"):
+            async with aiohttp.ClientSession(headers=dict(address.headers), timeout=limit) as http:
+                try:
+                    await nemo_gym.Server(http, f"{address.url}/{path}").told("/seed_session", ROW)
+                except EpisodeFailed as error:
+                    failures.append(error)
+        await server.close()
+        return failures
+
+    limit = aiohttp.ClientTimeout(total=0.2)
+    slow, broken = asyncio.run(slow_and_broken())
+    assert "did not answer /seed_session" in slow.what and "request_timeout_s" in str(slow.fix)
+    assert "answered 500 to /seed_session" in broken.what and "the world ended" in str(broken.why)
 
 
 def test_rows_of_splits_have_other_seeds() -> None:

@@ -7,6 +7,7 @@ Does not know: the formats (`task_folders`), what is in a sandbox (`task_sandbox
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,18 +16,19 @@ from typing import Any
 from attrs import Factory, define, field, frozen, validators
 
 from areal_agentic.sandbox import Limits, Sandbox, SandboxError, SandboxProvider
-from areal_core.contract.errors import DatasetError
+from areal_agentic.user_function import check_function, user_function
+from areal_core.contract.errors import ConfigError, DatasetError
 from areal_core.contract.workflow import RewardResult
 from areal_core.plugins.registry import current_registry
 from areal_environments.played import PlayedConfig, PlayedWorkflow, Row
 from areal_environments.policy import conversation
 from areal_environments.shell_agent import TOOL, work
-from areal_environments.source import module_of
 from areal_environments.task_folders import TaskFolder, is_task, read_task
 from areal_environments.task_sandbox import TaskSandbox
 
 COLUMN = "task_folder"
 _AGENT = "rollout.workflow.options.agent"
+_ARGUMENTS = ("row", "base_url", "api_key", "run_command")
 _FIX = "name a coroutine function of a file, called as run(row, base_url, api_key, run_command): FILE.py:run"
 
 
@@ -97,6 +99,11 @@ class HarborConfig(PlayedConfig):
     """In place of the policy at the shell, an agent of your own: FILE.py:FUNCTION, a coroutine function called as
     run(row, base_url, api_key, run_command), where `await run_command("ls")` gives `stdout`, `stderr`, `exit_code`."""
 
+    def __attrs_post_init__(self) -> None:
+        """Refuse an agent that is not there, while a run is planned."""
+        if self.agent:
+            check_function(self.agent, what=f"{_AGENT}={self.agent} is no agent", fix=_FIX)
+
 
 def workflow(config: HarborConfig) -> PlayedWorkflow:
     """Return the workflow `harbor`: an episode is a task done in a sandbox, and worth what its tests say.
@@ -124,11 +131,11 @@ class Player:
         assert isinstance(provider, SandboxProvider), f"{self.config.sandbox} makes no sandboxes"
         provider.check()
         self._provider, self._places = provider, asyncio.Semaphore(self.config.sandboxes)
-        if self.config.agent:
-            where, _, function = self.config.agent.rpartition(":")
-            self._agent = getattr(module_of(where, _AGENT, _FIX), function, None)
-            if self._agent is None:
-                raise DatasetError(f"{_AGENT}={self.config.agent} is no agent", why="it is not there", fix=_FIX)
+        if name := self.config.agent:
+            what = f"{_AGENT}={name} is no agent"
+            self._agent = user_function(name, what=what, fix=_FIX, takes=_ARGUMENTS)
+            if not inspect.iscoroutinefunction(self._agent):
+                raise ConfigError(what, why="it is a plain function", fix=_FIX)
 
     async def play(self, row: Row, base_url: str, api_key: str) -> RewardResult:
         """Do the task of a row, and have its tests say what that is worth.

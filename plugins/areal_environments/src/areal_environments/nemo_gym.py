@@ -58,12 +58,12 @@ def workflow(config: NemoGymConfig) -> PlayedWorkflow:
             headers=dict(address.headers), cookie_jar=jar, timeout=limit, trust_env=False
         ) as http:
             played = _played if config.agent == "simple" else _stepped
-            return await played(_Server(http, address.url), row, config.max_steps, base_url, api_key)
+            return await played(Server(http, address.url), row, config.max_steps, base_url, api_key)
 
     return PlayedWorkflow(config, play, close=served.close)
 
 
-async def _played(server: _Server, row: Row, max_steps: int, base_url: str, api_key: str) -> RewardResult:
+async def _played(server: Server, row: Row, max_steps: int, base_url: str, api_key: str) -> RewardResult:
     """Play one episode: calls of tools, then the verification.
 
     Raises:
@@ -95,7 +95,7 @@ async def _played(server: _Server, row: Row, max_steps: int, base_url: str, api_
     return RewardResult(value=_reward(verified, "/verify"), components=_numbers(parts))
 
 
-async def _stepped(server: _Server, row: Row, max_steps: int, base_url: str, api_key: str) -> RewardResult:
+async def _stepped(server: Server, row: Row, max_steps: int, base_url: str, api_key: str) -> RewardResult:
     """Play one episode: each answer is a step, and what is observed the next message; rewards are summed.
 
     Raises:
@@ -138,7 +138,7 @@ def _numbers(told: Mapping[str, object]) -> dict[str, float]:
 
 
 @frozen
-class _Server:
+class Server:
     """One session of a resource server."""
 
     http: aiohttp.ClientSession
