@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import sys
+from contextlib import nullcontext
 from typing import Any
 
 import openai
@@ -256,9 +259,21 @@ async def crashing(row: dict[str, Any], base_url: str, api_key: str) -> float:
     raise ZeroDivisionError("of the agent")
 
 
+def leaving(row: dict[str, Any], base_url: str, api_key: str) -> float:
+    """As a program's own main function does."""
+    sys.exit("usage: ...")
+
+
+async def cancelled(row: dict[str, Any], base_url: str, api_key: str) -> float:
+    """As libraries do that lose count of their scopes."""
+    raise asyncio.CancelledError("by nobody")
+
+
 @pytest.mark.parametrize(
     ("agent", "error", "told"),
     [
+        (leaving, EpisodeFailed, "ended with SystemExit"),
+        (cancelled, EpisodeFailed, "ended with CancelledError"),
         (silent, EpisodeFailed, "asked nothing"),
         (wordy, EpisodeFailed, "returned 'good'"),
         (crashing, ZeroDivisionError, "of the agent"),
@@ -267,6 +282,31 @@ async def crashing(row: dict[str, Any], base_url: str, api_key: str) -> float:
 def test_an_episode_without_answer_or_reward_fails(agent: Any, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         episodes(agent, Speaking())
+
+
+@pytest.mark.parametrize(("no_proxy", "refused"), [("", True), ("example.org,127.0.0.1", False), ("*", False)])
+def test_a_proxy_that_would_get_what_an_agent_asks_is_refused(
+    no_proxy: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a run is planned, with the line that helps; a command has an environment of its own."""
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://proxy.example:3128")
+        monkeypatch.setenv(name.replace("HTTP", "NO").replace("http", "no"), no_proxy)
+
+    AgentConfig(command=["true"])
+    with pytest.raises(ConfigError, match="would go to a proxy") if refused else nullcontext():
+        AgentConfig(run="json:loads")
+
+
+def test_an_endpoint_makes_room_for_its_connections() -> None:
+    """A thousand descriptors are few for agents."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
+    try:
+        episodes(one, Speaking())
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(65_536, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("name", ["nowhere.py:run", "json:nothing", "os:getcwd"])

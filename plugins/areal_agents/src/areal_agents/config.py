@@ -13,6 +13,7 @@ from attrs import field, frozen, validators
 
 from areal_agents.container import container_program
 from areal_agents.endpoint_config import EndpointConfig
+from areal_agents.loopback import check_proxies
 from areal_agents.programs import absolute
 from areal_agents.source import check_agent
 from areal_core.contract.errors import ConfigError
@@ -88,3 +89,4 @@ class AgentConfig(EndpointConfig):
                 why, fix = "a function runs in the controller", "name a command in place of run"
                 raise ConfigError(f"{name} is set beside run", why=why, fix=fix)
         check_agent(self.run)
+        check_proxies()

@@ -18,6 +18,7 @@ from areal_agentic.renderer import BoundRenderer, Renderer
 from areal_agents.endpoint_config import EndpointConfig
 from areal_agents.episode import AgentSession
 from areal_agents.gate import Gate
+from areal_agents.loopback import make_room_for_connections
 from areal_agents.paths import Paths
 from areal_agents.server import Server
 from areal_core.contract.workflow import Session
@@ -49,6 +50,7 @@ class Endpoint:
         """Listen on a free port of loopback, until the event loop ends. Idempotent."""
         async with self._starting:
             if not self._server.port:
+                make_room_for_connections()
                 await self._server.start()
 
     async def close(self) -> None:

@@ -29,7 +29,8 @@ class FunctionAgent:
         """Call it once. Any: a row is the data set's.
 
         Raises:
-            EpisodeFailed: it took too long. A plain function goes on in its thread, which nobody can end.
+            EpisodeFailed: it took too long (a plain function goes on in its thread, which nobody can end), or ended
+                with what would end more than itself: SystemExit, CancelledError.
             Anything: what the function raised.
         """
         if inspect.iscoroutinefunction(self._function):
@@ -43,9 +44,16 @@ class FunctionAgent:
         return await returned if inspect.isawaitable(returned) else returned
 
     async def _timed(self, call: Callable[[], Any]) -> object:
+        task = asyncio.current_task()
+        assert task is not None
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 return await call()
+        except (SystemExit, asyncio.CancelledError) as error:
+            if task.cancelling():
+                raise asyncio.CancelledError from error
+            what = f"the agent ended with {type(error).__name__}"
+            raise EpisodeFailed(what, why=str(error), fix="have it return, or raise an error of its own") from error
         except TimeoutError as error:
             if not limit.expired():
                 raise
