@@ -11,6 +11,7 @@ AGENT = Manifest(
     contract=(1, 3),
     factory="areal_agents.workflow:AgentWorkflow",
     config="areal_agents.config:AgentConfig",
+    requires=("torch>=2.11",),
     devices=("cpu", "cuda", "npu"),
     summary="any agent that talks to an OpenAI-compatible URL: exact tokens, one key per episode",
     claims={
@@ -26,6 +27,7 @@ HTTP = Manifest(
     contract=(1, 0),
     factory="areal_agents.endpoint:Endpoint",
     config="areal_agents.endpoint_config:EndpointConfig",
+    requires=("torch>=2.11",),
     devices=("cpu", "cuda", "npu"),
     summary="OpenAI's and Anthropic's paths on loopback, a key for every session",
 )

@@ -39,7 +39,7 @@ _OF_THE_REQUEST = (PromptTooLong, CapabilityError, BatchError, DatasetError)
 class Reward(Body):
     """A body of `/reward`."""
 
-    reward: float = Field(allow_inf_nan=False)
+    reward: float = Field(allow_inf_nan=False, strict=True)
 
 
 class ClientGone(Exception):

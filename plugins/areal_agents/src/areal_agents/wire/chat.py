@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from areal_agents.asked import ChatAsk, Replies, Reply
 from areal_agents.episode import AgentSession
@@ -51,6 +51,13 @@ class ChatMessage(BaseModel):
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _said(self) -> ChatMessage:
+        """Refuse a message that says nothing: only an answer may, as one that calls tools."""
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of the role {self.role!r} needs a content")
+        return self
 
     def plain(self) -> Json:
         """Return it as renderers take it."""
