@@ -151,17 +151,19 @@ def test_an_environment_of_ones_own_trains(here: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_the_environment_of_the_page_is_learned(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example's run file as it is; only every worker is in this process, and the trainer the reference."""
+    """The example's run file, half of it; every worker is in this process, and the trainer the reference."""
     overrides = [
         f"model.path={make_spell_model(here / 'model', 1)}",
         f"out={here / 'run'}",
         "actor.backend=reference:d1",
+        "steps=40",
+        "evaluation.every_steps=0",
     ]
     monkeypatch.chdir(ROOT)
     run_here(monkeypatch, EXAMPLES / "letters.yaml", overrides)
     rewards = [step["reward"] for step in read_lines(here / "run" / "metrics.jsonl")]
 
-    assert mean(rewards[-10:]) > mean(rewards[:10]) + 0.2, rewards
+    assert mean(rewards[-10:]) > mean(rewards[:10]) + 0.15, rewards
 
 
 # ------------------------------------------------------------------------------------------------ the ecosystem's

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from areal_core.contract.errors import ConfigError, DatasetError, EpisodeFailed
+from areal_core.plugins.registry import Registry
 from areal_environments import verifiers
 from areal_environments.testing.scripted import call, episode, episodes
 from areal_environments.verifiers import VerifiersConfig
@@ -178,3 +180,24 @@ def test_rows_to_evaluate_on_are_no_others(tmp_path: Path) -> None:
     """The library would take those to train on where there are none."""
     with pytest.raises(DatasetError, match="no rows of the split eval"):
         verifiers.rows(verifiers.VerifiersRows(environment=written(tmp_path, SINGLE, "split_env"), split="eval"))
+
+
+def test_several_environments_are_a_mixture(tmp_path: Path) -> None:
+    """Each row is played by the environment that it is of."""
+    names = [written(tmp_path, text, f"mixed_{number}") for number, text in enumerate((SINGLE, MULTI))]
+    sets = [{"name": "verifiers", "options": {"environment": name, "size": 1}} for name in names]
+    rows: Any = Registry().build("dataset", "mixture", {"sets": sets, "size": 20})
+    found = {row["environment"]["name"]: row for row in rows}
+    cases = [(found[names[0]], ["it is 0"]), (found[names[1]], ["3", "5"])]
+
+    made = episodes(verifiers.workflow(VerifiersConfig()), cases)
+    assert [each.trajectories[0].reward for each, _ in made] == [1.0, 0.5]
+
+
+def test_an_installed_environment_is_named_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its owner and its version, as the hub of environments writes them."""
+    written(tmp_path, SINGLE, "installed_env")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    for name in ("installed-env", "somebody/installed-env@1.2"):
+        assert len(verifiers.rows(verifiers.VerifiersRows(environment=name))) == 3
