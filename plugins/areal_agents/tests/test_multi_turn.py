@@ -144,4 +144,6 @@ def test_where_there_is_no_bridge_another_trajectory_begins(keep: bool) -> None:
     assert len(found) == (1 if keep else 2)
     assert sum(int(t.loss_mask.sum()) for t in found) == sum(map(len, session.said))
     assert session.asked[2] + session.said[2] in [tuple(t.input_ids.tolist()) for t in found]
+    counted = {"agent/requests": 3.0, "agent/trajectories": float(len(found)), "agent/restarted": 0.0 if keep else 1.0}
+    assert dict(talk.metrics) == counted
     assert talk.num_answers == 3 and not talk.full and {t.reward for t in found} == {1.0}

@@ -35,7 +35,10 @@ def test_a_call_is_made_and_its_answer_read() -> None:
     assert text.endswith(f"user\nab>{END}\n{OPENS}{call('12 + 30')}{END}{told}42{END}")
     assert learned(trajectory) == f"{call('12 + 30')}{END}42{END}"
     assert [value.completion for value in session.scored] == ["42"]
-    assert dict(episode.metrics) == {"turns": 2.0, "tools/calls": 1.0, "tools/errors": 0.0, "judged": 1.0}
+    counted = {"turns": 2.0, "tools/calls": 1.0, "tools/errors": 0.0, "judged": 1.0}
+    assert dict(episode.metrics) == {
+        **counted, "agent/requests": 2.0, "agent/trajectories": 1.0, "agent/restarted": 0.0,
+    }  # fmt: skip
 
 
 def test_calls_of_one_answer_are_answered_in_order() -> None:

@@ -24,6 +24,8 @@ GOOD: dict[str, Any] = {
     "train/entropy": 1.0,
     "train/clip_fraction": 0.05,
     "train/engine_gap": 0.005,
+    "episode/agent/requests": 4.0,
+    "episode/agent/restarted": 0.0,
 }
 
 
@@ -57,6 +59,7 @@ ODD = {
     "entropy_below": {"train__entropy": 0.001},
     "clip_share_above": {"train__clip_fraction": 0.5},
     "engine_gap_above": {"train__engine_gap": 0.4},
+    "restarts_above": {"episode__agent/restarted": 1.0},
 }
 
 

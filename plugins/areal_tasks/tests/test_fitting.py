@@ -67,6 +67,22 @@ def test_a_prompt_needs_room_for_one_token_beside_it() -> None:
     assert [kept[-1], *kept[1:3]] == [rows[5], rows[1], rows[3]]
 
 
+class Writing(Words):
+    """Writes conversations with the renderer `lines`."""
+
+    def writes(self, tokenizer: Tokenizer) -> str:
+        return "lines (auto)"
+
+
+def test_the_renderer_of_a_run_is_told_once() -> None:
+    """As an event, when the rows to train on are opened."""
+    run = Writing()
+    run.fit(10, words(3))
+    run.fit(10, words(3), "evaluation.data")
+
+    assert run.events == [("renderer", {"name": "lines (auto)"})]
+
+
 def test_how_many_are_left_out_is_told_with_what_to_try() -> None:
     """In the terminal and as a warning, which the page of the run shows; data sets are told apart."""
     run = Words()

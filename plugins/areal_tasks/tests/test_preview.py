@@ -106,6 +106,14 @@ def test_a_conversation_is_shown_through_the_chat_template(folder: Path) -> None
     assert "completions=[[{'content': '...', 'role': 'assistant'}]]" in text and "level=[3]" in text
 
 
+def test_the_renderer_is_named(folder: Path) -> None:
+    """A workflow that writes conversations says which renderer it found."""
+    workflow = {"name": "multi_turn", "options": {"renderer": "plain"}}
+    rollout = {"reward": {"name": "right"}, "sampling": {"max_new_tokens": 8}, "workflow": workflow}
+
+    assert "renderer  plain\n" in shown(folder, "text", rollout=rollout)
+
+
 def composed(**parts: Any) -> dict[str, Any]:
     """Return keys under `rollout` of a composed reward."""
     options = {"parts": {name: {"name": part} for name, part in parts.items()}}

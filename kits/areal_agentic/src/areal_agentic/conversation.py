@@ -40,6 +40,8 @@ class Conversation:
     keep_thoughts: bool = field(default=False, kw_only=True)
     """Go on in one trajectory also where the template leaves thoughts of earlier turns out."""
     num_answers: int = field(default=0, init=False)
+    num_restarted: int = field(default=0, init=False)
+    """Answers before which the renderer had no bridge: each begins a trajectory."""
     full: bool = field(default=False, init=False)
     """The context has no room for another answer."""
     _recorder: Recorder = field(factory=Recorder, init=False)
@@ -63,7 +65,7 @@ class Conversation:
             DatasetError: the renderer has no place for a message.
             NoReplica, GenerationFailed: the fleet failed.
         """
-        prompt_ids = self._asked()
+        prompt_ids, goes_on = self._asked()
         own, ends = self.session.sampling, self.renderer.stop_token_ids
         sampling = evolve(own, stop_token_ids=(*own.stop_token_ids, *sorted(ends - set(own.stop_token_ids))))
         try:
@@ -75,6 +77,7 @@ class Conversation:
             raise
         self._recorder.answered(prompt_ids, [generation])
         self.num_answers += 1
+        self.num_restarted += not goes_on
         self._prompt_ids, self._last, self._num_answered = prompt_ids, generation, len(self.messages)
         ids = generation.output_ids
         answer = self.renderer.parse(ids, tools=self.tools) if read is None else await read(ids)
@@ -100,17 +103,29 @@ class Conversation:
             )
         )
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Return what to put among the episode's metrics, as sessions of an endpoint have it."""
+        return {
+            "agent/requests": float(self.num_answers),
+            "agent/trajectories": float(self._recorder.num_trajectories()),
+            "agent/restarted": float(self.num_restarted),
+        }
+
     def trajectories(self, reward: float) -> tuple[Trajectory, ...]:
         """Return all that the policy said, each answer on the loss mask once, with one reward."""
         return self._recorder.trajectories(reward)
 
-    def _asked(self) -> list[int]:
-        """Return the tokens of the next request: the last one's, its answer's, and what was said since."""
+    def _asked(self) -> tuple[list[int], bool]:
+        """Return the tokens of the next request: the last one's, its answer's, and what was said since.
+
+        False beside them where the renderer has no bridge, and they are the conversation rendered anew.
+        """
         if self._last is not None:
             history, said = self.messages[: self._num_answered], self.messages[self._num_answered + 1 :]
             output_ids = self._last.output_ids
             keep = self.keep_thoughts
             bridge = self.renderer.bridge(history, output_ids, said, tools=self.tools, keep_thoughts=keep)
             if bridge is not None:
-                return [*self._prompt_ids, *output_ids, *bridge]
-        return self.renderer.render(self.messages, tools=self.tools)
+                return [*self._prompt_ids, *output_ids, *bridge], True
+        return self.renderer.render(self.messages, tools=self.tools), self._last is None

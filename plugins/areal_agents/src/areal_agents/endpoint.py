@@ -21,6 +21,7 @@ from areal_agents.gate import Gate
 from areal_agents.loopback import make_room_for_connections
 from areal_agents.paths import Paths
 from areal_agents.server import Server
+from areal_agents.workflows.talks import told_of
 from areal_core.contract.workflow import Session
 from areal_core.plugins.registry import current_registry
 
@@ -74,6 +75,10 @@ class Endpoint:
         finally:
             del self._sessions[opened.key]
             opened.close()
+
+    def writes(self, tokenizer: object) -> str:
+        """Return the name of the renderer of a tokenizer, for people."""
+        return told_of(self._bind(tokenizer), self._config.renderer)
 
     def app(self) -> ASGIApp:
         """Return the application, for a server that listens elsewhere."""

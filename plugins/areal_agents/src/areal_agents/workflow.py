@@ -18,8 +18,8 @@ from areal_agents.function import FunctionAgent
 from areal_agents.source import agent_function
 from areal_agents.told import reward_told
 from areal_core.contract.data import Episode
-from areal_core.contract.errors import EpisodeFailed
-from areal_core.contract.workflow import RewardInput, RewardResult, Session, require_ok
+from areal_core.contract.errors import DatasetError, EpisodeFailed
+from areal_core.contract.workflow import RewardInput, RewardResult, Session, Tokenizer, require_ok
 from areal_core.plugins.registry import current_registry
 from areal_core.plugins.structure import unstructure
 
@@ -67,6 +67,14 @@ class AgentWorkflow:
             group_id=engine.group_id,
             metrics={**episode.metrics, **result.components},
         )
+
+    def writes(self, tokenizer: Tokenizer) -> str:
+        """Return the name of the renderer; empty for an endpoint that does not tell."""
+        named = getattr(self._endpoint, "writes", None)
+        try:
+            return "" if named is None else str(named(tokenizer))
+        except DatasetError as error:  # an agent that asks with texts needs none
+            return f"none: {error.what}"
 
     async def close(self) -> None:
         """End the endpoint, which else ends with the event loop. Idempotent."""

@@ -40,6 +40,14 @@ class HasPrompt(Protocol):
         """Return the token ids of a row's prompt; raises whatever a row that has none is worth."""
 
 
+@runtime_checkable
+class Writes(Protocol):
+    """A workflow that writes conversations as tokens."""
+
+    def writes(self, tokenizer: Tokenizer) -> str:
+        """Return the name of the renderer that does it; raises DatasetError if it does not hold for this tokenizer."""
+
+
 async def fitting(
     workflow: RolloutWorkflow,
     tokenizer: Tokenizer,
@@ -63,6 +71,8 @@ async def fitting(
     Raises:
         DatasetError: all prompts are too long.
     """
+    if key == "data" and isinstance(workflow, Writes) and (name := workflow.writes(tokenizer)):
+        tell("renderer", name=name)
     if not isinstance(workflow, HasPrompt) or not _asks_with_it(type(workflow)) or len(rows) > MAX_MEASURED:
         return rows
     prompts, kept = _Prompts(workflow, tokenizer, longest), list[int]()

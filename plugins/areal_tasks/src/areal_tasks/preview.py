@@ -19,7 +19,7 @@ from areal_core.plugins.blame import told
 from areal_core.plugins.extensions import extension
 from areal_core.plugins.registry import Registry
 from areal_tasks.datasets.rows import Row
-from areal_tasks.fitting import HasPrompt
+from areal_tasks.fitting import HasPrompt, Writes
 from areal_tasks.rewards.finished import HasParts, ReadsColumns
 
 FIRST = "the first row"
@@ -95,11 +95,13 @@ def _prompt(plan: Plan, row: Row, tokenizer: Any, registry: Registry) -> tuple[s
     """Return the first prompt as the model reads it, and what is told of it. Any: a Hugging Face tokenizer."""
     chosen = plan.config.rollout.workflow
     workflow = registry.build("workflow", chosen.name, chosen.options, "rollout.workflow.options")
+    written = workflow.writes(tokenizer) if isinstance(workflow, Writes) else ""
+    before = [f"renderer  {written}"] if written else []
     given = row.get("prompt")
     plain = given if isinstance(given, str) else _COMPLETION
     if not isinstance(workflow, HasPrompt) or row.get("images") is not None:
         why = "the row has images" if isinstance(workflow, HasPrompt) else "it makes its own requests"
-        return plain, [f"prompt    as workflow {chosen.name} makes it: {why}"]
+        return plain, [*before, f"prompt    as workflow {chosen.name} makes it: {why}"]
     try:
         ids = workflow.prompt_ids(tokenizer, row, FIRST)
     except ArealError:
@@ -108,6 +110,7 @@ def _prompt(plan: Plan, row: Row, tokenizer: Any, registry: Registry) -> tuple[s
         raise DatasetError(f"workflow {chosen.name!r} makes no prompt of {FIRST}", why=told(error)) from error
     text = str(tokenizer.decode(ids))
     return plain if isinstance(given, str) else text, [
+        *before,
         f"prompt    {len(ids):,} tokens, as the model reads {FIRST}:",
         *_indented(text),
     ]

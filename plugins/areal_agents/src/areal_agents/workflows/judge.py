@@ -86,6 +86,10 @@ class JudgeWorkflow:
             fix="ask it otherwise (options.question), or read it otherwise (options.pattern)",
         )
 
+    def writes(self, tokenizer: Tokenizer) -> str:
+        """Return the name of the renderer."""
+        return self._talks.named(tokenizer)
+
     def prompt_ids(self, tokenizer: Tokenizer, data: Mapping[str, Any], task_id: str) -> Sequence[int]:
         """Return the tokens of a row's first request. Any: as in the contract."""
         return self._talks.prompt_ids(tokenizer, data, task_id)

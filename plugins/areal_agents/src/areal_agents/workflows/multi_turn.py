@@ -64,8 +64,12 @@ class MultiTurnWorkflow:
             trajectories=talk.trajectories(reward * config.turn_discount**retries),
             task_id=engine.task_id,
             group_id=engine.group_id,
-            metrics={"turns": float(talk.num_answers), **result.components},
+            metrics={"turns": float(talk.num_answers), **talk.metrics, **result.components},
         )
+
+    def writes(self, tokenizer: Tokenizer) -> str:
+        """Return the name of the renderer."""
+        return self._talks.named(tokenizer)
 
     def prompt_ids(self, tokenizer: Tokenizer, data: Mapping[str, Any], task_id: str) -> Sequence[int]:
         """Return the tokens of a row's first request. Any: as in the contract."""

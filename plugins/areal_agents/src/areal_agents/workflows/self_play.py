@@ -77,6 +77,10 @@ class SelfPlayWorkflow:
             metrics={"self_play/solved": mean, "self_play/proposal": 4 * mean * (1 - mean)},
         )
 
+    def writes(self, tokenizer: Tokenizer) -> str:
+        """Return the name of the renderer."""
+        return self._talks.named(tokenizer)
+
     def prompt_ids(self, tokenizer: Tokenizer, data: Mapping[str, Any], task_id: str) -> Sequence[int]:
         """Return the tokens of the proposer's request. Any: as in the contract."""
         return self._talks.prompt_ids(tokenizer, data, task_id)

@@ -64,6 +64,14 @@ class Talks:
             self._bound = tokenizer, self._made.bind(tokenizer)
         return self._bound[1]
 
+    def named(self, tokenizer: Tokenizer) -> str:
+        """Return the name of the renderer of the run's tokenizer, and how it was asked for: 'qwen3 (auto)'.
+
+        Raises:
+            DatasetError: as above.
+        """
+        return told_of(self.renderer(tokenizer), self._config.renderer)
+
     def asked(self, row: Mapping[str, Any], where: str) -> list[Message]:
         """Return the conversation that a row begins with. Any: the data set decides what a row holds.
 
@@ -97,6 +105,12 @@ class Talks:
 
     def _system(self) -> list[Message]:
         return [{"role": "system", "content": self._config.system}] if self._config.system else []
+
+
+def told_of(renderer: BoundRenderer, asked: str) -> str:
+    """Return what people are told of a renderer: the name it has once it is bound, and what was asked for."""
+    name = str(getattr(renderer, "name", asked))
+    return name if name == asked else f"{name} ({asked})"
 
 
 def user(template: str, parts: Mapping[str, Any]) -> Message:

@@ -95,8 +95,12 @@ class ToolsWorkflow:
             trajectories=talk.trajectories(require_ok(result, f"episode {engine.task_id}")),
             task_id=engine.task_id,
             group_id=engine.group_id,
-            metrics={**{name: float(count) for name, count in made.items()}, **result.components},
+            metrics={**{name: float(count) for name, count in made.items()}, **talk.metrics, **result.components},
         )
+
+    def writes(self, tokenizer: Tokenizer) -> str:
+        """Return the name of the renderer."""
+        return self._talks.named(tokenizer)
 
     def prompt_ids(self, tokenizer: Tokenizer, data: Mapping[str, Any], task_id: str) -> Sequence[int]:
         """Return the tokens of a row's first request. Any: as in the contract."""

@@ -394,6 +394,17 @@ METRICS: tuple[Metric, ...] = (
         meaning="mean and spread over episodes of what a workflow put into `Episode.metrics`; `single_turn` puts the reward's `components` there",
     ),
     Metric(
+        names=(
+            "episode/agent/requests",
+            "episode/agent/trajectories",
+            "episode/agent/restarted",
+        ),
+        section="Rewards, lengths, groups",
+        meaning="requests that an agent, or a workflow of several turns, had answered in an episode, the trajectories they became, and how many requests began a conversation anew that was answered before: its history was edited (`/edited`), or the renderer has no tokens to go on with (`/unbridged`), as where the chat template leaves thoughts of earlier turns out",
+        healthy="no restarts: each costs a whole prompt, and is trained on without what was generated before",
+        act="keep_thoughts: true, a renderer for the model's family, an agent that appends to its history",
+    ),
+    Metric(
         names=("train/entropy",),
         section="The policy",
         unit="nats",

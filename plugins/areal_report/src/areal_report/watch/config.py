@@ -31,6 +31,9 @@ class Thresholds:
     engine_gap_growth: float = field(default=0.0, validator=_ABOVE)
     """That difference, over its last ten steps, divided by that over its first ten; from 0.02 nats on."""
 
+    restarts_above: float = field(default=0.0, validator=[_ABOVE, validators.lt(1.0)])
+    """Share of agents' requests that begin a conversation anew instead of going on from its tokens."""
+
 
 WARN = Thresholds(
     no_reward_signal=5,
@@ -40,6 +43,7 @@ WARN = Thresholds(
     clip_share_above=0.3,
     engine_gap_above=0.2,
     engine_gap_growth=3.0,
+    restarts_above=0.1,
 )
 """When a warning is given where `guard.warn` says nothing else."""
 

@@ -106,6 +106,15 @@ def rules() -> tuple[Rule, ...]:
             says=lambda value, _: f"the gap between trainer and inference engine is {value:.1f} times what it was",
             advice=_about_gap,
         ),
+        Rule(
+            name="restarts_above",
+            read=_restarts,
+            says=lambda value, _: f"{value:.0%} of the requests begin a conversation anew, each with its whole prompt",
+            advice=lambda _: (
+                "keep_thoughts: true among the workflow's options goes on where the chat template leaves thoughts "
+                "out; where an agent edits its history (episode/agent/restarted/edited), have it append"
+            ),
+        ),
     )
 
 
@@ -121,6 +130,12 @@ def _whole(share: float | None) -> float | None:
 def _unchanged(record: Record) -> float | None:
     tensors, same = _number(record, "sync_tensors"), _number(record, "sync_unchanged")
     return None if not tensors or same is None else float(same >= tensors)
+
+
+def _restarts(record: Record) -> float | None:
+    """Return the share of requests that begin anew a conversation that was answered before."""
+    requests, restarted = (_number(record, f"episode/agent/{name}") for name in ("requests", "restarted"))
+    return None if not requests or restarted is None else restarted / requests
 
 
 def _about_signal(record: Record) -> str:
