@@ -25,7 +25,7 @@ NAMES: Names = {
     "dataset_text_field": nothing("rows have prompt and completion, or messages; data.options.columns renames columns"),
     "shuffle_dataset": to("data.shuffle"),
     "reward_funcs": to("rollout.reward.name", note="your own file under imports; composed sums several"),
-    "reward_weights": to("rollout.reward.options.parts", note="of rollout.reward.name=composed: a weight for each part"),
+    "reward_weights": to("rollout.reward.options.parts", note="of reward composed: a weight for each part"),
     "output_dir": to("out"),
     "run_name": to("name"),
     "seed": to("seed"),
