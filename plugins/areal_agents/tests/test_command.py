@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plugins.areal_sandbox.tests import images
 
 from areal_agents.command import PASSED
 from areal_agents.config import AgentConfig
+from areal_agents.container import Container, container_program
 from areal_agents.workflow import AgentWorkflow
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import ConfigError, EpisodeFailed
@@ -286,8 +289,11 @@ with open(row["lock"], "a") as file:
 
 CONTAINER = """#!/bin/sh
 echo "$@" >>"$(dirname "$0")/told"
-[ "$1" = rm ] && exit 0
-while [ "$1" != my-image ]; do shift; done
+[ "$1" = rm ] || [ "$1" = version ] && exit 0
+while [ "$1" != my-image ]; do
+  case "$1" in *=*) export "$1" ;; esac
+  shift
+done
 shift
 exec "$@"
 """
@@ -309,12 +315,59 @@ def test_a_command_runs_in_a_container_whose_end_is_sure(script: Any, docker: Pa
     path = script('open(os.environ["AREAL_REWARD"], "w").write("0.75")')
     made = run([sys.executable, path], container="my-image")
 
-    begun, ended = docker.read_text().splitlines()
+    *asked, begun, ended = docker.read_text().splitlines()
     words = begun.split()
+    assert set(asked) == {"version"}
     assert made.trajectories[0].reward == 0.75
     assert words[:4] == ["run", "--rm", "--interactive", "--name"] and f"my-image {sys.executable}" in begun
-    assert "--env OPENAI_API_KEY" in begun and "areal-agent-" in words[4] and "OPENAI_API_KEY=" not in begun
+    assert (
+        "--env OPENAI_API_KEY" in begun
+        and "--env OPENAI_BASE_URL=http" in begun
+        and "areal-agent-" in words[4]
+        and "OPENAI_API_KEY=" not in begun
+    )
     assert ended == f"rm --force {words[4]}"
+
+
+INSIDE = """
+grep -q 'ab>' || exit 3
+test "$(pwd)" = "$HOME" && echo x > left.txt || exit 4
+curl -s -H "content-type: application/json" -H "authorization: Bearer $OPENAI_API_KEY" \
+  -d '{"prompt": "ab>"}' "$OPENAI_BASE_URL/completions" && echo 0.5 > "$AREAL_REWARD"
+"""
+
+
+@pytest.fixture
+def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An image of this machine's own commands for the real podman, by a runtime that works here."""
+    if not shutil.which("podman") or not shutil.which("curl"):
+        pytest.skip("no podman, or no curl to put into its image")
+    monkeypatch.setattr("areal_agents.container.PROGRAMS", ("podman",))
+    monkeypatch.setattr(images, "COMMANDS", [*images.COMMANDS, "curl"])
+    name = "areal-agents-test"
+    subprocess.run(["podman", "import", "-", name], input=images.image(), capture_output=True, check=True)
+    for runtime in ("", "runc"):
+        (tmp_path / "containers.conf").write_text(f'[engine]\nruntime = "{runtime}"\n' if runtime else "")
+        monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
+        words = Container(program="podman", image=name, folder=tmp_path).run(["sh", "-c", "true"], tmp_path)
+        if (tried := subprocess.run(words, capture_output=True, check=False)).returncode == 0:
+            break
+    else:
+        subprocess.run(["podman", "rmi", "--force", name], capture_output=True, check=True)
+        pytest.skip(f"podman makes no containers here: {tried.stderr.decode()[-200:]}")
+    yield name
+    subprocess.run(["podman", "rmi", "--force", name], capture_output=True, check=True)
+
+
+def test_a_command_runs_in_a_real_container(podman: str) -> None:
+    """It finds its row, its folder and its endpoint; nothing is left, also of one that takes too long."""
+    made = run(["sh", "-c", INSIDE], container=podman)
+    with pytest.raises(EpisodeFailed, match="not done after 2 s"):
+        run(["sh", "-c", "sleep 600"], container=podman, agent_timeout_s=2.0)
+
+    assert made.trajectories[0].reward == 0.5 and text_of(made)[0].startswith("ab>xa")
+    listed = ["podman", "ps", "--all", "--quiet", "--filter", f"ancestor={podman}"]
+    assert subprocess.run(listed, capture_output=True, text=True, check=True).stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -343,6 +396,19 @@ def test_a_container_without_a_program_for_it_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match="nothing here that runs containers"):
         AgentConfig(command=["true"], container="image")
+
+
+def test_a_program_that_does_not_answer_runs_no_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docker without its daemon: podman is taken, or both are told."""
+    for name, code in (("docker", 1), ("podman", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho no daemon of {name} >&2; exit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert container_program() == str(tmp_path / "podman")
+    (tmp_path / "podman").unlink()
+    with pytest.raises(ConfigError, match="docker: no daemon of docker"):
+        container_program()
 
 
 def test_a_function_is_looked_for_without_running_its_file(tmp_path: Path) -> None:

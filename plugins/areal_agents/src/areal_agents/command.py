@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_agents.config import AgentConfig
-from areal_agents.container import Container
+from areal_agents.container import Container, container_program
 from areal_agents.process import Said, run_command
 from areal_agents.programs import absolute
 from areal_core.contract.errors import EpisodeFailed
@@ -28,6 +28,7 @@ from areal_core.plugins.redact import REDACTED, redact
 
 PASSED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 """All that a command sees of this process's environment unless `environment` names more."""
+_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 _STDIN = ("/bin/sh", "-c", 'exec "$@" <"$AREAL_ROW"', "sh")
 _COLUMN = re.compile(r"\{(\w+)\}")
 _MOST_REWARD_BYTES = 65_536
@@ -45,6 +46,7 @@ class CommandAgent:
         self._config = config
         self._environ = os.environ if environ is None else environ
         self._command = config.command if config.container else absolute(config.command)
+        self._program = container_program() if config.container else ""
         self._places = asyncio.Semaphore(config.processes)
 
     async def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str, episode: str) -> object:
@@ -77,14 +79,19 @@ class CommandAgent:
         if not self._config.container:
             whole = [*_STDIN, *command]
             return await run_command(whole, environment=environment, folder=work, timeout_s=timeout_s, said=said)
-        named = [name for name in environment if name not in PASSED]
-        container = Container(image=self._config.container, folder=folder, variables=named)
+        secret = [*_KEYS, *(name for name in self._config.environment if name in self._environ)]
+        seen = {name: value for name, value in environment.items() if name not in (*PASSED, *secret)}
+        container = Container(
+            program=self._program, image=self._config.container, folder=folder, variables=seen, secret=secret
+        )
+        # The program that runs containers is the user's own: it finds its images and its daemon by their environment.
+        theirs = {**self._environ, **{name: environment[name] for name in (*secret, "AREAL_ROW")}}
         inside = [*_STDIN, *container.run(command, work)]
         try:
-            return await run_command(inside, environment=environment, folder=work, timeout_s=timeout_s, said=said)
+            return await run_command(inside, environment=theirs, folder=work, timeout_s=timeout_s, said=said)
         finally:
             remove = container.remove()
-            await run_command(remove, environment=environment, folder=work, timeout_s=_REMOVE_TIMEOUT_S)
+            await run_command(remove, environment=theirs, folder=work, timeout_s=_REMOVE_TIMEOUT_S)
 
     def _environment(self, folder: Path, base_url: str, api_key: str) -> dict[str, str]:
         """Return all that the command sees."""
