@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -116,7 +117,8 @@ def train_here(folder: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> lis
 def train_by(python: str, folder: Path, file: Path) -> list[dict[str, Any]]:
     """Train by another Python, `areal train` as a user starts it."""
     words = [python, "-m", "areal_core.cli.main", "train", str(file)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    beside = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}  # verifiers asks for uv
+    done = subprocess.run(words, cwd=folder, env=beside, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return trained(folder)
 

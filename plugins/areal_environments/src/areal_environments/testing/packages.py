@@ -28,7 +28,7 @@ _OVER = "import site; site.addsitedir({!r})\n"
 class Packages:
     """One environment.
 
-    Example: Packages(extras=["openenv"], more=["verifiers<0.4"], alone=False)
+    Example: Packages(extras=["openenv"], more=["verifiers<0.4", "uv"], alone=False)
     """
 
     extras: Sequence[str]
@@ -40,7 +40,7 @@ class Packages:
 
 
 SETS = {
-    "verifiers-0.3": Packages(extras=["openenv"], more=["verifiers<0.4"], alone=False),
+    "verifiers-0.3": Packages(extras=["openenv"], more=["verifiers<0.4", "uv"], alone=False),
     "verifiers-0.4": Packages(extras=["verifiers"], more=["verifiers>=0.4", "uv"], alone=False),
     "harbor": Packages(extras=["harbor"], more=["terminal-bench"], alone=True),
     "nemo-gym": Packages(extras=["nemo-gym"], alone=True),
