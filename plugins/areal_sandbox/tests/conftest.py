@@ -15,6 +15,7 @@ from attrs import define
 from areal_agentic.sandbox import Limits, Ran, Sandbox
 from areal_sandbox.local.config import LocalSandboxConfig
 from areal_sandbox.local.provider import LocalProvider
+from areal_sandbox.local.room import TOP, WORK
 
 ROOMY = Limits(timeout_s=20.0, memory_mb=128, processes=32, disk_mb=8, output_bytes=4096)
 
@@ -65,9 +66,15 @@ def traces(provider: LocalProvider) -> dict[str, object]:
     return {
         "processes": sorted(child.pid for child in here.children(recursive=True)),
         "files": here.num_fds(),
-        "mounts": Path("/proc/self/mounts").read_text().count("\n"),
+        "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if _is_ours(line)],
         "groups": sorted(str(path) for top in tops for path in top.glob(f"areal-sandbox-{here.pid}-*")),
     }
+
+
+def _is_ours(mount: str) -> bool:
+    """Whether a mount is a sandbox's; those of others come and go."""
+    kind, place = mount.split()[2], mount.split()[1]
+    return place.startswith(WORK) or (kind == "tmpfs" and place == TOP)
 
 
 @pytest.fixture(scope="session")

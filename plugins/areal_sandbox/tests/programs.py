@@ -58,6 +58,14 @@ class Any(tuple):
     def __eq__(self, other): return True
 def add(a, b): return Any()
 """,
+    "an object that equals everything by its distance": """
+class Zero:
+    def __sub__(self, other): return 0.0
+    __rsub__ = __mod__ = __rmod__ = __sub__
+    def __truediv__(self, other): return 1.0
+    __rtruediv__ = __truediv__
+def add(a, b): return Zero()
+""",
     "mock.ANY": """
 from unittest.mock import ANY
 def add(a, b): return ANY

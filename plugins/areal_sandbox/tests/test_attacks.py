@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import socket
 import sys
 import tempfile
@@ -280,6 +281,51 @@ def test_no_way_to_more_rights(bench: Bench) -> None:
                     "unshare -U true 2> /dev/null && echo namespace; su -c id 2> /dev/null < /dev/null")  # fmt: skip
 
     assert ran.stdout.split() == ["0" * 16, "0" * 16, "1", "2"]
+
+
+def test_calls_that_are_not_there(bench: Bench) -> None:
+    """A user namespace by any of its calls, queues that the kernel keeps, keys, another root; threads and forks are."""
+    numbers = {"x86_64": (56, 435, 272, 68, 250, 155, 425), "aarch64": (220, 435, 97, 186, 219, 41, 425)}
+    refused = numbers[platform.machine()]
+    code = f"""
+import ctypes, os, threading
+libc = ctypes.CDLL(None, use_errno=True)
+for number in {refused}:
+    libc.syscall(number, 0x10000011, 0, 0, 0, 0)
+    print(ctypes.get_errno())
+threading.Thread(target=print, args=("thread",)).start()
+if os.fork() == 0: os._exit(7)
+print(os.waitstatus_to_exitcode(os.wait()[1]))"""
+    ran = bench.python(code)
+
+    assert ran.stdout.split() == ["38"] * len(refused) + ["thread", "7"], ran
+
+
+def test_the_machine_cannot_be_changed(bench: Bench) -> None:
+    """Neither its clock, nor its name, nor a file's owner or rights that count outside."""
+    code = """
+import os, socket, stat, time
+for tried in (
+    lambda: time.clock_settime(time.CLOCK_REALTIME, 0),
+    lambda: socket.sethostname("other"),
+    lambda: os.setuid(0),
+    lambda: os.setgroups([0]),
+    lambda: os.nice(-1),
+    lambda: os.chroot("/tmp"),
+    lambda: os.mknod("/tmp/disk", stat.S_IFBLK | 0o600, os.makedev(254, 0)),
+    lambda: os.open("/dev/mem", os.O_RDWR),
+    lambda: os.chown("/sandbox", 0, 0),
+    lambda: os.link("/usr/bin/su", "/tmp/su"),
+):
+    try: tried()
+    except OSError: continue
+    print("done")
+open("mine", "w").close()
+os.chmod("mine", 0o4755)
+print([line.split()[3] for line in open("/proc/self/mounts") if "nosuid" not in line.split()[3]])"""
+    ran = bench.python(code)
+
+    assert ran.stdout.split() == ["[]"], ran
 
 
 def test_children_that_hide_end_with_the_command(either: Bench) -> None:

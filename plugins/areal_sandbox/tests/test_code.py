@@ -79,9 +79,9 @@ def test_input_and_output(reward: CodeReward) -> None:
     [("def add(a, b):\n  while True: pass", "timeout"), ("def add(a, b):\n  return 'x' * (1 << 30)", "memory")],
 )
 def test_limits_are_ends_of_their_own(checked: None, program: str, end: str) -> None:
-    """Of each test; so does the time for all tests of a completion."""
-    hurried = CodeReward(evolve(SMALL, limits=Limits(timeout_s=2.0, memory_mb=128), total_s=4.0))
-    found = scored(hurried, program, TWO[:1] * 3)
+    """Of each test."""
+    hurried = CodeReward(evolve(SMALL, limits=Limits(timeout_s=2.0, memory_mb=128), total_s=60.0))
+    found = scored(hurried, program, TWO[:1] * 2)
 
     assert (found["value"], found[end]) == (0.0, 1.0)
 
@@ -114,7 +114,9 @@ def test_no_success_without_the_result(reward: CodeReward, cheat: str) -> None:
             "assert 3 == add(1, 2)",
             "def test_add():\n    assert add(1, 2) in (3, 4)",
             "assert sorted([add(2, 1)]) == [3]",
-            "assert add(1, 2) < 4 and abs(3 - add(1, 2)) < 1e-9 and not add(1, 2) != 3",
+            "assert 2 < add(1, 2) < 4",
+            "assert abs(add(1, 2) - 3) < 1e-9 or abs(3 - add(1, 2)) < 1e-9 or add(1, 2) / 3 == 1.0",
+            "import math\nassert math.isclose(add(1, 2), 3)",
         ]
     found = scored(reward, CHEATS[cheat], tests)
 

@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import importlib
 import json
+import numbers
 import os
 import sys
 import types
@@ -38,6 +39,8 @@ SPECIAL = ASKED + _words(
     "getitem setitem delitem int float index complex round abs neg pos invert enter exit add radd iadd sub rsub isub"
     " mul rmul imul truediv rtruediv floordiv rfloordiv mod rmod divmod pow rpow matmul and or xor"
 )
+MEASURING = _words("sub rsub truediv rtruediv floordiv rfloordiv mod rmod divmod")
+"""What tests compare numbers by: an object of the program is not asked how far it is from one."""
 COMPARED = {"eq": False, "ne": True, **dict.fromkeys(("lt", "le", "gt", "ge"), NotImplemented)}
 """Comparison -> what it gives between an object of the program and plain data."""
 
@@ -259,6 +262,8 @@ def far(value: Far) -> tuple[Peer, int, Any]:
 def special(name: str) -> Any:
     def method(self: Far, *args: Any) -> Any:
         peer, number, _plain = far(self)
+        if peer.judge and name in MEASURING and isinstance(args[0], numbers.Number):
+            return NotImplemented
         return peer.unpack(peer.ask("special", number, name, [peer.pack(each) for each in args])[0])
 
     return method
@@ -342,7 +347,7 @@ def stand_ins(peer: Peer) -> dict[str, Any]:
         with contextlib.suppress(ImportError, AttributeError):
             if kind == "value":
                 names[name] = peer.unpack(value)
-            else:
+            elif value != "__main__":
                 found = importlib.import_module(value)
                 names[name] = found if kind == "module" else getattr(found, name)
     return names

@@ -18,6 +18,8 @@ _REFUSED = {
     "memfd_create": (319, 279),  # memory that counts as nobody's
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
@@ -47,9 +49,11 @@ _REFUSED = {
     "quotactl": (179, 60),
 }
 """Name -> its number on x86_64 and on aarch64."""
+_CLONE, _CLONE3, _NEW_USER = (56, 220), 435, 0x10000000
+"""A user namespace is refused; what takes its flags by a pointer is not there, and every library goes on without it."""
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER, _ARCHITECTURE = 0, 4
+_LOAD, _EQUAL, _AT_LEAST, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _FLAGS = 0, 4, 16
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 
 
@@ -58,14 +62,17 @@ def seccomp_filter(machine: str = platform.machine()) -> bytes:
     if machine not in _ARCHITECTURES:
         return b""
     architecture, column = _ARCHITECTURES[machine]
-    numbers = [call[column] for call in _REFUSED.values()]
-    refuse = len(numbers) + 1  # instructions between the check of x32 and the last but one
+    numbers = [_CLONE3, *(call[column] for call in _REFUSED.values())]
+    refuse = len(numbers) + 4  # instructions between the check of x32 and the last one
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 0, refuse + 2, architecture),
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, refuse, 0, _X32),
-        *((_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)),
+        *((_EQUAL, refuse - 1 - place, 0, number) for place, number in enumerate(numbers)),
+        (_EQUAL, 0, 2, _CLONE[column]),
+        (_LOAD, 0, 0, _FLAGS),
+        (_ANY, 1, 0, _NEW_USER),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _ERROR | errno.ENOSYS),
     ]
