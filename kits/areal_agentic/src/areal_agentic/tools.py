@@ -23,6 +23,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ArgsKwargs
 
 from areal_agentic.renderer import Message, Tool
+from areal_agentic.threads import in_thread
 from areal_core.contract.errors import ArealError, ConfigError
 from areal_core.contract.optional import ToolCall
 
@@ -86,7 +87,7 @@ class FunctionTool:
             if not isinstance(given, dict):
                 raise ToolError(f"the arguments are no JSON object: {arguments[:80]}")
             async with deadline:
-                result = await asyncio.to_thread(self._call.validate_python, ArgsKwargs((), given))
+                result = await in_thread(self._call.validate_python, ArgsKwargs((), given))
                 if inspect.isawaitable(result):
                     result = await result
             return result if isinstance(result, str) else pydantic_core.to_json(result, fallback=str).decode()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from areal_agentic.threads import in_thread
 from areal_core.contract.errors import EpisodeFailed
 
 
@@ -22,7 +22,6 @@ class FunctionAgent:
         """Start no thread yet; `threads` bounds plain functions only. Any: the user's own."""
         self._function = function
         self._places = asyncio.Semaphore(threads)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="areal-agent")
         self._timeout_s = timeout_s
 
     async def __call__(self, row: dict[str, Any], base_url: str, api_key: str, episode: str) -> object:
@@ -39,8 +38,7 @@ class FunctionAgent:
             return await self._timed(lambda: self._in_thread(row, base_url, api_key))
 
     async def _in_thread(self, *given: object) -> object:
-        loop = asyncio.get_running_loop()
-        returned = await loop.run_in_executor(self._threads, self._function, *given)
+        returned = await in_thread(self._function, *given)
         return await returned if inspect.isawaitable(returned) else returned
 
     async def _timed(self, call: Callable[[], Any]) -> object:
