@@ -87,6 +87,8 @@ class HarborConfig(PlayedConfig):
     """Of one sandbox, whatever the task asks for, in MiB."""
     sandboxes: int = field(default=8, validator=validators.ge(1))
     """Sandboxes at once; further episodes wait."""
+    agent_timeout_s: float = field(default=7200.0, validator=validators.gt(0.0))
+    """One episode, with what it waits for a sandbox; the times of the agent and of the tests are the task's own."""
     command_timeout_s: float = field(default=60.0, validator=validators.gt(0.0))
     """One command of the policy."""
     max_turns: int = field(default=32, validator=validators.ge(1))
