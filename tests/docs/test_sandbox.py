@@ -11,8 +11,10 @@ from typing import Any
 
 import attrs
 import pytest
+from attrs import evolve
 
 from areal_agentic.sandbox import Limits, Ran, SandboxProvider
+from areal_core.contract.workflow import RewardInput
 from areal_core.plugins.registry import Registry
 from areal_local.rewards.child import Scorer
 from areal_sandbox.code.config import CodeConfig
@@ -86,10 +88,16 @@ def test_the_rows_of_the_page_are_scored(row: str, program: str) -> None:
 
 
 def test_the_reward_is_one_that_a_reward_process_calls() -> None:
-    """By its name, as a run does."""
-    reward: Any = Registry().build("reward", "code", {"score": "all"})
+    """By its name, as a run does: the score, its parts, and a row that is broken as the failure of one completion."""
+    reward: Any = Registry().build("reward", "code", {"score": "all", "each": True})
+    asked = RewardInput(
+        prompt="", completion="x = 1", completion_ids=(), stop_reason="stop", row={"tests": ["assert x == 1"]}
+    )
+    right, wrong, broken = Scorer(reward)([asked, evolve(asked, completion="x = 2"), evolve(asked, row={"tests": "("})])
 
-    assert Scorer(reward) is not None
+    assert (right.value, right.components["test/1"]) == (1.0, 1.0)
+    assert (wrong.value, wrong.components["test/1"]) == (0.0, 0.0)
+    assert "cannot run" in str(broken)
 
 
 def test_a_provider_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
