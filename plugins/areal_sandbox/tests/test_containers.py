@@ -184,8 +184,9 @@ def test_a_fork_bomb_ends(bench: Bench) -> None:
     assert int(after.stdout) <= 6
 
 
-def test_a_memory_hog_ends(bench: Bench) -> None:
-    """The sandbox is as good as before."""
+def test_a_memory_hog_ends(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox is as good as before, and no file is left where the run was started."""
+    monkeypatch.chdir(tmp_path)
 
     async def use(sandbox: Sandbox) -> tuple[Ran, Ran]:
         hog = "hold=$(head -c 100000000 /dev/zero | tr '\\0' x); sleep 9"
@@ -194,6 +195,7 @@ def test_a_memory_hog_ends(bench: Bench) -> None:
     ran, after = bench(use)
 
     assert (ran.ending, after.stdout) == (Ending.MEMORY, "fine\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_infinite_loop_ends_in_time(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from attrs import define, field, frozen
@@ -94,17 +94,18 @@ async def execute(
     watch: Watch | None = None,
     descriptors: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
+    folder: str | None = None,
 ) -> Outcome:
     """Run a command that begins with `ANNOUNCED`, and kill its process group once its time is over or `watch` says so.
 
     Its time begins when it said `STARTED`, which is no part of the outcome. `max_output` bounds standard output and
-    standard error each. Without `environment` it has this process's. Nothing of the group is left when this returns or
-    raises; who left the group is the caller's affair.
+    standard error each. Without `environment` and `folder` it has this process's. Nothing of the group is left when
+    this returns or raises; who left the group is the caller's affair.
 
     Raises:
         SandboxError: it did not start; what happened before it said so is no doing of the command.
     """
-    process = await _begin(command, descriptors, environment)
+    process = await _begin(_started(command, descriptors, environment, folder))
     assert process.stdout is not None and process.stderr is not None
     outputs = _Output(max_output + len(STARTED)), _Output(max_output)
     streams = [
@@ -146,11 +147,9 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-async def _begin(
-    command: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str] | None
-) -> asyncio.subprocess.Process:
+async def _begin(starting: Coroutine[Any, Any, asyncio.subprocess.Process]) -> asyncio.subprocess.Process:
     """Start a process. If the caller is cancelled meanwhile, its whole group is killed: asyncio would kill it alone."""
-    making = asyncio.ensure_future(_started(command, descriptors, environment))
+    making = asyncio.ensure_future(starting)
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
@@ -166,7 +165,7 @@ async def _discarded(making: asyncio.Future[asyncio.subprocess.Process]) -> None
 
 
 async def _started(
-    command: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str] | None
+    command: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str] | None, folder: str | None
 ) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
@@ -177,6 +176,7 @@ async def _started(
             start_new_session=True,
             pass_fds=descriptors,
             env=environment,
+            cwd=folder,
         )
     except (OSError, ValueError) as error:
         raise SandboxError(

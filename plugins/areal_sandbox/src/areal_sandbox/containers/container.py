@@ -17,6 +17,7 @@ import re
 import resource
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from attrs import define, evolve, field
@@ -52,6 +53,8 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _OUR_PROCESSES = 32
 """What there is room for beside the command: the first processes, and the threads of a runtime that enters."""
 _FILES = 1024
+_FOLDER = "/proc" if Path("/proc").is_dir() else "/"
+"""Where podman is called from: its monitor writes a file `oom` there when memory runs out, and in /proc it cannot."""
 _TIDY_S = 30.0
 
 
@@ -109,7 +112,7 @@ class Container:
         process = await asyncio.create_subprocess_exec(
             *call, *arguments(program, limits, config, image, name),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True, cwd=_FOLDER,
         )  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         user = "0" if config.root else str(secrets.choice(_USERS))
@@ -178,7 +181,7 @@ class Container:
             try:
                 outcome = await execute(
                     [*self._enter(), "sh", "-c", _CLEAN, "sh", str(self.limits.processes), *command],
-                    stdin=stdin, max_output=max_output, timeout_s=timeout_s,
+                    stdin=stdin, max_output=max_output, timeout_s=timeout_s, folder=_FOLDER,
                 )  # fmt: skip
             except SandboxError:
                 self._require_open()
