@@ -186,30 +186,30 @@ def test_the_mixture_of_reasoning_gym_trains(here: Path, monkeypatch: pytest.Mon
     train_here(here, monkeypatch, run_file(here, text, chat=True))
 
 
+def harbor_file(folder: Path, **options: object) -> Path:
+    """Write the page's run of task folders, with a task of each format in place; only the sandbox is another."""
+    tasks: Any = runpy.run_path(str(TESTS / "tasks.py"))  # Any: functions
+    tasks["harbor_task"](folder / "tasks", "one"), tasks["terminal_bench_task"](folder / "tasks", "two")
+    ((_, text),) = blocks("environments.md", "yaml", of="Harbor and Terminal-Bench")
+    page = yaml.safe_load(text)
+    known = {"sandbox": "local", "image": "", "max_turns": 2, **options}
+    page["rollout"]["workflow"]["options"] = known
+    return run_file(folder, yaml.safe_dump(page), chat=True)
+
+
 @pytest.mark.parametrize("commands", ["tool", "block"])
 def test_task_folders_train(here: Path, monkeypatch: pytest.MonkeyPatch, commands: str) -> None:
-    """One of Harbor's and one of Terminal-Bench's; only the sandbox is another."""
-    tasks: Any = runpy.run_path(str(TESTS / "tasks.py"))  # Any: functions
-    tasks["harbor_task"](here / "tasks", "one"), tasks["terminal_bench_task"](here / "tasks", "two")
-    ((_, text),) = blocks("environments.md", "yaml", of="Harbor and Terminal-Bench")
-    options = {"sandbox": "local", "image": "", "max_turns": 2, "commands": commands}
-    more = {"rollout": {"workflow": {"options": options}}}
-    steps = train_here(here, monkeypatch, run_file(here, text, more, chat=True))
+    """One of Harbor's and one of Terminal-Bench's, whichever way the policy gives commands."""
+    steps = train_here(here, monkeypatch, harbor_file(here, commands=commands))
 
     assert all("episode/in_time" in step for step in steps)
 
 
 def test_the_agent_of_the_page_does_task_folders(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the policy at the shell."""
-    tasks: Any = runpy.run_path(str(TESTS / "tasks.py"))  # Any: functions
-    tasks["harbor_task"](here / "tasks")
     ((title, agent),) = blocks("environments.md", "python", of="Harbor and Terminal-Bench")
     (here / title).write_text(agent)
-    ((_, text),) = blocks("environments.md", "yaml", of="Harbor and Terminal-Bench")
-    options = {"sandbox": "local", "image": "", "agent": f"{title}:run"}
-    steps = train_here(
-        here, monkeypatch, run_file(here, text, {"rollout": {"workflow": {"options": options}}}, chat=True)
-    )
+    steps = train_here(here, monkeypatch, harbor_file(here, agent=f"{title}:run"))
 
     assert all(step["episode/commands"] == 1.0 for step in steps)
 
