@@ -126,7 +126,7 @@ def panel(title: str, axis: str, curves: Mapping[str, Sequence[Curve]]) -> dict[
     x = {"field": "step", "type": "quantitative", "title": "step"}
     y = {"field": "mean", "type": "quantitative", "title": axis, "scale": {"zero": True}}
     scale = {"domain": list(curves), "range": [COLOURS[engine] for engine in curves]}
-    colour = {"field": "engine", "type": "nominal", "title": None, "scale": scale}
+    colour = {"field": "engine", "type": "nominal", "scale": scale, "legend": {"title": None, "symbolOpacity": 1}}
     bounds = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour}
     return {
         "title": title,
