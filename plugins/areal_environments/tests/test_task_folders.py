@@ -104,3 +104,24 @@ def test_only_the_summary_of_tests_counts() -> None:
 
     assert states_of("PASSED t.py::a") == {}
     assert states_of(said) == {"a[1 - 2]": True, "b - x": False, "c": False}
+
+
+@pytest.mark.parametrize(
+    ("lines", "workdir"),
+    [
+        ("FROM a", "/app"),
+        ("FROM a\nWORKDIR /testbed", "/testbed"),
+        ("FROM a\nWORKDIR /srv\nRUN x\n  workdir  src/b", "/srv/src/b"),
+        ('FROM a\nWORKDIR "/my place"', "/my place"),
+        ("FROM a AS b\nWORKDIR /build\nFROM c\nRUN x", "/app"),
+        ("FROM a\nWORKDIR $HOME/x", "/app"),
+    ],
+)
+def test_a_task_begins_where_its_image_does(tmp_path: Path, lines: str, workdir: str) -> None:
+    """As its Dockerfile says; unless the task says otherwise."""
+    harbor, bench = harbor_task(tmp_path, "a", image=True), terminal_bench_task(tmp_path, "b")
+    said = harbor_task(tmp_path, "c", toml=TOML + 'workdir = "/w"\n', image=True)
+    for place in (harbor / "environment", said / "environment", bench):
+        (place / "Dockerfile").write_text(f"# syntax\n{lines}\n")
+
+    assert [read_task(each).workdir for each in (harbor, bench, said)] == [workdir, workdir, "/w"]

@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -19,6 +19,7 @@ from attrs import Factory, frozen
 from areal_core.contract.errors import DatasetError
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-(.*))?\}", re.DOTALL)
+_WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S.*)$", re.MULTILINE | re.IGNORECASE)
 _UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
 _COMPOSE = ("docker-compose.yaml", "singularity-compose.yaml")
 Table = Mapping[str, Any]  # Any: TOML and YAML
@@ -93,7 +94,7 @@ def _harbor(path: Path) -> TaskFolder:
         tests=("bash", "test.sh"),
         image=image,
         build=dockerfile.parent if dockerfile.is_file() and not image else None,
-        workdir=place.get("workdir") or "/app",
+        workdir=place.get("workdir") or _workdir(dockerfile),
         environment=_resolved(place.get("env", {})),
         test_environment=_resolved(verifier.get("env", {})),
         network=mode == "public",
@@ -121,6 +122,7 @@ def _terminal_bench(path: Path) -> TaskFolder:
         tests=("bash", "run-tests.sh"),
         parsed=True,
         build=path if (path / "Dockerfile").is_file() else None,
+        workdir=_workdir(path / "Dockerfile"),
         agent_timeout_s=float(read.get("max_agent_timeout_sec", 360.0)),
         test_timeout_s=float(read.get("max_test_timeout_sec", 60.0)),
     )
@@ -133,6 +135,15 @@ def _refuse(path: Path, what: str, needed: bool) -> None:
             why="here a task has one container, one instruction and one script of tests",
             fix="leave it out: data.options.exclude",
         )
+
+
+def _workdir(dockerfile: Path) -> str:
+    """Return where a container of a Dockerfile begins, /app where it does not say."""
+    text = dockerfile.read_text(encoding="utf-8") if dockerfile.is_file() else ""
+    place = PurePosixPath("/")
+    for named in _WORKDIR.findall(text.rpartition("\nFROM ")[2]):
+        place /= named.strip().strip("\"'")
+    return "/app" if "$" in str(place) or place == PurePosixPath("/") else str(place)
 
 
 def _resolved(given: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ import math
 import re
 import tarfile
 from pathlib import Path
+from shlex import quote
 
 from attrs import frozen
 
@@ -69,7 +70,7 @@ class TaskSandbox:
         """Run a shell command where the task has it run. What no shell could be given ends as a shell would say it."""
         if problem := _no_command(command):
             return Ran(ending=Ending.EXITED, exit_code=126, stdout="", stderr=f"sh: {problem}")
-        return await self._shell(f"cd {self.app} 2>/dev/null; {command}", self.variables, timeout_s)
+        return await self._shell(f"cd {quote(self.app)} 2>/dev/null; {command}", self.variables, timeout_s)
 
     async def tested(self) -> RewardResult:
         """Put the tests into the sandbox, run them, and return what they say. Tests that do not end have failed.
@@ -83,7 +84,7 @@ class TaskSandbox:
         if self.task.parsed:
             await self._put(self.task.path / self.task.tests[-1], tests)
         variables = {**self.variables, **self.task.test_environment}
-        command = f"cd {self.app} 2>/dev/null; {self.task.tests[0]} {tests}/{self.task.tests[1]} 2>&1"
+        command = f"cd {quote(self.app)} 2>/dev/null; {self.task.tests[0]} {tests}/{self.task.tests[1]} 2>&1"
         ran = await self._shell(command, variables, self.task.test_timeout_s)
         if ran.ending != Ending.EXITED:
             return RewardResult(value=0.0, components={f"tests/{ran.ending}": 1.0})
@@ -104,7 +105,7 @@ class TaskSandbox:
     async def _put(self, source: Path, target: str) -> None:
         """Copy a file or a folder's contents to a folder in the sandbox."""
         packed = await asyncio.to_thread(_packed, source)
-        await self._needed(f"mkdir -p {target} && tar -xf - --no-same-owner -C {target}", packed)
+        await self._needed(f"mkdir -p {quote(target)} && tar -xf - --no-same-owner -C {quote(target)}", packed)
 
     async def _needed(self, command: str, stdin: bytes = b"") -> None:
         ran = await self.sandbox.run(["sh", "-c", command], stdin=stdin)
