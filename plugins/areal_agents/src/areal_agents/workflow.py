@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from areal_agentic.endpoint import AgentEndpoint, OpenSession, SessionLimits
+from areal_agents.agents_loop import AgentsLoop
 from areal_agents.command import CommandAgent
 from areal_agents.config import AgentConfig
 from areal_agents.endpoint_config import EndpointConfig
@@ -31,9 +32,13 @@ class AgentWorkflow:
     """Calls the agent with a row, a base URL and a key; what it asked becomes trajectories."""
 
     def __init__(self, config: AgentConfig, *, run: Callable[..., Any] | None = None) -> None:
-        """Import the agent that the options name; `run` takes its place. Any: the user's own."""
+        """Import the agent that the options name; `run` takes its place, and is awaited in the loop of the run.
+
+        Any: the user's own.
+        """
         self._config = config
-        self._agent = _agent(config, run)
+        self._loop = AgentsLoop()
+        self._agent = _agent(config, run, self._loop)
         self._endpoint = _endpoint(config)
         self._starting = asyncio.Lock()
 
@@ -77,15 +82,18 @@ class AgentWorkflow:
             return f"none: {error.what}"
 
     async def close(self) -> None:
-        """End the endpoint, which else ends with the event loop. Idempotent."""
+        """End the endpoint, which else ends with the event loop, and the loop of the agents. Idempotent."""
+        self._loop.close()
         await self._endpoint.close()
 
 
-def _agent(config: AgentConfig, run: Callable[..., Any] | None) -> Agent:  # Any: the user's own
+def _agent(config: AgentConfig, run: Callable[..., Any] | None, loop: AgentsLoop) -> Agent:  # Any: the user's own
     if run is None and config.command:
         return CommandAgent(config)
     function = run or agent_function(config.run)
-    return FunctionAgent(function, threads=config.processes, timeout_s=config.agent_timeout_s)
+    return FunctionAgent(
+        function, threads=config.processes, timeout_s=config.agent_timeout_s, loop=None if run else loop
+    )
 
 
 def _endpoint(config: AgentConfig) -> AgentEndpoint:
