@@ -96,7 +96,7 @@ def test_who_holds_the_loop_is_told(caplog: pytest.LogCaptureFixture) -> None:
         await asyncio.to_thread(holds.wait)
         try:
             with pytest.raises(EpisodeFailed) as raised:
-                await FunctionAgent(hold, threads=1, timeout_s=1.5, loop=loop)({}, "", "", "")
+                await FunctionAgent(hold, threads=1, timeout_s=0.2, loop=loop)({}, "", "", "")
         finally:
             let_go.set()
             await holding
