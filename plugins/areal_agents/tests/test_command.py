@@ -68,7 +68,7 @@ def test_a_command_is_given_its_row_and_its_endpoint(script: Any) -> None:
         [
             "python",
             script("""
-assert row == json.load(open(os.environ["AREAL_ROW"])) and sys.argv[1:] == ["say ab>", "{other}"]
+assert row == json.load(open(os.environ["AREAL_ROW"])) and sys.argv[1:] == ["say ab>", "{other}", '[1, true]']
 assert os.environ["ANTHROPIC_BASE_URL"] + "/v1" == os.environ["OPENAI_BASE_URL"]
 assert os.environ["ANTHROPIC_API_KEY"] == os.environ["OPENAI_API_KEY"]
 with open(os.environ["AREAL_REWARD"], "w") as file:
@@ -76,7 +76,9 @@ with open(os.environ["AREAL_REWARD"], "w") as file:
 """),
             "say {prompt}",
             "{other}",
-        ]
+            "{flags}",
+        ],
+        {"prompt": "ab>", "flags": [1, True]},
     )
 
     assert text_of(made)[0].startswith("ab>xa")

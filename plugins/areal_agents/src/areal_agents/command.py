@@ -142,8 +142,13 @@ def _failed(code: int | None, how: str, said: str) -> EpisodeFailed:
 
 
 def _filled(word: str, row: Mapping[str, Any]) -> str:
-    """Put columns of the row where an argument names one: {prompt}."""
-    return _COLUMN.sub(lambda found: str(row.get(found[1], found[0])), word)
+    """Put columns of the row where an argument names one: {prompt}; what is no text as JSON."""
+
+    def value(name: str, else_: str) -> str:
+        found = row.get(name, else_)
+        return found if isinstance(found, str) else json.dumps(found, default=str)
+
+    return _COLUMN.sub(lambda found: value(found[1], found[0]), word)
 
 
 def _written(path: Path, said: str) -> object:
