@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ASCEND ?= .venv-ascend
+ENVIRONMENTS ?= .venv-environments
+PYTHON312 ?= python3.12
 TORCH ?= torch==2.13.0
 JOBS ?= 2
 LOCK ?=
@@ -14,9 +16,10 @@ PACKAGES := -e . -e kits/areal_torch -e kits/areal_serving -e kits/areal_agentic
   -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "plugins/areal_sglang[engine]" -e "conformance[engine]" -e conformance/proof
 EXTRAS := -e ".[dev,docs]" -e "kits/areal_torch[images]" -e "plugins/areal_tasks[gym,hub,smollm2]" -e "plugins/areal_archon[fp8]" -e "plugins/areal_agents[test]" -e "plugins/areal_sandbox[test]"
 PIN := $(if $(LOCK),--constraint $(LOCK))
+ENV_TESTS := plugins/areal_environments/tests
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: quickstart test test-slow test-long test-hostile test-browser test-vllm test-sglang test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-long test-hostile test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -54,6 +57,15 @@ test-vllm: $(DEV) ## against real vLLM servers on the CPU; creates their environ
 test-sglang: $(DEV) ## against real SGLang servers on the CPU; creates their environment first
 	$(BIN)/areal env create sglang --device cpu
 	$(BIN)/python -m pytest -m sglang plugins/areal_sglang/tests kits tests $(ARGS)
+
+$(ENVIRONMENTS)/.installed: $(DEV) plugins/areal_environments/src/areal_environments/testing/packages.py
+	$(BIN)/python -m areal_environments.testing $(ENVIRONMENTS) $(PYTHON312)
+	touch $@
+
+test-environments: $(ENVIRONMENTS)/.installed ## environments of verifiers, OpenEnv, Harbor, Terminal-Bench and NeMo Gym; needs Python 3.12 too, PYTHON312=PATH names it
+	AREAL_ENVIRONMENTS=$(ENVIRONMENTS) $(BIN)/python -m pytest -m environments $(ENV_TESTS)/test_formats.py $(ENV_TESTS)/test_nemo_gym.py tests/docs/test_environments.py $(ARGS)
+	PATH=$(abspath $(ENVIRONMENTS))/verifiers-0.3/bin:$$PATH $(ENVIRONMENTS)/verifiers-0.3/bin/python -m pytest -m environments $(ENV_TESTS)/test_verifiers_v0.py $(ENV_TESTS)/test_verifiers_v1.py $(ENV_TESTS)/test_openenv.py $(ARGS)
+	PATH=$(abspath $(ENVIRONMENTS))/verifiers-0.4/bin:$$PATH $(ENVIRONMENTS)/verifiers-0.4/bin/python -m pytest -m environments $(ENV_TESTS)/test_verifiers_v1.py $(ARGS)
 
 $(ASCEND)/.installed: $(MANIFESTS)
 	$(PYTHON) -m venv $(ASCEND)
@@ -100,4 +112,4 @@ bench: $(DEV) ## every benchmark; figures go to benchmarks/results/
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(ASCEND) site build dist runs
+	rm -rf $(VENV) $(ASCEND) $(ENVIRONMENTS) site build dist runs

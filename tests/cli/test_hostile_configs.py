@@ -77,7 +77,7 @@ def sources() -> list[dict[str, Any]]:
     texts = [path.read_text() for path in sorted([*ROOT.glob("examples/*.yaml"), *presets.glob("*.yaml")])]
     for page in sorted((ROOT / "docs").rglob("*.md")):
         texts += [textwrap.dedent(text) for text in re.findall(_BLOCK, page.read_text(), re.MULTILINE | re.DOTALL)]
-    found = [yaml.safe_load(text) for text in texts]
+    found = [yaml.safe_load(text) for text in texts if not _ABSENT.search(text)]
     base = {**yaml.safe_load(preset_path("spell").read_text()), "device": "cpu"}
     return [whole(base, content) for content in found if isinstance(content, dict) and not _ELSEWHERE & set(content)]
 
@@ -85,6 +85,8 @@ def sources() -> list[dict[str, Any]]:
 _BLOCK = r"^ *```yaml\n(.*?)^ *```"
 _ELSEWHERE = {"imports", "scheduler", "device"}
 """What asks for a file, a scheduler or a device that is not here; so do placements on other hosts."""
+_ABSENT = re.compile(r"\w\.py\b|/models/|name: verifiers|adapter: ")
+"""Files of a user, models and packages that are not here."""
 
 
 def whole(base: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:  # Any: yaml

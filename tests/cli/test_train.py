@@ -198,4 +198,4 @@ def test_quickstart_keeps_the_presets_values_otherwise(planned: Any, model: Path
 
     assert (run.seed, run.steps, run.rollout) == (preset.seed, preset.steps, preset.rollout)
     assert run.out == str(Path("runs/quickstart"))
-    assert {"spell", "long_spell", "smollm2"} == set(quickstart_command.PRESETS)
+    assert {"spell", "long_spell", "smollm2", "spell_again", "sums"} == set(quickstart_command.PRESETS)

@@ -62,7 +62,7 @@ def test_every_suite_that_needs_no_engine_and_no_download_runs_in_a_workflow() -
     suites = set(re.findall(r"^(test[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = "\n".join(step.get("run", "") for path in WORKFLOWS for step in steps(load(path)))
 
-    needy = {"test-long", "test-vllm", "test-sglang", "test-ascend"}
+    needy = {"test-long", "test-vllm", "test-sglang", "test-ascend", "test-environments"}
     assert needy < suites
     assert suites - needy == set(re.findall(r"make (test[\w-]*)", commands)) - needy
 
