@@ -15,7 +15,9 @@ from areal_agents.config import AgentConfig
 from areal_agents.source import agent_function
 from areal_agents.workflow import AgentWorkflow
 from areal_core.contract.errors import ConfigError, EpisodeFailed, NoReplica, PromptTooLong
-from areal_core.contract.workflow import RewardResult
+from areal_core.contract.workflow import RewardInput, RewardResult
+from areal_core.plugins.registry import Registry
+from areal_local.rewards.child import Scorer
 
 from .speaking import TOKENIZER, Speaking, client, close_clients, episodes, text_of
 
@@ -243,6 +245,14 @@ def test_a_reward_is_returned_told_or_judged(agent: Any, reward: float, part: st
     assert made.trajectories[0].reward == reward
     assert part is None or part in made.metrics
     assert [value.completion for value in session.scored] == (["xa"] if part == "judged" else [])
+
+
+def test_the_reward_agent_is_no_zero_where_an_agent_says_none() -> None:
+    """Who asks it hears what to do."""
+    asked = RewardInput(prompt="q", completion="a", completion_ids=(1,), stop_reason="stop", row={})
+    (result,) = Scorer(Registry().build("reward", "agent"))([asked])
+
+    assert (result.value, result.status) == (None, "raised") and "return a number" in result.detail
 
 
 async def silent(row: dict[str, Any], base_url: str, api_key: str) -> float:

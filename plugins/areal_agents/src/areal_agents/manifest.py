@@ -21,6 +21,15 @@ AGENT = Manifest(
     },
 )
 
+REWARD = Manifest(
+    role="reward",
+    name="agent",
+    contract=(1, 0),
+    factory="areal_agents.own_reward:OwnReward",
+    devices=("cpu", "cuda", "npu"),
+    summary="what the agent says; where it says nothing, its episode fails",
+)
+
 HTTP = Manifest(
     role="endpoint",
     name="http",
