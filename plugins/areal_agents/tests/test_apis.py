@@ -142,6 +142,14 @@ def test_stop_texts_end_an_answer_and_are_not_told() -> None:
     assert [texts(each)[1] for each in made] == [f"one;two{END}"]
 
 
+def test_a_prompt_may_stand_in_a_list() -> None:
+    """As LangChain's client of completions sends it; texts and tokens."""
+    told = post(session := Scripted(f"Hi{END}"), "/completions", {"prompt": ["1"]}, {"prompt": [[5, 6]], "best_of": 1})
+
+    assert [answer.status_code for answer in told] == [200, 200]
+    assert [ids for ids, _, _ in session.asked] == [tokens("1"), [5, 6]]
+
+
 def test_a_chat_ends_where_its_family_ends_an_answer() -> None:
     """Also where the model itself would go on, as base models of a family do; a text does not."""
     session = Scripted(f"Hi{END}")
@@ -189,6 +197,9 @@ def test_a_response_goes_on_from_the_one_it_names() -> None:
         ("/chat/completions", {"messages": []}, "messages"),
         ("/completions", {"prompt": "a", "echo": True}, "echo"),
         ("/completions", {"prompt": [-1]}, "prompt"),
+        ("/completions", {"prompt": ["a", "b"]}, "ask once for each"),
+        ("/completions", {"prompt": [[]]}, "prompt"),
+        ("/completions", {"prompt": "a", "best_of": 2}, "best_of"),
         ("/completions", {"prompt": [10**6]}, "1000000"),
         ("/responses", {**RESPONSES, "tools": [{"type": "web_search"}]}, "web_search"),
         ("/responses", {**RESPONSES, "background": True}, "background"),

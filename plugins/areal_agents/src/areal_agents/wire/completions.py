@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from areal_agents.asked import Replies, Reply, TextAsk
 from areal_agents.episode import AgentSession
-from areal_agents.wire.body import MODEL, Api, Body, Json, absent, event, now
+from areal_agents.wire.body import MODEL, Api, Body, Json, NotDone, absent, event, now
 
 _NOT_DONE = {
     "echo": "the prompt is not told again",
@@ -45,10 +45,18 @@ class Sampled(Body):
         return bool((self.stream_options or {}).get("include_usage"))
 
 
+def _one(value: object) -> object:
+    """Return the only prompt of a list of prompts, as some clients send it."""
+    several = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
+    if len(several) > 1:
+        raise ValueError("a request has one prompt; ask once for each")
+    return several[0]
+
+
 class TextBody(Sampled):
     """A body of `/completions`: one prompt, text or token ids."""
 
-    prompt: str | list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1)
+    prompt: Annotated[str | list[Annotated[int, Field(ge=0, strict=True)]], BeforeValidator(_one)] = Field(min_length=1)
     logprobs: int | None = Field(default=None, ge=0, le=5)
     echo: bool | None = None
     suffix: str | None = None
@@ -63,6 +71,8 @@ class Completions(Api[TextBody]):
         absent(body, _NOT_DONE)
         logprobs = body.logprobs is not None
         n = body.n or 1
+        if (body.best_of or n) > n:
+            raise NotDone("best_of: every answer is told, and none chosen; use n")
         return TextAsk(prompt=body.prompt, limit=body.max_tokens, stops=body.stops, n=n, logprobs=logprobs)
 
     def whole(self, body: TextBody, replies: Replies) -> Json:
