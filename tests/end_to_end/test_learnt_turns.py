@@ -51,6 +51,23 @@ def test_the_calculator_is_learnt(tmp_path: Path, engine: tuple[str, ...]) -> No
     assert first < 0.5 < last
 
 
+@pytest.mark.parametrize(
+    ("engine", "parser"),
+    [
+        pytest.param("vllm", "hermes", marks=pytest.mark.vllm),
+        pytest.param("sglang", "qwen25", marks=pytest.mark.sglang),
+    ],
+)
+def test_calls_are_learnt_as_the_engine_reads_them(tmp_path: Path, engine: str, parser: str) -> None:
+    """By the parser of its own server, in place of the renderer."""
+    options = f"rollout.options={{kv_cache_gib: 0.25, tool_parser: {parser}}}"
+    words = ("--infer", f"{engine}:d1", options, "rollout.workflow.options.calls=engine")
+    summary, _ = quickstart(tmp_path / "run", "--model", "sums", "--steps", "24", *words)
+
+    assert summary["eval_first"] < 0.2
+    assert summary["eval_last"] >= 0.8
+
+
 @every_engine
 def test_an_agent_with_the_client_of_openai_is_learnt(tmp_path: Path, engine: tuple[str, ...]) -> None:
     """The file of the documentation, on the quickstart's task."""
