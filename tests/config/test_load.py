@@ -80,7 +80,9 @@ def test_an_agent_is_the_workflow_agent(override: str, options: object, tmp_path
     (tmp_path / "run.yaml").write_text(dump_config(config))
 
     assert (config.rollout.workflow.name, config.rollout.workflow.options) == ("agent", options)
+    assert config.rollout.reward.name == "agent", "who else would tell it"
     assert load_config(tmp_path / "run.yaml") == config
+    assert load_config(None, [override, "rollout.reward.name=judge"]).rollout.reward.name == "judge"
 
 
 @pytest.mark.parametrize(

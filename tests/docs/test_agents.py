@@ -80,12 +80,12 @@ def test_the_agent_of_ten_minutes_trains(here: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_rows_of_a_file_are_the_agents(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data, the agent and the reward of the run file, on a small model."""
+    """The data and the agent of the run file, which tells the reward, on a small model."""
     one_process.settle_here(monkeypatch)
     of_page = yaml.safe_load(FILES["agent.yaml"])
     small = yaml.safe_load(one_process.FILE.read_text())
-    named = {name: of_page["rollout"][name] for name in ("agent", "reward")}
-    small |= {"data": of_page["data"], "rollout": {**small["rollout"], **named}}
+    small["rollout"].pop("reward", None)
+    small["rollout"]["agent"], small["data"] = of_page["rollout"]["agent"], of_page["data"]
     (here / "small.yaml").write_text(yaml.safe_dump(small))
     monkeypatch.setattr(one_process, "FILE", here / "small.yaml")
     one_process.train_here(here / "run", make_spell_model(here / "model", 1), "steps=1")

@@ -101,7 +101,7 @@ class RolloutConfig:
     workflow: WorkflowConfig = WorkflowConfig()
     agent: str | Options = ""
     """In place of `workflow`: your agent as FILE.py:FUNCTION, or options of the workflow `agent`, for example
-    {command: [./my-agent]}."""
+    {command: [./my-agent]}. Without another `reward` the agent tells it."""
     reward: RewardConfig = RewardConfig()
     accept: str = ""
     """Which finished groups are trained on: `mixed`, those whose rewards differ (dynamic sampling), or your own
@@ -148,6 +148,8 @@ class RolloutConfig:
         options = {"run": self.agent} if isinstance(self.agent, str) else self.agent
         object.__setattr__(self, "workflow", WorkflowConfig(name="agent", options=options))
         object.__setattr__(self, "agent", "")
+        if not self.reward.name:
+            object.__setattr__(self, "reward", RewardConfig(name="agent"))
 
 
 @frozen(kw_only=True)

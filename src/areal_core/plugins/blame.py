@@ -15,7 +15,7 @@ from areal_core.plugins.redact import redact
 _MAX_FRAMES = 4
 _MAX_MESSAGE = 600
 _NOT_THEIRS = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib"))
-_OURS = re.compile(r"[/\\]areal_(core|local|torch|serving|tasks|report)[/\\]")
+_OURS = re.compile(r"[/\\]areal_(core|agentic|agents|environments|local|torch|serving|tasks|report)[/\\]")
 
 
 def told(exc: BaseException) -> str:
