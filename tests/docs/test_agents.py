@@ -34,6 +34,17 @@ FILES = dict(_FENCE.findall(PAGE))
 ROW = {"prompt": "1 + 2?", "answer": "3"}
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+"""Agents of the page keep one client for all episodes, which ends with their process; here it ends with the test."""
+
+
+@pytest.fixture(autouse=True)
+def clients_end() -> Iterator[None]:
+    """Have what agents left collected before other tests."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield the folder that the page's files lie in and a run is started from."""
@@ -93,6 +104,7 @@ def test_rows_of_a_file_are_the_agents(here: Path, monkeypatch: pytest.MonkeyPat
     assert len(list(read_lines(here / "run/metrics.jsonl"))) == 1
 
 
+@pytest.mark.slow
 def test_the_test_of_the_page_passes(here: Path) -> None:
     """Beside the file that it tests."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_agent.py"]

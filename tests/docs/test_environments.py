@@ -132,6 +132,7 @@ def test_an_environment_of_the_page_is_the_example(name: str) -> None:
     assert dict(blocks("write-an-environment.md", "python"))[name] == (EXAMPLES / name).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), [("test_letters.py", 2), ("test_safe.py", 2)])
 def test_the_tests_of_the_page_pass(here: Path, name: str, number: int) -> None:
     """Each of them, with the file beside it."""
@@ -180,6 +181,7 @@ def test_every_environment_is_on_the_page() -> None:
     assert listed == known
 
 
+@pytest.mark.slow
 def test_the_mixture_of_reasoning_gym_trains(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three sets of it with weights, scored by its own scorers."""
     ((_, text),) = blocks("environments.md", "yaml", of="reasoning-gym")

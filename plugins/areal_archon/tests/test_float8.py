@@ -102,6 +102,7 @@ def test_scores_and_gradients_are_near_those_of_full_precision(
         assert cosine > LEAST_COSINE, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -190,6 +190,7 @@ def peak_of(work: Callable[[], Any]) -> tuple[Any, int]:  # Any: what the work r
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_two_hundred_thousand_events_are_read_in_two_megabytes(tmp_path: Path) -> None:
     """Evaluations, failures with texts of their own and everything else: what is kept does not grow with the file."""
     path = tmp_path / "events.jsonl"

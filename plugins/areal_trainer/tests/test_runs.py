@@ -104,6 +104,7 @@ def shown(cell: Any) -> str:
     return str([output.get("data", output.get("text", output.get("evalue", ""))) for output in cell.outputs])
 
 
+@pytest.mark.slow
 def test_a_notebook_trains_shows_progress_and_hears_an_interrupt(folder: Path) -> None:
     """A lambda of a cell is the reward; progress is one output that is replaced; an interrupt saves the run."""
     book = [
