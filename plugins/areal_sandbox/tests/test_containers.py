@@ -25,6 +25,8 @@ IMAGE = "localhost/areal-sandbox-test"
 LIMITS = Limits(timeout_s=20.0, memory_mb=64, processes=16, disk_mb=4, output_bytes=4096)
 START_S = 60
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
