@@ -7,12 +7,15 @@ Held-out greedy reward, before and after some steps of the presets `spell_again`
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.quickstarts import quickstart
+from tests.end_to_end.quickstarts import quickstart, trained
 
 from areal_core.observe.jsonl import read_lines
+from areal_core.plugins.registry import default_registry
+from areal_tasks.quickstart.warm_start import RECIPES, warm_start
 
 SPELLER = Path(__file__).resolve().parents[2] / "examples/agents/speller.py"
 SERVED = "rollout.options={kv_cache_gib: 0.25}"
@@ -75,6 +78,19 @@ def test_an_agent_with_the_client_of_openai_is_learnt(tmp_path: Path, engine: tu
     summary, _ = quickstart(tmp_path / "run", "--steps", "40", *engine, agent)
 
     assert summary["eval_first"] < 0.4
+    assert summary["eval_last"] >= 0.8
+    assert summary["episodes_failed"] == 0
+
+
+@every_engine
+def test_an_agent_that_calls_a_tool_by_the_chat_api_is_learnt(tmp_path: Path, engine: tuple[str, ...]) -> None:
+    """It is shown its tools as the workflow `tools` shows them: this model knows no other way."""
+    model = asyncio.run(warm_start(RECIPES["sums"], default_registry(), lambda *_: None))
+    infer = f"rollout.backend={engine[1]}", *engine[2:]
+    words = f"model.path={model}", "steps=24", "evaluation.before=true", *infer
+    summary = trained(tmp_path / "run", "agents/accountant.yaml", *words)
+
+    assert summary["eval_first"] < 0.2
     assert summary["eval_last"] >= 0.8
     assert summary["episodes_failed"] == 0
 

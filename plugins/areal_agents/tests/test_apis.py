@@ -17,6 +17,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from areal_agentic.endpoint import SessionLimits
+from areal_agents.wire.body import tool
 from areal_core.contract.errors import CapabilityError, NoReplica, PromptTooLong
 
 from .scripted import ADD, CALLING, END, THOUGHTFUL, Scripted, asking, key, texts, tokens
@@ -322,3 +323,8 @@ def test_tokens_of_a_message_are_counted_without_asking() -> None:
 
     assert counted.json() == {"input_tokens": answer.json()["usage"]["input_tokens"]}
     assert len(session.asked) == 1
+
+
+def test_a_tool_is_written_as_models_are_shown_it() -> None:
+    """Name, description, parameters, as transformers and servers of models write them: the order is tokens."""
+    assert list(tool("add", "Add.", {"type": "object"})["function"]) == ["name", "description", "parameters"]

@@ -38,7 +38,11 @@ class Server:
 
         async def serve() -> None:
             with listening:
-                await self._server.serve(sockets=[listening])
+                try:
+                    await self._server.serve(sockets=[listening])
+                except asyncio.CancelledError:  # the loop ends, and nobody closed
+                    self._server.leave()
+                    raise
 
         self._serving = asyncio.create_task(serve(), name="agents' endpoint")
         ready = asyncio.create_task(self._server.ready.wait())
@@ -67,6 +71,14 @@ class _Uvicorn(uvicorn.Server):
         """Listen, and tell that it does."""
         await super().startup(sockets)
         self.ready.set()
+
+    def leave(self) -> None:
+        """Close what is open at once; uvloop waits for ever for what is not, where warnings are errors."""
+        for listener in getattr(self, "servers", ()):
+            listener.close()
+        for connection in self.server_state.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -120,10 +120,9 @@ def joined(content: str | Sequence[TextPart | RefusalPart] | None, between: str 
 
 
 def tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Json:
-    """Return a tool as chat templates have it. Any: a JSON schema."""
-    function: Json = {"name": name, "parameters": dict(parameters or {"type": "object", "properties": {}})}
-    if description:
-        function["description"] = description
+    """Return a tool as chat templates have it, keys in the order that models are trained on. Any: a JSON schema."""
+    told = {"description": description} if description else {}
+    function: Json = {"name": name, **told, "parameters": dict(parameters or {"type": "object", "properties": {}})}
     return {"type": "function", "function": function}
 
 
