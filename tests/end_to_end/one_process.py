@@ -7,6 +7,7 @@ Does not know: how workers die, or what they are kept apart from.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,4 +101,6 @@ def resume_here(folder: Path, *overrides: str) -> RunOutcome:
 def _run(file: Path, resume: bool, *overrides: str) -> RunOutcome:
     registry = default_registry()
     plan = make_plan(load_config(file, overrides), registry, {})
-    return asyncio.run(Run(plan, registry, view=Silent(), stop=asyncio.Event()).execute(resume=resume))
+    outcome = asyncio.run(Run(plan, registry, view=Silent(), stop=asyncio.Event()).execute(resume=resume))
+    assert not gc.get_freeze_count(), "what a run made cannot be collected after it"
+    return outcome

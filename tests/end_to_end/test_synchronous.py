@@ -43,6 +43,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.slow
 def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(tmp_path: Path, model: Path) -> None:
     """Same rewards at every step, same weights at the end, though one side is four processes and a scheduler."""
     folder = tmp_path / "run"

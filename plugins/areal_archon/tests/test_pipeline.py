@@ -14,6 +14,8 @@ import pytest
 from areal_archon.schedules import SCHEDULES, Schedule
 from areal_core.contract.errors import LayoutError, WrongType
 
+pytestmark = pytest.mark.slow
+
 Results = list[dict[str, dict[str, Any]]]
 """Of each rank, case by case."""
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")

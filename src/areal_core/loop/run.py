@@ -210,6 +210,7 @@ class Run:
             stack.callback(self._view.waiting, "workers to end")
             gc.collect()
             gc.freeze()  # what start-up made lives as long as the run: collections need not walk it again
+            stack.callback(gc.unfreeze)
             loop = self._loop(self._config, self._folder, parts, self._stop)
             for role in self._plan.roles:
                 if role.engine_role == "train":
@@ -237,7 +238,6 @@ class Run:
             where, version = (latest.name, read_progress(latest).version) if latest else ("its beginning", began)
             events.write(RUN_RESTARTED, number=self._num_restarts, version=version, error=str(error))
             self._view.note(f"{error.what}: starting again from {where}, restart {self._num_restarts} of {most}")
-            gc.unfreeze()  # what the lost start had made
             return True
         return False
 
