@@ -21,7 +21,7 @@ from areal_core.contract.scheduler import Job, WorkerState, WorkerStatus
 from areal_core.contract.workflow import RewardInput, RewardResult
 from areal_core.loop.run import Run, RunOutcome
 from areal_core.plugins.registry import default_registry
-from areal_core.worker.service import InferenceHost, Place, TrainHost
+from areal_worker.service import InferenceHost, Place, TrainHost
 
 FILE = Path(__file__).with_name("one_process.yaml")
 

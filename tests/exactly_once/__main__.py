@@ -20,8 +20,8 @@ from pathlib import Path
 import attrs
 
 from areal_core.observe.jsonl import read_lines
-from areal_core.worker import watchdog
 from areal_tasks.tiny import make_spell_model
+from areal_worker import watchdog
 
 from . import prepared
 from .enumeration import Case, Enumeration, Mode, Verdict

@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from areal_core.worker import watchdog
+from areal_worker import watchdog
 
 _MODULES = (
     *("torch", "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto"),

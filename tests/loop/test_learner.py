@@ -29,9 +29,9 @@ from areal_core.loop.step_record import StepTimes, Totals, step_record
 from areal_core.loop.train_group import TrainGroup
 from areal_core.plugins.registry import default_registry
 from areal_core.rollout.stats import RolloutStats
-from areal_core.worker.service import Place, TrainHost
 from areal_torch.testing.batches import make_batch
 from areal_torch.testing.models import make_tiny_model
+from areal_worker.service import Place, TrainHost
 
 pytest.importorskip("areal_reference")
 

@@ -21,10 +21,10 @@ from areal_core.contract.errors import (
     WorkerDied,
     WorkerTimeout,
 )
-from areal_core.worker.codec import encode
 from areal_local.scheduler.channel import PIECE_BYTES, KeyPair, connected, doorkeeper, listening
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.rpc import RpcClient, RpcServer
+from areal_worker.codec import encode
 
 HOST = "127.0.0.1"
 Handler = Callable[[str, tuple[Any, ...]], Awaitable[Any]]

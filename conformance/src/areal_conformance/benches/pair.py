@@ -37,8 +37,8 @@ from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
 from areal_core.loop.train_group import TrainGroup
 from areal_core.worker.rendezvous import init_method
-from areal_core.worker.service import InferenceHost, Place, TrainHost
 from areal_torch.testing.batches import make_episode
+from areal_worker.service import InferenceHost, Place, TrainHost
 
 _Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], Coroutine[Any, Any, None]]
 

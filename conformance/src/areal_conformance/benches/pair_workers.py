@@ -18,9 +18,9 @@ from attrs import define
 from areal_core.contract.errors import ArealError, RemoteError, WorkerDied, WorkerTimeout
 from areal_core.contract.inference import InferenceEngine, InferenceSpec, PauseMode
 from areal_core.contract.train import EngineInfo
-from areal_core.worker.codec import decode, encode
-from areal_core.worker.service import Host
 from areal_torch.testing.serving import FolderWeights
+from areal_worker.codec import decode, encode
+from areal_worker.service import Host
 
 Trouble = Exception | Callable[[Any], Any]
 """Raised in place of a call, or applied to its answer. Any: the answer of the method it is for."""

@@ -27,7 +27,7 @@ from areal_conformance.outcome import Violation
 from areal_conformance.target import Target
 from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
-from areal_core.worker.codec import decode, encode
+from areal_worker.codec import decode, encode
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_conformance.rank_pool import wire
-from areal_core.worker.watchdog import die_with_parent
+from areal_worker.watchdog import die_with_parent
 
 _WARM = (
     "torch",

@@ -1,6 +1,6 @@
 """One server process: started, its words kept, its end sure.
 
-Knows: a command, a watchdog around it (`areal_core.worker.watchdog`), the last lines it wrote.
+Knows: a command, a watchdog around it (`areal_worker.watchdog`), the last lines it wrote.
 Does not know: whether it serves (`launch` asks), or what it is.
 """
 

@@ -20,10 +20,10 @@ from types import MappingProxyType
 from typing import Any
 
 from areal_core.contract.errors import ArealError, RemoteError, WorkerError
-from areal_core.worker import service as hosts
-from areal_core.worker.codec import decode, encode
 from areal_proof.second import scheduler_wire as wire
 from areal_proof.second import scheduler_worker as worker
+from areal_worker import service as hosts
+from areal_worker.codec import decode, encode
 
 
 def send_pickled(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import struct
 from typing import Any
 
-from areal_core.worker.codec import decode, encode
+from areal_worker.codec import decode, encode
 
 JOB, READY, BEAT, CALL, CANCEL, OK, FAILED = "job", "ready", "beat", "call", "cancel", "ok", "failed"
 

@@ -27,7 +27,7 @@ from areal_conformance.outcome import expect
 from areal_conformance.probes.engine import Trap
 from areal_conformance.probes.processes import descendants
 from areal_core.contract.scheduler import Scheduler
-from areal_core.worker.codec import encode
+from areal_worker.codec import encode
 
 _WAIT_MS = 500
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)

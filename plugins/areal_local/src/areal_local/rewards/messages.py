@@ -20,7 +20,7 @@ import attrs
 
 from areal_core.contract.errors import CodecError
 from areal_core.contract.workflow import RewardInput
-from areal_core.worker import codec
+from areal_worker import codec
 
 LENGTH = struct.Struct("!Q")
 """Before each message on the channel: its bytes."""

@@ -10,8 +10,8 @@ import os
 import sys
 from typing import BinaryIO
 
-from areal_core.worker import watchdog
 from areal_local.rewards import child, messages
+from areal_worker import watchdog
 
 
 def main(channel: int, parent: int) -> None:

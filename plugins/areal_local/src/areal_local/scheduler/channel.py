@@ -19,8 +19,8 @@ import zmq.auth.thread
 from attrs import field, frozen
 
 from areal_core.contract.errors import ResourceError
-from areal_core.worker.codec import MAX_MESSAGE_BYTES, Frame
 from areal_local.scheduler.private_folder import NAME_DIGITS
+from areal_worker.codec import MAX_MESSAGE_BYTES, Frame
 
 Receive = Callable[[list[Frame]], None]
 

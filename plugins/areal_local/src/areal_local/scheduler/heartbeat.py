@@ -12,8 +12,8 @@ import threading
 
 import zmq
 
-from areal_core.worker.codec import Frame
 from areal_local.scheduler.channel import Channel
+from areal_worker.codec import Frame
 
 
 def start_echo(socket: zmq.Socket[bytes]) -> threading.Thread:

@@ -20,9 +20,7 @@ from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
-from areal_core.worker import schema
 from areal_core.worker.rendezvous import is_here
-from areal_core.worker.service import HOSTS
 from areal_local.scheduler.bootstrap import Bootstrap
 from areal_local.scheduler.capacity import Capacity, Grant, machine_memory
 from areal_local.scheduler.channel import KeyPair
@@ -34,6 +32,8 @@ from areal_local.scheduler.manifest import LOCAL
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 from areal_local.scheduler.process import WorkerProcess
 from areal_local.scheduler.stalls import StallWatch
+from areal_worker import schema
+from areal_worker.service import HOSTS
 
 LOOK_S = 0.1
 """Between two looks at every worker: the delay with which a death is noticed."""
@@ -42,7 +42,7 @@ LOOK_S = 0.1
 class LocalScheduler:
     """Satisfies `contract.Scheduler`. Made and used in one event loop.
 
-    Every worker ends when the controller does, however it ends: see `areal_core.worker.watchdog`.
+    Every worker ends when the controller does, however it ends: see `areal_worker.watchdog`.
     """
 
     manifest = LOCAL

@@ -27,9 +27,9 @@ from areal_core.contract.errors import (
     WorkerError,
     WorkerTimeout,
 )
-from areal_core.worker import schema
-from areal_core.worker.codec import Frame, decode, encode
 from areal_local.scheduler.channel import Channel
+from areal_worker import schema
+from areal_worker.codec import Frame, decode, encode
 
 Handler = Callable[[str, tuple[Any, ...]], Awaitable[Any]]  # Any: whatever the contract's method takes and returns
 

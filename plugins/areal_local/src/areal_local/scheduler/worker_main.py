@@ -1,7 +1,7 @@
 """One worker process: `python -m areal_local.scheduler.worker_main`, told on standard input what to be.
 
 Knows: the order of a worker's life: watchdog, listen, serve, close, end.
-Does not know: how workers are placed (`local_scheduler`), or what its engine does (`areal_core.worker.service`).
+Does not know: how workers are placed (`local_scheduler`), or what its engine does (`areal_worker.service`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import sys
 import zmq
 
 from areal_core.contract.errors import ResourceError
-from areal_core.worker import schema, watchdog
 from areal_core.worker.rendezvous import network_environment
-from areal_core.worker.service import HOSTS, Place
 from areal_local.descriptors import make_room_for_strangers
 from areal_local.scheduler.bootstrap import Bootstrap, Ready, bootstrap_from, read_line, to_line
 from areal_local.scheduler.channel import KeyPair, doorkeeper, listening
@@ -27,6 +25,8 @@ from areal_local.scheduler.crowd import bound_crowd
 from areal_local.scheduler.heartbeat import start_echo
 from areal_local.scheduler.rpc import RpcServer
 from areal_local.scheduler.stalls import write_stacks_when_asked
+from areal_worker import schema, watchdog
+from areal_worker.service import HOSTS, Place
 
 logger = logging.getLogger("areal.worker")
 

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from areal_core.contract.errors import ArealError, CodecError
-from areal_core.worker import schema
+from areal_worker import schema
 
 Frame = bytes | memoryview
 Node = Any  # msgpack's own mix of scalars, lists and dicts
@@ -138,7 +138,7 @@ _PACKERS: dict[type, Callable[[Any, Frames], Node]] = {
 def _pack_tensors(value: Any, frames: Frames) -> Node:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        from areal_core.worker import tensors
+        from areal_worker import tensors
 
         frames.append(tensors.memory(value))
         return [_TENSOR, tensors.dtype_name(value), list(value.shape), len(frames) - 1]
@@ -201,7 +201,7 @@ def _unpack_error(node: Node, _frames: Left) -> Any:
 
 
 def _unpack_tensor(node: Node, frames: Left) -> Any:
-    from areal_core.worker import tensors
+    from areal_worker import tensors
 
     (_, dtype, shape, index) = node
     frame = frames[index] if type(index) is int and 0 < index < len(frames) else None

@@ -36,7 +36,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import CapabilityError, FingerprintMismatch, WorkerError
 from areal_core.contract.optional import ToolParse
 from areal_core.plugins.registry import Registry
-from areal_core.worker.service import InferenceHost, Place, TrainHost
+from areal_worker.service import InferenceHost, Place, TrainHost
 
 RANK = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method="tcp://127.0.0.1:1")
 OFFER = Offer(transport="memory", version=3, location={})

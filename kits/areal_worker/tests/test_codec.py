@@ -37,9 +37,9 @@ from areal_core.contract import (
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, CodecError, GenerationFailed, WorkerDied
 from areal_core.contract.optional import ToolCall, ToolParse
-from areal_core.worker import schema
-from areal_core.worker.codec import MAX_FRAMES, MAX_HEADER_BYTES, decode, encode
-from areal_core.worker.tensors import DTYPES
+from areal_worker import schema
+from areal_worker.codec import MAX_FRAMES, MAX_HEADER_BYTES, decode, encode
+from areal_worker.tensors import DTYPES
 
 SCALARS = (
     st.none()
@@ -407,7 +407,7 @@ def test_a_flat_sequence_holds_scalars_only(tag: int) -> None:
 def test_plain_messages_need_no_torch() -> None:
     """A process that handles no tensor never pays for importing torch."""
     code = (
-        "import sys; from areal_core.contract import GenerationRequest as R; from areal_core.worker.codec import *\n"
+        "import sys; from areal_core.contract import GenerationRequest as R; from areal_worker.codec import *\n"
         "r = R(request_id='a', input_ids=(1,)); assert decode(encode(r)) == r; sys.exit('torch' in sys.modules)"
     )
 

@@ -1,0 +1,1 @@
+"""What worker processes are made of: public, for authors of schedulers."""
