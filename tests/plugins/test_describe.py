@@ -166,7 +166,7 @@ def test_a_failure_is_remembered_and_not_repeated(site: Path) -> None:
     ("role", "name", "what", "fix"),
     [
         ("train", "fsdpp", "no train backend named 'fsdpp' is installed", "did you mean 'fsdp'?"),
-        ("scheduler", "ray", "no scheduler named 'ray' is installed", "areal backends --role scheduler"),
+        ("scheduler", "slurm", "no scheduler named 'slurm' is installed", "areal backends --role scheduler"),
         ("train", "zzz", "no train backend named 'zzz' is installed", "areal backends --role train"),
         ("scheduler", "lcoal", "no scheduler named 'lcoal' is installed", "did you mean 'local'?"),
         ("reward", "exact", "no reward named 'exact' is installed", "did you mean 'exact_match'?"),
@@ -182,7 +182,7 @@ def test_an_unknown_name_gets_the_near_one_and_the_pip_command(role: str, name: 
         assert caught.value.why.startswith("installed: ") and "areal-core" not in caught.value.why
 
 
-@pytest.mark.parametrize("name", ["ray", "slurm"])
+@pytest.mark.parametrize("name", ["slurm"])
 def test_a_name_that_is_only_planned_is_offered_by_no_command(name: str) -> None:
     """Nobody is sent to a package index for what does not exist."""
     with pytest.raises(BackendNotFound) as caught:

@@ -36,13 +36,13 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         ("areal-fsdp", "pip install -e plugins/areal_fsdp"),
         (
             "areal-core[local]",
-            "pip install -e plugins/areal_config -e plugins/areal_devices -e plugins/areal_algorithms "
-            "-e kits/areal_torch -e 'plugins/areal_local[engine]' -e '.[local]'",
+            "pip install -e plugins/areal_config -e plugins/areal_devices -e kits/areal_worker "
+            "-e plugins/areal_algorithms -e kits/areal_torch -e 'plugins/areal_local[engine]' -e '.[local]'",
         ),
         (
             "areal-vllm[engine]",
-            "pip install -e 'kits/areal_serving[engine]' -e plugins/areal_algorithms -e plugins/areal_devices "
-            "-e kits/areal_torch -e 'plugins/areal_vllm[engine]'",
+            "pip install -e kits/areal_worker -e 'kits/areal_serving[engine]' -e plugins/areal_algorithms "
+            "-e plugins/areal_devices -e kits/areal_torch -e 'plugins/areal_vllm[engine]'",
         ),
         ("areal-toy[engine]", "pip install 'areal-toy[engine]'"),
     ],

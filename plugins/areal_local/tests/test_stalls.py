@@ -16,6 +16,7 @@ from areal_core.contract.errors import RolloutError, WorkerTimeout
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.local_worker import LocalWorker
+from areal_local.scheduler.rpc import RpcClient
 from areal_local.scheduler.stalls import CONTROLLER_LOG, StallWatch
 
 ENGINES = str(Path(__file__).with_name("engines.py"))
@@ -38,10 +39,8 @@ class Asked:
         """Its calls."""
         return self
 
-    @property
-    def process(self) -> Asked:
-        """Its process."""
-        return self
+    def write_stacks(self) -> None:
+        """It has none."""
 
 
 def watch_of(folder: Path, *workers: Asked, bound_s: float = 100.0, stalled: str = "restart") -> StallWatch:
@@ -49,7 +48,7 @@ def watch_of(folder: Path, *workers: Asked, bound_s: float = 100.0, stalled: str
     config = LocalConfig(log_dir=str(folder), progress_timeout_s=bound_s, stalled=stalled)
 
     async def made() -> StallWatch:
-        watch = StallWatch(config, lambda: cast(list[LocalWorker], list(workers)))
+        watch = StallWatch(config, lambda: cast(list[LocalWorker[RpcClient]], list(workers)))
         watch.look(0.0)
         return watch
 

@@ -37,7 +37,7 @@ OFFICIAL: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
-PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType({"scheduler": ("ray", "slurm")})
+PLANNED: Mapping[str, tuple[str, ...]] = MappingProxyType({"scheduler": ("slurm",)})
 """Role -> names that are written of and do not exist yet."""
 
 

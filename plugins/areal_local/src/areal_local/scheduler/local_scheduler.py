@@ -15,13 +15,13 @@ from pathlib import Path
 import zmq
 
 from areal_core.contract.clock import Clock, SystemClock
-from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
+from areal_core.contract.errors import ConfigError, StorageError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_core.worker.rendezvous import is_here
-from areal_local.scheduler.bootstrap import Bootstrap
+from areal_local.scheduler.birth import log_name, start_worker
 from areal_local.scheduler.capacity import Capacity, Grant, machine_memory
 from areal_local.scheduler.channel import KeyPair
 from areal_local.scheduler.config import LocalConfig
@@ -30,9 +30,8 @@ from areal_local.scheduler.environment import interpreter, worker_environment
 from areal_local.scheduler.local_worker import LocalWorker
 from areal_local.scheduler.manifest import LOCAL
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
-from areal_local.scheduler.process import WorkerProcess
+from areal_local.scheduler.rpc import RpcClient
 from areal_local.scheduler.stalls import StallWatch
-from areal_worker import schema
 from areal_worker.service import HOSTS
 
 LOOK_S = 0.1
@@ -164,34 +163,20 @@ class LocalScheduler:
         for rank in range(gang.job.num_workers):
             gang.workers.append(self.start_worker(gang, rank, folder))
 
-    def start_worker(self, gang: _Gang, rank: int, folder: Path) -> LocalWorker:
-        job = gang.job
-        keys, name, host = KeyPair.generate(), f"{job.role}/{rank}", self.address(job, rank)
-        sockets = self.folder(job, rank)
-        bootstrap = Bootstrap(
-            worker=name,
-            engine_role=job.engine_role,
-            backend=job.backend,
-            imports=job.imports,
-            host=host,
-            listen=sockets or ("*" if self.config.listen_on_all else host),
-            server_public=keys.public,
-            server_secret=keys.secret,
-            client_public=self.keys.public,
-            schema=schema.fingerprint(),
-        )
+    def start_worker(self, gang: _Gang, rank: int, folder: Path) -> LocalWorker[RpcClient]:
+        job, host = gang.job, self.address(gang.job, rank)
         own = self._devices.confinement(job.device, gang.devices[rank])
-        command, env = self.command(job, rank), worker_environment(job, own, self.environ)
-        log_path = folder / f"{job.role.replace('/', '-')}-{rank}.log"
-        try:
-            process = WorkerProcess(command, bootstrap, env, log_path)
-        except OSError as exc:
-            if exc.filename == str(log_path):
-                raise StorageError(f"the log {log_path} cannot be written", why=str(exc)) from exc
-            raise ResourceError(
-                f"worker {name} cannot be started with {command[-1]}", why=str(exc), fix="check the interpreter's path"
-            ) from exc
-        return LocalWorker(job.role, rank, process, keys.public, host, sockets or host)
+        return start_worker(
+            job,
+            rank,
+            RpcClient,
+            host=host,
+            listen=self.folder(job, rank) or ("*" if self.config.listen_on_all else host),
+            controller_key=self.keys.public,
+            command=self.command(job, rank),
+            environ=worker_environment(job, own, self.environ),
+            log_path=folder / log_name(job, rank),
+        )
 
     async def _all_ready(self, gang: _Gang) -> None:
         tasks = [
@@ -224,7 +209,7 @@ class LocalScheduler:
             self._stalls.look(self._clock.now())
             await self._clock.sleep(LOOK_S)
 
-    def _running(self) -> list[LocalWorker]:
+    def _running(self) -> list[LocalWorker[RpcClient]]:
         return [worker for gang in self.gangs.values() for worker in gang.workers if worker.running]
 
 
@@ -233,4 +218,4 @@ class _Gang:
 
     def __init__(self, grant: Grant) -> None:
         self.job, self.devices = grant.job, grant.devices
-        self.workers: list[LocalWorker] = []
+        self.workers: list[LocalWorker[RpcClient]] = []

@@ -6,27 +6,61 @@ Does not know: the other workers of its gang (`local_scheduler`).
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
 import zmq
 
-from areal_core.contract.errors import ResourceError, WorkerDied
+from areal_core.contract.errors import ArealError, ResourceError, WorkerDied
 from areal_core.contract.scheduler import WorkerState, WorkerStatus
 from areal_core.worker.supervise import failure
 from areal_local.scheduler.bootstrap import Ready, ready_from
 from areal_local.scheduler.channel import KeyPair, connected
 from areal_local.scheduler.heartbeat import Pulse
 from areal_local.scheduler.process import WorkerProcess
-from areal_local.scheduler.rpc import RpcClient
+from areal_local.scheduler.stacks import STACKS
 
 Context = zmq.Context[zmq.Socket[bytes]]
 _REAP_S = 2.0
 _LOOK_S = 0.1
 
 
-class LocalWorker:
+class Client(Protocol):
+    """Whoever has calls in flight to a worker, as the worker's state ends them."""
+
+    def fail(self, error: ArealError, *, final: bool) -> None:
+        """End every call in flight with this error, and every later one until `recover`; final is for ever."""
+
+    def recover(self) -> None:
+        """Take calls again after a failure that was not final."""
+
+    def close(self) -> None:
+        """Fail what is in flight and close the socket. Idempotent."""
+
+
+C = TypeVar("C", bound=Client)
+
+
+class LocalWorker(Generic[C]):
     """Starting at first; running once it answered; silent or ended when it is not what it was."""
 
-    def __init__(self, role: str, rank: int, process: WorkerProcess, public_key: str, host: str, at: str) -> None:
-        """Watch a process whose handle tells `host`, and whose sockets are `at` an address or in a folder."""
+    def __init__(
+        self,
+        role: str,
+        rank: int,
+        process: WorkerProcess,
+        public_key: str,
+        host: str,
+        at: str,
+        client: Callable[[str, str, zmq.Socket[bytes]], C],
+    ) -> None:
+        """Watch a process whose handle tells `host`, and whose sockets are `at` an address or in a folder.
+
+        `client` makes the handle once the worker answers, of its id, its host and a socket that is connected to it.
+        """
+        self._make_client = client
         self.id = f"{role}/{rank}"
         self.process = process
         self._role = role
@@ -36,7 +70,7 @@ class LocalWorker:
         self._state = WorkerState.STARTING
         self._tail: tuple[str, ...] = ()
         self._ready: Ready | None = None
-        self._client: RpcClient | None = None
+        self._client: C | None = None
         self._pulse: Pulse | None = None
 
     @property
@@ -45,7 +79,7 @@ class LocalWorker:
         return self._state is WorkerState.RUNNING
 
     @property
-    def client(self) -> RpcClient:
+    def client(self) -> C:
         """Return the handle the controller calls; there is one once `become_ready` returned."""
         assert self._client is not None, "the worker has not answered yet"
         return self._client
@@ -65,7 +99,7 @@ class LocalWorker:
         if ready.error:
             raise ResourceError(f"worker {self.id} cannot serve this run", why=ready.error)
         key, at = self._public_key, self._at
-        self._client = RpcClient(self.id, self._host, connected(context, keys, key, at, ready.rpc_port))
+        self._client = self._make_client(self.id, self._host, connected(context, keys, key, at, ready.rpc_port))
         self._pulse = Pulse(connected(context, keys, key, at, ready.heartbeat_port), max_gap_s=max_gap_s)
         while not await self._pulse.heard(within_s=_LOOK_S):
             if (error := failure(self.status())) is not None:
@@ -100,6 +134,11 @@ class LocalWorker:
         elif not silent and self._state is WorkerState.SILENT:
             self._tail, self._state = (), WorkerState.RUNNING
             self._client.recover()
+
+    def write_stacks(self) -> None:
+        """Have the process write the stacks of its threads into its log."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, STACKS)
 
     async def end(self, patience_s: float) -> None:
         """End the process and everything that belongs to it. Idempotent."""

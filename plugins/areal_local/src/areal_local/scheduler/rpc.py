@@ -14,7 +14,7 @@ import itertools
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -27,7 +27,7 @@ from areal_core.contract.errors import (
     WorkerError,
     WorkerTimeout,
 )
-from areal_local.scheduler.channel import Channel
+from areal_local.scheduler.channel import Channel, Receive
 from areal_worker import schema
 from areal_worker.codec import Frame, decode, encode
 
@@ -46,10 +46,24 @@ _open_request = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
 _open_reply = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
 
+class Wire(Protocol):
+    """What takes messages to a worker; it hands those that come back to whoever opened it."""
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue one message and never block; False if there is no peer."""
+
+    def close(self) -> None:
+        """Drop what was not sent. Idempotent."""
+
+
+OpenWire = Callable[[Receive], Wire]
+
+
 class RpcClient:
     """The controller's end: one per worker. Satisfies `contract.Worker`."""
 
-    def __init__(self, worker_id: str, host: str, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, worker_id: str, host: str, wire: zmq.Socket[bytes] | OpenWire) -> None:
+        """Call over a socket of ZeroMQ, or over whatever `wire` opens."""
         self.id = worker_id
         self.host = host
         self.numbers = itertools.count()
@@ -61,7 +75,9 @@ class RpcClient:
         """Called with a method whose call met its deadline, before its caller hears of it."""
         self._failure: ArealError | None = None
         self._ended = False
-        self._channel = Channel(socket, self._on_reply, num_plain=2)
+        self._channel: Wire = (
+            Channel(wire, self._on_reply, num_plain=2) if isinstance(wire, zmq.Socket) else wire(self._on_reply)
+        )
 
     @property
     def num_in_flight(self) -> int:

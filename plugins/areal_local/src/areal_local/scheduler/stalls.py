@@ -13,29 +13,49 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import os
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from areal_core.contract.errors import ArealError, RolloutError, WorkerTimeout
-from areal_local.scheduler.config import LocalConfig
-from areal_local.scheduler.local_worker import LocalWorker
+from areal_local.scheduler.rpc import RpcClient
 
-STACKS = signal.SIGUSR2
-"""Has a worker write the stacks of all its threads into its log."""
 CONTROLLER_LOG = "controller.log"
 
 logger = logging.getLogger(__name__)
 
 
-def write_stacks_when_asked() -> None:
-    """Let this process write its stacks to its standard error whenever it is sent `STACKS`, whatever it does."""
-    faulthandler.register(STACKS, file=sys.stderr, all_threads=True, chain=False)
+class StallSettings(Protocol):
+    """What a scheduler's config says of runs that do not move."""
+
+    @property
+    def log_dir(self) -> str:
+        """Folder of the logs."""
+
+    @property
+    def progress_timeout_s(self) -> float:
+        """Without an answer for so long, the run does not move; 0 waits for ever."""
+
+    @property
+    def stalled(self) -> str:
+        """`restart` or `end`."""
+
+
+class Asked(Protocol):
+    """A worker as its calls show it."""
+
+    @property
+    def id(self) -> str:
+        """`<role>/<rank>`."""
+
+    @property
+    def client(self) -> RpcClient:
+        """Its calls."""
+
+    def write_stacks(self) -> None:
+        """Have it write the stacks of its threads into its log."""
 
 
 class StallWatch:
@@ -45,7 +65,7 @@ class StallWatch:
         workers: returns those that take calls now.
     """
 
-    def __init__(self, config: LocalConfig, workers: Callable[[], Sequence[LocalWorker]]) -> None:
+    def __init__(self, config: StallSettings, workers: Callable[[], Sequence[Asked]]) -> None:
         self._bound_s, self._restart = config.progress_timeout_s, config.stalled == "restart"
         self._logs, self._workers = Path(config.log_dir), workers
         self._answered, self._moved_s, self._told = 0, -1.0, False
@@ -70,7 +90,7 @@ class StallWatch:
             self.error = kind(what, why=why, fix=self._fix("scheduler.options.progress_timeout_s"))
         self._overdue = self._overdue or (self.error is not None and now - self._moved_s >= 2 * self._bound_s)
 
-    def ends(self, workers: Sequence[LocalWorker], *, training: bool) -> bool:
+    def ends(self, workers: Sequence[Asked], *, training: bool) -> bool:
         """Tell whether these workers end with `error`.
 
         Where the run is to end, not trainers that nobody waited for: they are well, and their state is saved first.
@@ -79,7 +99,7 @@ class StallWatch:
         spared = training and not self._restart and not self._overdue
         return self.error is not None and not (spared and self._held_up.isdisjoint(worker.id for worker in workers))
 
-    def late(self, worker: LocalWorker, method: str) -> None:
+    def late(self, worker: Asked, method: str) -> None:
         """Hear that a training worker let the deadline of a call pass; its caller is told right after."""
         if self._told:
             return
@@ -96,8 +116,7 @@ class StallWatch:
         why = who_waits(self._workers())
         logger.warning("the run does not move: %s; the stacks of its processes are in %s", why, self._logs)
         for worker in self._workers():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.process.pid, STACKS)
+            worker.write_stacks()
         path = self._logs / CONTROLLER_LOG
         with contextlib.suppress(OSError):
             path.touch(mode=0o600)
@@ -106,7 +125,7 @@ class StallWatch:
         return why
 
 
-def who_waits(workers: Sequence[LocalWorker]) -> str:
+def who_waits(workers: Sequence[Asked]) -> str:
     """Say which calls wait for which workers.
 
     Example: "actor/0 was asked for 1 train_step (1803 s); rollout/0 was asked for 16 generate (12 s)"

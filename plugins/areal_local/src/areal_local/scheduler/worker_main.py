@@ -24,7 +24,7 @@ from areal_local.scheduler.channel import KeyPair, doorkeeper, listening
 from areal_local.scheduler.crowd import bound_crowd
 from areal_local.scheduler.heartbeat import start_echo
 from areal_local.scheduler.rpc import RpcServer
-from areal_local.scheduler.stalls import write_stacks_when_asked
+from areal_local.scheduler.stacks import write_stacks_when_asked
 from areal_worker import schema, watchdog
 from areal_worker.service import HOSTS, Place
 
