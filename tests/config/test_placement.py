@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import frozen
 
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
@@ -14,7 +15,7 @@ from areal_core.config.weight_transport import TransportPlan, choose_transport
 from areal_core.contract.abilities import ABILITIES
 from areal_core.contract.errors import ArealError, CapabilityError, PlanError, ResourceError
 from areal_core.contract.scheduler import Share, Together
-from areal_core.plugins.claims import full
+from areal_core.plugins.claims import full, when
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Overlay, default_registry
 from areal_tasks.quickstart.quickstart import preset_path
@@ -45,6 +46,25 @@ def scheduler(*words: str, contract: tuple[int, int] = (1, 1)) -> Overlay:
         claims={word: full() for word in words},
     )
     return {("scheduler", "cluster"): (manifest, dict)}
+
+
+def engine(word: str) -> Overlay:
+    """An inference engine called `wide` that shards layers and, if the word says so, over hosts unless it is loud."""
+    names = ("parallel.tensor", "weights.staged", "weights.in_flight", "transport.disk", "transport.shm", word)
+    claims = {name: full() for name in names}
+    if word == "replica.hosts":
+        claims[word] = when("loud == false", "nobody hears the others")
+    manifest = Manifest(
+        role="infer", name="wide", contract=(1, 4), factory="a:b", config=f"{__name__}:Loud", claims=claims
+    )
+    return {("infer", "wide"): (manifest, dict)}
+
+
+@frozen(kw_only=True)
+class Loud:
+    """Options of that engine."""
+
+    loud: bool = False
 
 
 def plan(model: Path, *overrides: str, overlay: Overlay | None = None, cuda: int = 0) -> Plan:
@@ -117,8 +137,12 @@ def test_the_local_scheduler_says_why_it_cannot() -> None:
         (["actor.placement.together_with={role: rollout}"], "training roles with a place of their own: none"),
         (["rollout.placement.together_with={role: critic}"], "training roles with a place of their own: actor"),
         ([BESIDE, "device=cuda", "rollout.backend=reference:d2"], "rollout need 2 devices of actor, which has 1"),
-        (["actor.placement.num_hosts=2", "actor.backend=fsdp:d3"], "num_hosts=2 with 3 workers"),
-        (["rollout.placement.num_hosts=2"], "each inference replica is placed by itself"),
+        (["actor.placement.num_hosts=2", "actor.backend=fsdp:d3"], "num_hosts=2 with 3 ranks"),
+        (["rollout.placement.num_hosts=2", "rollout.backend=wide:d4t3"], "num_hosts=2 with 3 ranks"),
+        (
+            ["rollout.placement.num_hosts=2", "rollout.backend=wide:t2", "weight_sync.transport=shm"],
+            "weights cannot travel by shm(.|\n)*a role asks for 2 hosts",
+        ),
         (
             ["actor.placement.num_hosts=2", "actor.backend=fsdp:d2", "weight_sync.transport=shm"],
             "weights cannot travel by shm(.|\n)*a role asks for 2 hosts",
@@ -128,7 +152,38 @@ def test_the_local_scheduler_says_why_it_cannot() -> None:
 def test_places_that_contradict_each_other_are_refused(model: Path, overrides: list[str], said: str) -> None:
     """Before anything starts."""
     with pytest.raises(PlanError, match=said):
-        plan(model, CLUSTER, *overrides, overlay=scheduler(*ABILITIES["scheduler"]))
+        plan(model, CLUSTER, *overrides, overlay={**scheduler(*ABILITIES["scheduler"]), **engine("replica.hosts")})
+
+
+def test_a_replica_over_two_hosts_plans_where_everybody_can(model: Path) -> None:
+    """Weights travel by what leaves a host, and a replica owns as many devices in all as it has ranks."""
+    asked = ("rollout.placement.num_hosts=2", "rollout.backend=wide:d3t4")
+    made = plan(model, CLUSTER, *asked, overlay={**scheduler("hosts.spread"), **engine("replica.hosts")})
+
+    assert (made.role("rollout").num_workers, made.role("rollout").devices_per_worker) == (3, 4)
+    assert all(transport.across_hosts for transport in made.transports)
+
+
+@pytest.mark.parametrize(
+    ("word", "overrides", "said"),
+    [
+        ("parallel.tensor", ["rollout.backend=wide:t2"], "infer backend 'wide' cannot do 'replica.hosts'"),
+        ("replica.hosts", ["rollout.backend=wide:t2", "scheduler.backend=local"], "cannot do 'hosts.spread'"),
+        ("replica.hosts", ["rollout.backend=wide:t2", "rollout.options={loud: true}"], "on 2 hosts with these options"),
+    ],
+)
+def test_a_replica_over_two_hosts_is_refused_where_somebody_cannot(
+    model: Path, word: str, overrides: list[str], said: str
+) -> None:
+    """The engine, the scheduler, or the engine's options."""
+    with pytest.raises(CapabilityError, match=said):
+        plan(
+            model,
+            CLUSTER,
+            "rollout.placement.num_hosts=2",
+            *overrides,
+            overlay={**scheduler("hosts.spread"), **engine(word)},
+        )
 
 
 def test_devices_that_are_shared_are_counted_once(model: Path) -> None:

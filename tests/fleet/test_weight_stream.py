@@ -12,6 +12,7 @@ import torch
 from tests.benches.weight_workers import ReceivingWorker, SendingWorker
 
 from areal_core.contract.errors import ArealError, CoverageError, RemoteError, StorageError, WeightSyncError, WorkerDied
+from areal_core.fleet.gang import Gang
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.weight_sync import WeightSync
 from areal_local.transports.collective import CollectiveTransport
@@ -112,6 +113,26 @@ def test_every_replica_serves_what_was_streamed(fleet: Any, staged: bool) -> Non
         assert update.excluded == ()
     assert len(groups) == 1, "the group was made anew for the same fleet"
     assert all(worker.paused is False for worker in run.replicas)
+
+
+def test_every_part_of_a_replica_over_hosts_has_its_end_of_the_stream(fleet: Any) -> None:
+    """Three receivers, two of them one replica: each is offered its own, and the replica's loss is that of one part."""
+    run = fleet(3)
+    run.pool = InferencePool([Gang(run.replicas[:2]), run.replicas[2]])
+    run.sync = WeightSync(
+        trainers=run.trainers, pool=run.pool, transport=run.transport, pause=None, staged=True, timeout_s=20.0
+    )
+    run.train()
+    whole = asyncio.run(run.sync.update(1))
+
+    assert [worker.version for worker in run.replicas] == [1, 1, 1]
+    assert whole.excluded == ()
+
+    run.replicas[1].faults["receive_weights"] = WorkerDied("rollout/1 was killed")
+    run.train()
+    second = asyncio.run(run.sync.update(2))
+    assert second.excluded == ("rollout/0",)
+    assert (run.replicas[0].version, run.replicas[2].version) == (1, 2)
 
 
 @pytest.mark.parametrize("who", ["rollout/1", "actor/0"])

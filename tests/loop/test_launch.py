@@ -38,7 +38,7 @@ class Elsewhere:
         """Answer as a hosted engine would. Any: the contract's."""
         self.calls.append((method, args))
         if method == "rendezvous":
-            self.together = args[1]
+            self.together = args[1] if len(args) > 1 else None
             return f"tcp://{args[0]}:{20_000 + int(self.id[-1])}"
         if method == "start" and len(args) > 1:
             self.ranks.append(args[1])
@@ -127,6 +127,40 @@ def test_every_replica_is_given_the_adapters_before_it_serves(plan: Plan) -> Non
             ("load_adapter", ("critic", "/a", 0)),
             ("load_adapter", ("other", "/b", 0)),
         ]
+
+
+def test_a_replica_over_hosts_is_one_job_whose_workers_share_what_it_owns(plan: Plan) -> None:
+    """One gang: a worker on each host with its part of devices and cores; its end is the end of the whole job."""
+    place = attrs.evolve(plan.role("rollout").placement, num_hosts=2)
+    wide = attrs.evolve(plan.role("rollout"), placement=place, devices_per_worker=8, cpus_per_worker=3)
+    roles = tuple(wide if role.role == "rollout" else role for role in plan.roles)
+
+    async def run() -> Recorder:
+        recorder = Recorder("a", "b", "c", "d")
+        launcher = ReplicaLauncher(recorder, attrs.evolve(plan, roles=roles))
+        replicas = [await launcher.place() for _ in range(2)]
+        assert [replica.id for replica in replicas] == ["rollout/0", "rollout.1/0"]
+        await launcher.start(replicas[1])
+        await launcher.end(replicas[1].id)
+        return recorder
+
+    recorder = asyncio.run(run())
+
+    assert [(j.num_workers, j.num_hosts, j.devices_per_worker, j.cpus_per_worker) for j in recorder.jobs] == 2 * [
+        (2, 2, 4, 2)
+    ]
+    assert [[method for method, _ in worker.calls] for worker in recorder.workers] == [
+        [],
+        [],
+        ["rendezvous", "start"],
+        ["start"],
+    ]
+    specs = [worker.calls[-1][1][0] for worker in recorder.workers[2:]]
+    assert [(spec.replica, spec.part.rank, spec.part.leader) for spec in specs] == [
+        (1, 0, "tcp://c:20000"),
+        (1, 1, "tcp://c:20000"),
+    ]
+    assert recorder.cancelled == ["rollout.1"]
 
 
 def test_a_replica_that_weights_would_not_reach_is_not_kept(plan: Plan) -> None:

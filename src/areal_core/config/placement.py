@@ -27,7 +27,8 @@ class PlacementConfig:
     """
 
     num_hosts: int = field(default=0, validator=validators.ge(0))
-    """Spread the ranks evenly over exactly so many hosts; 0 leaves it to the scheduler."""
+    """Spread the ranks evenly over exactly so many hosts, those of `rollout` replica by replica; 0 leaves it to the
+    scheduler."""
     hosts: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Only on these hosts, by the scheduler's names for them."""
     memory_gib: float = field(default=0.0, validator=validators.ge(0.0))
@@ -60,7 +61,10 @@ class PlacementConfig:
 def check_placements(
     placements: Mapping[str, PlacementConfig], sizes: Mapping[str, tuple[int, int]], scheduler: str, registry: Registry
 ) -> None:
-    """Refuse what the scheduler does not claim or what contradicts itself; `sizes` are workers and devices of each.
+    """Refuse what the scheduler does not claim or what contradicts itself.
+
+    Args:
+        sizes: of each role the ranks that are placed at once, and the devices of all of them.
 
     Raises:
         CapabilityError: a word the scheduler does not claim.
@@ -71,12 +75,12 @@ def check_placements(
     for role, placement in placements.items():
         for word in asked_of_job(Job(role=role, engine_role="", backend="", num_workers=1, **placement.asks())):
             registry.require("scheduler", scheduler, word)
-        count = 1 if role == "rollout" else sizes[role][0]
+        count = sizes[role][0]
         if placement.num_hosts and count % placement.num_hosts:
             raise PlanError(
-                f"{role}.placement.num_hosts={placement.num_hosts} with {count} workers",
-                why="every host takes equally many; each inference replica is placed by itself",
-                fix=f"set {role}.placement.num_hosts to a divisor of {count}",
+                f"{role}.placement.num_hosts={placement.num_hosts} with {count} ranks",
+                why="every host takes equally many; inference replicas are placed one by one",
+                fix=f"set {role}.placement.num_hosts to a divisor of {count}, or change {role}.backend",
             )
         beside = placement.together_with
         if beside is not None and beside.role not in set(owners) - {role}:

@@ -281,8 +281,23 @@ def _check_routes(config: RunConfig, registry: Registry, roles: list[RolePlan]) 
 
 def _check_placements(config: RunConfig, registry: Registry, roles: list[RolePlan]) -> None:
     owned = [0 if role.device == "cpu" else role.num_workers * role.devices_per_worker for role in roles]
-    sizes = {role.role: (role.num_workers, number) for role, number in zip(roles, owned, strict=True)}
+    for role in roles:
+        if role.engine_role == "infer" and role.placement.num_hosts > 1:
+            _check_spans(config, registry, role)
+    together = [role.devices_per_worker if role.engine_role == "infer" else role.num_workers for role in roles]
+    sizes = {role.role: (number, own) for role, number, own in zip(roles, together, owned, strict=True)}
     check_placements({role.role: role.placement for role in roles}, sizes, config.scheduler.backend, registry)
+
+
+def _check_spans(config: RunConfig, registry: Registry, role: RolePlan) -> None:
+    """Refuse replicas over several hosts for an engine that has each on one."""
+    claim = registry.require("infer", role.backend.name, "replica.hosts", device=role.device)
+    if not claims(config, registry, role, "replica.hosts"):
+        raise CapabilityError(
+            f"{role.backend.name} cannot have a replica on {role.placement.num_hosts} hosts with these options",
+            why=claim.why,
+            fix=f"change {role.role}.options, or take {role.role}.placement.num_hosts out",
+        )
 
 
 def _check_names(config: RunConfig, registry: Registry) -> None:

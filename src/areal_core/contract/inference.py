@@ -101,6 +101,30 @@ class Structure:
 
 
 @frozen(kw_only=True)
+class ReplicaPart:
+    """Which part of a replica over several hosts an engine is: one on each host, part 0 leads. Claim `replica.hosts`.
+
+    The ranks of the layout are cut into `num_hosts` equal runs; those of part `rank` are on its host. Since 1.4.
+
+    Example: ReplicaPart(rank=1, num_hosts=2, host="10.0.0.2", leader="tcp://10.0.0.1:23456", key="s3cret")
+    """
+
+    rank: int
+    num_hosts: int
+    host: str
+    """Address of this part's own host, at which the others reach it; nothing listens at any other but loopback."""
+    leader: str
+    """`tcp://host:port` of the leader's host, where nobody listens yet: there the parts meet."""
+    key: str = field(default="", repr=False)
+    """Secret of this replica, by which its parts may know one another."""
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this part takes the requests."""
+        return self.rank == 0
+
+
+@frozen(kw_only=True)
 class InferenceSpec:
     """Everything one replica needs. `context_length` 0 means the model's own."""
 
@@ -116,6 +140,8 @@ class InferenceSpec:
     lora: LoraSpec | None = None
     """Later versions are adapters of this shape over the folder's weights, version 0 the one in its `path`, if there
     is one. Claim `weights.adapter`, since 1.3."""
+    part: ReplicaPart | None = None
+    """None where the whole replica is on one host. Claim `replica.hosts`, since 1.4."""
 
 
 @frozen(kw_only=True)
@@ -196,10 +222,17 @@ class EngineStatus:
 
 @runtime_checkable
 class InferenceEngine(Protocol):
-    """One replica of the policy, in a process of its own, driven by the pool and by weight sync."""
+    """One replica of the policy, in a process of its own, driven by the pool and by weight sync.
+
+    Or one part of a replica over several hosts (`InferenceSpec.part`). All parts are started at once. Only the leader
+    is asked for what is not said of every part here: `receive_weights`, `commit_weights`, `abort_weights`, `status`,
+    `close`. No part goes on without the others: the first lost one ends the replica.
+    """
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
         """Load the model and be ready to generate as version 0. Called once, first.
+
+        The leader returns once every part is ready; another part may return before, and tells by `status` if it failed.
 
         Raises:
             ModelError: the folder is missing or holds no model this engine can serve.
@@ -212,7 +245,8 @@ class InferenceEngine(Protocol):
 
         Raises:
             PromptTooLong: no room for one token within the context.
-            CapabilityError: the request asks for what the engine does not claim, or for an adapter never loaded.
+            CapabilityError: the request asks for what the engine does not claim, or for an adapter never loaded;
+                or this part of a replica does not lead.
             GenerationFailed: anything the pool may retry elsewhere.
         """
 
@@ -236,6 +270,9 @@ class InferenceEngine(Protocol):
         With `InferenceSpec.lora` a version is an adapter over the folder's weights, in place of the version before,
         not on top of it: every A and B of the layers it targets, under PEFT's names (`TrainEngine.send_weights`).
 
+        Every part of a replica gets a source of its own, all at once, and takes every tensor; the leader returns once
+        the others hold the version too.
+
         Raises:
             CoverageError: names, shapes or dtypes do not match the model, or the adapter's layers, one to one.
             VersionRegressed: `version` is not newer than the one served.
@@ -247,13 +284,19 @@ class InferenceEngine(Protocol):
         Cached keys and values of requests in flight are kept or recomputed as claimed
         (`weights.kv`); the prefix cache never serves old entries to new requests. An adapter's
         commit may end requests in flight as `aborted`, with the tokens they have; the pool continues them.
+
+        The leader's commit is that of the whole replica; the other parts are called after it, to free what was before.
         """
 
     async def abort_weights(self) -> None:
         """Drop what phase one holds; keep serving the old version. Idempotent."""
 
     async def status(self) -> EngineStatus:
-        """Return a snapshot. Polled about once a second."""
+        """Return a snapshot. Polled about once a second.
+
+        Raises:
+            GenerationFailed: this part of a replica, or another one it needs, is lost.
+        """
 
     async def close(self) -> None:
         """Fail waiting calls with GenerationFailed, free everything. Idempotent."""

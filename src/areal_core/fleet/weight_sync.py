@@ -30,6 +30,7 @@ from areal_core.contract.inference import PauseMode
 from areal_core.contract.optional import SupportsStreaming
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
+from areal_core.fleet.gang import as_one, parts_of
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import Replica
 from areal_core.fleet.streaming import Results, at_once, is_lost, most_telling, refused
@@ -206,20 +207,23 @@ class WeightSync:
         """Stream to every replica in service; to those that are left, when the loss of some broke the stream."""
         while True:
             replicas = self._in_service()
+            parts = {replica.worker.id: parts_of(replica.worker) for replica in replicas}
+            receivers = [part for several in parts.values() for part in several]
             opening = asyncio.ensure_future(asyncio.to_thread(self._transport.open, version))
             try:
                 offer = await asyncio.shield(opening)
-                offers = await asyncio.to_thread(transport.expect, offer, [r.worker.id for r in replicas])
+                offers = await asyncio.to_thread(transport.expect, offer, [part.id for part in receivers])
                 with self._timed("stream"):
                     sending, receiving = await at_once(
                         [worker.call(*call, timeout_s=self._timeout_s) for worker, call in self._senders(offer)],
                         [
-                            replica.worker.call("receive_weights", own, version, timeout_s=self._timeout_s)
-                            for replica, own in zip(replicas, offers, strict=True)
+                            part.call("receive_weights", own, version, timeout_s=self._timeout_s)
+                            for part, own in zip(receivers, offers, strict=True)
                         ],
                         partial(asyncio.to_thread, self._transport.release, offer),
                     )
-                results = {replica.worker.id: got for replica, got in zip(replicas, receiving, strict=True)}
+                got = iter(receiving)
+                results = {name: as_one(several, [next(got) for _ in several]) for name, several in parts.items()}
                 if not any(isinstance(result, BaseException) for result in sending):
                     sent = self._receipt(sending[0], offer)
                     self._judge(replicas, results, sent)

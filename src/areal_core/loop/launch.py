@@ -21,6 +21,7 @@ from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_core.contract.weights import WeightTransport
+from areal_core.fleet.gang import Gang, parts_of
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.fleet.weight_sync import WeightSync
@@ -89,13 +90,14 @@ async def start_train_group(
 class ReplicaLauncher:
     """Makes the inference replicas of a role one by one: each is a job of its own, so that each can end alone.
 
-    The first has the role `rollout`, the others `rollout.1`, `rollout.2`, ...; no number is used twice.
+    The first has the role `rollout`, the others `rollout.1`, `rollout.2`, ...; no number is used twice. A replica over
+    several hosts is one job of as many workers, which start and end together.
     """
 
     def __init__(self, scheduler: Scheduler, plan: Plan, role: str = "rollout") -> None:
         self._scheduler, self._plan = scheduler, plan
         self._role = plan.role(role)
-        self._job = attrs.evolve(_job(plan.config, self._role), num_workers=1)
+        self._job = _replica_job(plan.config, self._role)
         self._spec = _inference_spec(plan, self._role)
         self._numbers: dict[str, int] = {}
         self._next = itertools.count()
@@ -112,7 +114,8 @@ class ReplicaLauncher:
         """Start one worker process. Raises as `Scheduler.submit` does; nothing is left of it then."""
         number = next(self._next)
         role = f"{self._job.role}.{number}" if number else self._job.role
-        (worker,) = await self._scheduler.submit(attrs.evolve(self._job, role=role))
+        workers = await self._scheduler.submit(attrs.evolve(self._job, role=role))
+        worker: Worker = Gang(workers) if len(workers) > 1 else workers[0]
         if self.only_host not in ("", worker.host):
             await self._scheduler.cancel(role)
             raise ResourceError(
@@ -136,7 +139,8 @@ class ReplicaLauncher:
         self, stack: AsyncExitStack, registry: Registry, learner: Learns, pool: InferencePool, events: EventLog
     ) -> WeightSync:
         """Connect trainer and pool by a transport that reaches from where one was placed to where the other was."""
-        hosts = [worker.host for worker in (*learner.actor.workers, *(replica.worker for replica in pool.replicas))]
+        serving = [part for replica in pool.replicas for part in parts_of(replica.worker)]
+        hosts = [worker.host for worker in (*learner.actor.workers, *serving)]
         plan, why = choose_transport(self._plan.transports, hosts, is_here)
         what = "adapter" if self._role.lora else "weights"
         events.write(WEIGHTS_TRAVEL, what=what, transport=plan.name, pause=plan.pause and plan.pause.value, why=why)
@@ -180,6 +184,17 @@ def _inference_spec(plan: Plan, role: RolePlan) -> InferenceSpec:
         device=role.device,
         options=role.options,
         lora=role.lora,
+    )
+
+
+def _replica_job(config: RunConfig, role: RolePlan) -> Job:
+    """Return the job of one replica: a worker on each of its hosts, with an equal share of what the replica owns."""
+    job, num_hosts = _job(config, role), max(1, role.placement.num_hosts)
+    return attrs.evolve(
+        job,
+        num_workers=num_hosts,
+        devices_per_worker=role.devices_per_worker // num_hosts,
+        cpus_per_worker=-(-role.cpus_per_worker // num_hosts),
     )
 
 

@@ -163,7 +163,10 @@ class TrainHost:
 
 
 class InferenceHost:
-    """One replica. The engine's coroutines run in the worker's event loop, as many at once as are called."""
+    """One replica, or its part on this host.
+
+    The engine's coroutines run in the worker's event loop, as many at once as are called.
+    """
 
     def __init__(self, place: Place, engine: InferenceEngine | None = None) -> None:
         """Host an engine that `start` will build, or one that was started already."""
@@ -171,6 +174,7 @@ class InferenceHost:
         self.engine = engine
         self._methods: Mapping[str, Callable[..., Awaitable[Any]]] = {  # Any: one signature per method
             "start": self._start,
+            "rendezvous": self._rendezvous,
             "generate": lambda request: self._started.generate(request),
             "pause": lambda mode: self._started.pause(PauseMode(mode)),
             "resume": lambda: self._started.resume(),
@@ -207,6 +211,9 @@ class InferenceHost:
     @property
     def _started(self) -> InferenceEngine:
         return _started(self.engine, self._parts.place)
+
+    async def _rendezvous(self, host: str) -> str:
+        return init_method(host)
 
     async def _start(self, spec: InferenceSpec) -> EngineInfo:
         _not_started(self.engine, self._parts.place)
