@@ -22,7 +22,9 @@ from areal_core.contract.device import CPU, Device
 from areal_core.contract.errors import WeightSyncError
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
-from areal_torch.collective.rank_slot import RankSlot
+from areal_torch.collective.addresses import local_address
+from areal_torch.collective.chain import Chain
+from areal_torch.collective.rank_slot import CHAIN, RankSlot
 from areal_torch.collective.signed_store import SignedStore
 from areal_torch.newcomers import drop_newcomers, left_listening
 
@@ -33,15 +35,21 @@ _WATCHDOGS_PATIENCE = 2
 
 
 class BroadcastGroup:
-    """One process's rank in a group. Broadcasts come from rank 0.
+    """One process's rank in a group. Broadcasts come from rank 0, directly or along a chain (`RankSlot.route`).
+
+    Args:
+        slot: the group and the rank, its first one.
+        store: the one the slot speaks of.
+        seats: who sits at each rank, for errors; () for numbers.
 
     Raises:
         RuntimeError: this process lacks the backend, the others did not come in time, or a broadcast failed; the
             group is of no use afterwards.
     """
 
-    def __init__(self, slot: RankSlot, store: Store) -> None:
+    def __init__(self, slot: RankSlot, store: Store, seats: Sequence[str] = ()) -> None:
         self.slot = slot
+        self.seats = tuple(seats) or tuple(f"rank {rank}" for rank in range(slot.world_size))
         kind = _torch_type(slot.backend)
         # The keys of `init_custom_process_group`, as engines have it: one prefix from it, two from torch.
         self._store = SignedStore(store, slot.secret) if slot.secret else store
@@ -51,9 +59,30 @@ class BroadcastGroup:
         self.device = torch.device(kind)
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
+        self._chain = Chain(self._group, slot.first_rank, self.seats) if slot.route == CHAIN else None
+
+    def stream(self, flats: Sequence[Tensor]) -> None:
+        """Send or receive the bytes of several tensors as `broadcast` does, faster than one by one.
+
+        They have arrived on return; they must not change before the next call has returned, or `settle`.
+        """
+        if self._chain is not None:
+            self._chain.pass_on(flats)
+            return
+        for flat in flats:
+            self.broadcast(flat)
+
+    def settle(self) -> None:
+        """Wait until what was streamed has left this process, too."""
+        if self._chain is not None:
+            self._chain.settle()
 
     def broadcast(self, flat: Tensor) -> None:
         """Send or receive the bytes of one tensor, uint8 [num_bytes], on the group's device. Blocks until done."""
+        if self._chain is not None:
+            self._chain.pass_on([flat])
+            self._chain.settle()
+            return
         work = self._group.broadcast([flat], self._options)
         if self.device.type == "cpu":
             work.wait()
@@ -74,6 +103,9 @@ class BroadcastGroup:
         group, self._group = self._group, None
         if group is None:
             return
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            chain.hang_up()
         if self.slot.backend == HCCL:
             # torch_npu's group has torch's own abort, which does nothing; what lies unfinished would end the process.
             group.clear_workmeta_list()
@@ -151,7 +183,7 @@ def _make(slot: RankSlot, store: Store) -> Any:
         options = gloo._Options()
         options._timeout = timeout
         with left_listening() as ports:
-            options._devices = [gloo.create_device(hostname=_address(slot))]
+            options._devices = [gloo.create_device(hostname=local_address(slot.address, slot.port))]
         group = gloo(store, rank, size, options)
         for port in ports:  # all have met, and gloo would take strangers for ever
             drop_newcomers(port)
@@ -173,10 +205,3 @@ def _make(slot: RankSlot, store: Store) -> Any:
     options.group_id = slot.group_name
     options.global_ranks_in_group = list(range(size))  # without ranks it would take the default group's place
     return ProcessGroupHCCL(store, rank, size, options)
-
-
-def _address(slot: RankSlot) -> str:
-    """Return this machine's address on the network that leads to the controller."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((slot.address, slot.port))  # sends nothing: the kernel picks the interface
-        return str(probe.getsockname()[0])

@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 
 from attrs import field, frozen
 
+BROADCAST, CHAIN = "broadcast", "chain"
+
 
 @frozen(kw_only=True)
 class RankSlot:
@@ -18,7 +20,8 @@ class RankSlot:
     The group is the one `torch.distributed.init_process_group(backend, init_method="tcp://address:port", ...)` makes
     in a store under the prefix `group_name`, with that group name: what SGLang's `init_weights_update_group` does.
     Where `secret` is not "" that store is a `SignedStore` with it, as `BroadcastGroup` makes one.
-    In it every tensor of the manifest is one broadcast from rank 0, in the announced order.
+    In it every tensor of the manifest is one broadcast from rank 0, in the announced order. Where `route` is "chain",
+    which it is only for those who join by `BroadcastGroup`, that passes tensors from rank to rank instead.
 
     Example: RankSlot(address="127.0.0.1", port=40123, group_name="areal-1f0c", backend="gloo", first_rank=1,
         num_ranks=2, world_size=4, timeout_s=60.0)
@@ -33,6 +36,7 @@ class RankSlot:
     world_size: int
     timeout_s: float
     secret: str = field(default="", repr=False)
+    route: str = BROADCAST
 
 
 @runtime_checkable
@@ -47,7 +51,8 @@ class SlotSource(Protocol):
 
         Blocks until every receiver has come. `held` is the name of the group the engine's workers still have from the
         transfer before: where the slot has the same name they need not join again, else they must leave that one.
-        `signs` tells that they will use `RankSlot.secret`; it is "" unless every receiver does.
+        `signs` tells that they join by `BroadcastGroup`, which uses `secret` and `route`; they are "" and "broadcast"
+        unless every receiver does.
 
         Raises:
             WeightSyncError: the transfer was given up; says by whom.

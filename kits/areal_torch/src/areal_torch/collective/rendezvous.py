@@ -3,7 +3,7 @@
     open       version           controller   until it is released
     receivers  worker ids        controller   who will come
     manifest   tensors, ties     sender
-    ready/0..  ranks, device     receiver     it has read the manifest and takes part
+    ready/0..  ranks, device, .. receiver     it has read the manifest and takes part
     group      name, first ranks sender       everybody is there
     finished   nothing           sender       everything was sent
     said/..    why it left       anyone       before the end
@@ -30,6 +30,7 @@ from torch.distributed import DistError
 
 from areal_core.contract.errors import StorageError, WeightSyncError
 from areal_core.contract.weights import Offer
+from areal_torch.collective.addresses import local_address
 from areal_torch.collective.signed_store import ForgedValue, SignedStore
 
 _SENDER = "sender"
@@ -39,6 +40,8 @@ _FAREWELL_S = 2.0
 _CONNECT_S = 10.0
 """How long a connection is tried. The store is there before any offer of it; but torch looks up the name of every
 address it connects to, and that may be slow."""
+_RELEASED = -1
+"""Stands under `open` from the release on. Were it gone instead, whoever just saw it would wait for it to come back."""
 _KEPT_TICKETS = 4
 """Released tickets whose keys stay a little, for those who are just being woken by them."""
 
@@ -90,12 +93,12 @@ class Store:
         if ticket not in self._tickets:
             return
         store, count = self._tickets.pop(ticket)
-        store.delete_key("open")
+        store.set("open", str(_RELEASED))
         keys = ["receivers", *_SENDER_KEYS, *(f"ready/{number}" for number in range(count))]
         for key in keys:
             with suppress(ForgedValue):  # whoever waits there is told that
                 store.compare_set(key, "", json.dumps({"over": "the offer was released"}))
-        self._released.append((store, [*keys, *(f"said/{who}" for who in (_SENDER, *range(count)))]))
+        self._released.append((store, ["open", *keys, *(f"said/{who}" for who in (_SENDER, *range(count)))]))
         if len(self._released) > _KEPT_TICKETS:
             old, gone = self._released.popleft()
             for key in gone:
@@ -147,6 +150,7 @@ class Rendezvous:
         self._connections = connections
         with self._errors("reach the controller"):
             self.connection = connections.take(self.address, self.port, self.timeout_s)
+        self.host = local_address(self.address, self.port)
         self._store = SignedStore(self.connection, self.ticket)
         self.check_open()
 
@@ -157,11 +161,11 @@ class Rendezvous:
     def check_open(self) -> None:
         """Check that the offer was not released."""
         with self._errors("ask the controller"):
-            found = int(self._store.get("open")) if self._store.check(["open"]) else None
+            found = int(self._store.get("open")) if self._store.check(["open"]) else _RELEASED
         if found != self._version:
             raise WeightSyncError(
                 f"version {self._version} cannot be streamed",
-                why="the offer was released" if found is None else f"the offer is of version {found}",
+                why="the offer was released" if found == _RELEASED else f"the offer is of version {found}",
             )
 
     def post(self, key: str, value: Any) -> None:  # Any: JSON

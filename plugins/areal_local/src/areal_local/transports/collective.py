@@ -1,31 +1,37 @@
-"""Weights through a process group: one broadcast a tensor, from trainer rank 0 to every receiver at once.
+"""Weights through a process group, from trainer rank 0 to every receiver at once.
 
 Knows: how the ends find each other, and what a complete transfer is.
 Does not know: engines. Keys are exchanged in `areal_torch.collective.rendezvous`, the group is made by
-`areal_torch.collective.group`, a receiver's end is `collective_source`.
+`areal_torch.collective.group`, who sits where in it is decided in `seating`, a receiver's end is `collective_source`.
 
 The group is kept for the next version as long as every participant still has it.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from attrs import evolve
 from torch import Tensor
 
+from areal_core.contract.device import CPU
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
 from areal_local.descriptors import make_room_for_strangers
 from areal_local.transports.collective_source import CollectiveSource, GroupCache
 from areal_local.transports.config import CollectiveConfig
+from areal_local.transports.seating import Seating, seat
 from areal_local.transports.sink import CheckedSink
-from areal_torch.collective.group import GLOO, BroadcastGroup, choose, place
+from areal_torch.collective.group import BroadcastGroup
 from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.collective.rendezvous import Connections, Rendezvous, Store
+
+logger = logging.getLogger("areal.weights")
 
 
 class CollectiveTransport:
@@ -47,6 +53,7 @@ class CollectiveTransport:
             "port": self._store.port,
             "ticket": self._store.add(version),
             "backend": self._config.backend,
+            "fan_out": self._config.fan_out,
             "bucket_bytes": self._config.bucket_bytes,
             "timeout_ms": max(1, round(self._config.timeout_s * 1000)),
         }
@@ -97,7 +104,7 @@ class Broadcaster:
     def __init__(self, rendezvous: Rendezvous, offer: Offer, cache: GroupCache) -> None:
         self._rendezvous = rendezvous
         self._version = offer.version
-        self._wanted = str(offer.location["backend"])
+        self._wanted = {key: str(offer.location[key]) for key in ("backend", "fan_out")}
         self.cache = cache
         self._names: Sequence[str] = ()
         self._specs: tuple[TensorSpec, ...] = ()
@@ -119,24 +126,24 @@ class Broadcaster:
         self.group = self._form_group(self._rendezvous.roll_call(self._names))
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Broadcast whole tensors; return their bytes on the CPU."""
+        """Send whole tensors; return their bytes on the CPU. They may still be leaving, so those are a copy."""
         assert self.group is not None
         self._rendezvous.check_open()
         sent: dict[str, Tensor] = {}
         for name, tensor in bucket.items():
             self._check_order(name)
-            whole = tensor.detach().contiguous()
-            flat = whole.reshape(-1).view(torch.uint8).to(self.group.device)
-            try:
-                self.group.broadcast(flat)
-            except RuntimeError as error:
-                raise self._broken(error) from error
-            sent[name] = whole.cpu()
-        return sent
+            plain = tensor.detach()
+            at_hand = self.group.device.type != CPU
+            sent[name] = plain.contiguous() if at_hand else torch.empty(plain.shape, dtype=plain.dtype).copy_(plain)
+        with self._breaking():
+            self.group.stream([w.reshape(-1).view(torch.uint8).to(self.group.device) for w in sent.values()])
+        return {name: whole.cpu() for name, whole in sent.items()}
 
     def seal(self) -> None:
         """Tell the receivers that they have everything; keep the group."""
         assert self.group is not None
+        with self._breaking():
+            self.group.settle()
         self._rendezvous.check_open()
         self._rendezvous.post("finished", {})
         self.cache.keep(self.group)
@@ -161,50 +168,58 @@ class Broadcaster:
             )
         self._next += 1
 
-    def _form_group(self, ready: Sequence[Mapping[str, Any]]) -> BroadcastGroup:  # Any: JSON
-        first, firsts = 1, []
-        for told in ready:
-            firsts.append(first)
-            first += int(told["ranks"])
-        held = {str(told["held"]) for told in ready}
-        places = [place(), *(str(told["place"]) for told in ready)]
-        kept = self.cache.take(held.pop() if len(held) == 1 else "")
-        if kept is not None and kept.slot.world_size != first:
-            kept.close()
-            kept = None
-        slot = kept.slot if kept else self._slot(first, places, signed=all(told["signs"] for told in ready))
-        told = {"name": slot.group_name, "backend": slot.backend, "world": first, "first": firsts}
-        self._rendezvous.post("group", {**told, "signed": bool(slot.secret)})
-        if kept is not None:
-            return kept
+    def _form_group(self, told: Sequence[Mapping[str, Any]]) -> BroadcastGroup:  # Any: JSON
         try:
-            return BroadcastGroup(slot, self._rendezvous.connection)
-        except RuntimeError as error:
-            raise self._broken(error) from error
-
-    def _slot(self, world_size: int, places: Sequence[str], *, signed: bool) -> RankSlot:
-        try:
-            backend = choose(self._wanted, places)
+            seating = seat(self._names, told, host=self._rendezvous.host, **self._wanted)
         except WeightSyncError as error:
             self._why = str(error).splitlines()[0]
             raise
+        held = {str(one["held"]) for one in told}
+        kept = self.cache.take(held.pop() if len(held) == 1 else "")
+        if kept is not None and (kept.seats, kept.slot.route) != (seating.seats, seating.route):
+            kept.close()
+            kept = None
+        slot = kept.slot if kept else self._slot(seating)
+        self._rendezvous.post(
+            "group",
+            {
+                "name": slot.group_name,
+                "backend": slot.backend,
+                "route": slot.route,
+                "signed": bool(slot.secret),
+                "first": seating.firsts,
+                "seats": seating.seats,
+            },
+        )
+        if kept is not None:
+            return kept
+        logger.info("weights travel over %s", seating)
+        with self._breaking():
+            return BroadcastGroup(slot, self._rendezvous.connection, seating.seats)
+
+    def _slot(self, seating: Seating) -> RankSlot:
         return RankSlot(
             address=self._rendezvous.address,
             port=self._rendezvous.port,
             group_name=f"areal-{secrets.token_hex(12)}",
-            backend=backend,
+            backend=seating.backend,
             first_rank=0,
             num_ranks=1,
-            world_size=world_size,
+            world_size=seating.world_size,
             timeout_s=self._rendezvous.timeout_s,
-            # NCCL and HCCL keep copies of their store, which one made in Python cannot give them.
-            secret=self._rendezvous.ticket if signed and backend == GLOO else "",
+            secret=self._rendezvous.ticket if seating.signed else "",
+            route=seating.route,
         )
 
-    def _broken(self, error: RuntimeError) -> WeightSyncError:
-        self._why = f"its broadcast failed: {str(error).splitlines()[0]}"
-        self.discard()
-        return WeightSyncError(
-            f"version {self._version} could not be streamed to {', '.join(self._names)}",
-            why=f"{self._rendezvous.blame(self._names)} ({str(error).splitlines()[0]})",
-        )
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Leave a group that broke, and say who is to blame."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._why = str(error).splitlines()[0]
+            self.discard()
+            raise WeightSyncError(
+                f"version {self._version} could not be streamed to {', '.join(self._names)}",
+                why=f"{self._rendezvous.blame(self._names)} ({self._why})",
+            ) from error

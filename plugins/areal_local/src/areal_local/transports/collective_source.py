@@ -6,15 +6,20 @@ Does not know: the sender, except by what it announces.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from areal_core.contract.device import CPU
 from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
 from areal_core.weights.tensors import num_bytes, torch_dtype
+from areal_local.transports.ahead import one_ahead
 from areal_torch.bucketing import bucket_specs
 from areal_torch.collective.group import BroadcastGroup, place
 from areal_torch.collective.rank_slot import RankSlot
@@ -72,6 +77,7 @@ class CollectiveSource:
         self._manifest: WeightManifest | None = None
         self._group: BroadcastGroup | None = None
         self._why = "it closed its source before the end"
+        self._seats: tuple[str, ...] = ()
         self._open = True
         self.done = False
 
@@ -93,8 +99,10 @@ class CollectiveSource:
         self._must_be_open()
         _ = self.manifest
         me = int(self._rendezvous.me)
-        self._rendezvous.post(f"ready/{me}", {"ranks": num_ranks, "place": device, "held": held, "signs": signs})
+        told = {"ranks": num_ranks, "place": device, "held": held, "signs": signs, "host": self._rendezvous.host}
+        self._rendezvous.post(f"ready/{me}", told)
         group = self._rendezvous.read("group", f"{_SENDER}: not every receiver has come, or it died")
+        self._seats = tuple(group["seats"])
         return RankSlot(
             address=self._rendezvous.address,
             port=self._rendezvous.port,
@@ -102,9 +110,10 @@ class CollectiveSource:
             backend=str(group["backend"]),
             first_rank=int(group["first"][me]),
             num_ranks=num_ranks,
-            world_size=int(group["world"]),
+            world_size=len(self._seats),
             timeout_s=self._rendezvous.timeout_s,
             secret=self._rendezvous.ticket if group["signed"] else "",
+            route=str(group["route"]),
         )
 
     def wait_finished(self) -> None:
@@ -114,7 +123,7 @@ class CollectiveSource:
         self.done = True
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
-        """Yield every tensor once, as views of memory that the next bucket overwrites.
+        """Yield every tensor once, as views of memory that is used again for the bucket after the next.
 
         Raises:
             WeightSyncError: the sender left, or did not finish; what was read is void.
@@ -123,12 +132,8 @@ class CollectiveSource:
         cut = bucket_specs(self.manifest.tensors, self._bucket_bytes)
         try:
             self._group = self._join()
-            room = max((_room(specs) for specs in cut), default=0)
-            memory = torch.empty(room, dtype=torch.uint8, pin_memory=self._group.device.type != "cpu")
-            for specs in cut:
-                self._rendezvous.check_open()
-                yield self._receive(specs, memory)
-                self._must_be_open()
+            yield from self._arriving(self._group, cut)
+            self._group.settle()
             self.wait_finished()
             self._cache.keep(self._group)
             self._group = None
@@ -152,34 +157,52 @@ class CollectiveSource:
 
     def _join(self) -> BroadcastGroup:
         slot = self.take_slot(1, device=place(), held=self._cache.held(), signs=True)
-        return self._cache.take(slot.group_name) or BroadcastGroup(slot, self._rendezvous.connection)
+        kept = self._cache.take(slot.group_name)
+        return kept or BroadcastGroup(slot, self._rendezvous.connection, self._seats)
 
-    def _receive(self, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
-        assert self._group is not None
-        bucket: dict[str, Tensor] = {}
-        start = 0
-        for spec in specs:
-            view = memory[start : start + num_bytes(spec)]
-            if self._group.device.type == "cpu":
-                self._group.broadcast(view)
-            else:
-                arrived = torch.empty(view.shape, dtype=torch.uint8, device=self._group.device)
-                self._group.broadcast(arrived)
+    def _arriving(self, group: BroadcastGroup, cut: Sequence[Sequence[TensorSpec]]) -> Iterator[Mapping[str, Tensor]]:
+        """Receive a bucket while the one before is used; on a device that may not be done in another thread."""
+        room = max((_room(specs) for specs in cut), default=0)
+        on_host = group.device.type == CPU
+        memories = [torch.empty(room, dtype=torch.uint8, pin_memory=not on_host) for _ in cut[: 1 + on_host]]
+        jobs = [
+            partial(self._receive, group, specs, memory)
+            for specs, memory in zip(cut, itertools.cycle(memories), strict=False)
+        ]
+        with closing(one_ahead(jobs) if on_host else (job() for job in jobs)) as buckets:
+            try:
+                for bucket in buckets:
+                    self._rendezvous.check_open()
+                    yield bucket
+                    self._must_be_open()
+            except BaseException:
+                self.close()  # which ends what is still being received
+                raise
+
+    def _receive(self, group: BroadcastGroup, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
+        starts = itertools.accumulate((_aligned(num_bytes(spec)) for spec in specs), initial=0)
+        views = [memory[start : start + num_bytes(spec)] for spec, start in zip(specs, starts, strict=False)]
+        if group.device.type == CPU:
+            group.stream(views)
+        else:
+            for view in views:
+                arrived = torch.empty(view.shape, dtype=torch.uint8, device=group.device)
+                group.broadcast(arrived)
                 view.copy_(arrived)
-            bucket[spec.name] = view.view(torch_dtype(spec)).reshape(spec.shape)
-            start += _aligned(num_bytes(spec))
-        return bucket
+        return {
+            spec.name: view.view(torch_dtype(spec)).reshape(spec.shape) for spec, view in zip(specs, views, strict=True)
+        }
 
     def _must_be_open(self) -> None:
         if not self._open:
             raise WeightSyncError("the weight source was closed", why="an offer is good for one reading")
 
     def _broken(self, error: RuntimeError) -> WeightSyncError:
-        self._why = f"its broadcast failed: {str(error).splitlines()[0]}"
+        self._why = str(error).splitlines()[0]
         self.close()
         return WeightSyncError(
             f"version {self._version} did not arrive whole",
-            why=f"{self._rendezvous.blame(())} ({str(error).splitlines()[0]})",
+            why=f"{self._rendezvous.blame(())} ({self._why})",
         )
 
 

@@ -41,6 +41,9 @@ class CollectiveConfig:
     takes the one that leads to its workers, anybody else loopback."""
     backend: str = field(default="auto", validator=validators.in_(("auto", "gloo", "nccl", "hccl")))
     """`auto` takes NCCL or HCCL where every participant has a device of its own, else gloo."""
+    fan_out: str = field(default="auto", validator=validators.in_(("auto", "broadcast")))
+    """How one sender reaches many. `auto` has each receiver pass on what it gets while it gets it, host by host,
+    where gloo is the backend and all can; `broadcast` leaves it to the backend."""
     bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
     """Bytes that travel as one piece."""
     timeout_s: float = field(default=60.0, validator=validators.gt(0.0))

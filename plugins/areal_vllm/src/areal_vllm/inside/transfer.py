@@ -40,6 +40,7 @@ class RankSlotInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not
     world_size: int
     timeout_s: float
     secret: str = ""
+    route: str = "broadcast"
 
 
 @dataclass(kw_only=True)
