@@ -13,9 +13,9 @@ from pathlib import Path
 
 from attrs import define, field
 
-import areal_core
+from areal_worker import watchdog
 
-_WATCHDOG = Path(areal_core.__file__).parent / "worker" / "watchdog.py"
+_WATCHDOG = Path(watchdog.__file__)
 """Run as a file, so that it needs nothing but an interpreter."""
 
 
