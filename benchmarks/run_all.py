@@ -16,6 +16,7 @@ SCRIPTS = (
     "orchestration",
     "rpc",
     "weight_sync",
+    "weights_across_hosts",
     "packing",
     "train_step",
     "resume",
