@@ -1,4 +1,4 @@
-"""Replicas that come and go in this process, as a scheduler would make and end them.
+"""Replicas that come and go in this process, as a scheduler would make and end them, and whoever sends them weights.
 
 Knows: scripted engines and workers, a clock, how many places there are.
 Does not know: who decides that a replica comes or goes.
@@ -6,12 +6,59 @@ Does not know: who decides that a replica comes or goes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
 from areal_core.contract.clock import Clock
 from areal_core.contract.errors import ResourceError, WorkerDied, WorkerError
 from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import Offer, Receipt
 from areal_core.testing.engines import Length, ScriptedEngine, ScriptedWorker
+
+
+class Inline(ThreadPoolExecutor):
+    """Does at once what asyncio would give to a thread, so that the step clock sees all of it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Any: as in the library."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class NoBytes:
+    """A transport that carries nothing; the engines of these tests take the offer for the weights."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+
+    def open(self, version: int) -> Offer:
+        self.num_open += 1
+        return Offer(transport="none", version=version, location={})
+
+    def release(self, _offer: Offer) -> None:
+        self.num_open -= 1
+
+
+class Trainer:
+    """A rank whose weights are of `version`, and of none while a step is under way."""
+
+    id, host = "actor/0", "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.sent: list[int] = []
+
+    async def call(self, _method: str, _offer: Offer, version: int, *, timeout_s: float) -> Receipt:
+        assert version == self.version, f"asked to send {version} while the weights are {self.version}"
+        self.sent.append(version)
+        return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints={})
 
 
 class EndableWorker(ScriptedWorker):

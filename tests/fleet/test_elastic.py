@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.benches.fleets import EndableWorker, ScriptedLauncher
+from tests.benches.fleets import EndableWorker, Inline, NoBytes, ScriptedLauncher, Trainer
 
 from areal_core.contract.errors import (
     GenerationFailed,
@@ -33,48 +32,6 @@ from areal_core.testing.engines import END_TOKEN, scripted_token
 
 LENGTH = 6
 """Tokens of every request, a second each."""
-
-
-class Inline(ThreadPoolExecutor):
-    """Does at once what asyncio would give to a thread, so that the step clock sees all of it."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Any: as in the library."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-class NoBytes:
-    """A transport that carries nothing; the engines of these tests take the offer for the weights."""
-
-    def __init__(self) -> None:
-        self.num_open = 0
-
-    def open(self, version: int) -> Offer:
-        self.num_open += 1
-        return Offer(transport="none", version=version, location={})
-
-    def release(self, _offer: Offer) -> None:
-        self.num_open -= 1
-
-
-class Trainer:
-    """A rank whose weights are of `version`, and of none while a step is under way."""
-
-    id, host = "actor/0", "127.0.0.1"
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.sent: list[int] = []
-
-    async def call(self, _method: str, _offer: Offer, version: int, *, timeout_s: float) -> Receipt:
-        assert version == self.version, f"asked to send {version} while the weights are {self.version}"
-        self.sent.append(version)
-        return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints={})
 
 
 class Bench:

@@ -18,6 +18,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import ArealError, RewardFailed, StorageError, TrainError, WeightSyncError
 from areal_core.contract.train import TrainReport
+from areal_core.fleet.turns import OwnDevices
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import read_progress
 from areal_core.loop.learner import Update
@@ -156,7 +157,8 @@ class Everything:
 def _loop(
     tmp_path: Path, everything: Everything, *overrides: str, stopped: bool = False, watch: Watch | None = None
 ) -> tuple[TrainLoop, RunFolder]:
-    parts = Parts(**{**dict.fromkeys(attrs.fields_dict(Parts), everything), "watch": watch})  # type: ignore[arg-type]
+    every = dict.fromkeys(attrs.fields_dict(Parts), everything)
+    parts = Parts(**{**every, "watch": watch, "turns": OwnDevices()})  # type: ignore[arg-type]
     stop = asyncio.Event()
     if stopped:
         stop.set()

@@ -25,7 +25,8 @@ from areal_core.config.placement import check_placements
 from areal_core.config.role_checks import check_environment
 from areal_core.config.role_plan import RolePlan, plan_rollout_role, plan_train_role
 from areal_core.config.sampling import check_sampling
-from areal_core.config.schema import AUTO, RL, Options, RunConfig
+from areal_core.config.schema import AUTO, RL, SHARED, Options, RunConfig
+from areal_core.config.shared import by_turns
 from areal_core.config.weight_transport import TransportPlan, claims, plan_transports
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
 from areal_core.contract.train import Head, ObjectiveSpec
@@ -98,6 +99,12 @@ def make_plan(
     hub: ModelHub | None = extension("hub")
     config = hub.pinned(config) if hub else config
     if config.kind != RL:
+        if config.placement == SHARED:
+            raise PlanError(
+                f"placement=shared with kind={config.kind}",
+                why="only a run of kind rl has a trainer and a fleet that can take turns",
+                fix="set placement=separate",
+            )
         kind = registry.build("kind", config.kind, config.options, "options")
         assert isinstance(kind, PlansRuns)
         asks = {"installed": installed} if "installed" in signature(kind.plan).parameters else {}
@@ -108,6 +115,7 @@ def make_plan(
             why="they belong to another kind of run",
             fix="set kind (areal backends --role kind), or algorithm.objective.options, actor.options, rollout.options",
         )
+    config, turns = by_turns(config) if generating else (config, [])
     device = _device(config, registry, devices, infer=True)
     roles = _train_roles(config, registry, device)
     rollout = plan_rollout_role(config, registry, device, generating)
@@ -123,6 +131,7 @@ def make_plan(
     _check_watch(config)
     check_algorithm: CheckAlgorithm = need("algorithm_checks", "a run")
     warnings = [
+        *turns,
         *stand_in_warnings(device, registry),
         *engine_warnings,
         *([_TIMING] if config.deterministic and config.rollout.max_staleness and generating else ()),

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from areal_core.config.plan import Plan
 from areal_core.config.role_plan import RolePlan
+from areal_core.config.schema import SHARED
+from areal_core.config.shared import memory_of_turns
 from areal_core.config.weight_transport import TransportPlan
+from areal_core.contract.device import CPU
 from areal_core.plugins.structure import unstructure
 
 _HEADINGS = ("role", "backend", "ranks", "device", "dtype", "model", "memory each")
@@ -19,6 +22,10 @@ def describe_plan(plan: Plan) -> str:
     config = plan.config
     lines = _aligned([_HEADINGS, *(_row(role) for role in plan.roles)])
     lines += filter(None, map(_placement, plan.roles))
+    if config.placement == SHARED and plan.transports:
+        training, generating = (_short(size, _BYTES, " B") for size in memory_of_turns(plan.roles))
+        where = "" if plan.roles[0].device == CPU else " on each device"
+        lines.append(f"by turns{where}: training {training} + activations, generation {generating} + cache")
     lines.append("")
     lines.append(f"{config.steps} steps of " + (_rollouts(plan) if plan.transports else f"kind {config.kind}"))
     lines += [f"warning: {warning}" for warning in plan.warnings]

@@ -17,7 +17,8 @@ from areal_core.config.lora import CLAIM, plan_adapters, plan_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.placement import PlacementConfig
 from areal_core.config.role_checks import check_optimizer
-from areal_core.config.schema import RoleConfig, RunConfig
+from areal_core.config.schema import SHARED, RoleConfig, RunConfig
+from areal_core.config.shared import takes_turns
 from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import CapabilityError, PlanError
 from areal_core.contract.train import Head, LoraSpec
@@ -70,6 +71,8 @@ def plan_train_role(
     frozen = name == "reference"
     if config.checkpoint.background and not frozen:
         needs.append("checkpoint.background")
+    if config.placement == SHARED and takes_turns(name, role.placement.owner, device):
+        needs.append("memory.offload")
     lora = None if role.lora is None else plan_lora(name, role.lora)
     if lora is not None:
         needs += ["lora", CLAIM] if lora.path else ["lora"]
@@ -107,9 +110,12 @@ def plan_rollout_role(config: RunConfig, registry: Registry, device: str, genera
     backend = parse_backend(rollout.backend)
     options = rollout.options
     adapters = plan_adapters(rollout)
-    needs = ("lora.adapters",) if adapters else ()
+    shared = config.placement == SHARED and generating
+    needs = ("memory.sleep", "pause.abort") if shared else ("lora.adapters",) if adapters else ()
     _require(registry, "infer", backend, (*asked_of_sampling(rollout.sampling), *needs), device)
     config_class = registry.config_class("infer", backend.name)
+    if shared and config_class is not None and "sleep" in fields_dict(config_class):
+        options = {**options, "sleep": True}  # engines that set memory aside for it are told at start
     if adapters and config_class is not None:  # engines that set memory aside are told for how many
         room = {"max_adapters": len(adapters), "max_adapter_rank": max(each.rank for each in adapters.values())}
         options = {name: value for name, value in room.items() if name in fields_dict(config_class)} | {**options}
@@ -132,6 +138,7 @@ def plan_rollout_role(config: RunConfig, registry: Registry, device: str, genera
         images.check_role("rollout", "infer", backend.name, model, registry, device)
         images.check_processor(model)
     dtype = rollout.dtype or config.model.dtype
+    copies = 1 if shared else 2  # new weights are held beside those that serve; an engine that slept has none of these
     return RolePlan(
         role="rollout",
         engine_role="infer",
@@ -146,7 +153,7 @@ def plan_rollout_role(config: RunConfig, registry: Registry, device: str, genera
         options=options,
         python=rollout.python,
         adapters=adapters,
-        memory_per_worker=2 * model.num_parameters * (4 if dtype == "float32" else 2),
+        memory_per_worker=copies * model.num_parameters * (4 if dtype == "float32" else 2),
     )
 
 

@@ -21,6 +21,7 @@ from areal_core.contract.train import LoraSpec, OptimizerSpec
 Options = Mapping[str, Any]  # Any: checked against the plugin's own config class
 
 AUTO, RL = "auto", "rl"
+SEPARATE, SHARED = "separate", "shared"
 _DTYPE = validators.in_(("float32", "bfloat16", "float16"))
 
 
@@ -309,6 +310,9 @@ class RunConfig:
     """The same bits again: engines that can are told to, workers compute with deterministic kernels, at their cost."""
     device: str = "auto"
     """A kind of device (`areal backends --role device`); `auto` takes the accelerator that is here, else the cpu."""
+    placement: str = field(default=SEPARATE, validator=validators.in_((SEPARATE, SHARED)))
+    """`separate`: every role has devices of its own, and generation goes on while the trainer works. `shared`: the
+    fleet is on the actor's devices and they take turns, so that one device is enough; nothing overlaps."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_core.config.schema import AUTO, RunConfig
+from areal_core.config.schema import AUTO, SHARED, RunConfig
 from areal_core.contract.errors import CapabilityError, PlanError, PluginError
 from areal_core.contract.inference import PauseMode
 from areal_core.plugins.registry import Registry
@@ -100,7 +100,14 @@ def claims(config: RunConfig, registry: Registry, rollout: RolePlan, key: str, t
 
 
 def _plan(config: RunConfig, registry: Registry, rollout: RolePlan, name: str) -> TransportPlan:
-    across = registry.describe("transport", name).claims.get("across_hosts")
+    given = registry.describe("transport", name).claims
+    across, streams = given.get("across_hosts"), given.get("streams")
+    if config.placement == SHARED and streams is not None and streams.claimed:
+        raise CapabilityError(
+            f"weights cannot travel by {name} with placement=shared",
+            why="it keeps both ends at work at the same time, and only one of them has the devices",
+            fix="set weight_sync.transport=auto",
+        )
     registry.check_engine("transport", name)
     registry.require("infer", rollout.backend.name, f"transport.{name}", device=rollout.device)
     return TransportPlan(
@@ -112,7 +119,7 @@ def _plan(config: RunConfig, registry: Registry, rollout: RolePlan, name: str) -
 
 
 def _choose_pause(config: RunConfig, registry: Registry, rollout: RolePlan, transport: str) -> PauseMode | None:
-    wanted = config.weight_sync.pause
+    wanted = "abort" if config.placement == SHARED else config.weight_sync.pause
     needed = {
         "none": ("weights.staged", "weights.in_flight"),
         "keep": ("pause.keep", "weights.in_flight"),

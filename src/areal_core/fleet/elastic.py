@@ -18,6 +18,7 @@ from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import ReplicaStage
+from areal_core.fleet.turns import OwnDevices
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.observe.events import EventLog, EventSink
 from areal_core.plugins.extensions import RunView
@@ -47,9 +48,20 @@ class ElasticFleet:
     """
 
     def __init__(
-        self, *, pool: InferencePool, sync: WeightSync, launcher: Launcher, max_replacements: int, tell: EventSink
+        self,
+        *,
+        pool: InferencePool,
+        sync: WeightSync,
+        launcher: Launcher,
+        max_replacements: int,
+        tell: EventSink,
+        turns: OwnDevices | None = None,
     ) -> None:
-        """Take a started pool. `max_replacements` bounds how many losses are made good over the whole run."""
+        """Take a started pool. `max_replacements` bounds how many losses are made good over the whole run.
+
+        A replica loads its weights when `turns` has the devices with the fleet.
+        """
+        self._turns = turns or OwnDevices()
         self._pool, self._sync, self._launcher, self._tell = pool, sync, launcher, tell
         self._left_to_replace = max_replacements
         self._making: list[_Making] = []
@@ -190,13 +202,14 @@ class ElasticFleet:
             if making.instead_of:
                 await self._launcher.end(making.instead_of)  # what it owned, the new one may need
             making.worker = making.worker or await self._launcher.place()
-            await self._launcher.start(making.worker)
+            async with self._turns.generating(making.worker.id):
+                await self._launcher.start(making.worker)
+                self._making.remove(making)
+                self._pool.add(making.worker)
         except ArealError as error:
             self._making.remove(making)
             self.lost(making.worker.id if making.worker is not None else making.instead_of, error)
             return
-        self._making.remove(making)
-        self._pool.add(making.worker)
         if not self._pool.num_serving or not self._sync.version:
             await self._catch_up()
 

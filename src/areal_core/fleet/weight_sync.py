@@ -35,6 +35,7 @@ from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import Replica
 from areal_core.fleet.streaming import Results, at_once, is_lost, most_telling, refused
 from areal_core.fleet.task_groups import gather_or_cancel, to_the_end
+from areal_core.fleet.turns import OwnDevices
 from areal_core.weights.coverage import check, named
 from areal_core.weights.tensors import combined
 
@@ -57,6 +58,8 @@ class WeightUpdate:
     phases: Mapping[str, float]
     excluded: tuple[str, ...] = ()
     fingerprint: str = ""
+    turns: Mapping[str, float] = {}
+    """Seconds by which shared devices changed hands since the update before, by `fleet.turns.Stage`."""
 
 
 class WeightSync:
@@ -71,6 +74,7 @@ class WeightSync:
             from before the first byte.
         timeout_s: bound of each phase.
         version: the version the fleet serves now.
+        turns: who has the devices; the trainers have them until all is sent, the fleet when it receives.
     """
 
     def __init__(
@@ -84,7 +88,9 @@ class WeightSync:
         staged: bool = True,
         version: int = 0,
         clock: Clock | None = None,
+        turns: OwnDevices | None = None,
     ) -> None:
+        self._turns = turns or OwnDevices()
         self._trainers, self._pool = tuple(trainers), pool
         self._transport, self._staged = transport, staged
         # An engine that cannot stage must not generate from half of the new weights.
@@ -115,6 +121,8 @@ class WeightSync:
             ArealError: whatever a trainer rank raised; nothing changed either.
         """
         while True:
+            if not any(replica.healthy for replica in self._pool.replicas):
+                await self._turns.generate()  # a replica on its way starts in the fleet's turn
             await self._pool.present()
             async with self._lock:
                 if version <= self._version:
@@ -144,7 +152,8 @@ class WeightSync:
                     self._pool.admit(replica.worker.id)
                 return None
         async with self._settled, self._lock:
-            self._members = self._joining()
+            served = self._turns.shared and self._pool.num_serving  # whoever serves would sleep, and get no weights
+            self._members = () if served else self._joining()
             return await self._update(self._version) if self._members else None
 
     @asynccontextmanager
@@ -177,16 +186,19 @@ class WeightSync:
             phases=dict(self._phases),
             excluded=tuple(self._excluded),
             fingerprint=combined(sent.fingerprints),
+            turns=self._turns.taken_s(),
         )
 
     async def _transfer(self, version: int) -> Receipt:
         if isinstance(self._transport, SupportsStreaming):
             return await self._then_commit(version, partial(self._until_streamed, self._transport, version))
+        await self._turns.train()
         opening = asyncio.ensure_future(asyncio.to_thread(self._transport.open, version))
         try:
             offer = await asyncio.shield(opening)
             with self._timed("send"):
                 sent = await self._send(offer)
+            await self._turns.generate()
             await self._then_commit(version, partial(self._receive, offer, sent))
             return sent
         finally:

@@ -24,6 +24,7 @@ from areal_core.contract.weights import WeightTransport
 from areal_core.fleet.gang import Gang, parts_of
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
+from areal_core.fleet.turns import OwnDevices
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.loop.learner import Learns
 from areal_core.loop.run_folder import RunFolder
@@ -136,7 +137,13 @@ class ReplicaLauncher:
         return info
 
     def connect(
-        self, stack: AsyncExitStack, registry: Registry, learner: Learns, pool: InferencePool, events: EventLog
+        self,
+        stack: AsyncExitStack,
+        registry: Registry,
+        learner: Learns,
+        pool: InferencePool,
+        events: EventLog,
+        turns: OwnDevices,
     ) -> WeightSync:
         """Connect trainer and pool by a transport that reaches from where one was placed to where the other was."""
         serving = [part for replica in pool.replicas for part in parts_of(replica.worker)]
@@ -158,6 +165,7 @@ class ReplicaLauncher:
             pause=plan.pause,
             staged=plan.staged,
             timeout_s=config.timeout_s,
+            turns=turns,
         )
 
     async def end(self, worker_id: str) -> None:

@@ -34,6 +34,7 @@ from areal_core.loop.evaluator import Evaluator, HeldOut
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner, Learns
 from areal_core.loop.run_folder import RunFolder
+from areal_core.loop.shared import make_room, make_turns
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_group import TrainGroup
 from areal_core.loop.train_loop import Parts, TrainLoop
@@ -172,6 +173,7 @@ class Run:
         """Return what the event of the start says of this kind of run. Any: JSON."""
         return {
             "max_staleness": self._config.rollout.max_staleness,
+            "placement": self._config.placement,
             "train_backend": str(self._plan.role("actor").backend),
             "infer_backend": str(self._plan.role("rollout").backend),
         }
@@ -261,7 +263,7 @@ class Run:
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
         if self._plan.role("rollout").placement.together_with is not None:
-            await learner_task  # whom it is placed beside has to be there
+            await make_room(self._plan, await learner_task)  # whom it is placed beside has to be there
         launcher = ReplicaLauncher(scheduler, self._plan)
         policy = PoolPolicy(request_timeout_s=rollout.request_timeout_s)
         pool_task = asyncio.ensure_future(launcher.start_pool(policy))
@@ -274,9 +276,11 @@ class Run:
             supervisor.watch_with(store.check)
         executor = self._executor(pool, rewards, tokenizer, workflow, rows, images, events, progress, store)
         stack.push_async_callback(executor.close)
-        sync = launcher.connect(stack, self._registry, learner, pool, events)
+        turns = make_turns(self._plan, learner, pool, launcher)
+        sync = launcher.connect(stack, self._registry, learner, pool, events, turns)
         if checkpoint is not None:
             self._view.waiting(f"the state of {checkpoint.name}")
+            await turns.train()
             await restore(checkpoint, learner, progress)
             await sync.update(progress.version)
         evaluator = Evaluator(executor, held_out) if held_out else None
@@ -286,6 +290,7 @@ class Run:
             launcher=launcher,
             max_replacements=rollout.max_replacements,
             tell=partial(tell_news, events, self._view),
+            turns=turns,
         )
         stack.push_async_callback(fleet.close)
         fleet.start()
@@ -310,6 +315,7 @@ class Run:
             view=self._view,
             watch=make_watch(config.guard, events.write, self._view.note) if make_watch else None,
             store=store,
+            turns=turns,
         )
 
     def _metrics(self, stack: AsyncExitStack, events: EventLog, since: Progress) -> MetricsStream:

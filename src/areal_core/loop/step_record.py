@@ -16,6 +16,7 @@ from attrs import frozen
 
 from areal_core.algorithms.sums import means
 from areal_core.fleet.meter import FleetMeter
+from areal_core.fleet.turns import Stage
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Learns, Update
 from areal_core.rollout.groups import EpisodeGroup, episode_reward
@@ -172,8 +173,21 @@ def step_record(
         "sync_unchanged": weights.unchanged,
         "weights": weights.fingerprint,
         "sync_tensors": weights.num_tensors,
-        **times.seconds,
+        **_parts(times, weights),
+        **{f"turn/{stage}_s": seconds for stage, seconds in weights.turns.items()},
         **{f"sync/{phase}_s": seconds for phase, seconds in weights.phases.items()},
         **{f"infer/{name}": value for name, value in fleet.items()},
         **{f"train/{name}": value for name, value in means(update.metrics).items()},
+    }
+
+
+def _parts(times: StepTimes, weights: WeightUpdate) -> dict[str, float]:
+    """Return the parts of a step; half of a change of hands lies within the update and is taken out of it."""
+    if not weights.turns:
+        return times.seconds
+    within = sum(weights.turns.get(stage, 0.0) for stage in (Stage.OFFLOAD, Stage.WAKE))
+    return {
+        **times.seconds,
+        "sync_s": max(0.0, times.seconds["sync_s"] - within),
+        "turn_s": sum(weights.turns.values()),
     }

@@ -102,6 +102,14 @@ class TrainGroup:
         """Tell every rank which policy version its weights are."""
         await self._call_ranks("set_version", lambda _: (version,))
 
+    async def offload(self) -> None:
+        """Give the memory of the role's devices back."""
+        await self._call_ranks("offload", lambda _: ())
+
+    async def onload(self) -> None:
+        """Take it again, before the next use."""
+        await self._call_ranks("onload", lambda _: ())
+
     async def _call_ranks(self, method: str, arguments: Any) -> list[Any]:
         # Any: arguments and answers are those of the contract method named.
         calls = [

@@ -4,6 +4,8 @@
        ^                                    |
        '------------------------------------'
 
+Where both are on the same devices, rollouts do stop: a state is saved in the trainers' turn, before the weights leave.
+
 Knows: the order of one step, what is recorded about it, and how rewards of held-out prompts become one number.
 Does not know: how any part does its work.
 """
@@ -11,9 +13,9 @@ Does not know: how any part does its work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +27,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.errors import StorageError
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.task_groups import unless_set
+from areal_core.fleet.turns import OwnDevices
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import Checkpoints, Progress
 from areal_core.loop.learner import Learns, Update
@@ -76,6 +79,7 @@ class Parts:
     view: RunView
     watch: Watch | None = None
     store: EpisodeStore | None = None
+    turns: OwnDevices = OwnDevices()
 
 
 class TrainLoop:
@@ -119,25 +123,44 @@ class TrainLoop:
                 break
             await self._train(groups, version, times)
             version += 1
-            await self._checkpoints.advance()
-            if version == self._config.steps:
-                await self._checkpoints.save(await self._progress(version))
-            elif self._checkpoints.due(version):
-                await self._checkpoints.begin(await self._progress(version))
+            if not self._parts.turns.shared:
+                await self._save(version)
             await self._account(version, groups, times)
-        await self._checkpoints.save(await self._progress(version))
+        if self._checkpoints.saved != version:
+            async with self._trainers():
+                await self._checkpoints.save(await self._progress(version))
         return version
+
+    async def _save(self, version: int, *, last: bool = False) -> None:
+        """Save the state of a version if it is due; the trainers have their memory."""
+        await self._checkpoints.advance()
+        if last or version == self._config.steps:
+            await self._checkpoints.save(await self._progress(version))
+        elif self._checkpoints.due(version):
+            await self._checkpoints.begin(await self._progress(version))
 
     async def _rescue(self) -> None:
         """Save what is trained, if it is whole and the engines answer; not this but what ends the run is told."""
         with suppress(Exception):
-            await self._checkpoints.rescue(None if self._trained is None else await self._progress(self._trained))
+            async with self._trainers():
+                await self._checkpoints.rescue(None if self._trained is None else await self._progress(self._trained))
+
+    @asynccontextmanager
+    async def _trainers(self) -> AsyncIterator[None]:
+        """Enclose what needs the trainers' memory outside a step."""
+        if not self._parts.turns.shared:
+            yield
+            return
+        async with self._parts.sync.stepping():
+            await self._parts.turns.train()
+            yield
 
     async def _train(self, groups: Sequence[EpisodeGroup], version: int, times: StepTimes) -> None:
         """Train on one batch of groups, bring the fleet to the next version, open the gate."""
         episodes = [episode for group in groups for episode in group.episodes]
         self._trained, self._record = None, dict
         async with self._parts.sync.stepping():
+            await self._parts.turns.train()
             with times.measure("train_s"):
                 update = await self._parts.learner.update(Batch.pack(episodes), version)
             self._trained = version + 1
@@ -146,6 +169,8 @@ class TrainLoop:
             self._record = partial(record, _NOT_SENT)
             if self._parts.store is not None:
                 self._written = self._parts.store.learned(version + 1, update.batch)
+            if self._parts.turns.shared:
+                await self._save(version + 1, last=self._stop.is_set())
             with times.measure("sync_s"):
                 weights = await self._parts.sync.update(version + 1)
         self._record = partial(record, weights)

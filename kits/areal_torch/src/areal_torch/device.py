@@ -6,6 +6,7 @@ Does not know: any kind of device, which the role `device` tells; models, or how
 
 from __future__ import annotations
 
+import ctypes
 import os
 from importlib import import_module
 from typing import Any
@@ -146,6 +147,8 @@ def release_cache(device: torch.device) -> None:
     module = _module(device.type)
     if module is not None:
         module.empty_cache()
+    elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc; others keep little
+        trim(0)
 
 
 def _module(torch_type: str) -> Any:

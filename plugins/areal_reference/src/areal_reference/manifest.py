@@ -78,7 +78,7 @@ INFER = Manifest(
         "parallel.tensor": unsupported(_ONE_DEVICE),
         "prefix_cache": not_yet("prompts are shared among running requests, not kept after them"),
         "scoring": full(),
-        "memory.sleep": not_yet("weights and cache stay on the device between steps"),
+        "memory.sleep": full(),
         "tools.parse": not_yet("outputs are not read for tool calls"),
         "lora.adapters": full(),
         "experts.trace": not_yet("the experts that computed a token are not recorded"),

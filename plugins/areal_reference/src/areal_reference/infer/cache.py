@@ -28,19 +28,23 @@ def grown(current: int, needed: int, limit: int) -> int:
 class CacheSlab:
     """Keys and values, per layer [rows + 1, K, length, D]; the last row is scratch for padding.
 
-    Both axes double when they must and never shrink, so memory is flat once the load is.
+    Both axes double when they must, and shrink only when the engine sleeps, so memory is flat once the load is.
     Inference mode throughout: torch forbids mixing its tensors with others in place.
     """
 
-    @torch.inference_mode()
     def __init__(
         self, layers: Sequence[LayerShape], *, max_rows: int, max_length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.layers = tuple(layers)
         self.max_rows, self.max_length = max_rows, max_length
-        self.num_rows = min(FIRST_ROWS, max_rows)
-        self.length = min(FIRST_LENGTH, max_length)
         self._dtype, self._device = dtype, device
+        self.shrink()
+
+    @torch.inference_mode()
+    def shrink(self) -> None:
+        """Forget everything and take as little memory as at the beginning."""
+        self.num_rows = min(FIRST_ROWS, self.max_rows)
+        self.length = min(FIRST_LENGTH, self.max_length)
         self.keys = [self._empty(layer.num_heads, layer.key_dim) for layer in self.layers]
         self.values = [self._empty(layer.num_heads, layer.value_dim) for layer in self.layers]
 

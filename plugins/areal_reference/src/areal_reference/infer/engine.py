@@ -166,7 +166,12 @@ class ReferenceInferenceEngine:
         asked = GenerationRequest(request_id=RequestId("score"), input_ids=tuple(input_ids), sampling=_ONE_TOKEN)
         self.ticket_of(running, asked)
         found: list[float] = []
-        await self.between_steps(lambda: found.extend(running.loop.runner.scores(input_ids, temperature)))
+
+        def compute() -> None:
+            running.loop.needs_weights()
+            found.extend(running.loop.runner.scores(input_ids, temperature))
+
+        await self.between_steps(compute)
         return found
 
     async def pause(self, mode: PauseMode) -> None:
@@ -197,6 +202,20 @@ class ReferenceInferenceEngine:
         running = self.running
         running.stage.cancel()
         await running.events.run_in_executor(self._background, running.stage.abort)
+
+    async def sleep(self) -> None:
+        """Free weights and cache. Only when paused. Idempotent.
+
+        Raises:
+            GenerationFailed: the engine is not paused.
+        """
+        if (loop := self.running.loop).paused:
+            await self.abort_weights()  # what still arrives has no memory to go to
+        await self.between_steps(loop.sleep)
+
+    async def wake(self) -> None:
+        """Be ready to receive weights; nothing is computed before they are committed. Idempotent."""
+        await self.between_steps(self.running.stage.wake)
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         """Load one version of an adapter; later requests that name it use it, those in flight keep theirs.

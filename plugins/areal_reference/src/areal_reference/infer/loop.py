@@ -25,6 +25,7 @@ from areal_reference.infer.rows import RowTable, Ticket
 from areal_reference.infer.runner import LENGTH_BUCKET, ModelRunner, StepWork, largest_invariant_tile
 from areal_reference.infer.sampling import sample
 from areal_reference.infer.weights import WeightStage
+from areal_torch.device import release_cache
 from areal_torch.traces import StepTraces
 
 Outcome = Generation | ArealError
@@ -114,15 +115,43 @@ class GenerationLoop:
             self.deliver([*partial, *empty])
 
     def resume(self) -> None:
-        """Compute again. Message."""
+        """Compute again. Message.
+
+        Raises:
+            GenerationFailed: the engine slept and was given no weights since.
+        """
+        self.needs_weights()
         self.paused = False
+
+    def sleep(self) -> None:
+        """Free weights and cache. Message; requests frozen by the pause are computed anew from their tokens.
+
+        Raises:
+            GenerationFailed: tokens are being computed.
+        """
+        if not self.paused:
+            raise GenerationFailed("the engine cannot sleep", why="it is not paused", fix="call pause first")
+        if not self.stage.asleep:
+            self.traces.end()
+            self.owners.clear()
+            self.recompute = self.rows.count > 0
+            self.runner.cache.shrink()
+            self.stage.sleep()
+            release_cache(self.runner.device)
+
+    def needs_weights(self) -> None:
+        """Raise GenerationFailed if nothing serves."""
+        if self.stage.empty:
+            raise GenerationFailed(
+                "the engine has no weights", why="it slept", fix="call wake, receive_weights and commit_weights first"
+            )
 
     def commit(self, version: int) -> None:
         """Serve the staged weights from the next token on. Message."""
         if self.stage.commit(version):
             self.traces.end()
             self.owners.clear()
-            self.recompute = self.config.kv_on_update is CacheOnUpdate.RECOMPUTE and self.rows.count > 0
+            self.recompute |= self.config.kv_on_update is CacheOnUpdate.RECOMPUTE and self.rows.count > 0
 
     def _run(self, on_exit: Callable[[], None]) -> None:
         try:

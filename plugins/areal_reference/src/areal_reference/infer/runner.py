@@ -54,7 +54,7 @@ class ModelRunner:
     """Runs the model against the slab. All calls come from the compute thread."""
 
     def __init__(self, loaded: LoadedModel, cache: CacheSlab) -> None:
-        self._model, self._device = loaded.model, loaded.device
+        self._model, self.device = loaded.model, loaded.device
         self._dtype, self.cache, self.vocabulary = loaded.dtype, cache, loaded.vocabulary
         self._head_counts = sorted({layer.num_heads for layer in cache.layers})
 
@@ -177,7 +177,7 @@ class ModelRunner:
 
     def _put(self, array: NDArray[Any]) -> Tensor:  # Any: integers or floats
         tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
     def _prompt_layout(self, lengths: Sequence[int]) -> PromptLayout:
         width, sizes = max(lengths), np.asarray(lengths)
@@ -195,8 +195,8 @@ class ModelRunner:
     def _prefix_copy(self, copies: Sequence[tuple[int, int, int]]) -> PrefixCopy:
         source, target, length = zip(*copies, strict=True)
         return PrefixCopy(
-            source=torch.tensor(source, device=self._device),
-            target=torch.tensor(target, device=self._device),
+            source=torch.tensor(source, device=self.device),
+            target=torch.tensor(target, device=self.device),
             length=max(length),
         )
 

@@ -1,6 +1,6 @@
 """New weights beside the ones serving: taken, checked and proved in phase one, swapped in phase two.
 
-Knows: names, shapes, dtypes, tied tensors, fingerprints, two buffers per parameter.
+Knows: names, shapes, dtypes, tied tensors, fingerprints, two buffers per parameter, none while the engine sleeps.
 Does not know: where the bytes come from, or when the swap is safe (`loop` does).
 
 A tensor sent in another floating dtype than the engine serves is fingerprinted as it arrived and cast
@@ -22,6 +22,7 @@ from areal_core.contract.errors import CoverageError, ModelError, VersionRegress
 from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_serving.weights import Coverage, check_names, torch_dtype
 from areal_torch import hf, lora
+from areal_torch.offload import DeviceMemory, own_memory
 
 
 @frozen(kw_only=True)
@@ -46,6 +47,9 @@ class WeightStage:
     staged: int | None = None
     spare: dict[str, Tensor] = field(factory=dict)
     cancelled: threading.Event = field(factory=threading.Event)
+    asleep: bool = False
+    empty: bool = False
+    """Whether nothing serves: the engine slept, and no version was committed since."""
     _places: dict[str, dict[str, Place]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -74,6 +78,8 @@ class WeightStage:
         started = self.clock()
         self.cancelled.clear()
         self.staged = None
+        if self.asleep:
+            raise WeightSyncError("the engine sleeps", why="it has no memory for weights", fix="call wake first")
         if version <= self.version:
             raise VersionRegressed(
                 f"weights of version {version} were offered", why=f"version {self.version} is serving already"
@@ -169,8 +175,30 @@ class WeightStage:
             )
         for name, parameter in self.parameters().items():
             parameter.data, self.spare[name] = self.spare[name], parameter.data
-        self.version, self.staged = version, None
+        if self.empty:
+            self.spare.clear()
+        self.version, self.staged, self.empty = version, None, False
         return True
+
+    def sleep(self) -> None:
+        """Give up the weights that serve, and the spare buffers. Between two steps only, and idempotent."""
+        self.staged, self.asleep, self.empty = None, True, True
+        self.spare.clear()
+        self.leave()
+
+    def wake(self) -> None:
+        """Be ready to receive weights; until they are committed nothing can serve. Idempotent."""
+        if self.asleep:
+            self.come_back()
+        self.asleep = False
+
+    def leave(self) -> None:
+        """Free the parameters: the next version brings all of them. Each keeps its shape, and one element of memory."""
+        for parameter in self.model.parameters():
+            parameter.data = parameter.new_zeros(()).expand(parameter.shape)
+
+    def come_back(self) -> None:
+        """Take memory for what the next version does not bring: nothing."""
 
     def abort(self) -> None:
         """Drop what is staged; the buffers stay for the next version. Idempotent."""
@@ -179,6 +207,19 @@ class WeightStage:
 
 class AdapterStage(WeightStage):
     """Double-buffers the adapter of a model and nothing else; names are PEFT's."""
+
+    _base: DeviceMemory = field(init=False)
+
+    def leave(self) -> None:
+        """Move everything elsewhere: the next version is over the same base."""
+        own_memory(self.model)
+        parameters = list(self.model.parameters())
+        self._base = DeviceMemory(parameters[0].device, parameters)
+        self._base.offload()
+
+    def come_back(self) -> None:
+        """Bring the base back."""
+        self._base.onload()
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Return every A and B."""
