@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -50,3 +51,15 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
 
     assert state["done"] is True
     assert "SafetensorError" in str(state["problem"])
+
+
+def test_a_folder_that_is_to_come_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One named without a place is made by every host of a replica for itself, by some later than by others."""
+    monkeypatch.chdir(tmp_path)
+    proof = Proof(Path("v1-0a"))
+    before = proof.state()
+    (tmp_path / "arriving").mkdir()
+    folder(tmp_path / "arriving").rename("v1-0a")
+
+    assert before == {"done": False}
+    assert set(finished(proof)["fingerprints"]) == set(TENSORS)  # type: ignore[call-overload]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from areal_core.contract.errors import PlanError
-from areal_core.contract.inference import InferenceSpec
+from areal_core.contract.inference import InferenceSpec, ReplicaPart
 from areal_serving.dialect import Launch
 from areal_sglang.command import SPARE_TOKENS, cache_tokens, command
 from areal_sglang.config import SGLangConfig
@@ -144,3 +144,17 @@ def test_abilities_cost_nothing_unless_asked_for(model: Path, tmp_path: Path) ->
     assert not {"--enable-lora", "--enable-memory-saver"} & set(plain)
     assert {"--enable-lora", "--enable-memory-saver"} <= set(rich)
     assert value(rich, "--max-loras-per-batch") == "3"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_part_is_told_its_rank_and_where_the_leader_is(model: Path, tmp_path: Path, rank: int) -> None:
+    """Whoever does not lead serves nobody, on loopback; its cores are counted for the ranks of its host."""
+    part = ReplicaPart(rank=rank, num_hosts=2, host=f"10.0.0.{rank + 1}", leader="tcp://10.0.0.1:2345", key=KEY)
+    made = command(launch(model, tmp_path, layout={"t": 4}, part=part), SGLangConfig())
+    told = {name: value(made.argv, name) for name in ("--nnodes", "--node-rank", "--dist-init-addr", "--tp-size")}
+
+    assert told == {"--nnodes": "2", "--node-rank": str(rank), "--dist-init-addr": "10.0.0.1:2345", "--tp-size": "4"}
+    assert value(made.argv, "--host") == "127.0.0.1"
+    assert made.environ["SGLANG_HOST_IP"] == f"10.0.0.{rank + 1}"
+    assert made.environ["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
+    assert not any(KEY in argument for argument in made.argv)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from areal_core.contract.errors import PlanError
-from areal_core.contract.inference import InferenceSpec
+from areal_core.contract.inference import InferenceSpec, ReplicaPart
 from areal_serving.dialect import Command, Launch
 from areal_vllm.command import command_of
 from areal_vllm.config import OWN_ARGUMENTS, VLLMConfig
@@ -200,3 +200,31 @@ def test_arguments_of_the_plugins_own_are_refused(argument: str) -> None:
 def test_other_arguments_are_passed_on() -> None:
     """They come last, so that they win."""
     assert command(options={"server_args": ["--block-size", "64"]}).argv[-2:] == ("--block-size", "64")
+
+
+def part(rank: int) -> ReplicaPart:
+    """One of two hosts."""
+    return ReplicaPart(rank=rank, num_hosts=2, host=f"10.0.0.{rank + 1}", leader="tcp://10.0.0.1:2345", key=KEY)
+
+
+def test_a_part_that_leads_serves_and_is_told_of_the_other_hosts() -> None:
+    """It answers on loopback like any other server; ranks meet at the leader's address, queues listen at its own."""
+    made = command(layout={"t": 4}, part=part(0))
+    told = {name: value(made.argv, name) for name in ("--nnodes", "--node-rank", "--master-addr", "--master-port")}
+
+    assert told == {"--nnodes": "2", "--node-rank": "0", "--master-addr": "10.0.0.1", "--master-port": "2345"}
+    assert (value(made.argv, "--host"), value(made.argv, "--tensor-parallel-size")) == ("127.0.0.1", "4")
+    assert value(made.argv, "--distributed-executor-backend") == "mp"
+    assert made.environ["VLLM_HOST_IP"] == "10.0.0.1"
+
+
+def test_a_part_that_does_not_lead_serves_nobody() -> None:
+    """It is of the same model and settings, has its own rank and address, and listens to no request."""
+    made, leader = command(layout={"t": 4}, part=part(1)), command(layout={"t": 4}, part=part(0))
+    start = ("/env/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", "/models/m", "--headless")
+
+    assert made.argv[: len(start)] == start
+    assert value(made.argv, "--node-rank") == "1"
+    assert not {"--host", "--port"} & set(made.argv)
+    assert made.environ["VLLM_HOST_IP"] == "10.0.0.2"
+    assert {*leader.argv[3:]} - {*made.argv} == {"--model", "--host", "127.0.0.1", "--port", "4711", "0"}

@@ -20,7 +20,10 @@ from areal_serving.http import Api
 
 @frozen(kw_only=True)
 class Launch:
-    """What a server is started with. `key` is the run's secret for it: in the environment, never in the command."""
+    """What a server is started with. `key` is the run's secret for it: in the environment, never in the command.
+
+    With `spec.part` it is that part of a server over several hosts; each runs in its `folder`.
+    """
 
     spec: InferenceSpec
     python: str
@@ -110,7 +113,10 @@ class Dialect(Protocol):
         """Return the engine's name, for messages and for its environment: `areal env create NAME`."""
 
     def command(self, launch: Launch) -> Command:
-        """Return how to start it: on loopback, with the key, with hooks for weights."""
+        """Return how to start it: on loopback, with the key, with hooks for weights.
+
+        A part of a server that does not lead serves nobody; it ends when the leader does.
+        """
 
     def blames_model(self, tail: str) -> bool:
         """Tell from the last lines of a server that ended while it started whether its model folder is at fault."""

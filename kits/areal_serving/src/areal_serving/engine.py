@@ -13,6 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
@@ -24,6 +25,7 @@ from areal_core.contract.inference import (
     GenerationRequest,
     InferenceSpec,
     PauseMode,
+    ReplicaPart,
     Timings,
 )
 from areal_core.contract.train import EngineInfo
@@ -32,6 +34,7 @@ from areal_serving import environment
 from areal_serving.calls import Calls, State
 from areal_serving.dialect import Dialect, Gauges, Reply, ServerFacts
 from areal_serving.direct import DirectDialect, DirectTransfer
+from areal_serving.follower import Follower
 from areal_serving.http import Api, ServerAnswer, ServerGone
 from areal_serving.model import ServedModel
 from areal_serving.options import ServedOptions
@@ -82,7 +85,7 @@ class _Counts:
 
 
 class ServedEngine:
-    """One replica: one server process, or one server somebody else runs.
+    """One replica: one server process, or one server somebody else runs; or its part on one of several hosts.
 
     A backend subclasses it for its optional abilities and may override `refuse`, `cache_space`, `revived` and
     `interpreter`; in all of them `running` is what exists.
@@ -119,6 +122,9 @@ class ServedEngine:
         self._counts = _Counts()
         self._work = Work()
         self._now: Running | None = None
+        self._follower: Follower | None = None
+        self._spans = False
+        """Whether this is a part of a replica over several hosts, which nobody mends."""
         self.shapes: Mapping[str, tuple[int, ...]] = {}
         """Of the model's tensors by Hugging Face name, once its folder was read."""
         self._starting: asyncio.Task[tuple[Running, EngineInfo]] | None = None
@@ -157,6 +163,11 @@ class ServedEngine:
         """
         if self._closing is not None:
             raise _closed()
+        part = spec.part
+        if part is not None:
+            self._spans, spec = True, self._apart(spec)
+        if part is not None and not part.leads:
+            return await self._follow(spec, part)
         self._starting = starting = asyncio.ensure_future(self._started(spec))
         try:
             await asyncio.wait((starting,))
@@ -218,6 +229,8 @@ class ServedEngine:
         Raises:
             CoverageError, VersionRegressed, WeightSyncError: what serves is untouched, or the server is started again.
         """
+        if self._follower is not None:
+            return await self._follower.receive(source, version)
         running = self.running
         if running.direct is not None and isinstance(source, SlotSource):
             return await running.direct.receive(source, version)
@@ -229,20 +242,34 @@ class ServedEngine:
         Raises:
             WeightSyncError: another version, or none, is held; or servers fail to load it. The one before serves.
         """
+        if self._follower is not None:
+            self._follower.commit(version)
+            return
         running = self.running
         holder = running.direct if running.direct is not None and running.direct.holds(version) else running.updates
         await self._work.alone(self._committed(running, holder.commit(version)))
 
     async def abort_weights(self) -> None:
         """Drop the held version, also one that is still arriving. Idempotent."""
+        if self._follower is not None:
+            self._follower.abort()
+            return
         running = self.running
         running.updates.abort()
         if running.direct is not None:
             await running.direct.abort()
 
     async def status(self) -> EngineStatus:
-        """Return a snapshot; with the server's last known counts while it does not tell them."""
+        """Return a snapshot; with the server's last known counts while it does not tell them.
+
+        Raises:
+            GenerationFailed: the server of a replica over several hosts is lost.
+        """
+        if self._follower is not None:
+            return self._follower.status()
         running, counts = self.running, self._counts
+        if self._spans and running.server.lost is not None:
+            raise running.server.lost
         api = running.server.serving
         if api is not None:
             with contextlib.suppress(ServerGone, ServerAnswer, TimeoutError):  # the server's watch sees to it
@@ -277,9 +304,12 @@ class ServedEngine:
 
         Raises:
             GenerationFailed: the engine was not started, or is closed.
+            CapabilityError: it is a part of a replica that does not lead.
         """
         if self._closing is not None:
             raise _closed()
+        if self._follower is not None:
+            raise self._follower.refused()
         if self._now is None:
             raise GenerationFailed("the engine was not started", fix="call start first")
         return self._now
@@ -292,6 +322,25 @@ class ServedEngine:
         return api
 
     # how
+
+    def _apart(self, spec: InferenceSpec) -> InferenceSpec:
+        """Check the spec of a part, and have its process find the model from a folder of its own."""
+        if self._options.url or self._options.direct or spec.lora is not None:
+            raise CapabilityError(
+                f"{self.dialect.name} does not serve a replica over several hosts like this",
+                why="its parts are servers of its own, and each takes whole weights where it is: "
+                "no rollout.options.url, no rollout.options.direct, no adapter that travels alone",
+                fix="take these out, or rollout.placement.num_hosts",
+            )
+        return evolve(spec, model_path=str(Path(spec.model_path).resolve()))
+
+    async def _follow(self, spec: InferenceSpec, part: ReplicaPart) -> EngineInfo:
+        model = await asyncio.to_thread(ServedModel.of, spec.model_path)
+        python = await asyncio.to_thread(self.interpreter, spec)
+        if self._closing is not None:
+            raise _closed()
+        self._follower = Follower(self.dialect, spec, part, model=model, python=python)
+        return self._follower.info
 
     async def _started(self, spec: InferenceSpec) -> tuple[Running, EngineInfo]:
         model = await asyncio.to_thread(ServedModel.of, spec.model_path)
@@ -350,7 +399,7 @@ class ServedEngine:
         self, spec: InferenceSpec, model: ServedModel, server: ServerLifecycle, slots: Slots, traces: ServedTraces
     ) -> Updates:
         loader: Loader = self.dialect
-        staging, begun = Staging(model, server.folder), None
+        staging, begun = Staging(model, server.folder, alike=spec.part is not None), None
         try:
             if spec.lora is not None:
                 if self._policy is None:
@@ -400,6 +449,8 @@ class ServedEngine:
         running.calls.note()
 
     async def _close(self) -> None:
+        if self._follower is not None:
+            await self._follower.close()
         starting = self._starting
         if starting is not None:
             starting.cancel()

@@ -65,6 +65,8 @@ class Launcher:
         try:
             return await self._started()
         except _PortTaken:  # somebody was faster; a second time it is worth telling
+            if self.spec.part is not None:  # the other parts have met this one
+                raise
             return await self._started()
 
     async def healthy(self, api: Api) -> bool:
@@ -78,7 +80,12 @@ class Launcher:
     async def _started(self) -> Up:
         port, key = free_port(), secrets.token_urlsafe(32)
         launch = Launch(spec=self.spec, python=self.python, port=port, key=key, folder=self.folder, traces=self.traces)
-        process = ServerProcess(self.dialect.name, self.dialect.command(launch), private=self.traces is not None)
+        process = ServerProcess(
+            self.dialect.name,
+            self.dialect.command(launch),
+            private=self.traces is not None,
+            folder=self.folder if self.spec.part is not None else None,
+        )
         up = Up(api=Api(f"http://127.0.0.1:{port}", key), process=process)
         try:
             await self._until_healthy(up.api, process)

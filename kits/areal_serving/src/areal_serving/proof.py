@@ -9,6 +9,7 @@ Does not know: engines, versions, or who compares.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from areal_serving.weights import fingerprint
+
+_ARRIVAL_S = 600.0
+"""A folder named without a place, which every host of a replica makes for itself, may be so much later than another's.
+The update it is of has a deadline of its own."""
+_LOOK_S = 0.02
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -53,6 +59,9 @@ class Proof:
         return {"done": True, "fingerprints": self._found, "problem": self._problem}
 
     def _read(self) -> None:
+        until = time.monotonic() + (0.0 if self.folder.is_absolute() else _ARRIVAL_S)
+        while not self.folder.exists() and time.monotonic() < until:
+            time.sleep(_LOOK_S)
         try:
             for name, tensor in read_tensors(self.folder):
                 self._found[name] = fingerprint(tensor)

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-import areal_core
 from areal_core.contract.errors import WorkerError
 from areal_serving.dialect import Command
+from areal_worker import watchdog
 
 KEPT_LINES = 200
-_WATCHDOG = Path(areal_core.__file__).parent / "worker" / "watchdog.py"
+_WATCHDOG = Path(watchdog.__file__)
 """Run as a file, so that it needs nothing but an interpreter."""
 _KILL_TIMEOUT_S = 10.0
 _PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")
@@ -45,13 +45,20 @@ class ServerProcess:
     Args:
         private: whether only its user may read the files it makes: torch writes a trace to the folder of temporary
             files first, readable to everybody.
+        folder: where it runs; None for where this process does.
 
     Raises:
         WorkerError: the command cannot be run.
     """
 
     def __init__(
-        self, name: str, command: Command, environ: Mapping[str, str] | None = None, *, private: bool = False
+        self,
+        name: str,
+        command: Command,
+        environ: Mapping[str, str] | None = None,
+        *,
+        private: bool = False,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
         inherited = {k: v for k, v in (environ or os.environ).items() if k not in _PYTHON_VARIABLES}
@@ -65,6 +72,7 @@ class ServerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**inherited, **command.environ},
+                cwd=folder,
                 start_new_session=True,
                 umask=0o077 if private else -1,
             )

@@ -61,6 +61,7 @@ class ServerLifecycle:
         self._name = dialect.name
         self._dialect = dialect
         self._options = options
+        self._max_restarts = options.max_restarts if spec.part is None else 0  # the other hosts' parts end with it
         self._revive = revive
         self._beats = beats
         self._given_up = given_up
@@ -258,7 +259,7 @@ class ServerLifecycle:
         logger.error("the %s server computed nothing for %g s", self._name, self._options.hang_timeout_s)
 
     async def _bring_back(self, what: str, why: str) -> None:
-        while self.num_restarts < self._options.max_restarts:
+        while self.num_restarts < self._max_restarts:
             self.num_restarts += 1
             try:
                 up, _ = await self._ready()
@@ -277,7 +278,7 @@ class ServerLifecycle:
             GenerationFailed(
                 what,
                 why=f"it was started again {self.num_restarts} times already\n{why}",
-                fix="read the worker's log; rollout.options.max_restarts bounds the tries",
+                fix="read the worker's log; rollout.options.max_restarts bounds the tries of a replica on one host",
             )
         )
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from areal_core.contract.errors import StorageError, VersionRegressed, WeightSyncError
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSource
 from areal_core.weights.coverage import Coverage
-from areal_core.weights.tensors import num_bytes, torch_dtype
+from areal_core.weights.tensors import combined, num_bytes, torch_dtype
 from areal_serving.model import ServedModel
 from areal_torch.shared_memory import Segment, grow, has_anonymous
 
@@ -47,27 +47,39 @@ _ALIGNMENT = 64
 
 @frozen(kw_only=True)
 class StagedWeights:
-    """One version, whole and proved. `folder` is what an engine loads; `close` frees it."""
+    """One version, whole and proved. `folder` is what an engine loads, `told` how it is told so; `close` frees it."""
 
     version: int
     folder: Path
+    told: Path
     receipt: Receipt
+    _weights: Path = field(alias="weights", repr=False)
     _segment: Segment = field(alias="segment", repr=False)
 
     def close(self) -> None:
         """Free the memory. Whoever still has it mapped keeps reading it. Once."""
+        mine = self._weights.is_symlink() and self._weights.readlink() == Path(self._segment.path)
         self._segment.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if mine:  # else the same version with the same bytes came again
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Staging:
-    """Receives versions one at a time for one model."""
+    """Receives versions one at a time for one model.
+
+    Args:
+        alike: whether other hosts stage the same versions, each in a root of its own: engines that have theirs as
+            working folder are told a name that follows from the bytes.
+    """
 
     weights_file: ClassVar[str] = WEIGHTS_FILE
 
-    def __init__(self, model: ServedModel, root: Path, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, model: ServedModel, root: Path, *, alike: bool = False, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._model = model
         self._root = root
+        self._alike = alike
         self._clock = clock
 
     def receive(self, source: WeightSource, version: int, *, served: int, stop: threading.Event) -> StagedWeights:
@@ -126,17 +138,28 @@ class Staging:
                 receipt = coverage.receipt(self._clock() - started)
                 for name, carrier in followers.items():
                     views[name].copy_(views[carrier])
-            folder = self._folder(version, file.segment.path)
+            folder = self._folder(version, file.segment.path, receipt)
         except BaseException:
             file.segment.close()
             raise
-        return StagedWeights(version=version, folder=folder, receipt=receipt, segment=file.segment)
+        return StagedWeights(
+            version=version,
+            folder=folder,
+            told=Path(folder.name) if self._alike else folder,
+            receipt=receipt,
+            weights=folder / self.weights_file,
+            segment=file.segment,
+        )
 
-    def _folder(self, version: int, weights: str) -> Path:
+    def _folder(self, version: int, weights: str, receipt: Receipt) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=f"v{version}-", dir=self._root))
         self.fill(folder)
         (folder / self.weights_file).symlink_to(weights)
-        return folder
+        if not self._alike:
+            return folder
+        named = self._root / f"v{version}-{combined(receipt.fingerprints)[:16]}"
+        shutil.rmtree(named, ignore_errors=True)  # the same bytes may be held already
+        return folder.rename(named)  # whole at once: the engine's workers may wait for it
 
 
 class _WeightsFile:

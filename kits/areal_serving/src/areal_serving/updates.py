@@ -6,18 +6,14 @@ Does not know: the form of staged weights (`staging`), or how an engine loads th
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
-
-from attrs import Factory, define
+from typing import Protocol
 
 from areal_core.contract.errors import FingerprintMismatch, GenerationFailed, WeightSyncError
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.weights import Receipt, WeightSource
+from areal_serving.arrivals import Arrivals, not_held
 from areal_serving.calls import State
 from areal_serving.dialect import Dialect
 from areal_serving.http import Api
@@ -27,19 +23,8 @@ from areal_serving.server_lifecycle import ServerLifecycle
 from areal_serving.slots import Slots
 from areal_serving.staging import StagedWeights, Staging
 
-T = TypeVar("T")
-
 MAX_LOADS = 2
 """Servers that may fail to load one version before the update is given up."""
-
-
-@define(eq=False)
-class _Arrival:
-    """One receive under way. Whoever gives it up sets both."""
-
-    version: int
-    stop: threading.Event = Factory(threading.Event)
-    given_up: asyncio.Event = Factory(asyncio.Event)
 
 
 class Loader(Protocol):
@@ -72,13 +57,10 @@ class Updates:
         self._server = server
         self._state = state
         self._slots = slots
-        self._staging = staging
+        self._arrivals = Arrivals(staging, lambda: server.lost)
         self._traces = traces
         self._keep_cache = kv is CacheOnUpdate.KEEP
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="areal-staging")
-        self._arrivals: set[_Arrival] = set()
         self._served: StagedWeights | None = None
-        self._held: StagedWeights | None = None
 
     async def begin(self, staged: StagedWeights) -> None:
         """Have a server that was just started serve `staged`, version 0.
@@ -96,22 +78,7 @@ class Updates:
             CoverageError, VersionRegressed, WeightSyncError: what serves and what is held are untouched.
             GenerationFailed: the engine was closed, or its server given up.
         """
-        arrival = _Arrival(version)
-        self._arrivals.add(arrival)
-        try:
-            staged = await self._staged(arrival, source)
-            try:
-                proved = await self._unless_given_up(
-                    arrival, self._server.asked(lambda api: self._loader.prove(api, staged.folder))
-                )
-                _compare(staged.receipt.fingerprints, proved)
-            except BaseException:
-                staged.close()
-                raise
-        finally:
-            self._arrivals.discard(arrival)
-        self._hold(staged)
-        return staged.receipt
+        return await self._arrivals.receive(source, version, served=self._state.version, prove=self._prove)
 
     async def commit(self, version: int) -> None:
         """Have the server load what is held, between two tokens.
@@ -120,21 +87,18 @@ class Updates:
             WeightSyncError: another version, or none, is held; or servers fail to load it. The one before serves.
             GenerationFailed: the engine was closed, or its server given up.
         """
-        held = self._held
+        arrivals = self._arrivals
+        held = arrivals.held
         if held is None or held.version != version:
             if version == self._state.version:
                 return
-            raise WeightSyncError(
-                f"version {version} cannot be committed",
-                why="nothing is held" if held is None else f"version {held.version} is held",
-                fix="call receive_weights for it first",
-            )
-        self._held = None  # whatever arrives or is aborted meanwhile leaves alone what is being loaded
+            raise not_held(held, version)
+        arrivals.held = None  # whatever arrives or is aborted meanwhile leaves alone what is being loaded
         try:
             await self.change(version, lambda api, _: self._load(api, held), held)
         except BaseException:
-            if self._held is None and self._served is not held:
-                self._held = held
+            if arrivals.held is None and self._served is not held:
+                arrivals.held = held
             raise
 
     async def change(
@@ -177,12 +141,7 @@ class Updates:
 
     def abort(self) -> None:
         """Drop what is held and what arrives. Idempotent."""
-        for arrival in self._arrivals:
-            arrival.stop.set()
-            arrival.given_up.set()
-        held, self._held = self._held, None
-        if held is not None:
-            held.close()
+        self._arrivals.abort()
 
     async def revive(self, api: Api) -> None:
         """Bring a server that was started again to the weights and the pause of the one that died.
@@ -206,45 +165,18 @@ class Updates:
             await self._dialect.resume(api)
 
     def close(self) -> None:
-        """Free everything. A source that blocks the staging thread frees its part when it gives up."""
-        self.abort()
+        """Free everything."""
+        self._arrivals.close()
         served, self._served = self._served, None
         if served is not None:
             served.close()
-        self._thread.shutdown(wait=False)
 
-    async def _staged(self, arrival: _Arrival, source: WeightSource) -> StagedWeights:
-        served = self._state.version
-        work = self._thread.submit(self._staging.receive, source, arrival.version, served=served, stop=arrival.stop)
-        try:
-            return await self._unless_given_up(arrival, asyncio.wrap_future(work))
-        except BaseException:
-            arrival.stop.set()
-            if work.cancel():
-                source.close()
-            else:
-                work.add_done_callback(_discard)
-            raise
-
-    async def _unless_given_up(self, arrival: _Arrival, answer: Awaitable[T]) -> T:
-        task, given_up = asyncio.ensure_future(answer), asyncio.ensure_future(arrival.given_up.wait())
-        try:
-            await asyncio.wait((task, given_up), return_when=asyncio.FIRST_COMPLETED)
-            if arrival.given_up.is_set():
-                raise self._server.lost or WeightSyncError(f"receiving version {arrival.version} was aborted")
-            return task.result()
-        finally:
-            task.cancel()
-            given_up.cancel()
-            await asyncio.gather(task, given_up, return_exceptions=True)
-
-    def _hold(self, staged: StagedWeights) -> None:
-        before, self._held = self._held, staged
-        if before is not None:
-            before.close()
+    async def _prove(self, staged: StagedWeights) -> None:
+        proved = await self._server.asked(lambda api: self._loader.prove(api, staged.told))
+        _compare(staged.receipt.fingerprints, proved)
 
     async def _load(self, api: Api, staged: StagedWeights) -> None:
-        await self._loader.load(api, staged.folder, staged.version, keep_cache=self._keep_cache)
+        await self._loader.load(api, staged.told, staged.version, keep_cache=self._keep_cache)
 
     async def _loaded(self, version: int, load: Callable[[Api, bool], Awaitable[None]]) -> None:
         failure: Exception | None = None
@@ -263,11 +195,6 @@ class Updates:
         if self._state.paused is None:
             await self._dialect.pause(api, PauseMode.KEEP)
         return api
-
-
-def _discard(work: Future[StagedWeights]) -> None:
-    if not work.cancelled() and work.exception() is None:
-        work.result().close()
 
 
 def _compare(staged: Mapping[str, str], proved: Mapping[str, str]) -> None:

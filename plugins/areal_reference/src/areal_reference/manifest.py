@@ -76,6 +76,7 @@ INFER = Manifest(
         "sampling.structured": not_yet("it has no grammar engine"),
         "deterministic": when("deterministic == true", "costs about four times the time per step"),
         "parallel.tensor": unsupported(_ONE_DEVICE),
+        "replica.hosts": unsupported(_ONE_DEVICE),
         "prefix_cache": not_yet("prompts are shared among running requests, not kept after them"),
         "scoring": full(),
         "memory.sleep": full(),

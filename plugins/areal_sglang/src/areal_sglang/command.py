@@ -45,6 +45,7 @@ def command(launch: Launch, options: SGLangConfig) -> Command:
         *("--context-length", str(context + SPARE_TOKENS), "--max-running-requests", str(spec.max_concurrent)),
         *("--random-seed", str(spec.seed), "--weight-version", "0", "--sampling-backend", SAMPLER),
         *("--skip-server-warmup", "--enable-metrics"),
+        *_hosts(spec),
         *(_on_cpu(spec, options, context, ranks) if cpu else _on_device(spec, options, context, ranks)),
         *_abilities(spec, options, cpu),
         *_trace(spec, options),
@@ -62,8 +63,18 @@ def command(launch: Launch, options: SGLangConfig) -> Command:
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # /health must answer while paused
         **(_cpu_environ(spec, options, ranks) if cpu else {}),
+        **({"SGLANG_HOST_IP": spec.part.host} if spec.part else {}),  # where its queues listen for the other hosts
     }
     return Command(argv=argv, environ=environ)
+
+
+def _hosts(spec: InferenceSpec) -> Sequence[str]:
+    """Return which part of a server over several hosts this is; where one does not lead SGLang serves nobody."""
+    part = spec.part
+    if part is None:
+        return ()
+    leader = part.leader.removeprefix("tcp://")
+    return "--nnodes", str(part.num_hosts), "--node-rank", str(part.rank), "--dist-init-addr", leader
 
 
 def _on_cpu(spec: InferenceSpec, options: SGLangConfig, context: int, ranks: int) -> Sequence[str]:
@@ -125,8 +136,12 @@ def _text_config(spec: InferenceSpec) -> Mapping[str, Any]:
 
 def _cpu_environ(spec: InferenceSpec, options: SGLangConfig, ranks: int) -> Mapping[str, str]:
     """Give each rank cores of its own, as far as there are any; without this, threads crowd each other out."""
+    server = spec.replica
+    if spec.part is not None:  # SGLang counts the ranks of this host
+        server = spec.replica * spec.part.num_hosts + spec.part.rank
+        ranks //= spec.part.num_hosts
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    first = spec.replica * ranks * options.cpu_threads
+    first = server * ranks * options.cpu_threads
     groups = [
         ",".join(str(cores[(first + rank * options.cpu_threads + n) % len(cores)]) for n in range(options.cpu_threads))
         for rank in range(ranks)

@@ -16,6 +16,7 @@ OWN_ARGUMENTS = (
     *("--context-length", "--max-running-requests", "--random-seed", "--sampling-backend", "--weight-version"),
     *("--trust-remote-code", "--skip-tokenizer-init", "--tokenizer-worker-num", "--enable-lora", "--max-lora-rank"),
     *("--enable-memory-saver", "--enable-return-routed-experts", "--speculative-algorithm", "--nnodes"),
+    *("--node-rank", "--dist-init-addr", "--nccl-init-addr"),
     *("--disaggregation-mode", "--grpc-port"),
 )
 """Arguments that are areal's to give, or that make the server another one than the manifest describes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from areal_core.contract.inference import InferenceSpec
 from areal_serving.dialect import Command, Launch
@@ -17,6 +18,8 @@ from areal_vllm.inside.asked import TRANSFER
 from areal_vllm.profiler import profiler_config
 
 MODULE = "vllm.entrypoints.openai.api_server"
+COMMAND = "vllm.entrypoints.cli.main"
+"""What else starts servers: only here they may be parts that serve nobody."""
 EXTENSION = "areal_vllm.inside.worker.WorkerExtension"
 BASE_NAME = "policy"
 CPU_CACHE_GIB = 1.0
@@ -45,17 +48,17 @@ _CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ATB_HOME_PATH")
 
 def command_of(launch: Launch, config: VLLMConfig) -> Command:
     """Return how a server for `launch` is started."""
-    return Command(argv=(launch.python, "-m", MODULE, *arguments(launch, config)), environ=environ(launch, config))
+    part = launch.spec.part
+    start = (MODULE,) if part is None or part.leads else (COMMAND, "serve", launch.spec.model_path, "--headless")
+    return Command(argv=(launch.python, "-m", *start, *arguments(launch, config)), environ=environ(launch, config))
 
 
 def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
     """Return the arguments after the module's name."""
     spec = launch.spec
     found: dict[str, str | None] = {
-        "--model": spec.model_path,
+        **_listening(launch),
         "--served-model-name": BASE_NAME,
-        "--host": "127.0.0.1",
-        "--port": str(launch.port),
         "--dtype": spec.dtype,
         "--seed": str((spec.seed + _REPLICA_STRIDE * spec.replica) % _SEED_RANGE),
         "--tensor-parallel-size": str(spec.layout.get("t", 1)),
@@ -70,6 +73,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         **_memory(launch, config),
         **_abilities(spec, config),
         **_weight_transfer(config),
+        **_hosts(spec),
     }
     if spec.context_length:
         found["--max-model-len"] = str(spec.context_length)
@@ -99,8 +103,35 @@ def environ(launch: Launch, config: VLLMConfig) -> dict[str, str]:
         found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
         found["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # lets "uni" be; the engine has a process of its own all the same
         if "OMP_NUM_THREADS" not in os.environ:
-            found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // launch.spec.layout.get("t", 1)))
+            found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // _ranks_here(launch.spec)))
+    if launch.spec.part is not None:
+        found["VLLM_HOST_IP"] = launch.spec.part.host  # where its queues listen for the other hosts
     return found
+
+
+def _listening(launch: Launch) -> dict[str, str | None]:
+    """Return which model it serves and where; a part that does not lead is told the model before its arguments."""
+    part = launch.spec.part
+    if part is not None and not part.leads:
+        return {}
+    return {"--model": launch.spec.model_path, "--host": "127.0.0.1", "--port": str(launch.port)}
+
+
+def _hosts(spec: InferenceSpec) -> dict[str, str | None]:
+    if spec.part is None:
+        return {}
+    leader = urlsplit(spec.part.leader)
+    return {
+        "--distributed-executor-backend": "mp",
+        "--nnodes": str(spec.part.num_hosts),
+        "--node-rank": str(spec.part.rank),
+        "--master-addr": str(leader.hostname),
+        "--master-port": str(leader.port),
+    }
+
+
+def _ranks_here(spec: InferenceSpec) -> int:
+    return spec.layout.get("t", 1) // (spec.part.num_hosts if spec.part else 1)
 
 
 def _compilers_of_cann(environ: Mapping[str, str]) -> str:
