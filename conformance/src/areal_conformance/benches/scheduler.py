@@ -40,7 +40,7 @@ class SchedulerBench(Bench):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._before: frozenset[int] = frozenset()
+        self._kept: frozenset[int] = frozenset()
         self._resident: tuple[Scheduler, Worker] | None = None
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -55,12 +55,16 @@ class SchedulerBench(Bench):
         if not passed:
             await self._dismiss()
         spawned, self._spawned = self._spawned, set()
-        for pid in (self.processes() - self._resident_pids()) | set(filter(alive, spawned)):
+        for pid in (self.processes() - self._resident_pids() - self._kept) | set(filter(alive, spawned)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     async def aclose(self) -> None:
         """End the worker kept between checks."""
+        await self._dismiss()
+
+    async def alone(self) -> None:
+        """End the worker kept between checks, and so whatever its scheduler shares with others of this process."""
         await self._dismiss()
 
     def job(self, role: str = "probe", num_workers: int = 1, **fields: Any) -> Job:
@@ -95,6 +99,7 @@ class SchedulerBench(Bench):
     async def worker(self) -> Worker:
         """Return a started worker that other checks use too: leave it as it was."""
         if self._resident is None:
+            before = self.processes()
             scheduler: Scheduler = self.build(**self.options(log_dir=str(self.shared_folder / "logs")))
             try:
                 (worker,) = await self.start(scheduler, self.job("resident"))
@@ -103,6 +108,7 @@ class SchedulerBench(Bench):
                     await scheduler.close()
                 raise
             self._resident = (scheduler, worker)
+            self._kept = frozenset(self.processes() - before)  # a cluster of its own, say, not only workers
         return self._resident[1]
 
     def doing(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -182,7 +188,7 @@ class SchedulerBench(Bench):
         return pids | {child for pid in pids for child in descendants(pid)}
 
     async def _dismiss(self) -> None:
-        resident, self._resident = self._resident, None
+        resident, self._resident, self._kept = self._resident, None, frozenset()
         if resident is not None:
             with contextlib.suppress(Exception):  # checks of close judge how it closes
                 await asyncio.wait_for(resident[0].close(), SOON_S)

@@ -11,4 +11,15 @@ from areal_core.plugins.hooks import Command, hookimpl
 @hookimpl
 def areal_cli_commands() -> list[Command]:
     """Add the commands of runs on many machines."""
-    return []
+    return [
+        Command(
+            name="kube",
+            target="areal_ray.kube.command:kube_command",
+            help="Print the manifest that runs a yaml file on Kubernetes, with KubeRay.",
+        ),
+        Command(
+            name="slurm",
+            target="areal_ray.slurm.command:slurm_command",
+            help="Run a yaml file as a job of Slurm: a Ray cluster on its nodes, and the run on it.",
+        ),
+    ]

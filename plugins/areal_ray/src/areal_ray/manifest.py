@@ -9,10 +9,10 @@ RAY = Manifest(
     role="scheduler",
     name="ray",
     contract=(1, 1),
-    factory="areal_ray.scheduler:RayScheduler",
+    factory="areal_ray.ray_scheduler:RayScheduler",
     config="areal_ray.config:RayConfig",
     devices=("cpu", "cuda", "npu", "xpu"),
-    requires=("ray>=2.55",),
+    requires=("ray>=2.60",),
     extra="engine",
     summary="worker processes on the machines of a Ray cluster",
     claims={
@@ -24,4 +24,5 @@ RAY = Manifest(
         "together.host": full(),
         "together.devices": full(),
     },
+    conformance="areal_ray.conformance:ADAPTER",
 )

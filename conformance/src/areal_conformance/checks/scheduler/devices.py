@@ -28,6 +28,7 @@ _DEVICES = Together(role="first", share=Share.DEVICES)
 async def exclusive(bench: SchedulerBench) -> None:
     """No device has two owners; a device is free again once its job is cancelled, and not before."""
     kind = kind_of(bench)
+    await bench.alone()
     with seeing(kind, "3,5,7"):
         async with bench.scheduler() as scheduler:
             first = await bench.start(scheduler, device_job(bench, kind, "first", num_workers=2))
@@ -56,6 +57,7 @@ async def exclusive(bench: SchedulerBench) -> None:
 async def absent(bench: SchedulerBench) -> None:
     """A job that wants more devices than there are is refused with the numbers, and nothing is started."""
     kind = kind_of(bench)
+    await bench.alone()
     with seeing(kind, "3,5"):
         async with bench.scheduler() as scheduler:
             before = bench.processes()
@@ -72,6 +74,7 @@ async def none_on_cpu(bench: SchedulerBench) -> None:
     kind = next(iter(_confinable(bench).values()), None)
     if kind is None:
         raise Inconclusive("no kind of accelerator is known here that a process can be confined to")
+    await bench.alone()
     with seeing(kind, "3,5"):
         async with bench.scheduler() as scheduler:
             (worker,) = await bench.start(scheduler, bench.job("plain", devices_per_worker=9))
@@ -150,6 +153,7 @@ async def host(bench: SchedulerBench) -> None:
 async def devices(bench: SchedulerBench) -> None:
     """Guests own the devices of the other role, in rank order and none twice; everybody else gets other ones."""
     kind = kind_of(bench)
+    await bench.alone()
     with seeing(kind, "3,5,7"):
         async with bench.scheduler() as scheduler:
             first = await bench.start(scheduler, device_job(bench, kind, "first", num_workers=2))

@@ -44,7 +44,7 @@ async def cancel_ends(bench: SchedulerBench) -> None:
         await bench.gone(family, "children of workers after cancel", SOON_S)
         expect(tuple(scheduler.poll("one")) == (), f"poll after cancel tells {scheduler.poll('one')}")
         expect((await ask(kept, "echo", value=5))["value"] == 5, "cancel of one role hurt another")
-        expect(children[2] in bench.processes(), "cancel of one role ended what another role's worker started")
+        expect(alive(children[2]), "cancel of one role ended what another role's worker started")
         await bench.soon(scheduler.cancel("one"), "a second cancel")
         await bench.soon(scheduler.cancel("never there"), "cancel of an unknown role")
         await bench.soon(asyncio.gather(scheduler.cancel("two"), scheduler.cancel("two")), "two cancels at once")
@@ -87,7 +87,7 @@ async def cancel_in_any_state(bench: SchedulerBench) -> None:
             await bench.gone(pids, "after cancel")
             await bench.gone(children, "children of workers after cancel", SOON_S)
         finally:
-            if pids[1] in bench.processes():
+            if alive(pids[1]):
                 stop.heal()
         await bench.raised(BaseException, busy, "a call of a worker that was cancelled")
 

@@ -1,0 +1,198 @@
+"""This process's link to Ray: joined, or started for a run, by whoever comes first, and left by whoever goes last.
+
+A process has one such link at most; that is Ray's own rule. One that the user made before (a notebook, a job that
+called `ray.init`) is used as it is and left alone.
+
+Knows: addresses, Ray's token, the folder of a Ray of one's own.
+Does not know: jobs or workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import ray
+from ray._private import ray_constants
+from ray.exceptions import RayError
+
+from areal_core.contract.errors import ConfigError, ResourceError
+from areal_core.plugins.devices import accelerators
+from areal_core.plugins.registry import default_registry
+
+LOCAL = "local"
+_STORE_BYTES = 1 << 30
+"""Of a Ray of one's own, for messages on their way."""
+_STARTING = {
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""For a Ray of one's own. It asks for a token by itself, which a process can have one of; no file knows this one.
+Without clusters, as on Windows and macOS, it listens on loopback only."""
+
+
+class Cluster:
+    """The link; `leave` gives it up."""
+
+    def __init__(self, address: str, *, own: bool) -> None:
+        self.address, self.own = address, own
+        self._left = False
+
+    def leave(self) -> None:
+        """Give it up; the last one ends what was started. Blocks for a second or two. Idempotent."""
+        if not self._left:
+            self._left = True
+            _LINK.leave()
+
+
+async def join(address: str, timeout_s: float) -> Cluster:
+    """Join the cluster at an address, or start one here; see `RayConfig.address`.
+
+    Raises:
+        ResourceError: nobody answers there within the time, or Ray cannot be started.
+        ConfigError: this process is linked to another cluster.
+    """
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(_LINK.join, address), timeout_s)
+    except TimeoutError:
+        raise _unreachable(address, f"no answer within {timeout_s:g} s") from None
+
+
+class _Link:
+    """What all schedulers of this process share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._address = ""
+        self._own_folder: Path | None = None
+        self._theirs = False  # made by the user before, and not ours to end
+
+    def join(self, address: str) -> Cluster:
+        with self._lock:
+            if self._users and address not in ("", self._address, LOCAL if self._own_folder else ""):
+                raise ConfigError(
+                    f"this process cannot join the Ray cluster at {address!r}",
+                    why=f"it is linked to the one at {self._address!r}, and Ray allows one link",
+                    fix="use one cluster for all runs of a process",
+                )
+            if not self._users:
+                self._theirs = ray.is_initialized()
+                self._address = self._open(address)
+            self._users += 1
+            return Cluster(self._address, own=self._own_folder is not None)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users or self._theirs:
+                return
+            ray.shutdown()
+            folder, self._own_folder = self._own_folder, None
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _open(self, address: str) -> str:
+        if self._theirs:
+            return str(ray.get_runtime_context().gcs_address)
+        address = address or os.environ.get("RAY_ADDRESS", "") or "auto"
+        if address != LOCAL:
+            try:
+                _initialize(address=address)
+            except ConnectionError as error:
+                if address != "auto":
+                    raise _unreachable(address, str(error)) from error
+            except (RuntimeError, RayError) as error:
+                raise _refused(address, error) from error
+            else:
+                return str(ray.get_runtime_context().gcs_address)
+        return self._start()
+
+    def _start(self) -> str:
+        self._own_folder = Path(tempfile.mkdtemp(prefix="areal-ray-", dir="/tmp"))  # Ray's sockets need a short path
+        try:
+            with _variables(_STARTING), _on_loopback():
+                _initialize(
+                    address=LOCAL,
+                    include_dashboard=False,
+                    **_devices(),
+                    object_store_memory=_STORE_BYTES,
+                    _temp_dir=str(self._own_folder),
+                )
+        except Exception as error:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+            self._own_folder = None
+            raise ResourceError("Ray could not be started on this machine", why=str(error)) from error
+        return LOCAL
+
+
+def _initialize(**options: object) -> None:
+    notices = logging.getLogger("ray")
+    level = notices.level
+    notices.setLevel(logging.ERROR)  # it tells that it runs in a thread, and that it asks for tokens
+    try:
+        ray.init(log_to_driver=False, configure_logging=False, **options)  # type: ignore[arg-type]  # Ray's own
+    finally:
+        notices.setLevel(level)
+
+
+def _devices() -> dict[str, object]:
+    """Return how many of each accelerator this machine gives out, by Ray's names; its own guesses know fewer kinds."""
+    counts = {device.resource: len(device.visible(os.environ)) for device in accelerators(default_registry())}
+    gpus = counts.pop("GPU", 0)
+    return {"num_gpus": gpus, "resources": {name: count for name, count in counts.items() if name and count}}
+
+
+@contextlib.contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Set variables while Ray's processes start: they, and this one, have read them then."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have this process, which read Ray's variables when it imported it, keep to loopback too."""
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _unreachable(address: str, why: str) -> ResourceError:
+    return ResourceError(
+        f"no Ray cluster answers at {address!r}",
+        why=why,
+        fix="check scheduler.options.address and RAY_AUTH_TOKEN, or start one there: ray start --head; "
+        "`scheduler.options.address=local` starts one for this run",
+    )
+
+
+def _refused(address: str, error: Exception) -> ResourceError:
+    return ResourceError(
+        f"the Ray cluster at {address!r} cannot be used",
+        why=str(error),
+        fix="install the same versions of Ray and Python here as there",
+    )
+
+
+_LINK = _Link()

@@ -1,0 +1,318 @@
+"""Workers on the machines of a Ray cluster: all of a job or none, no device twice, nothing left behind.
+
+Knows: gangs, placement groups, who shares devices with whom, and which worker died or fell silent.
+Does not know: what workers compute, how their processes start (`relay`), or what the run does when one is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import ray
+from attrs import define, field
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from areal_core.contract.clock import Clock, SystemClock
+from areal_core.contract.device import CPU
+from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
+from areal_core.contract.scheduler import Job, Share, Worker, WorkerStatus
+from areal_core.plugins.claims import refuse_unclaimed
+from areal_core.plugins.devices import device_named
+from areal_core.plugins.registry import default_registry
+from areal_local.scheduler.process import log_tail
+from areal_local.scheduler.stalls import StallWatch
+from areal_ray.cluster import Cluster, join
+from areal_ray.config import RayConfig
+from areal_ray.manifest import RAY
+from areal_ray.placement import NODE_LABEL, Machine, Wish, described, machines_of, shortage, wish, wish_of_guests
+from areal_ray.ray_worker import RayWorker
+from areal_ray.relay import Relay, carried
+from areal_worker.service import HOSTS
+
+LOOK_S = 0.1
+_PLACING_S = 0.02
+_SKEW_S = 5.0
+_JOIN_S = 60.0
+_LOOPBACK = "127.0.0.1"
+
+logger = logging.getLogger(__name__)
+
+
+@define
+class _Gang:
+    """The workers of one job, and what Ray keeps for them."""
+
+    job: Job
+    group: PlacementGroup | None = None
+    workers: list[RayWorker] = field(factory=list)
+    shared: list[tuple[str, tuple[str, ...]]] = field(factory=list)
+    """Of each worker that owns no devices but shares some: their machine and their ids."""
+
+
+class RayScheduler:
+    """Satisfies `contract.Scheduler`. Made and used in one event loop.
+
+    It joins the cluster with its first job. Every worker ends when the controller does, however it ends: Ray ends the
+    relays of a driver that is gone, and a worker's watchdog sees its relay go.
+    """
+
+    manifest = RAY
+    """What `submit` refuses to go beyond."""
+
+    def __init__(self, config: RayConfig | None = None, *, clock: Clock | None = None) -> None:
+        """Start nothing yet.
+
+        Args:
+            clock: times the watch over runs that do not move.
+        """
+        self.config = config or RayConfig()
+        self._clock = clock or SystemClock()
+        self._gangs: dict[str, _Gang] = {}
+        self._cluster: Cluster | None = None
+        self._joining = asyncio.Lock()
+        self._stalls = StallWatch(self.config, self._running)
+        self._watch: asyncio.Task[None] | None = None
+        self._skewed: set[str] = set()
+
+    async def submit(self, job: Job) -> Sequence[Worker]:
+        """Start every worker of a job, or none; see `contract.Scheduler.submit`."""
+        self._check(job)
+        gang = self._gangs[job.role] = _Gang(job)
+        try:
+            async with self._joining:
+                cluster = self._cluster = self._cluster or await join(self.config.address, _JOIN_S)
+            await self._place(gang, cluster)
+            await self._begin(gang)
+        except BaseException:
+            await asyncio.shield(self.cancel(job.role))
+            raise
+        for worker in gang.workers if job.engine_role == "train" else ():
+            worker.client.on_late = partial(self._stalls.late, worker)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_run(), name="areal-run-watch")
+        return tuple(worker.client for worker in gang.workers)
+
+    def poll(self, role: str) -> Sequence[WorkerStatus]:
+        """Return the state of each worker of a role, in rank order; nothing for a role that does not run."""
+        gang = self._gangs.get(role)
+        training = gang is not None and gang.job.engine_role == "train"
+        if (stalled := self._stalls.error) and self._stalls.ends(gang.workers if gang else (), training=training):
+            raise type(stalled)(stalled.what, why=stalled.why, fix=stalled.fix)
+        return () if gang is None else tuple(worker.status() for worker in gang.workers)
+
+    async def cancel(self, role: str) -> None:
+        """End every worker of a role and wait until they are gone. Idempotent."""
+        gang = self._gangs.get(role)
+        if gang is None:
+            return
+        await asyncio.gather(*(worker.end(self.config.stop_timeout_s) for worker in gang.workers))
+        group, gang.group = gang.group, None
+        if group is not None:
+            await asyncio.to_thread(remove_placement_group, group)
+        if self._gangs.get(role) is gang:
+            del self._gangs[role]
+
+    async def close(self) -> None:
+        """Cancel everything, and leave the cluster; one that was started for this run ends. Idempotent."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait((watch,))
+        try:
+            await asyncio.gather(*(self.cancel(role) for role in tuple(self._gangs)))
+        finally:
+            cluster, self._cluster = self._cluster, None
+            if cluster is not None:
+                await asyncio.to_thread(cluster.leave)
+
+    def _check(self, job: Job) -> None:
+        refuse_unclaimed(job, self.manifest)
+        if job.role in self._gangs:
+            raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first, or choose another name")
+        if job.engine_role not in HOSTS:
+            raise ConfigError(
+                f"no worker hosts {job.engine_role!r} engines", why=f"these are hosted: {', '.join(HOSTS)}"
+            )
+        if job.num_workers < 1:
+            raise ConfigError(f"role {job.role!r} asks for {job.num_workers} workers", fix="ask for at least one")
+        if job.together_with is not None and job.together_with.role not in self._gangs:
+            beside = job.together_with.role
+            raise ConfigError(
+                f"role {job.role!r} is placed together with {beside!r}, which is not running",
+                fix=f"submit {beside!r} first",
+            )
+
+    async def _place(self, gang: _Gang, cluster: Cluster) -> None:
+        """Have Ray keep room for the gang, and make its workers' relays there."""
+        job, machines = gang.job, await _machines()
+        gang.shared = self._shared(job)
+        if gang.shared:
+            wanted = wish_of_guests(job, [node for node, _ in gang.shared], count_cpus=not cluster.own)
+        else:
+            device = device_named(default_registry(), job.device)
+            wanted = wish(job, device, machines, self._beside(job), count_cpus=not cluster.own)
+        gang.group = await self._room(job, wanted, machines)
+        nodes = placement_group_table(gang.group)["bundles_to_node_id"]
+        bundles = wanted.bundle_of or sorted(range(job.num_workers), key=lambda bundle: (nodes[bundle], bundle))
+        addresses = {each.id: _LOOPBACK if cluster.own else each.address for each in await _machines()}
+        folder = self._log_folder()
+        for rank, bundle in enumerate(bundles):
+            relay = ray.remote(Relay).options(**_asked(wanted, gang.group, bundle)).remote()
+            gang.workers.append(RayWorker(job, rank, relay, addresses[nodes[bundle]], nodes[bundle], folder))
+
+    async def _room(self, job: Job, wanted: Wish, machines: Sequence[Machine]) -> PlacementGroup:
+        """Return a placement group that has its place.
+
+        Raises:
+            ResourceError: the machines have no room, within the time.
+        """
+        lacking = shortage(wanted, machines)
+        if lacking and not self.config.wait_for_machines_s:
+            raise _no_room(job, lacking, "no machine there could hold it")
+        limit_s = max(self.config.room_timeout_s, self.config.wait_for_machines_s)
+        group: PlacementGroup = placement_group(
+            [dict(bundle) for bundle in wanted.bundles],
+            strategy=wanted.strategy,
+            bundle_label_selector=[{NODE_LABEL: f"in({','.join(ids)})"} if ids else {} for ids in wanted.machines],
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                while placement_group_table(group)["state"] != "CREATED":  # noqa: ASYNC110  # Ray tells who asks
+                    await asyncio.sleep(_PLACING_S)
+        except BaseException as error:
+            remove_placement_group(group)
+            if isinstance(error, TimeoutError):
+                why = f"nothing became free within {limit_s:g} s"
+                raise _no_room(job, described(wanted, machines), why) from None
+            raise
+        return group
+
+    async def _begin(self, gang: _Gang) -> None:
+        shared = [devices for _, devices in gang.shared] or [()] * len(gang.workers)
+        variables = carried(os.environ)
+        tasks = [
+            asyncio.create_task(
+                worker.begin(shared[rank], variables, heartbeat_timeout_s=self.config.heartbeat_timeout_s)
+            )
+            for rank, worker in enumerate(gang.workers)
+        ]
+        timeout_s = self.config.start_timeout_s
+        try:
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            late = [worker for worker, task in zip(gang.workers, tasks, strict=True) if not task.done()]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if late:
+            status = late[0].status()
+            raise WorkerTimeout(
+                f"{', '.join(worker.id for worker in late)} did not start within {timeout_s:g} s",
+                why="\n".join(log_tail(Path(status.log_path))) or "nothing was written to its log",
+                fix=f"read {status.log_path}, or raise scheduler.start_timeout_s",
+            )
+        for worker in gang.workers:
+            self._tell_skew(worker)
+
+    def _log_folder(self) -> Path:
+        folder = Path(self.config.log_dir).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StorageError(f"the log folder {folder} cannot be made", why=str(exc)) from exc
+        return folder
+
+    def _beside(self, job: Job) -> list[str]:
+        """Return the ids of the machines a job has to share with another role; none for any."""
+        if job.together_with is None:
+            return []
+        return list(dict.fromkeys(worker.node for worker in self._gangs[job.together_with.role].workers))
+
+    def _shared(self, job: Job) -> list[tuple[str, tuple[str, ...]]]:
+        """Return, for each worker that shares devices of another role, their machine and ids; nothing if none does.
+
+        Raises:
+            ResourceError: too few of them are without a guest.
+        """
+        beside = job.together_with
+        if beside is None or beside.share is Share.HOST or job.device == CPU:
+            return []
+        owner = self._gangs[beside.role]
+        if owner.job.device != job.device:
+            raise ResourceError(
+                f"role {job.role!r} cannot share the devices of {beside.role!r}",
+                why=f"it runs on {job.device}, the other on {owner.job.device}",
+            )
+        guests = {
+            (worker.node, device)
+            for gang in self._gangs.values()
+            if gang.job is not job and gang.job.together_with == beside
+            for worker in gang.workers
+            for device in worker.devices
+        }
+        free = [(each.node, device) for each in owner.workers for device in each.devices]
+        free = [pair for pair in free if pair not in guests]
+        each = job.devices_per_worker
+        parts = [free[start : start + each] for start in range(0, job.num_workers * each, each)]
+        if any(len(part) < each or len({node for node, _ in part}) > 1 for part in parts):
+            raise ResourceError(
+                f"role {job.role!r} wants {job.num_workers} x {each} devices of {beside.role!r}, "
+                f"each lot of one machine; free are {len(free)} on {len({node for node, _ in free})} machines",
+                why="a device has one guest at most",
+                fix="use fewer ranks or replicas, or share the host only",
+            )
+        return [(part[0][0], tuple(device for _, device in part)) for part in parts]
+
+    def _running(self) -> list[RayWorker]:
+        return [worker for gang in self._gangs.values() for worker in gang.workers if worker.running]
+
+    async def _watch_run(self) -> None:
+        while True:
+            self._stalls.look(self._clock.now())
+            await self._clock.sleep(LOOK_S)
+
+    def _tell_skew(self, worker: RayWorker) -> None:
+        if abs(worker.clock_ahead_s) >= _SKEW_S and worker.host not in self._skewed:
+            self._skewed.add(worker.host)
+            logger.warning(
+                "the clock of host %s is %+.0f s from the controller's: times in its logs cannot be compared\n"
+                "  fix: run NTP on all machines",
+                worker.host,
+                worker.clock_ahead_s,
+            )
+
+
+async def _machines() -> list[Machine]:
+    return machines_of(await asyncio.to_thread(ray.nodes))
+
+
+def _asked(wanted: Wish, group: PlacementGroup, bundle: int) -> dict[str, object]:
+    """Return the options of an actor that takes one worker's share of a bundle."""
+    share = dict(wanted.share)
+    return {
+        "num_cpus": share.pop("CPU"),
+        "num_gpus": share.pop("GPU", 0),
+        "memory": int(share.pop("memory", 0)) or None,
+        "resources": share,
+        "max_restarts": 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+    }
+
+
+def _no_room(job: Job, lacking: str, why: str) -> ResourceError:
+    name = job.role.partition(".")[0]
+    return ResourceError(
+        f"the Ray cluster has no room for role {job.role!r}",
+        why=f"{lacking}; {why}",
+        fix=f"use fewer ranks or replicas, lower {name}.placement.memory_gib, end what holds the rest (ray status), or "
+        "set scheduler.options.wait_for_machines_s where machines join by themselves",
+    )

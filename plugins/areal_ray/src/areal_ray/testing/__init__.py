@@ -1,0 +1,1 @@
+"""Real clusters for tests, on one machine."""
