@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from areal_config.machine import Machine, described
 from areal_core.cli.main import main
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan, plan_here
+from areal_core.config.plan_text import describe_plan
 from areal_core.contract.errors import ConfigError, EngineMissing, PluginError, ResourceError
 from areal_core.plugins import extensions
 from areal_core.plugins.registry import Registry
@@ -86,6 +88,28 @@ def test_on_the_cpu_all_roles_share_the_memory(model: Path) -> None:
     assert Machine(devices={}, memory={"cpu": needed}).misfits(plan) == []
     assert Machine(devices={}, memory={"cpu": needed - 1}).misfits(plan)[0].startswith("all roles together: ")
     assert Machine(devices={}).misfits(plan) == []
+
+
+@pytest.mark.parametrize("device", ["cuda:1x80GB", "cpu:80GB"])
+def test_turns_are_refused_where_one_of_them_does_not_fit(model: Path, device: str) -> None:
+    """Each by itself, not both together; one that has devices of its own is only warned of."""
+    there = described(device, Registry(environ={}))
+    (kind,) = there.memory
+    own = ["rollout.backend=reference:d1", "actor.backend=fsdp:d1", "placement=shared", f"device={kind}"]
+    plan = planned(model, there, *own)
+    training, generating = (plan.role(name).memory_per_worker for name in ("actor", "rollout"))
+
+    assert training > generating
+    assert f"training {training / 1024:.3g} KiB + activations" in describe_plan(plan)
+    assert Machine(devices={}, memory={kind: training}).misfits(plan) == []
+    with pytest.raises(ResourceError, match="the turn of training needs"):
+        Machine(devices={}, memory={kind: training - 1}).misfits(plan)
+    frozen = planned(model, evolve(there, devices={"cuda": 2}), *own, "reference={backend: reference:d1}")
+    if kind == "cpu":
+        with pytest.raises(ResourceError, match="the turn of training needs"):
+            Machine(devices={}, memory={kind: training}).misfits(frozen)
+    else:
+        assert Machine(devices={}, memory={kind: training}).misfits(frozen) == []
 
 
 def test_the_command_plans_for_another_machine(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

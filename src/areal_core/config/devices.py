@@ -65,7 +65,7 @@ def check_enough(wanted: Mapping[str, int], device: str, devices: Mapping[str, i
         raise ResourceError(
             f"the run needs {total} {device} devices, {devices[device]} are here",
             why=f"{', '.join(f'{role} {count}' for role, count in wanted.items())}; every rank owns its device",
-            fix="make the layouts smaller, for example actor.backend=fsdp:d1",
+            fix="make the layouts smaller, for example actor.backend=fsdp:d1, or take turns: placement=shared",
         )
 
 

@@ -25,7 +25,7 @@ from areal_core.config.placement import check_placements
 from areal_core.config.role_checks import check_environment
 from areal_core.config.role_plan import RolePlan, plan_rollout_role, plan_train_role
 from areal_core.config.sampling import check_sampling
-from areal_core.config.schema import AUTO, RL, SHARED, Options, RunConfig
+from areal_core.config.schema import AUTO, RL, SEPARATE, SHARED, Options, RunConfig
 from areal_core.config.shared import by_turns
 from areal_core.config.weight_transport import TransportPlan, claims, plan_transports
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
@@ -115,7 +115,7 @@ def make_plan(
             why="they belong to another kind of run",
             fix="set kind (areal backends --role kind), or algorithm.objective.options, actor.options, rollout.options",
         )
-    config, turns = by_turns(config) if generating else (config, [])
+    config, turns = by_turns(config if generating else attrs.evolve(config, placement=SEPARATE))
     device = _device(config, registry, devices, infer=True)
     roles = _train_roles(config, registry, device)
     rollout = plan_rollout_role(config, registry, device, generating)

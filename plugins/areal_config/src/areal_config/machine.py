@@ -18,8 +18,10 @@ from attrs import Factory, frozen
 
 from areal_core.config.plan import Plan
 from areal_core.config.role_plan import RolePlan
+from areal_core.config.schema import SHARED
+from areal_core.config.shared import memory_of_turns, takes_turns
 from areal_core.contract.device import CPU
-from areal_core.contract.errors import ConfigError, StorageError
+from areal_core.contract.errors import ConfigError, ResourceError, StorageError
 from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.devices import count_visible, device_named
 from areal_core.plugins.registry import Registry
@@ -40,15 +42,23 @@ class Machine:
     """By default this machine's; that of its accelerators is not asked for: drivers tell it to whoever opens them."""
 
     def misfits(self, plan: Plan) -> list[str]:
-        """Return, as warnings, what is known not to fit: weights and optimizer states alone need more than there is."""
+        """Return, as warnings, what is known not to fit: weights and optimizer states alone need more than there is.
+
+        Raises:
+            ResourceError: trainers and fleet take turns, and one of the turns does not fit.
+        """
         needs: Counter[str] = Counter()
-        device = plan.roles[0].device
-        if device == CPU:
-            needs["all roles together"] = sum(role.num_workers * role.memory_per_worker for role in plan.roles)
-        else:
-            for role in plan.roles:
-                needs[_owner(role)] += role.memory_per_worker // role.devices_per_worker
+        device, roles = plan.roles[0].device, plan.roles
         have = self.memory.get(device)
+        if plan.config.placement == SHARED and plan.transports:
+            if have is not None:
+                _check_turns(plan, device, have)
+            roles = tuple(role for role in roles if not _in_turns(role))
+        if device == CPU:
+            needs["all roles together"] = sum(role.num_workers * role.memory_per_worker for role in roles)
+        else:
+            for role in roles:
+                needs[_owner(role)] += role.memory_per_worker // role.devices_per_worker
         if have is None:
             return []
         return [
@@ -106,6 +116,22 @@ def described(text: str, registry: Registry) -> Machine:
     kind, size = found["kind"], round(float(found["size"]) * _UNITS[found["unit"]])
     device_named(registry, kind)
     return Machine(devices={} if kind == CPU else {kind: int(found["count"] or 1)}, memory={kind: size})
+
+
+def _check_turns(plan: Plan, device: str, have: int) -> None:
+    where = "in all" if device == CPU else "on each device"
+    advice = ("take more ranks (actor.backend), or an adapter (actor.lora)", "take a smaller rollout.dtype, or more t")
+    for turn, need, fix in zip(("training", "generation"), memory_of_turns(plan.roles), advice, strict=True):
+        if need > have:
+            raise ResourceError(
+                f"the turn of {turn} needs {_gigabytes(need)} {where} and there are {_gigabytes(have)}",
+                why="weights and optimizer states alone, while the other side sleeps; activations or cache come on top",
+                fix=fix,
+            )
+
+
+def _in_turns(role: RolePlan) -> bool:
+    return role.engine_role == "infer" or takes_turns(role.role, role.placement.owner, role.device)
 
 
 def _owner(role: RolePlan) -> str:
