@@ -129,7 +129,12 @@ LEARNING = (
 TIME = (
     _Metrics(
         title="Seconds of a step",
-        names={"waiting for rollouts": "wait_s", "training": "train_s", "weight update": "sync_s"},
+        names={
+            "waiting for rollouts": "wait_s",
+            "training": "train_s",
+            "weight update": "sync_s",
+            "devices change hands": "turn_s",
+        },
         zero=True,
     ),
     _Metrics(title="Episodes waiting", names={"in flight": "in_flight", "buffered": "buffered"}, zero=True),

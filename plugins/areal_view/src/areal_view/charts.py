@@ -21,8 +21,9 @@ DOING = {
     "other": "#9aa0aa",
     "evaluates": "#b279a2",
     "generates": "#72b7b2",
+    "changes hands": "#9d755d",
 }
-"""What a part of a run does, and its colour. The style sheet's `d0` to `d5` are the same."""
+"""What a part of a run does, and its colour. The style sheet's `d0` to `d6` are the same."""
 
 
 def lines(values: Sequence[Spec], runs: Sequence[str], *, height: int = 180) -> Spec:

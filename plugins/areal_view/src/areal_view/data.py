@@ -43,6 +43,7 @@ FIRST = {
     "wait_s": "Waiting for episodes, s per step",
     "train_s": "Training, s per step",
     "sync_s": "Weight update, s per step",
+    "turn_s": "Devices changing hands, s per step",
 }
 """Charts of every page of curves, in this order; those a run does not measure are left out."""
 SMOOTH = {"none": 0.0, "some": 0.05, "much": 0.2}

@@ -35,7 +35,9 @@ FLEET_CLOCK = "infer_wall_s"
 _OF_FLEET = {"tokens_generated", "infer_busy_s"}
 EVALUATION = "eval_reward"
 """Taken from events, which know of the evaluation before the first step."""
-_PARTS = ("wait_s", "train_s", "sync_s")
+_PARTS = ("wait_s", "turn_s", "train_s", "sync_s")
+_COLUMNS = 8
+"""Numbers kept of the times of a step."""
 _MAX_TEXT = 600
 
 
@@ -52,12 +54,14 @@ class Told:
 class StepTimes:
     """When a step began, and what it spent its seconds on, in this order; then it was evaluated.
 
-    Example: StepTimes(step=7, start=1.7e9, wait_s=0.2, train_s=1.0, sync_s=0.1, other_s=0.0, eval_s=0.0)
+    Example: StepTimes(step=7, start=1.7e9, wait_s=0.2, turn_s=0.0, train_s=1.0, sync_s=0.1, other_s=0.0, eval_s=0.0)
     """
 
     step: int
     start: float
     wait_s: float
+    turn_s: float
+    """Devices that trainers and fleet share change hands, half of it after the training."""
     train_s: float
     sync_s: float
     other_s: float
@@ -70,22 +74,23 @@ class StepTimes:
         known = dict(numbers(record))
         if not {"step", "time", "seconds"} <= set(known):
             return None
-        wait_s, train_s, sync_s = (max(0.0, known.get(part, 0.0)) for part in _PARTS)
+        wait_s, turn_s, train_s, sync_s = (max(0.0, known.get(part, 0.0)) for part in _PARTS)
         eval_s, seconds = max(0.0, known.get("eval_s", 0.0)), max(0.0, known["seconds"])
         return cls(
             step=int(known["step"]),
             start=known["time"] - seconds - eval_s,
             wait_s=wait_s,
+            turn_s=turn_s,
             train_s=train_s,
             sync_s=sync_s,
-            other_s=max(0.0, seconds - wait_s - train_s - sync_s),
+            other_s=max(0.0, seconds - wait_s - turn_s - train_s - sync_s),
             eval_s=eval_s,
         )
 
     @property
     def end(self) -> float:
         """Return when its line was written."""
-        return self.start + self.wait_s + self.train_s + self.sync_s + self.other_s + self.eval_s
+        return self.start + self.wait_s + self.turn_s + self.train_s + self.sync_s + self.other_s + self.eval_s
 
 
 @frozen(kw_only=True)
@@ -171,12 +176,13 @@ class RunState:
 
     def _all_steps(self) -> Iterator[StepTimes]:
         columns = iter(self._times)
-        while row := tuple(islice(columns, 7)):
-            step, start, wait_s, train_s, sync_s, other_s, eval_s = row
+        while row := tuple(islice(columns, _COLUMNS)):
+            step, start, wait_s, turn_s, train_s, sync_s, other_s, eval_s = row
             yield StepTimes(
                 step=int(step),
                 start=start,
                 wait_s=wait_s,
+                turn_s=turn_s,
                 train_s=train_s,
                 sync_s=sync_s,
                 other_s=other_s,
@@ -192,11 +198,10 @@ class RunState:
         self._curves.add(step, plain)
         times = StepTimes.of(record)
         if times is not None:
-            self._times.extend(
-                (step, times.start, times.wait_s, times.train_s, times.sync_s, times.other_s, times.eval_s)
-            )
-            if len(self._times) > 2 * 7 * MAX_STEPS:
-                del self._times[: 7 * MAX_STEPS]
+            parts = (times.wait_s, times.turn_s, times.train_s, times.sync_s, times.other_s, times.eval_s)
+            self._times.extend((step, times.start, *parts))
+            if len(self._times) > 2 * _COLUMNS * MAX_STEPS:
+                del self._times[: _COLUMNS * MAX_STEPS]
 
     def _event(self, record: Record) -> None:
         kind, known = str(record.get("kind", ""))[:100], dict(numbers(record))

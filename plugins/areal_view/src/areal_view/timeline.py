@@ -55,6 +55,7 @@ def of_step(step: StepTimes) -> Iterator[Span]:
     at, name = step.start, f"step {step.step}"
     for lane, doing, seconds in (
         (TRAINER, "waits for episodes", step.wait_s),
+        (CONTROLLER, "changes hands", step.turn_s),
         (TRAINER, "trains", step.train_s),
         (TRAINER, "updates weights", step.sync_s),
         (CONTROLLER, "other", step.other_s),

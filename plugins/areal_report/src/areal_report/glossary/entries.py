@@ -62,6 +62,16 @@ METRICS: tuple[Metric, ...] = (
         source="controller",
     ),
     Metric(
+        names=("turn_s", "turn/<stage>_s"),
+        section="The step",
+        unit="s",
+        meaning="with `placement: shared`, how long devices took to change hands, and each stage of it: `sleep` of the "
+        "fleet, `onload` of the trainers, `offload`, `wake`; not part of `sync_s`",
+        source="controller",
+        healthy="small beside `wait_s` and `train_s`",
+        act="more prompts in a step (rollout.prompts_per_step), so that hands change less often",
+    ),
+    Metric(
         names=("reward",),
         section="The step",
         meaning="mean over episodes of the mean reward of their trajectories",
