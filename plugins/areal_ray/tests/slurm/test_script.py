@@ -76,14 +76,20 @@ def test_shellcheck_finds_nothing_in_the_script(run: RunElsewhere) -> None:
 
 def test_pyxis_gets_its_options_and_programs_of_the_image_are_taken(run: RunElsewhere) -> None:
     """Folders of the run are mounted, and the PATH is the image's."""
-    request = Request(nodes=2, container_image="site/areal:1", container_options=("--container-writable",))
+    options = ("--container-writable", "--container-mounts=/data:/data")
+    request = Request(nodes=2, container_image="site/areal:1", container_options=options)
 
     words = said(batch_script(run, request, SPELL, goes_on=False))
 
+    here = Path.cwd()
     assert words[2] == ""
-    assert words[3:7][1] == "--container-image=site/areal:1"
-    assert f"--container-mounts=/tmp:/tmp,{Path.cwd()}:{Path.cwd()},/shared/run:/shared/run" in words
-    assert "--container-writable" in words
+    assert words[3 : words.index("--", 4)] == [
+        "--",
+        "--container-image=site/areal:1",
+        f"--container-mounts=/tmp:/tmp,{here}:{here},/shared/run:/shared/run,/data:/data",
+        f"--container-workdir={here}",
+        "--container-writable",
+    ]
 
 
 def test_what_was_asked_for_stands_in_the_lines_that_sbatch_reads(run: RunElsewhere) -> None:

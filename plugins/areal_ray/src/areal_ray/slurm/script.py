@@ -16,6 +16,7 @@ from pathlib import Path
 from areal_ray.elsewhere import RunElsewhere
 from areal_ray.slurm.request import Request
 
+_MOUNTS = "--container-mounts="
 _PLACE = re.compile(r"@([A-Z_]+)@")
 
 
@@ -56,13 +57,13 @@ def _step(run: RunElsewhere, request: Request) -> list[str]:
     """Return the options by which srun starts containers, with pyxis."""
     if not request.container_image:
         return []
-    here, folder = Path.cwd(), run.folder.root
-    mounts = ",".join(f"{path}:{path}" for path in dict.fromkeys(("/tmp", str(here), str(folder))))
+    mounts = [f"{path}:{path}" for path in _shared(run)]
+    mounts += [each.removeprefix(_MOUNTS) for each in request.container_options if each.startswith(_MOUNTS)]
     return [
         f"--container-image={request.container_image}",
-        f"--container-mounts={mounts}",
-        f"--container-workdir={here}",
-        *request.container_options,
+        f"{_MOUNTS}{','.join(mounts)}",
+        f"--container-workdir={Path.cwd()}",
+        *(each for each in request.container_options if not each.startswith(_MOUNTS)),
     ]
 
 
@@ -70,7 +71,20 @@ def _inside(run: RunElsewhere, request: Request) -> list[str]:
     """Return what starts a command in a container, with apptainer."""
     if not request.apptainer:
         return []
-    here, folder = Path.cwd(), run.folder.root
-    bound = [word for path in dict.fromkeys(("/tmp", str(here), str(folder))) for word in ("--bind", path)]
+    bound = [word for path in _shared(run) for word in ("--bind", path)]
     drivers = ["--nv"] if run.device == "cuda" else []
-    return ["apptainer", "exec", *bound, "--pwd", str(here), *drivers, *request.container_options, request.apptainer]
+    return [
+        "apptainer",
+        "exec",
+        *bound,
+        "--pwd",
+        str(Path.cwd()),
+        *drivers,
+        *request.container_options,
+        request.apptainer,
+    ]
+
+
+def _shared(run: RunElsewhere) -> tuple[str, ...]:
+    """Return the folders that containers of a node share: Ray's, that of the job, that of the run."""
+    return tuple(dict.fromkeys(("/tmp", str(Path.cwd()), str(run.folder.root))))
