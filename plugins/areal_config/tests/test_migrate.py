@@ -146,6 +146,18 @@ def test_defaults_that_differ_are_written_down() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mode", "placement"), [("sglang:d2|fsdp:d2", "shared"), ("vllm:d2+fsdp:d2|megatron[critic]:d2", "separate")]
+)
+def test_trainer_and_generator_on_the_same_devices_take_turns(mode: str, placement: str) -> None:
+    """Only these two: who else shares devices is to be decided."""
+    old = {"actor": {"path": "m"}, "train_dataset": {"path": "d"}, "allocation_mode": mode}
+    migration = migrate(old)
+
+    assert load_config(base=migration.config).placement == placement
+    assert any("critic.placement.together_with" in text for text in migration.decide) is (placement == "separate")
+
+
+@pytest.mark.parametrize(
     ("text", "backends"),
     [
         ("fsdp:d4p1t1", ["fsdp:d4"]),

@@ -25,22 +25,28 @@ _TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 def convert_layouts(draft: Draft) -> None:
     """Convert where everything runs."""
+    before = ""
     for layout in parse_layouts(mode) if (mode := draft.take("allocation_mode")) else []:
-        _place(draft, layout)
+        role = _place(draft, layout)
+        if layout.shares and {role, before} == {"actor", "rollout"}:
+            draft.set("placement", "shared")
+        elif layout.shares:
+            draft.decide.append(
+                f"{role}.placement.together_with: it shared devices before, {{role: ROLE, share: devices}} says so"
+            )
+        before = role
     for theirs, ours in {"rollout": "rollout", **ROLES}.items():
         if backend := draft.take(f"{theirs}.backend"):
             _place(draft, parse_layouts(backend)[0], ours)
 
 
-def _place(draft: Draft, layout: Layout, role: str = "") -> None:
+def _place(draft: Draft, layout: Layout, role: str = "") -> str:
+    """Convert the backend of a role, and return which role it is."""
     role = role or ("rollout" if layout.generates else ROLES.get(layout.role, "actor"))
     draft.set(f"{role}.backend", layout.backend)
     if layout.expert_tensor > 1:
         draft.set(f"{role}.options.expert_tensor", layout.expert_tensor)
-    if layout.shares:
-        draft.decide.append(
-            f"{role}.placement.together_with: it shared devices before, {{role: ROLE, share: devices}} says so"
-        )
+    return role
 
 
 def convert_role(draft: Draft, theirs: str, steps: int | None) -> None:

@@ -69,7 +69,7 @@ NAMES: Names = {
     "vllm_importance_sampling_mode": to("algorithm.behaviour.level", "algorithm.behaviour.mode"),
     "vllm_importance_sampling_cap": to("algorithm.behaviour.upper"),
     "use_vllm": to("rollout.backend", note="vllm:d1"),
-    "vllm_mode": to("rollout.placement.together_with", note="colocate: {role: actor, share: devices}"),
+    "vllm_mode": to("placement", note="colocate is shared"),
     "vllm_server_base_url": to("rollout.options.url"),
     "vllm_gpu_memory_utilization": to("rollout.options.device_memory_share"),
     "vllm_tensor_parallel_size": to("rollout.backend", note="vllm:d1t2"),
