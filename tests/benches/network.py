@@ -25,17 +25,22 @@ class Unavailable(Exception):
 
 
 class Network:
-    """Hosts 0..n-1 at 10.232.0.1, 10.232.0.2, ..; `mbit_per_s` limits each link, in each direction. A context manager.
+    """Hosts 0..n-1 at 10.232.0.1, 10.232.0.2, .. A context manager.
+
+    Args:
+        num_hosts: how many.
+        mbit_per_s: what each link lets through, in each direction; None for no limit.
+        wired: whether to connect them; else somebody else does (`FaultySwitch`).
 
     Raises:
         Unavailable: on entering; there is no `ip`, or no right to use it.
     """
 
-    def __init__(self, num_hosts: int, *, mbit_per_s: float | None = None) -> None:
+    def __init__(self, num_hosts: int, *, mbit_per_s: float | None = None, wired: bool = True) -> None:
         self.switch = f"areal-{os.getpid()}-switch"
         self.names = [f"areal-{os.getpid()}-host{number}" for number in range(num_hosts)]
         self.addresses = [f"10.232.0.{number + 1}" for number in range(num_hosts)]
-        self._rate = mbit_per_s
+        self._rate, self._wired = mbit_per_s, wired
         self._made = ExitStack()
 
     def __enter__(self) -> Network:
@@ -46,7 +51,8 @@ class Network:
                 for name in (self.switch, *self.names):
                     ip("netns", "add", name)
                     self._made.callback(_remove, name)
-                self._connect()
+                if self._wired:
+                    self._connect()
                 self._made = self._made.pop_all()
         except subprocess.CalledProcessError as error:
             raise Unavailable(f"network namespaces cannot be made here: {error.stderr.strip()}") from error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -462,3 +464,51 @@ def test_an_npu_is_named_as_the_machine_does(number: int, seen: str, machine: st
     name = local_identity(npu(), number, {"ASCEND_RT_VISIBLE_DEVICES": seen})
 
     assert name == f"{socket.gethostname()}/{machine}"
+
+
+@pytest.mark.parametrize("fan_out", ["auto", "broadcast"])
+def test_every_receiver_gets_the_bytes_either_way(fan_out: str) -> None:
+    """Passed on from each to the next, or broadcast; over one group for all versions, told by the sender's cache."""
+    ends = [CollectiveTransport(CollectiveConfig(fan_out=fan_out, bucket_bytes=1000, timeout_s=20.0)) for _ in range(5)]
+    controller, sender, *receivers = ends
+    groups = set()
+    for version in (1, 2):
+        offer = controller.open(version)
+        own = controller.expect(offer, ("one", "two", "three"))
+        outcomes = at_once(
+            partial(send, sender, offer), *(partial(receive, *each) for each in zip(receivers, own, strict=True))
+        )
+        controller.release(offer)
+        assert outcomes[1:] == [FINGERPRINTS] * 3, outcomes
+        assert sender.cache._kept is not None
+        groups.add(sender.cache._kept.slot)
+    for end in ends:
+        end.close()
+
+    assert [slot.route for slot in groups] == [{"auto": "chain"}.get(fan_out, fan_out)]
+
+
+def test_a_receiver_that_stops_early_wakes_everybody_and_is_named(end: Ends) -> None:
+    """The one before it and the one behind; the sender hears what it said, not what its neighbours saw of it."""
+    controller, sender, *receivers = end(), end(), end(), end(), end()
+    offer = controller.open(1)
+    own = controller.expect(offer, ("one", "two", "three"))
+
+    def stop() -> None:
+        buckets = receivers[1].source(own[1]).buckets()
+        next(buckets)
+        buckets.close()
+
+    began = time.monotonic()
+    sent, first, _, last = at_once(
+        partial(send, sender, offer),
+        partial(receive, receivers[0], own[0]),
+        stop,
+        partial(receive, receivers[2], own[2]),
+    )
+
+    assert isinstance(sent, WeightSyncError)
+    assert re.search("two(:| left:) it closed its source before the end", str(sent)), sent
+    assert "one: " not in str(sent) and "three: " not in str(sent)
+    assert isinstance(first, WeightSyncError) and isinstance(last, WeightSyncError)
+    assert time.monotonic() - began < 10

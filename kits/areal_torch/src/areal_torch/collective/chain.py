@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -62,20 +62,26 @@ class Chain:
         pieces = [
             (next(self._tags), piece) for flat in flats if flat.numel() for piece in torch.split(flat, PIECE_BYTES)
         ]
-        # All at once, so that the rank before never has to ask whether it may send.
-        arriving = [self._group.recv([piece], self._rank - 1, tag) for tag, piece in pieces] if self._rank else []
+        arriving = []
+        if self._rank:
+            with self._naming(self._rank - 1, "sent nothing"):
+                # All at once, so that the rank before never has to ask whether it may send.
+                arriving = [self._group.recv([piece], self._rank - 1, tag) for tag, piece in pieces]
         self.settle()
         for number, (tag, piece) in enumerate(pieces):
             if self._rank:
-                self._wait(arriving[number], self._rank - 1, "sent nothing")
+                with self._naming(self._rank - 1, "sent nothing"):
+                    arriving[number].wait()
             if self._has_next:
-                self._leaving.append((self._group.send([piece], self._rank + 1, tag), piece))
+                with self._naming(self._rank + 1, "took nothing"):
+                    self._leaving.append((self._group.send([piece], self._rank + 1, tag), piece))
 
     def settle(self) -> None:
         """Wait until everything has left."""
         while self._leaving:
             work, _ = self._leaving.popleft()
-            self._wait(work, self._rank + 1, "took nothing")
+            with self._naming(self._rank + 1, "took nothing"):
+                work.wait()
 
     def hang_up(self) -> None:
         """Close every connection of this rank; whoever waits for it is woken, also in this process. Never raises.
@@ -90,12 +96,12 @@ class Chain:
                     self._group.recv([torch.empty(1, dtype=torch.uint8)], neighbour, _UNUSED_TAG).wait(_AT_ONCE)
         self._leaving.clear()
 
-    def _wait(self, work: Any, neighbour: int, late: str) -> None:  # Any: torch has no stub for its works
+    @contextmanager
+    def _naming(self, neighbour: int, late: str) -> Iterator[None]:
         try:
-            work.wait()
+            yield
         except RuntimeError as error:
-            timed_out = "Timed out" in str(error)
-            what = f"{late} for too long" if timed_out else CLOSED
+            what = f"{late} for too long" if "Timed out" in str(error) else CLOSED
             raise LinkBroken(f"{self._seats[neighbour]} {what}") from error
 
 

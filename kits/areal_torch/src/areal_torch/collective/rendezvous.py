@@ -5,7 +5,8 @@
     manifest   tensors, ties     sender
     ready/0..  ranks, device, .. receiver     it has read the manifest and takes part
     group      name, first ranks sender       everybody is there
-    finished   nothing           sender       everything was sent
+    arrived/.. nothing           receiver     it has everything
+    finished   nothing           sender       everybody has
     said/..    why it left       anyone       before the end
 
 Knows: keys, waits and their bound, and how one end's leaving wakes everybody who waits.
@@ -31,6 +32,8 @@ from torch.distributed import DistError
 from areal_core.contract.errors import StorageError, WeightSyncError
 from areal_core.contract.weights import Offer
 from areal_torch.collective.addresses import local_address
+from areal_torch.collective.chain import CLOSED
+from areal_torch.collective.patience import give_up_after
 from areal_torch.collective.signed_store import ForgedValue, SignedStore
 
 _SENDER = "sender"
@@ -94,7 +97,8 @@ class Store:
             return
         store, count = self._tickets.pop(ticket)
         store.set("open", str(_RELEASED))
-        keys = ["receivers", *_SENDER_KEYS, *(f"ready/{number}" for number in range(count))]
+        own = (f"{said}/{number}" for said in ("ready", "arrived") for number in range(count))
+        keys = ["receivers", *_SENDER_KEYS, *own]
         for key in keys:
             with suppress(ForgedValue):  # whoever waits there is told that
                 store.compare_set(key, "", json.dumps({"over": "the offer was released"}))
@@ -120,6 +124,7 @@ class Connections:
         if line is None:
             bound = timedelta(seconds=_CONNECT_S)
             line = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=bound)
+            give_up_after(timeout_s, address, port)
         line.set_timeout(timedelta(seconds=timeout_s))
         return line
 
@@ -151,6 +156,8 @@ class Rendezvous:
         with self._errors("reach the controller"):
             self.connection = connections.take(self.address, self.port, self.timeout_s)
         self.host = local_address(self.address, self.port)
+        self.num_receivers = 0
+        """Known once the group is told."""
         self._store = SignedStore(self.connection, self.ticket)
         self.check_open()
 
@@ -193,13 +200,13 @@ class Rendezvous:
             text = self._store.get(key).decode()
         return self._value(text)
 
-    def roll_call(self, names: Sequence[str]) -> list[Any]:  # Any: JSON
-        """Wait until every receiver is ready; return what each said.
+    def roll_call(self, names: Sequence[str], said: str) -> list[Any]:  # Any: JSON
+        """Wait until every receiver has `said` that it is "ready", or that all has "arrived"; return their words.
 
         Raises:
-            WeightSyncError: the transfer was given up, or the wait ended; names all who did not come.
+            WeightSyncError: one left, which is named, or the wait ended; names all who did not come.
         """
-        keys = [f"ready/{number}" for number in range(len(names))]
+        keys = [f"{said}/{number}" for number in range(len(names))]
         with suppress(DistError):
             self._store.wait(keys, timedelta(seconds=self.timeout_s))
         with self._errors("hear from the receivers"):
@@ -212,19 +219,22 @@ class Rendezvous:
                 why="it died, hangs, or was never called",
                 fix="read the logs of the workers named; they and the controller must reach each other",
             )
-        return [self.read(key, name) for key, name in zip(keys, names, strict=True)]
+        with self._errors("hear from the receivers"):
+            return [self._value(self._store.get(key).decode(), names) for key in keys]
 
     def leave(self, why: str) -> None:
         """Say why before the end, and wake whoever waits for this end. Never raises."""
-        over = json.dumps({"over": f"{self._name(self.me)} left: {why}"})
-        keys = _SENDER_KEYS if self.me == _SENDER else (f"ready/{self.me}",)
+        over = json.dumps({"over": why, "by": self.me})
+        # Who died says nothing any more, and whoever noticed says it for all.
+        every = [f"arrived/{number}" for number in range(self.num_receivers)]
+        keys = _SENDER_KEYS if self.me == _SENDER else (f"ready/{self.me}", *every)
         with suppress(DistError, RuntimeError):
             self._store.set(f"said/{self.me}", why)
             for key in keys:
                 self._store.compare_set(key, "", over)
 
     def blame(self, names: Sequence[str]) -> str:
-        """Tell who ended a transfer that broke: those who said why, or those who fell silent."""
+        """Tell who ended a transfer that broke: those who fell silent, or those who said more than that others left."""
         others = [_SENDER] if self.me != _SENDER else [str(number) for number in range(len(names))]
         keys = [f"said/{who}" for who in others]
         with suppress(DistError, RuntimeError):
@@ -232,6 +242,8 @@ class Rendezvous:
         try:
             heard = {who: self._store.check([key]) for who, key in zip(others, keys, strict=True)}
             silent = [self._name(who, names) for who, said in heard.items() if not said]
+            if silent and self.me != _SENDER:
+                return "the sender says nothing"  # perhaps it only did not notice yet
             if silent:
                 return f"{', '.join(silent)} died or hangs"
             told = [
@@ -241,17 +253,19 @@ class Rendezvous:
             return str(error)
         except (DistError, RuntimeError):
             return "the controller is gone"
-        return "; ".join(f"{name}: {why}" for name, why in told)
+        causes = [(name, why) for name, why in told if not why.endswith(CLOSED)] or told
+        return "; ".join(f"{name}: {why}" for name, why in causes)
 
     def _name(self, who: str, names: Sequence[str] = ()) -> str:
         if who == _SENDER:
             return "the sender"
         return names[int(who)] if names else f"receiver {who}"
 
-    def _value(self, text: str) -> Any:
+    def _value(self, text: str, names: Sequence[str] = ()) -> Any:
         told = json.loads(text)
         if "over" in told:
-            raise WeightSyncError(f"the transfer of version {self._version} was given up", why=told["over"])
+            why = f"{self._name(told['by'], names)} left: {told['over']}" if "by" in told else told["over"]
+            raise WeightSyncError(f"the transfer of version {self._version} was given up", why=why)
         return told["value"]
 
     @contextmanager

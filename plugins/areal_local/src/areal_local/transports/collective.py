@@ -123,7 +123,7 @@ class Broadcaster:
                 "tied": dict(manifest.tied),
             },
         )
-        self.group = self._form_group(self._rendezvous.roll_call(self._names))
+        self.group = self._form_group(self._rendezvous.roll_call(self._names, "ready"))
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Send whole tensors; return their bytes on the CPU. They may still be leaving, so those are a copy."""
@@ -140,11 +140,12 @@ class Broadcaster:
         return {name: whole.cpu() for name, whole in sent.items()}
 
     def seal(self) -> None:
-        """Tell the receivers that they have everything; keep the group."""
+        """Wait until every receiver has everything, and tell them so; keep the group."""
         assert self.group is not None
         with self._breaking():
             self.group.settle()
         self._rendezvous.check_open()
+        self._rendezvous.roll_call(self._names, "arrived")
         self._rendezvous.post("finished", {})
         self.cache.keep(self.group)
         self.group = None

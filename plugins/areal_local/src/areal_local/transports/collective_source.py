@@ -103,6 +103,7 @@ class CollectiveSource:
         self._rendezvous.post(f"ready/{me}", told)
         group = self._rendezvous.read("group", f"{_SENDER}: not every receiver has come, or it died")
         self._seats = tuple(group["seats"])
+        self._rendezvous.num_receivers = len(group["first"])
         return RankSlot(
             address=self._rendezvous.address,
             port=self._rendezvous.port,
@@ -117,8 +118,9 @@ class CollectiveSource:
         )
 
     def wait_finished(self) -> None:
-        """Wait until the sender has sent everything."""
+        """Tell that everything has arrived; wait until the sender knows it of everybody."""
         self._must_be_open()
+        self._rendezvous.post(f"arrived/{self._rendezvous.me}", {})
         self._rendezvous.read("finished", _SENDER)
         self.done = True
 
@@ -175,8 +177,8 @@ class CollectiveSource:
                     self._rendezvous.check_open()
                     yield bucket
                     self._must_be_open()
-            except BaseException:
-                self.close()  # which ends what is still being received
+            except BaseException as error:
+                self._end(error)  # and with it what is still being received
                 raise
 
     def _receive(self, group: BroadcastGroup, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
@@ -197,9 +199,13 @@ class CollectiveSource:
         if not self._open:
             raise WeightSyncError("the weight source was closed", why="an offer is good for one reading")
 
-    def _broken(self, error: RuntimeError) -> WeightSyncError:
-        self._why = str(error).splitlines()[0]
+    def _end(self, error: BaseException) -> None:
+        if isinstance(error, RuntimeError) and self._open:
+            self._why = str(error).splitlines()[0]
         self.close()
+
+    def _broken(self, error: RuntimeError) -> WeightSyncError:
+        self._end(error)
         return WeightSyncError(
             f"version {self._version} did not arrive whole",
             why=f"{self._rendezvous.blame(())} ({self._why})",
